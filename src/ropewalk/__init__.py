@@ -1,0 +1,34 @@
+"""ropewalk: rotary position embeddings, exact in every published variant."""
+
+from ropewalk.backends import explain_backends
+from ropewalk.errors import RopeError
+from ropewalk.rope import scaling
+from ropewalk.rope.config import RopeConfig, axes_from_sections
+from ropewalk.rope.frequencies import Frequencies, inverse_frequencies
+from ropewalk.rope.pairing import convert_pairing
+from ropewalk.rope.tables import text_positions
+from ropewalk.rotation.complex import apply_rotary_complex, freqs_cis
+from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
+from ropewalk.rotation.learned import LearnedFrequencies
+from ropewalk.rotation.rotate import rotate, rotate_qk
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Frequencies",
+    "LearnedFrequencies",
+    "RopeConfig",
+    "RopeError",
+    "RotaryEmbedding",
+    "apply_rotary_complex",
+    "apply_rotary_pos_emb",
+    "axes_from_sections",
+    "convert_pairing",
+    "explain_backends",
+    "freqs_cis",
+    "inverse_frequencies",
+    "rotate",
+    "rotate_qk",
+    "scaling",
+    "text_positions",
+]

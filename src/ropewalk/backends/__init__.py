@@ -1,0 +1,53 @@
+"""The only place that chooses how a rotation is computed: an ordered list, the first that can take the call."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from torch import Tensor
+
+from ropewalk.backends import reference
+from ropewalk.errors import RopeError, describe
+
+BACKENDS: tuple[ModuleType, ...] = (reference,)
+
+
+def choose(x: Tensor, backend: str | None = None) -> ModuleType:
+    """The backend for `x`: the named one, or the first of the list that can take it.
+
+    Raises `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
+    """
+    if backend is None:
+        return next(module for module in BACKENDS if not module.reasons_not_to(x))
+    for module in BACKENDS:
+        if module.name == backend:
+            reasons = module.reasons_not_to(x)
+            if reasons:
+                raise RopeError(
+                    f"rotate: backend {backend!r} cannot run here.",
+                    facts={"x": x, "because": "; ".join(reasons)},
+                    cure="Leave `backend` out to have one chosen.",
+                )
+            return module
+    raise RopeError(
+        f"rotate: there is no backend {backend!r}.",
+        facts={"backends": [module.name for module in BACKENDS]},
+        cure="Choose one of these, or leave `backend` out.",
+    )
+
+
+def explain_backends(x: Tensor) -> str:
+    """Which backend would rotate `x`, and why each other would not, one line each.
+
+    >>> import torch
+    >>> print(explain_backends(torch.zeros(1, 4, 2, 8)))
+    float32[1, 4, 2, 8]
+    reference: runs
+    """
+    lines, taken = [describe(x)], False
+    for module in BACKENDS:
+        reasons = module.reasons_not_to(x)
+        verdict = "; ".join(reasons) if reasons else ("could, but comes later in the list" if taken else "runs")
+        taken = taken or not reasons
+        lines.append(f"{module.name}: {verdict}")
+    return "\n".join(lines)

@@ -1,0 +1,45 @@
+"""The one exception, and how facts are written in its message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+class RopeError(ValueError):
+    """A rule was broken: the message says which, shows the facts, and gives the cure.
+
+    >>> raise RopeError("rotate: `x` must be floating point.", facts={"x": torch.zeros(2, 3).long()},
+    ...                 cure="Convert it first: x.float().")
+    Traceback (most recent call last):
+        ...
+    ropewalk.errors.RopeError: rotate: `x` must be floating point.
+      x  int64[2, 3]
+    Convert it first: x.float().
+    """
+
+    def __init__(self, rule: str, *, facts: Mapping[str, Any] | None = None, cure: str = "") -> None:
+        self.rule, self.facts, self.cure = rule, dict(facts or {}), cure
+        width = max((len(name) for name in self.facts), default=0)
+        lines = [f"  {name:<{width}}  {describe(value)}" for name, value in self.facts.items()]
+        super().__init__("\n".join([rule, *lines, *([cure] if cure else [])]))
+
+
+def describe(value: object) -> str:
+    """A value as an error shows it: tensors by dtype, shape and device, long values cut.
+
+    >>> describe(torch.zeros(2, 5, dtype=torch.bfloat16))
+    'bfloat16[2, 5]'
+    >>> describe("auto")
+    "'auto'"
+    """
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        where = "" if value.device.type == "cpu" else f" {value.device}"
+        return f"{dtype}{list(value.shape)}{where}"
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:190]}... ({len(text)} characters)"

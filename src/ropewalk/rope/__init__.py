@@ -1,0 +1,1 @@
+"""What is rotated by how much: configs, scaling rules, frequencies, tables, pairing."""

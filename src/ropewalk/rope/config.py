@@ -1,0 +1,218 @@
+"""RopeConfig: one frozen, hashable description of what is rotated by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from os import PathLike
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.scaling import DynamicNTK, Ladder, LongRoPE, Proportional, Scaling
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """What is rotated by how much: every published variant is one of these.
+
+    - `head_dim`: features of one head, even.
+    - `interleaved`: True pairs features (0,1), (2,3), ... as the paper, GPT-J and Meta's Llama do; False pairs
+      (i, i + rotary_dim/2) as GPT-NeoX and Hugging Face's Llama do. Never guessed.
+    - `theta`: the base; pair i turns by theta^(-2i/rotary_dim) radians per token.
+    - `rotary_dim`: how many leading features turn (the others pass through); None is head_dim.
+    - `scaling`: a rule of `ropewalk.scaling`, or None.
+    - `max_position_embeddings`: tokens, as the checkpoint's config says.
+    - `axes`: for each pair, the axis that it follows; None is one axis. See `axes_from_sections`.
+    - `axes_restart`: False shares one ladder of frequencies among the axes (M-RoPE); True gives each axis its own, from
+      the fastest (axial 2D and 3D).
+
+    Raises `RopeError` where the numbers do not fit. Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
+
+    >>> RopeConfig(head_dim=128, interleaved=False, theta=500_000.0).pairs
+    64
+    """
+
+    head_dim: int
+    _: KW_ONLY
+    interleaved: bool
+    theta: float = 10_000.0
+    rotary_dim: int | None = None
+    scaling: Scaling | None = None
+    max_position_embeddings: int | None = None
+    axes: tuple[int, ...] | None = None
+    axes_restart: bool = False
+
+    def __post_init__(self) -> None:
+        rotary_dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        object.__setattr__(self, "rotary_dim", rotary_dim)
+        object.__setattr__(self, "theta", float(self.theta))
+        if self.axes is not None:
+            object.__setattr__(self, "axes", tuple(int(a) for a in self.axes))
+        self._check_numbers(rotary_dim)
+        self._check_axes()
+        self._check_scaling(rotary_dim)
+
+    def _check_numbers(self, rotary_dim: int) -> None:
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise RopeError(
+                "RopeConfig: `head_dim` must be even and at least 2: features turn in pairs.",
+                facts={"head_dim": self.head_dim},
+                cure="Pass the number of features of one head (hidden_size / num_attention_heads).",
+            )
+        if not 2 <= rotary_dim <= self.head_dim or rotary_dim % 2:
+            raise RopeError(
+                "RopeConfig: `rotary_dim` must be even, at least 2 and at most head_dim.",
+                facts={"rotary_dim": rotary_dim, "head_dim": self.head_dim},
+                cure="It counts the features that turn; leave it out to turn the whole head.",
+            )
+        if not isinstance(self.interleaved, bool):
+            raise RopeError(
+                "RopeConfig: `interleaved` must be True or False.",
+                facts={"interleaved": self.interleaved},
+                cure="True pairs (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).",
+            )
+        if not (math.isfinite(self.theta) and self.theta > 1):
+            raise RopeError(
+                "RopeConfig: `theta` must be a finite number above 1.",
+                facts={"theta": self.theta},
+                cure="The paper's is 10000.0.",
+            )
+        length = self.max_position_embeddings
+        if length is not None and length < 1:
+            raise RopeError(
+                "RopeConfig: `max_position_embeddings` must be at least 1 token.",
+                facts={"max_position_embeddings": length},
+                cure="Leave it out where it is not known.",
+            )
+
+    def _check_axes(self) -> None:
+        if self.axes is None:
+            return
+        if len(self.axes) != self.pairs or sorted(set(self.axes)) != list(range(max(self.axes, default=-1) + 1)):
+            raise RopeError(
+                "RopeConfig: `axes` names one axis for each pair, counted from 0 without gaps.",
+                facts={"axes": self.axes, "pairs": self.pairs},
+                cure="axes_from_sections([...]) makes it from the number of pairs of each axis.",
+            )
+
+    def _check_scaling(self, rotary_dim: int) -> None:
+        rule = self.scaling
+        if rule is None:
+            return
+        if not isinstance(rule, Scaling):
+            raise RopeError(
+                "RopeConfig: `scaling` must be a rule of ropewalk.scaling, or None.",
+                facts={"scaling": rule},
+                cure="For a Hugging Face dict use RopeConfig.from_hf(config).",
+            )
+        if isinstance(rule, LongRoPE):
+            for name, factors in (("short_factor", rule.short_factor), ("long_factor", rule.long_factor)):
+                if len(factors) != self.pairs:
+                    raise RopeError(
+                        f"RopeConfig: LongRoPE's `{name}` needs one entry for each pair.",
+                        facts={f"len({name})": len(factors), "pairs": self.pairs, "rotary_dim": rotary_dim},
+                        cure="Give rotary_dim / 2 entries.",
+                    )
+        if isinstance(rule, Proportional) and rotary_dim != self.head_dim:
+            raise RopeError(
+                "RopeConfig: Proportional pairs over the whole head, so rotary_dim must equal head_dim.",
+                facts={"rotary_dim": rotary_dim, "head_dim": self.head_dim},
+                cure="Say the fraction in Proportional(partial_rotary_factor=...) and leave rotary_dim out.",
+            )
+        if isinstance(rule, DynamicNTK) and self.max_position_embeddings is None:
+            raise RopeError(
+                "RopeConfig: DynamicNTK starts at max_position_embeddings, which is not set.",
+                facts={"scaling": rule},
+                cure="Pass max_position_embeddings=the trained length.",
+            )
+
+    @property
+    def pairs(self) -> int:
+        """How many feature pairs turn: rotary_dim / 2."""
+        return (self.rotary_dim or self.head_dim) // 2
+
+    @property
+    def num_axes(self) -> int:
+        """How many coordinates a position has."""
+        return 1 if self.axes is None else max(self.axes) + 1
+
+    @property
+    def needs_seq_len(self) -> bool:
+        """Whether the frequencies depend on the sequence length (dynamic NTK, LongRoPE)."""
+        return self.scaling is not None and self.scaling.needs_seq_len
+
+    @property
+    def trained_length(self) -> int | None:
+        """The context length before any scaling, in tokens, or None where the config does not say."""
+        stated = self.scaling.trained_length if self.scaling is not None else None
+        return stated if stated is not None else self.max_position_embeddings
+
+    @property
+    def ladders(self) -> tuple[Ladder, ...]:
+        """The unscaled frequency ladders: one shared by all axes, or one for each axis if `axes_restart`."""
+        dim, limit = self.pairs * 2, self.max_position_embeddings
+        if self.axes is None or not self.axes_restart:
+            return (Ladder(self.theta, dim, tuple(range(self.pairs)), limit),)
+        of_axis = [tuple(p for p, a in enumerate(self.axes) if a == axis) for axis in range(self.num_axes)]
+        return tuple(Ladder(self.theta, 2 * len(columns), columns, limit) for columns in of_axis)
+
+    @classmethod
+    def from_hf(
+        cls, config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None
+    ) -> RopeConfig:
+        """Read a Hugging Face config: the path of a config.json or its folder, a dict, or a transformers config object.
+
+        Every `rope_type`, in the old spelling (`rope_scaling`, `rope_theta`) and the new (`rope_parameters`).
+        `layer_type` chooses a block where the model has several thetas. Raises `RopeError` for anything that is
+        unknown, missing or impossible. See `ropewalk.rope.hugging_face`.
+
+        >>> RopeConfig.from_hf({"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
+        ...                     "max_position_embeddings": 4096}).head_dim
+        128
+        """
+        from ropewalk.rope.hugging_face import from_hf
+
+        return from_hf(config, layer_type=layer_type)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The `rope_parameters` block of a Hugging Face config that says the same.
+
+        >>> RopeConfig(head_dim=64, interleaved=False, theta=1e6).to_hf()
+        {'rope_type': 'default', 'rope_theta': 1000000.0}
+        """
+        from ropewalk.rope.hugging_face import to_hf
+
+        return to_hf(self)
+
+
+def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tuple[int, ...]:
+    """The axis of each pair, from the number of pairs of each axis.
+
+    Contiguous sections are Qwen2-VL's M-RoPE and axial 2D and 3D; `interleaved` is Qwen3-VL's (T H W T H W ... then the
+    first axis takes what is left). Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers' Qwen3-VL.
+
+    >>> axes_from_sections([2, 3, 3])
+    (0, 0, 1, 1, 1, 2, 2, 2)
+    >>> axes_from_sections([4, 2, 2], interleaved=True)
+    (0, 1, 2, 0, 1, 2, 0, 0)
+    """
+    if not sections or any(s < 1 for s in sections):
+        raise RopeError(
+            "axes_from_sections: every axis needs at least one pair.",
+            facts={"sections": list(sections)},
+            cure="Give the number of pairs of each axis, for example [16, 24, 24].",
+        )
+    if not interleaved:
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    total, axes = sum(sections), [0] * sum(sections)
+    for axis in range(1, len(sections)):
+        for pair in range(axis, axis + len(sections) * sections[axis], len(sections)):
+            if pair >= total:
+                raise RopeError(
+                    "axes_from_sections: interleaved sections do not fit: a later axis runs past the last pair.",
+                    facts={"sections": list(sections)},
+                    cure="The first axis must have at least as many pairs as each other axis.",
+                )
+            axes[pair] = axis
+    return tuple(axes)

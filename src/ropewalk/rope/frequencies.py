@@ -1,0 +1,95 @@
+"""From a config to its inverse frequencies: the one matrix that every variant is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import LongRoPE
+from ropewalk.shapes import Float64
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """Inverse frequencies of a config, and the factor that queries and keys are multiplied by.
+
+    - `inv_freq`: float64 `[axes, pairs]`, radians per token; angles are `positions @ inv_freq`.
+    - `attention_factor`: YaRN's and LongRoPE's; 1.0 elsewhere.
+    - `first_tokens`, `first_inv_freq`: positions below the first use the second (LongRoPE's unscaled first tokens).
+    """
+
+    inv_freq: Float64[Tensor, "axes pairs"]
+    attention_factor: float
+    first_tokens: int = 0
+    first_inv_freq: Float64[Tensor, "axes pairs"] | None = None
+
+
+def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequencies:
+    """The inverse frequencies and the attention factor of a config, in float64.
+
+    `seq_len` (tokens) is required where the rule depends on it (dynamic NTK, LongRoPE) and has no effect elsewhere.
+    Raises `RopeError` if it is missing. Sources: those of the config's scaling rule.
+
+    >>> freqs = inverse_frequencies(RopeConfig(head_dim=4, interleaved=True))
+    >>> freqs.inv_freq.tolist(), freqs.attention_factor
+    ([[1.0, 0.01]], 1.0)
+    """
+    columns = columns_of(config, seq_len)
+    first = first_columns_of(config)
+    return Frequencies(
+        inv_freq=_matrix(config, columns),
+        attention_factor=attention_factor_of(config, seq_len),
+        first_tokens=0 if first is None else first[0],
+        first_inv_freq=None if first is None else _matrix(config, first[1]),
+    )
+
+
+def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, ...]:
+    """The inverse frequency of each pair, as Python floats: what tables are built from."""
+    seq_len = seq_len if config.needs_seq_len else None
+    if torch.compiler.is_compiling():
+        return _columns(config, seq_len)
+    return _columns_memo(config, seq_len)
+
+
+def first_columns_of(config: RopeConfig) -> tuple[int, tuple[float, ...]] | None:
+    """For LongRoPE's unscaled first tokens: how many, and their inverse frequencies; else None."""
+    if not isinstance(config.scaling, LongRoPE) or config.scaling.unscaled_tokens == 0:
+        return None
+    return config.scaling.unscaled_tokens, _scatter(config, [ladder.inv_freq() for ladder in config.ladders])
+
+
+def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:
+    """The attention factor of a config; 1.0 without YaRN or LongRoPE."""
+    if config.scaling is None:
+        return 1.0
+    return config.scaling.attention_factor_at(config.max_position_embeddings, seq_len)
+
+
+def _columns(config: RopeConfig, seq_len: int | None) -> tuple[float, ...]:
+    if config.scaling is None:
+        return _scatter(config, [ladder.inv_freq() for ladder in config.ladders])
+    return _scatter(config, [config.scaling.inv_freq(ladder, seq_len) for ladder in config.ladders])
+
+
+_columns_memo = lru_cache(maxsize=1024)(_columns)  # the whole config is the key; the value is floats, never a tensor
+
+
+def _scatter(config: RopeConfig, values: list[list[float]]) -> tuple[float, ...]:
+    """Put each ladder's values at the pairs that it serves."""
+    columns = [0.0] * config.pairs
+    for ladder, of_ladder in zip(config.ladders, values, strict=True):
+        for column, value in zip(ladder.columns, of_ladder, strict=True):
+            columns[column] = value
+    return tuple(columns)
+
+
+def _matrix(config: RopeConfig, columns: tuple[float, ...]) -> Tensor:
+    """The [axes, pairs] matrix with each pair's frequency in the row of its axis."""
+    axes = config.axes or (0,) * config.pairs
+    rows = [[f if a == axis else 0.0 for f, a in zip(columns, axes, strict=True)] for axis in range(config.num_axes)]
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")

@@ -1,0 +1,106 @@
+"""Interleaved and half-split hold the same features in another order: here is the permutation between them.
+
+A query and a key permuted alike give the same scores, so a checkpoint moves from one convention to the other by
+permuting the rows of its q and k projections (weights, biases, and the per-head norms after them).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError, describe
+
+Pairing = Literal["interleaved", "half"]
+
+_QUERY_OR_KEY = re.compile(
+    r"(^|\.)(q_proj|k_proj|q_norm|k_norm|wq|wk|attn_q|attn_k|attn_q_norm|attn_k_norm)\.(weight|bias)$"
+)
+_FUSED = re.compile(r"(^|\.)(qkv_proj|query_key_value|Wqkv|c_attn|attn_qkv|in_proj)[._](weight|bias)$")
+
+
+@overload
+def convert_pairing(
+    source: Tensor, *, to: Pairing, head_dim: int | None = None, rotary_dim: int | None = None, dim: int = -1
+) -> Tensor: ...
+@overload
+def convert_pairing(
+    source: Mapping[str, Tensor], *, to: Pairing, head_dim: int, rotary_dim: int | None = None, dim: int = 0
+) -> dict[str, Tensor]: ...
+def convert_pairing(
+    source: Tensor | Mapping[str, Tensor],
+    *,
+    to: Pairing,
+    head_dim: int | None = None,
+    rotary_dim: int | None = None,
+    dim: int | None = None,
+) -> Tensor | dict[str, Tensor]:
+    """Reorder features from one pairing to the other: of a tensor, or of the q and k projections of a state dict.
+
+    - `source`: a tensor whose dimension `dim` holds heads * head_dim features (queries and keys: the last; weights and
+      biases: 0), or a state dict. Of a state dict, q and k weights, biases and per-head norms are permuted, whatever
+      their number of heads (GQA); all else is passed on as it is. Names: Hugging Face's, Meta's and GGUF's.
+    - `to`: `"interleaved"` from half-split, or `"half"` from interleaved.
+    - `head_dim`: features of one head; for a tensor it defaults to the size of `dim`.
+    - `rotary_dim`: how many leading features of a head turn; the others keep their place.
+
+    Returns a new tensor, or a new dict. Raises `RopeError` if sizes do not fit, or if a state dict holds fused qkv
+    projections (split them first) or no q and k at all.
+    Source: the permutation of Hugging Face's `convert_llama_weights_to_hf`.
+
+    >>> convert_pairing(torch.arange(6), to="half").tolist()
+    [0, 2, 4, 1, 3, 5]
+    >>> convert_pairing(convert_pairing(torch.arange(6), to="half"), to="interleaved").tolist()
+    [0, 1, 2, 3, 4, 5]
+    """
+    if to not in ("interleaved", "half"):
+        raise RopeError(
+            "convert_pairing: unknown pairing.", facts={"to": to}, cure='Pass to="interleaved" or to="half".'
+        )
+    if isinstance(source, Tensor):
+        return _convert(source, to, head_dim, rotary_dim, -1 if dim is None else dim, "the tensor")
+    if head_dim is None:
+        raise RopeError(
+            "convert_pairing: a state dict does not say where one head ends.",
+            cure="Pass head_dim=... (hidden_size / num_attention_heads).",
+        )
+    fused = [name for name in source if _FUSED.search(name)]
+    chosen = [name for name in source if _QUERY_OR_KEY.search(name)]
+    if fused or not chosen:
+        raise RopeError(
+            "convert_pairing: the state dict has no separate q and k projections.",
+            facts={"fused" if fused else "keys": (fused or list(source))[:4]},
+            cure="Split fused projections into q and k and convert each as a tensor with dim=0.",
+        )
+    return {
+        name: _convert(value, to, head_dim, rotary_dim, dim or 0, name) if name in set(chosen) else value
+        for name, value in source.items()
+    }
+
+
+def pairing_order(to: Pairing, head_dim: int, rotary_dim: int | None = None) -> Tensor:
+    """For each feature of the converted head, the feature of the old one that goes there, `[head_dim]`."""
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    turning = torch.arange(rotary_dim)
+    half = rotary_dim // 2
+    order = turning.view(half, 2).T if to == "half" else turning.view(2, half).T
+    return torch.cat([order.reshape(-1), torch.arange(rotary_dim, head_dim)])
+
+
+def _convert(x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | None, dim: int, name: str) -> Tensor:
+    size = x.shape[dim] if -x.ndim <= dim < x.ndim else 0
+    head_dim = size if head_dim is None else head_dim
+    rotary = head_dim if rotary_dim is None else rotary_dim
+    if head_dim < 2 or size % head_dim or rotary % 2 or not 2 <= rotary <= head_dim:
+        raise RopeError(
+            f"convert_pairing: {name} does not hold whole heads of an even number of turning features.",
+            facts={name: describe(x), "dim": dim, "head_dim": head_dim, "rotary_dim": rotary},
+            cure="Pass the head_dim (and rotary_dim) of the model, and the dim that holds the heads.",
+        )
+    order = pairing_order(to, head_dim, rotary).to(x.device)
+    starts = torch.arange(0, size, head_dim, device=x.device)
+    return x.index_select(dim, (starts[:, None] + order).reshape(-1))

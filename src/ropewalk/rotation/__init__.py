@@ -1,0 +1,1 @@
+"""Turning queries and keys by their positions' angles."""

@@ -1,0 +1,51 @@
+"""The complex form: a pair of features as one complex number, turned by multiplying with e^(i angle)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.shapes import Float, Shaped
+
+
+def freqs_cis(cos: Float[Tensor, "*rows pairs"], sin: Float[Tensor, "*rows pairs"]) -> Shaped[Tensor, "*rows pairs"]:
+    """cos + i sin, complex64 (complex128 from float64 tables): Meta's `freqs_cis`, from exact tables.
+
+    >>> freqs_cis(torch.ones(2, 3), torch.zeros(2, 3)).dtype
+    torch.complex64
+    """
+    return torch.complex(cos, sin)
+
+
+def apply_rotary_complex(
+    x: Float[Tensor, "batch seq heads head_dim"], freqs_cis: Shaped[Tensor, "*rows pairs"]
+) -> Float[Tensor, "batch seq heads head_dim"]:
+    """Rotate interleaved pairs by complex multiplication; equal to `rotate(..., interleaved=True)`.
+
+    - `x`: `[batch, seq, heads, head_dim]`; `freqs_cis`: `[seq, pairs]` or `[batch, seq, pairs]`.
+
+    Returns the shape and dtype of `x`; arithmetic in complex64 (complex128 for float64 `x`). Raises `RopeError` if
+    shapes do not fit. Source: Su et al. 2021, arXiv:2104.09864, section 3.4.1, eq. 12.
+
+    >>> x = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
+    >>> apply_rotary_complex(x, torch.tensor([[1j]])).flatten().tolist()
+    [0.0, 1.0]
+    """
+    rows = freqs_cis.shape[-2] if freqs_cis.ndim >= 2 else 0
+    if x.ndim != 4 or freqs_cis.ndim not in (2, 3) or rows != x.shape[1] or 2 * freqs_cis.shape[-1] != x.shape[-1]:
+        raise RopeError(
+            "apply_rotary_complex: `freqs_cis` must be [seq, pairs] or [batch, seq, pairs] of `x`.",
+            facts={"x": x, "freqs_cis": freqs_cis},
+            cure="freqs_cis(*rope.cos_sin(position_ids)) builds it; for partial rotation use rotate.",
+        )
+    if not freqs_cis.is_complex():
+        raise RopeError(
+            "apply_rotary_complex: `freqs_cis` must be complex.",
+            facts={"freqs_cis": freqs_cis},
+            cure="freqs_cis(cos, sin)",
+        )
+    real = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    pairs = torch.view_as_complex(real.reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
+    turned = pairs * freqs_cis.to(pairs.dtype).unsqueeze(-2)
+    return torch.view_as_real(turned).flatten(-2).to(x.dtype)

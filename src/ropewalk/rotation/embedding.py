@@ -1,0 +1,186 @@
+"""RotaryEmbedding: a config as a module, and the one-call function of the tutorials."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.tables import check_position_ids, make_tables
+from ropewalk.rotation.rotate import Layout, rotate, rotate_qk
+from ropewalk.shapes import Float, Int, Real
+
+SeqLen = int | Tensor | None
+
+
+class RotaryEmbedding(nn.Module):
+    """A `RopeConfig` as a module: tables from positions, and rotated queries and keys.
+
+    It has no parameter and no buffer: frequencies are computed from the frozen config, so neither `.to(bfloat16)` nor
+    meta-device loading can spoil them.
+
+    >>> rope = RotaryEmbedding(RopeConfig(head_dim=64, interleaved=False))
+    >>> q, k = torch.randn(1, 5, 8, 64), torch.randn(1, 5, 2, 64)
+    >>> q, k = rope(q, k, position_ids=torch.arange(5))
+    >>> q.shape, k.shape
+    (torch.Size([1, 5, 8, 64]), torch.Size([1, 5, 2, 64]))
+    """
+
+    def __init__(self, config: RopeConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def extra_repr(self) -> str:
+        return repr(self.config)
+
+    @property
+    def attention_factor(self) -> float:
+        """What queries and keys are each multiplied by; 1.0 without YaRN or LongRoPE."""
+        return self.attention_factor_at(None)
+
+    def attention_factor_at(self, seq_len: SeqLen = None) -> float:
+        """The attention factor at a sequence length: it depends on it only where Phi-3.5-MoE's two mscales differ."""
+        if not isinstance(seq_len, Tensor):
+            return attention_factor_of(self.config, seq_len)
+        factors = {attention_factor_of(self.config, length) for length in seq_len.flatten().tolist()}
+        if len(factors) != 1:
+            raise RopeError(
+                "attention_factor_at: the rows of this batch have different attention factors.",
+                facts={"seq_len": seq_len.tolist(), "attention_factors": sorted(factors)},
+                cure="Split the batch at original_max_position_embeddings.",
+            )
+        return factors.pop()
+
+    def cos_sin(
+        self, position_ids: Real[Tensor, "*positions"], seq_len: SeqLen = None, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "*rows pairs"], Float[Tensor, "*rows pairs"]]:
+        """cos and sin of every position's angles: pure rotations, float32 (or float64), `[..., seq, pairs]`.
+
+        - `position_ids`: `[seq]` or `[batch, seq]`; with several axes `[seq, axes]` or `[batch, seq, axes]`. Integers
+          of any sign and order, or real coordinates.
+        - `seq_len`: tokens, an int or `[batch]`; required where the frequencies depend on it (dynamic NTK, LongRoPE).
+
+        Within 1.2e-7 of the truth up to position 10,000,000. Raises `RopeError` for a wrong shape or a missing seq_len.
+
+        >>> RotaryEmbedding(RopeConfig(head_dim=8, interleaved=True)).cos_sin(torch.arange(3))[0].shape
+        torch.Size([3, 4])
+        """
+        config = self.config
+        check_position_ids(position_ids, config.num_axes, "cos_sin")
+        columns = self._columns(position_ids, seq_len)
+        axes = None if config.num_axes == 1 else config.axes
+        return make_tables(position_ids, columns, axes, first=first_columns_of(config), dtype=dtype)
+
+    def _columns(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[float, ...] | Tensor:
+        """The frequencies of each pair: one row for all, or `[batch, 1, pairs]` where seq_len differs by row."""
+        config = self.config
+        if not config.needs_seq_len:
+            return columns_of(config)
+        if seq_len is None:
+            raise RopeError(
+                f"cos_sin: the frequencies of {type(config.scaling).__name__} depend on the sequence length.",
+                facts={"position_ids": position_ids, "max_position_embeddings": config.max_position_embeddings},
+                cure="Pass seq_len=...: the total length that the window or the cache will reach (an int or [batch]).",
+            )
+        if not isinstance(seq_len, Tensor):
+            return columns_of(config, int(seq_len))
+        if seq_len.ndim == 0:
+            return columns_of(config, int(seq_len.item()))
+        batch = position_ids.shape[0] if position_ids.ndim == (2 if config.num_axes == 1 else 3) else None
+        if seq_len.ndim != 1 or seq_len.shape[0] != batch:
+            raise RopeError(
+                "cos_sin: `seq_len` of several rows needs one entry for each row of `position_ids`.",
+                facts={"seq_len": seq_len, "position_ids": position_ids},
+                cure="Give seq_len as [batch] and position_ids as [batch, seq].",
+            )
+        rows = [columns_of(config, int(length)) for length in seq_len.tolist()]
+        return torch.tensor(rows, dtype=torch.float64, device="cpu")[:, None]
+
+    def forward(
+        self,
+        q: Float[Tensor, "*q_shape head_dim"],
+        k: Float[Tensor, "*k_shape head_dim"],
+        *,
+        position_ids: Real[Tensor, "*positions"],
+        seq_len: SeqLen = None,
+        layout: Layout = "bshd",
+        inplace: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys turned by their positions and multiplied by the attention factor.
+
+        Shapes and layouts as in `rotate`; `k` may have fewer heads. `seq_len` as in `cos_sin`.
+        """
+        cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(q))
+        return rotate_qk(q, k, cos, sin, layout=layout, inplace=inplace, **self._turning(seq_len))
+
+    def rotate(
+        self,
+        x: Float[Tensor, "*shape head_dim"],
+        *,
+        position_ids: Real[Tensor, "*positions"],
+        seq_len: SeqLen = None,
+        layout: Layout = "bshd",
+        inverse: bool = False,
+        inplace: bool = False,
+        out: Tensor | None = None,
+        backend: str | None = None,
+    ) -> Tensor:
+        """One tensor alone, as `forward` turns queries; `inverse=True` is its transpose (see `rotate`)."""
+        cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(x))
+        return rotate(
+            x, cos, sin, layout=layout, inverse=inverse, inplace=inplace, out=out, backend=backend,
+            **self._turning(seq_len),
+        )  # fmt: skip
+
+    def _turning(self, seq_len: SeqLen) -> _Turning:
+        return {
+            "interleaved": self.config.interleaved,
+            "rotary_dim": self.config.rotary_dim,
+            "scale": self.attention_factor_at(seq_len),
+        }
+
+
+class _Turning(TypedDict):
+    interleaved: bool
+    rotary_dim: int | None
+    scale: float
+
+
+def _table_dtype(x: Tensor) -> torch.dtype:
+    """float64 queries get float64 tables, all others float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def apply_rotary_pos_emb(
+    x: Float[Tensor, "batch seq heads head_dim"],
+    position_ids: Int[Tensor, "*batch seq"],
+    theta: float = 10000.0,
+    *,
+    interleaved: bool = True,
+) -> Float[Tensor, "batch seq heads head_dim"]:
+    """Rotate queries or keys by their positions: RoPE in one call, as in the paper.
+
+    - `x`: `[batch, seq, heads, head_dim]`, any float dtype; not modified.
+    - `position_ids`: `[seq]` or `[batch, seq]`, any integers: negative, unsorted, far apart.
+    - `theta`: the base; pair i turns by theta^(-2i/head_dim) radians per token.
+    - `interleaved`: True (the paper's) pairs features (0,1), (2,3), ...; False pairs (i, i + head_dim/2).
+
+    Returns the same shape, dtype and device. Raises `RopeError` if head_dim is odd or shapes do not fit.
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.4.2, eq. 34.
+
+    >>> x = torch.randn(2, 5, 4, 8)
+    >>> apply_rotary_pos_emb(x, torch.arange(5)).shape
+    torch.Size([2, 5, 4, 8])
+    """
+    if position_ids.is_floating_point():
+        raise RopeError(
+            "apply_rotary_pos_emb: `position_ids` must be integers.",
+            facts={"position_ids": position_ids},
+            cure="Real coordinates go through RotaryEmbedding.",
+        )
+    config = RopeConfig(x.shape[-1], interleaved=interleaved, theta=theta)
+    return RotaryEmbedding(config).rotate(x, position_ids=position_ids)

@@ -1,0 +1,85 @@
+"""Learned frequencies: the dense matrix of `positions @ frequencies` as a parameter, one for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.tables import check_position_ids
+from ropewalk.shapes import Float, Real
+
+
+class LearnedFrequencies(nn.Module):
+    """Frequencies that training may change: a float32 parameter `[heads, axes, pairs]`, radians per unit of position.
+
+    - `config`: where they start: its ladder(s) and axes (without a scaling that needs a sequence length).
+    - `num_heads`: one matrix per head, or None for one shared by all.
+    - `mixed`: start each head from its own random rotation of the axes, so that pairs look along mixed directions
+      (rope-vit's); False starts on the axes. Draws from torch's global generator.
+
+    The parameter stays float32 whatever the module is cast to. After construction on meta and `to_empty`, call
+    `reset_parameters()`. Source: Heo et al. 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
+
+    >>> from ropewalk.rope.config import axes_from_sections
+    >>> axes = axes_from_sections([4, 4])
+    >>> config = RopeConfig(head_dim=16, interleaved=True, theta=10.0, axes=axes, axes_restart=True)
+    >>> cos, sin = LearnedFrequencies(config, num_heads=3)(torch.rand(49, 2))
+    >>> cos.shape
+    torch.Size([1, 49, 3, 8])
+    """
+
+    def __init__(self, config: RopeConfig, num_heads: int | None = None, *, mixed: bool = True) -> None:
+        super().__init__()
+        if num_heads is not None and num_heads < 1:
+            raise RopeError(
+                "LearnedFrequencies: `num_heads` must be at least 1.",
+                facts={"num_heads": num_heads},
+                cure="None shares one matrix among all heads.",
+            )
+        self.config, self.num_heads, self.mixed = config, num_heads, mixed
+        self.freqs = nn.Parameter(torch.empty(num_heads or 1, config.num_axes, config.pairs, dtype=torch.float32))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start again from the config's frequencies, with new random directions if `mixed`."""
+        if self.freqs.is_meta:
+            return
+        start = inverse_frequencies(self.config).inv_freq
+        heads, axes = self.freqs.shape[0], self.freqs.shape[1]
+        if self.mixed and axes > 1:
+            turns = torch.linalg.qr(torch.randn(heads, axes, axes, dtype=torch.float64, device="cpu"))[0]
+            start = turns @ start
+        self.freqs.copy_(start.to(torch.float32).expand_as(self.freqs))
+
+    def forward(
+        self, position_ids: Real[Tensor, "*positions"]
+    ) -> tuple[Float[Tensor, "batch seq heads pairs"], Float[Tensor, "batch seq heads pairs"]]:
+        """cos and sin, float32 `[batch or 1, seq, heads or 1, pairs]`.
+
+        Positions are `[seq, axes]` or `[batch, seq, axes]`. With one axis they are `[seq]` or
+        `[batch, seq]`. Angles are formed in float64; gradients reach the frequencies. For thd drop the leading 1.
+        """
+        axes = self.config.num_axes
+        check_position_ids(position_ids, axes, "LearnedFrequencies")
+        if axes == 1:
+            position_ids = position_ids[..., None]
+        if position_ids.ndim == 2:
+            position_ids = position_ids[None]
+        positions = position_ids.to(torch.float64)[:, :, None, :, None]
+        angles = (positions * self.freqs.to(torch.float64)).sum(-2)
+        return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow a move to another device, but not a cast: 16 bits cannot hold a frequency."""
+        before: Any = self.freqs.data
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.freqs.dtype != torch.float32:
+            self.freqs.data = before.to(device=self.freqs.device)
+        return self
