@@ -171,8 +171,8 @@ class YaRN(Scaling):
 
     transformers' ramp is linear in the pair's index between two bounds (rounded outward if `truncate`); the paper's is
     linear in the number of turns within the trained length, from `beta_slow` to `beta_fast`. They differ by
-    up to 4.3x on real models. The attention factor multiplies queries and keys: `attention_factor` if given; else, with both `mscale`
-    and `mscale_all_dim`, the ratio of their 0.1 m ln(factor) + 1; else 0.1 ln(factor) + 1.
+    up to 4.3x on real models. The attention factor multiplies queries and keys: `attention_factor` if given; else,
+    with both `mscale` and `mscale_all_dim`, the ratio of their 0.1 m ln(factor) + 1; else 0.1 ln(factor) + 1.
     Source: Peng et al. 2023, arXiv:2309.00071, section 3.2, eq. 17-23 and 3.4; DeepSeek-V2's mscale.
     """
 
@@ -245,8 +245,8 @@ class LongRoPE(Scaling):
     """One divisor per pair, found by search: `short_factor` up to the trained length, `long_factor` beyond it.
 
     The attention factor sqrt(1 + ln(factor) / ln(trained)) holds on both sides, unless `attention_factor`, or
-    Phi-3.5-MoE's `short_mscale` and `long_mscale`, say otherwise. `factor` defaults to max_position_embeddings / trained. The paper's
-    first tokens that stay unscaled are `unscaled_tokens` (section 3.2, n-hat); no published checkpoint uses them.
+    Phi-3.5-MoE's `short_mscale` and `long_mscale`, say otherwise. `factor` defaults to max_position_embeddings / trained.
+    The paper's first tokens that stay unscaled are `unscaled_tokens` (section 3.2, n-hat); no published checkpoint uses them.
     Source: Ding et al. 2024, arXiv:2402.13753, eq. 3 and section 3.3.
     """
 
@@ -320,7 +320,7 @@ class LongRoPE(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Llama 3.1's: fast pairs stay, slow pairs are divided by `factor`, a ramp in turns joins them; no attention factor.
+    """Llama 3.1's: fast pairs stay, slow pairs are divided by `factor`, a ramp joins them; no attention factor.
 
     Pairs with at least `high_freq_factor` turns stay, with at most `low_freq_factor` are divided.
     Source: Meta's llama-models (Llama 3.1), `apply_scaling`; transformers' `llama3`.
