@@ -1,0 +1,1 @@
+"""Attention with rotary embedding, its cache and its masks."""

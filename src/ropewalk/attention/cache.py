@@ -1,0 +1,304 @@
+"""A cache of rotated keys and of values, compact per row, that is right or refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.masks import Layout, real_tokens
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE
+
+SeqLen = int | Tensor
+"""A length that frequencies depend on: one for all rows, or int64 `[batch]`."""
+
+
+class KVCache:
+    """Rotated keys and values of the tokens so far, per layer, preallocated and growing in steps.
+
+    Padding is never stored: row r's real tokens lie in slots `0 .. lengths[r] - 1`, so rows may differ in length,
+    and a slot is the token's index in its row, which is also its default position id. The buffers are
+    `[batch, kv_heads, capacity, head_dim]`, one for keys and one for values in each layer.
+
+    Where frequencies depend on length (`ropes` with dynamic NTK or LongRoPE), `seq_len` is required and fixed for
+    the cache's life; a call that would outgrow it is refused, as keys in the cache would be rotated by frequencies
+    that are no longer right. It holds no gradients: a forward with a cache runs without them.
+
+    `seq_len` is an int or int64 `[batch]`; `capacity` (tokens) reserves room ahead; `ropes` are the rules its keys
+    are rotated by, one per layer. Raises `RopeError` for impossible sizes or a missing `seq_len`.
+
+    >>> cache = KVCache(num_layers=2, batch=1, num_key_value_heads=1, head_dim=4)
+    >>> layout = cache.lay_out(1, 3)
+    >>> keys = torch.ones(1, 3, 1, 4)
+    >>> cache.write(0, keys, keys, layout)[0].shape
+    torch.Size([1, 1, 3, 4])
+    >>> cache.commit(layout); cache.lengths
+    tensor([3])
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        batch: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        seq_len: SeqLen | None = None,
+        capacity: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        ropes: Sequence[RopeConfig | None] | None = None,
+        step: int = 256,
+    ) -> None:
+        sizes = {
+            "num_layers": num_layers,
+            "batch": batch,
+            "num_key_value_heads": num_key_value_heads,
+            "head_dim": head_dim,
+            "step": step,
+        }
+        if min(sizes.values()) < 1 or (capacity is not None and capacity < 0):
+            raise RopeError("KVCache: sizes must be at least 1.", facts={**sizes, "capacity": capacity})
+        self.num_layers, self.step = num_layers, step
+        self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
+        self.dtype, self.device = dtype, torch.device(device)
+        self.ropes = tuple(ropes) if ropes is not None else None
+        if self.ropes is not None and len(self.ropes) != num_layers:
+            raise RopeError("KVCache: `ropes` must name one rule per layer.", facts={**sizes, "ropes": self.ropes})
+        self._lengths = [0] * batch
+        self._seq_len = _row_lengths(seq_len, batch)
+        self._one_seq_len = isinstance(seq_len, int) or (seq_len is not None and seq_len.ndim == 0)
+        if self._seq_len is None and any(rope is not None and rope.needs_seq_len for rope in self.ropes or ()):
+            raise RopeError(
+                "KVCache: `seq_len` is required: the frequencies of this model depend on length.",
+                facts={"ropes": self.ropes},
+                cure="Pass the length that the sequence will have in the end: seq_len=prompt + new tokens.",
+            )
+        self._capacity = 0
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        for _ in range(num_layers):
+            self._keys.append(self._empty(capacity or 0))
+            self._values.append(self._empty(capacity or 0))
+        self._capacity = capacity or 0
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return len(self._lengths)
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 `[batch]`: tokens stored per row."""
+        return torch.tensor(self._lengths, dtype=torch.int64, device=self.device)
+
+    @property
+    def seq_len(self) -> SeqLen | None:
+        """The length that this cache's frequencies were fixed for, as it was given: an int, int64 `[batch]`, None."""
+        if self._seq_len is None:
+            return None
+        if self._one_seq_len:
+            return self._seq_len[0]
+        return torch.tensor(self._seq_len, dtype=torch.int64, device=self.device)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens per row that fit before the next growth."""
+        return self._capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in [*self._keys, *self._values])
+
+    def __repr__(self) -> str:
+        return (
+            f"KVCache(layers={self.num_layers}, lengths={self._lengths}, capacity={self._capacity}, "
+            f"seq_len={self._seq_len}, {self.nbytes / 2**20:.1f} MiB)"
+        )
+
+    def lay_out(self, batch: int, seq: int, *, attention_mask: Tensor | None = None) -> Layout:
+        """Where a call's tokens will be stored; reserves room, but nothing counts before `commit`.
+
+        `attention_mask` is bool or integer `[batch, seq]` over the new tokens alone. Raises `RopeError` if the batch
+        differs or if growth would change frequencies.
+        """
+        if batch != self.batch:
+            raise RopeError(
+                "KVCache: the batch must be the cache's.",
+                facts={"batch": batch, "cache": self},
+                cure="Make a new cache.",
+            )
+        real = real_tokens(attention_mask, batch, seq, "KVCache")
+        new = [seq] * batch if real is None else [int(count) for count in real.sum(1).tolist()]
+        lengths = tuple(old + count for old, count in zip(self._lengths, new, strict=True))
+        self._refuse_outgrowing(lengths)
+        total = max(lengths)
+        layout = Layout(batch, seq, self.device, total=total, cached=True, lengths=lengths)
+        if real is None and len(set(self._lengths)) == 1:
+            layout.start = self._lengths[0]
+        else:
+            ones = torch.ones(batch, seq, dtype=torch.int64, device=self.device)
+            counted = (ones if real is None else real.long()).cumsum(1) - 1
+            layout.slots = (self.lengths[:, None] + counted).clamp_(min=0)
+            layout.real = real
+        if total > self._capacity:
+            wanted = total + max(0, self._capacity // 8 if self._capacity else 0)
+            self.reserve(math.ceil(wanted / self.step) * self.step)
+        return layout
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Store `[batch, seq, kv_heads, head_dim]` of one layer; returns all its keys and values so far.
+
+        What is returned is `[batch, kv_heads, layout.total, head_dim]`, views of the buffers in the cache's dtype.
+        """
+        if not 0 <= layer < self.num_layers:
+            raise RopeError("KVCache: no such layer.", facts={"layer": layer, "cache": self})
+        if keys.shape != (self.batch, layout.seq, self.num_key_value_heads, self.head_dim):
+            raise RopeError(
+                "KVCache: keys must be [batch, seq, kv_heads, head_dim].",
+                facts={"keys": keys, "cache": self, "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim},
+            )
+        for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
+            fresh = fresh.detach().to(self.dtype)
+            if layout.slots is None:
+                buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2)
+            else:
+                rows, columns, slots = layout.stored()
+                buffer[rows, :, slots] = fresh[rows, columns]
+        return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
+
+    def commit(self, layout: Layout) -> None:
+        """Count a call's tokens as stored, once every layer has written them."""
+        self._lengths = list(layout.lengths)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` tokens per row, keeping what is stored; never shrinks."""
+        if capacity <= self._capacity:
+            return
+        longest = max(self._lengths)
+        for buffers in (self._keys, self._values):
+            for layer, old in enumerate(buffers):
+                buffers[layer] = self._empty(capacity)
+                buffers[layer][:, :, :longest] = old[:, :, :longest]
+        self._capacity = capacity
+
+    def truncate(self, length: int | Sequence[int]) -> None:
+        """Forget all but the first `length` tokens of each row (an int, or one per row); the room is kept."""
+        wanted = [length] * self.batch if isinstance(length, int) else list(length)
+        if len(wanted) != self.batch or min(wanted) < 0:
+            raise RopeError(
+                "KVCache.truncate: one length of at least 0, or one per row.", facts={"length": length, "cache": self}
+            )
+        self._lengths = [min(old, new) for old, new in zip(self._lengths, wanted, strict=True)]
+
+    def reset(self) -> None:
+        """Forget every token, keep the room and `seq_len`."""
+        self.truncate(0)
+
+    def select(self, rows: Sequence[int] | Tensor) -> None:
+        """Keep the named rows, in that order, repeated where named twice: beams, or rows that are not finished."""
+        chosen = [int(row) for row in (rows.tolist() if isinstance(rows, Tensor) else rows)]
+        if not chosen or not all(0 <= row < self.batch for row in chosen):
+            raise RopeError(
+                "KVCache.select: `rows` must name rows of the cache.", facts={"rows": chosen, "cache": self}
+            )
+        if chosen == list(range(self.batch)):
+            return
+        index = torch.tensor(chosen, device=self.device)
+        with torch.inference_mode(False), torch.no_grad():
+            for buffers in (self._keys, self._values):
+                for layer, old in enumerate(buffers):
+                    buffers[layer] = old.index_select(0, index)
+        self._lengths = [self._lengths[row] for row in chosen]
+        if self._seq_len is not None:
+            self._seq_len = tuple(self._seq_len[row] for row in chosen)
+
+    def replace(self, rows: Sequence[int], other: KVCache) -> None:
+        """Begin the named rows anew as the rows of `other`, their tokens and their `seq_len`."""
+        if len(rows) != other.batch or not all(0 <= row < self.batch for row in rows):
+            raise RopeError(
+                "KVCache.replace: one row of `other` for each row named.",
+                facts={"rows": list(rows), "cache": self, "other": other},
+            )
+        if (other._seq_len is None) != (self._seq_len is None) or other.num_layers != self.num_layers:
+            raise RopeError(
+                "KVCache.replace: the caches are of different models.", facts={"cache": self, "other": other}
+            )
+        longest = max(other._lengths)
+        self.reserve(math.ceil(longest / self.step) * self.step)
+        index = torch.tensor(list(rows), device=self.device)
+        for mine, theirs in ((self._keys, other._keys), (self._values, other._values)):
+            for layer in range(self.num_layers):
+                mine[layer][index, :, :longest] = theirs[layer][:, :, :longest].to(self.dtype)
+        if self._seq_len is not None and other._seq_len is not None:
+            fixed = list(self._seq_len)
+            for row, length in zip(rows, other._seq_len, strict=True):
+                fixed[row] = length
+            self._seq_len, self._one_seq_len = tuple(fixed), self._one_seq_len and len(set(fixed)) == 1
+        for row, length in zip(rows, other._lengths, strict=True):
+            self._lengths[row] = length
+
+    def _empty(self, capacity: int) -> Tensor:
+        # Zeros, as what is hidden must still be finite; and not an inference tensor, so that it can be used anywhere.
+        with torch.inference_mode(False):
+            shape = (len(self._lengths), self.num_key_value_heads, capacity, self.head_dim)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
+        if self._seq_len is None:
+            return
+        for rope in {rope for rope in self.ropes or () if rope is not None and rope.needs_seq_len}:
+            for row, (length, fixed) in enumerate(zip(lengths, self._seq_len, strict=True)):
+                if length > longest_at(rope, fixed):
+                    raise RopeError(
+                        "KVCache: this call outgrows the `seq_len` that the cache's frequencies are fixed for.",
+                        facts={"row": row, "tokens": length, "seq_len": fixed, "scaling": rope.scaling},
+                        cure="Make the cache with the final length: seq_len=...; or recompute its tokens in a new one.",
+                    )
+
+
+def longest_at(rope: RopeConfig, seq_len: int) -> float:
+    """The most tokens that the frequencies of `seq_len` are still right for: infinite where length does not matter.
+
+    Dynamic NTK: `seq_len`, or the trained length if that is more. LongRoPE: the original length on the short side,
+    no bound on the long side.
+    """
+    if not rope.needs_seq_len:
+        return math.inf
+    if isinstance(rope.scaling, DynamicNTK):
+        return max(seq_len, rope.max_position_embeddings or 0)
+    if isinstance(rope.scaling, LongRoPE):
+        original = rope.scaling.original_max_position_embeddings
+        return original if seq_len <= original else math.inf
+    return seq_len
+
+
+def _row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
+    """`seq_len` as one int per row."""
+    if seq_len is None:
+        return None
+    if isinstance(seq_len, int) or seq_len.ndim == 0:
+        rows: list[int] = [int(seq_len)] * batch
+    else:
+        rows = [] if seq_len.is_floating_point() else seq_len.flatten().tolist()
+    if len(rows) != batch or min(rows) < 1:
+        raise RopeError(
+            "KVCache: `seq_len` must be an int of at least 1, or int64 [batch].",
+            facts={"seq_len": seq_len, "batch": batch},
+        )
+    return tuple(rows)
+
+
+def same_seq_len(left: SeqLen | None, right: SeqLen | None) -> bool:
+    """Whether two lengths, ints or `[batch]`, say the same for every row."""
+    if left is None or right is None:
+        return left is right
+    a, b = torch.as_tensor(left).cpu(), torch.as_tensor(right).cpu()
+    if a.ndim and b.ndim and a.shape != b.shape:
+        return False
+    return bool((a == b).all())

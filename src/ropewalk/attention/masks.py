@@ -1,0 +1,205 @@
+"""Where the tokens of one call lie, and which keys each query may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+
+
+@dataclass(eq=False)
+class Visibility:
+    """Which keys the queries of one call see: a mask, or the reason why none is needed.
+
+    `mask` is bool `[seq, keys]` or `[batch, 1, seq, keys]`, True where seen, or None. `is_causal` asks for the
+    kernel's own causal rule instead (`seq == keys`). Keys before `first_key` are out of every query's reach and
+    left out of the mask. `prefix` counts the leading keys that every query sees, where the rest is plainly causal.
+    `band` is a window that the queries may be cut into blocks for.
+    """
+
+    mask: Tensor | None = None
+    is_causal: bool = False
+    first_key: int = 0
+    prefix: int = 0
+    band: int = 0
+    _additive: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+
+    def additive(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask as 0 and minus infinity in `dtype`, made once and shared by the layers."""
+        if self.mask is None:
+            return None
+        if dtype not in self._additive:
+            bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            self._additive[dtype] = bias.masked_fill_(~self.mask, float("-inf"))
+        return self._additive[dtype]
+
+
+@dataclass(eq=False)
+class Layout:
+    """Where the tokens of one call lie in their rows; built once per forward and shared by the layers.
+
+    A token's *slot* is its index among the real tokens of its row, counted from the row's beginning (in a cache:
+    where its key is stored). The causal rule and windows go by slots; rotation goes by position ids, which are the
+    slots unless the caller says otherwise.
+    """
+
+    batch: int
+    seq: int
+    device: torch.device
+    start: int = 0
+    """Slot of the first token, where every row has the same."""
+    total: int = 0
+    """How many keys each query is held against."""
+    cached: bool = False
+    slots: Tensor | None = None
+    """int64 `[batch, seq]`, at least 0; None: `start .. start + seq - 1` in every row."""
+    real: Tensor | None = None
+    """bool `[batch, seq]`, False for padding; None: all real."""
+    documents: Tensor | None = None
+    """int64 `[batch, seq]`: the number of the token's document in its row."""
+    document_slots: Tensor | None = None
+    lengths: tuple[int, ...] = ()
+    """Tokens per row after this call (with a cache)."""
+    _seen: dict[tuple[bool, int | None, bool], Visibility] = field(default_factory=dict, repr=False)
+    _stored: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def plain(self) -> bool:
+        """Whether every row holds the same slots and nothing is hidden but by order."""
+        return self.slots is None and self.real is None and self.documents is None
+
+    def position_ids(self) -> Tensor:
+        """int64 `[seq]` or `[batch, seq]`: each token's index in its row, or in its document."""
+        if self.document_slots is not None:
+            return self.document_slots
+        if self.slots is not None:
+            return self.slots
+        return torch.arange(self.start, self.start + self.seq, device=self.device)
+
+    def stored(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, columns and slots of the real tokens, each int64 `[tokens]`: what a ragged cache writes."""
+        if self._stored is None:
+            if self.slots is None:
+                raise RuntimeError("a call whose rows are alike is written as one slice")
+            real = torch.ones_like(self.slots, dtype=torch.bool) if self.real is None else self.real
+            rows, columns = real.nonzero(as_tuple=True)
+            self._stored = rows, columns, self.slots[rows, columns]
+        return self._stored
+
+    def visibility(self, causal: bool, window: int | None, *, whole: bool = False) -> Visibility:
+        """What the queries see under `causal` and `window`; `whole` asks for a full-width mask, for weights."""
+        if window is not None and window >= self.total:
+            window = None
+        key = (causal, window, whole)
+        if key not in self._seen:
+            self._seen[key] = self._look(causal, window, whole)
+        return self._seen[key]
+
+    def _look(self, causal: bool, window: int | None, whole: bool) -> Visibility:
+        if self.plain and not whole:
+            if not causal and window is None:
+                return Visibility()
+            if causal and window is None and self.start == 0:
+                return Visibility(is_causal=self.seq > 1)
+            if causal and self.seq == 1:
+                return Visibility(first_key=0 if window is None else self.total - window)
+            if causal and window is None:
+                return Visibility(mask=self._mask(causal, window, 0), prefix=self.start)
+            if causal and window is not None:
+                first = max(0, self.start - window + 1)
+                if self.seq > 2 * window and not torch.compiler.is_compiling():
+                    return Visibility(band=window)
+                return Visibility(mask=self._mask(causal, window, first), first_key=first)
+        if self.plain and not causal and window is None:
+            return Visibility()
+        return Visibility(mask=self._mask(causal, window, 0))
+
+    def _mask(self, causal: bool, window: int | None, first: int) -> Tensor:
+        if self.plain:
+            queries = torch.arange(self.start, self.start + self.seq, device=self.device)[:, None]
+            keys = torch.arange(first, self.total, device=self.device)[None, :]
+            return _in_order(queries, keys, causal, window)
+        slots = self.slots_in_full()
+        queries = slots[:, None, :, None]
+        if self.cached:
+            keys = torch.arange(self.total, device=self.device)[None, None, None, :]
+            return _in_order(queries, keys, causal, window)
+        seen = _in_order(queries, slots[:, None, None, :], causal, window)
+        if self.documents is not None:
+            seen = seen & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
+        if self.real is not None:
+            # A padded query sees itself alone: its output means nothing, but stays finite.
+            alone = torch.eye(self.seq, dtype=torch.bool, device=self.device)
+            both = self.real[:, None, :, None] & self.real[:, None, None, :]
+            seen = (seen & both) | (alone & ~self.real[:, None, :, None])
+        return seen
+
+    def slots_in_full(self) -> Tensor:
+        """int64 `[batch, seq]`: the slots, written out."""
+        if self.slots is not None:
+            return self.slots
+        return torch.arange(self.start, self.start + self.seq, device=self.device).expand(self.batch, -1)
+
+
+def lay_out(
+    batch: int,
+    seq: int,
+    device: torch.device,
+    *,
+    attention_mask: Tensor | None = None,
+    document_ids: Tensor | None = None,
+    where: str = "Attention",
+) -> Layout:
+    """The layout of a call without a cache; `KVCache.lay_out` is its sibling.
+
+    `attention_mask` is bool or integer `[batch, seq]`, 1 for a real token; `document_ids` integer `[batch, seq]`:
+    a new document begins wherever the id changes. Raises `RopeError` for other shapes or dtypes.
+    """
+    layout = Layout(batch, seq, device, total=seq)
+    layout.real = real_tokens(attention_mask, batch, seq, where)
+    if layout.real is not None:
+        layout.slots = (layout.real.long().cumsum(1) - 1).clamp_(min=0)
+    if document_ids is not None:
+        if document_ids.shape != (batch, seq) or document_ids.is_floating_point():
+            raise RopeError(
+                f"{where}: `document_ids` must be integers [batch, seq].",
+                facts={"document_ids": document_ids, "batch": batch, "seq": seq},
+                cure="Give one id per token; a new document begins wherever the id changes.",
+            )
+        begins = torch.ones_like(document_ids, dtype=torch.bool)
+        begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+        layout.documents = begins.long().cumsum(1)
+        ones = torch.ones_like(document_ids, dtype=torch.int64) if layout.real is None else layout.real.long()
+        before = ones.cumsum(1) - ones
+        # How many real tokens precede a token's document: its positions count from there.
+        preceding = torch.where(begins, before, 0).cummax(1).values
+        layout.document_slots = (layout.slots_in_full() - preceding).clamp_(min=0)
+    return layout
+
+
+def real_tokens(attention_mask: Tensor | None, batch: int, seq: int, where: str) -> Tensor | None:
+    """`attention_mask` as bool `[batch, seq]`, or None where it hides nothing (not asked while compiling)."""
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != (batch, seq) or attention_mask.is_floating_point():
+        raise RopeError(
+            f"{where}: `attention_mask` must be bool or integer [batch, seq], 1 for a real token.",
+            facts={"attention_mask": attention_mask, "batch": batch, "seq": seq},
+            cure="It covers the tokens of this call alone; a cache remembers its own.",
+        )
+    real = attention_mask != 0
+    if not torch.compiler.is_compiling() and real.device.type != "meta" and bool(real.all()):
+        return None
+    return real
+
+
+def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -> Tensor:
+    """True where a key's slot is in a query's reach: causal `q - window < k <= q`, else `|q - k| <= window`."""
+    if causal:
+        seen = keys <= queries
+        return seen if window is None else seen & (keys > queries - window)
+    near = (queries - keys).abs()
+    return torch.ones_like(near, dtype=torch.bool) if window is None else near <= window

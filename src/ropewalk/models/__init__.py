@@ -1,0 +1,1 @@
+"""The decoder, its checkpoints, and generation."""

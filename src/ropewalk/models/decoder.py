@@ -1,0 +1,347 @@
+"""The decoder language model: pre-norm, grouped-query attention, a rope and a window per layer."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropewalk.attention.attention import Attention, RotaryTables, agreed_seq_len, arrange, rotary_tables
+from ropewalk.attention.cache import KVCache, SeqLen
+from ropewalk.attention.norm import RMSNorm
+from ropewalk.errors import RopeError
+from ropewalk.models.layers import ACTIVATIONS, NORMS, DecoderLayer, FeedForward, make_norm
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+if TYPE_CHECKING:
+    from ropewalk.models.tokenizer import TextTokenizer
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+Ropes = RopeConfig | tuple[RopeConfig | None, ...] | None
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder; field names are Hugging Face's where it has them.
+
+    - `num_key_value_heads` None: as many as heads. `head_dim` None: hidden_size / num_attention_heads.
+    - `rope`: one RopeConfig for all layers, None for no position at all, or a tuple with one entry (or None) per layer.
+    - `sliding_window`: tokens, None, or a tuple with one entry per layer.
+    - `hidden_act`: "swiglu", "gelu", "gelu_tanh", "relu". `norm`: "rmsnorm", "layernorm".
+    - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, used in training only.
+
+    Raises `RopeError` where numbers do not fit.
+
+    >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+    >>> len(config.ropes), config.sliding_windows
+    (2, (None, None))
+    """
+
+    _: KW_ONLY
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rope: Ropes = None
+    sliding_window: int | tuple[int | None, ...] | None = None
+    hidden_act: str = "swiglu"
+    norm: str = "rmsnorm"
+    norm_eps: float = 1e-5
+    qk_norm: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = True
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        facts = {name: getattr(self, name) for name in sizes}
+        if not all(isinstance(size, int) and size >= 1 for size in facts.values()):
+            raise RopeError("DecoderConfig: sizes must be whole numbers of at least 1.", facts=facts)
+        if self.num_key_value_heads is None:
+            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise RopeError(
+                    "DecoderConfig: `hidden_size` is not a multiple of `num_attention_heads`.",
+                    facts=facts,
+                    cure="Pass head_dim=... where a head is not hidden_size / num_attention_heads.",
+                )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        for name, known in (("hidden_act", ACTIVATIONS), ("norm", NORMS)):
+            if getattr(self, name) not in known:
+                raise RopeError(f"DecoderConfig: unknown `{name}`.", facts={name: getattr(self, name), "known": known})
+        for name, kind in (("rope", RopeConfig), ("sliding_window", int)):
+            value = getattr(self, name)
+            if isinstance(value, list | tuple):
+                object.__setattr__(self, name, tuple(value))
+                if len(value) != self.num_hidden_layers:
+                    raise RopeError(
+                        f"DecoderConfig: a tuple `{name}` needs one entry per layer.",
+                        facts={f"len({name})": len(value), "num_hidden_layers": self.num_hidden_layers},
+                        cure="Give None for the layers without.",
+                    )
+            for entry in value if isinstance(value, list | tuple) else (value,):
+                if entry is not None and not isinstance(entry, kind):
+                    raise RopeError(
+                        f"DecoderConfig: `{name}` must be a {kind.__name__}, None, or a tuple of these.",
+                        facts={name: value},
+                    )
+
+    @property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """One rule, or None, per layer."""
+        return self.rope if isinstance(self.rope, tuple) else (self.rope,) * self.num_hidden_layers
+
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """One window in tokens, or None, per layer."""
+        window = self.sliding_window
+        return window if isinstance(window, tuple) else (window,) * self.num_hidden_layers
+
+    @property
+    def kv_heads(self) -> int:
+        """`num_key_value_heads`, resolved."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def needs_seq_len(self) -> bool:
+        """Whether any layer's frequencies depend on the sequence's length."""
+        return any(rope is not None and rope.needs_seq_len for rope in self.ropes)
+
+
+class Decoder(nn.Module):
+    """A decoder language model; its state-dict keys are Hugging Face Llama's without the leading "model.".
+
+    `tokenizer` is None until a checkpoint brings one. Built under `torch.device("meta")` it holds no memory, and is
+    right after `to_empty` and `load_state_dict`: nothing but parameters is stored. Weights begin as normal numbers of
+    standard deviation `initializer_range`, as transformers' Llama.
+
+    >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+    >>> Decoder(config)(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 32])
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer: TextTokenizer | None = None
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            _make_layer(config, rope, window) for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
+        )
+        self.norm = make_norm(config.norm, config.hidden_size, config.norm_eps)
+        self.lm_head = None
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew from torch's generator: normal matrices, zero biases, unit norms."""
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, nn.Linear | nn.Embedding):
+                    module.weight.normal_(0.0, self.config.initializer_range)
+                elif isinstance(module, RMSNorm | nn.LayerNorm):
+                    module.weight.fill_(1.0)
+                bias = getattr(module, "bias", None)
+                if isinstance(bias, Tensor):
+                    bias.zero_()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        seq_len: SeqLen | None = None,
+    ) -> Tensor:
+        """Logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
+
+        - `position_ids`: integers `[seq]` or `[batch, seq]`; None: each token's index among the real tokens of its row,
+          after those in the cache, or of its document.
+        - `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side; with a cache it
+          covers the new tokens alone. What comes out at padded tokens is finite and means nothing.
+        - `document_ids`: integers `[batch, seq]` of packed documents: a new one begins where the id changes, positions
+          begin again there, and no token sees another document. Not with a cache.
+        - `cache`: from `new_cache`; the tokens are appended to it, and no gradients are kept.
+        - `seq_len`: tokens, an int or int64 `[batch]`: required where frequencies depend on length (dynamic NTK,
+          LongRoPE), unless the cache has it.
+
+        Raises `RopeError` for arguments that do not fit together, and where a cache would be outgrown.
+        """
+        hidden = self.hidden_states(
+            input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            document_ids=document_ids,
+            cache=cache,
+            seq_len=seq_len,
+        )
+        with torch.no_grad() if cache is not None else nullcontext():
+            return self.logits(hidden)
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        seq_len: SeqLen | None = None,
+    ) -> Tensor:
+        """What `forward` gives before the head: `[batch, seq, hidden]` after the final norm. Arguments as `forward`."""
+        self._check_call(input_ids, cache, seq_len)
+        layout = arrange(input_ids, attention_mask, document_ids, cache, where="Decoder")
+        seq_len = agreed_seq_len(seq_len, cache)
+        tables: dict[RopeConfig, RotaryTables] = {}
+        with torch.no_grad() if cache is not None else nullcontext():
+            x = self.embed_tokens(input_ids)
+            for index, layer in enumerate(self.layers):
+                rotary = cast(DecoderLayer, layer).self_attn.rotary
+                if rotary is not None and rotary.config not in tables:
+                    tables[rotary.config] = rotary_tables(rotary, layout, position_ids, seq_len, dtype=x.dtype)
+                of_layer = None if rotary is None else tables[rotary.config]
+                x = layer(x, layout=layout, tables=of_layer, cache=cache, layer=index)
+            x = self.norm(x)
+        if cache is not None:
+            cache.commit(layout)
+        return x  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[..., hidden]` after the final norm to logits `[..., vocab]`."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(hidden, head.weight)
+
+    def with_rope(self, rope: Ropes) -> Decoder:
+        """This model under another rope: the same weights (not copied), `self` left as it is.
+
+        A RopeConfig for all layers (those without a rope stay without), None for none, or a tuple with one per layer.
+        A cache of one is refused by the other.
+        """
+        if isinstance(rope, RopeConfig):
+            rope = tuple(None if old is None else rope for old in self.config.ropes)
+            if len(set(rope)) == 1:
+                rope = rope[0]
+        other = _shallow(self)
+        other.config = replace(self.config, rope=rope)
+        rotaries = {config: RotaryEmbedding(config) for config in other.config.ropes if config is not None}
+        layers = []
+        for layer, config in zip(self.layers, other.config.ropes, strict=True):
+            if not isinstance(layer, DecoderLayer):
+                raise RuntimeError("a decoder is made of DecoderLayers")
+            twin = _shallow(layer)
+            twin.self_attn = _shallow(layer.self_attn)
+            twin.self_attn.set_rope(None if config is None else rotaries[config])
+            layers.append(twin)
+        other.layers = nn.ModuleList(layers)
+        return other
+
+    def new_cache(
+        self,
+        batch: int = 1,
+        *,
+        seq_len: SeqLen | None = None,
+        capacity: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> KVCache:
+        """An empty cache for `batch` rows, on the model's device and in its dtype (or `dtype`).
+
+        `seq_len` (tokens, an int or `[batch]`) is required where frequencies depend on length, and fixed from then on.
+        `capacity` (tokens) reserves room ahead: give it where the final length is known.
+        """
+        weight = self.embed_tokens.weight
+        return KVCache(
+            num_layers=self.config.num_hidden_layers,
+            batch=batch,
+            num_key_value_heads=self.config.kv_heads,
+            head_dim=self.config.head_dim or 0,
+            seq_len=seq_len,
+            capacity=capacity,
+            dtype=dtype or weight.dtype,
+            device=weight.device,
+            ropes=self.config.ropes,
+        )
+
+    def num_parameters(self) -> int:
+        """Numbers that are learned; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _check_call(self, input_ids: Tensor, cache: KVCache | None, seq_len: SeqLen | None) -> None:
+        if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+            raise RopeError(
+                "Decoder: `input_ids` must be integers [batch, seq].",
+                facts={"input_ids": input_ids},
+                cure="Add the batch: input_ids[None].",
+            )
+        if not torch.compiler.is_compiling() and input_ids.device.type == "cpu" and input_ids.numel():
+            low, high = (int(bound) for bound in input_ids.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                raise RopeError(
+                    "Decoder: `input_ids` holds a token that the vocabulary has not.",
+                    facts={"lowest": low, "highest": high, "vocab_size": self.config.vocab_size},
+                    cure="Use the tokenizer that the model was trained with.",
+                )
+        if self.config.needs_seq_len and seq_len is None and (cache is None or cache.seq_len is None):
+            raise RopeError(
+                "Decoder: `seq_len` is required: this model's frequencies depend on length.",
+                facts={"scaling": next(r.scaling for r in self.config.ropes if r is not None and r.needs_seq_len)},
+                cure="Pass seq_len=... (tokens in all, to the end of generation), or new_cache(seq_len=...).",
+            )
+        if cache is not None and cache.ropes != self.config.ropes:
+            raise RopeError(
+                "Decoder: the cache was made for another rope: its keys are rotated by other frequencies.",
+                facts={"cache.ropes": cache.ropes, "config.ropes": self.config.ropes},
+                cure="Make it with this model's new_cache.",
+            )
+
+
+def _make_layer(config: DecoderConfig, rope: RopeConfig | None, window: int | None) -> DecoderLayer:
+    attention = Attention(
+        config.hidden_size,
+        config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rope=rope,
+        sliding_window=window,
+        qk_norm=config.qk_norm,
+        norm_eps=config.norm_eps,
+        bias=config.attention_bias,
+        output_bias=config.output_bias,
+        attention_dropout=config.attention_dropout,
+        residual_dropout=config.residual_dropout,
+    )
+    return DecoderLayer(
+        attention,
+        FeedForward(config.hidden_size, config.intermediate_size, hidden_act=config.hidden_act, bias=config.mlp_bias),
+        make_norm(config.norm, config.hidden_size, config.norm_eps),
+        make_norm(config.norm, config.hidden_size, config.norm_eps),
+        residual_dropout=config.residual_dropout,
+    )
+
+
+def _shallow(module: ModuleT) -> ModuleT:
+    """A copy of a module that shares its parameters and submodules, and can be given others."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    twin._parameters = dict(module._parameters)
+    twin._buffers = dict(module._buffers)
+    return twin

@@ -1,0 +1,80 @@
+"""The layers of a decoder: feed-forward, norm, one pre-norm block."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropewalk.attention.attention import Attention, RotaryTables
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.masks import Layout
+from ropewalk.attention.norm import RMSNorm
+from ropewalk.errors import RopeError
+
+ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
+NORMS = ("rmsnorm", "layernorm")
+
+
+class FeedForward(nn.Module):
+    """down(silu(gate(x)) * up(x)) for "swiglu"; down(act(up(x))) for "gelu", "gelu_tanh" and "relu".
+
+    Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
+
+    >>> FeedForward(8, 16, hidden_act="relu")(torch.zeros(1, 2, 8)).shape
+    torch.Size([1, 2, 8])
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, hidden_act: str = "swiglu", bias: bool = False
+    ) -> None:
+        super().__init__()
+        if hidden_act not in ACTIVATIONS:
+            raise RopeError(
+                "FeedForward: unknown `hidden_act`.", facts={"hidden_act": hidden_act, "known": ACTIVATIONS}
+            )
+        self.hidden_act = hidden_act
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias) if hidden_act == "swiglu" else None
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., hidden]` to the same."""
+        up = self.up_proj(x)
+        if self.gate_proj is not None:
+            gate = F.silu(self.gate_proj(x))
+            return self.down_proj(gate * up)  # type: ignore[no-any-return]
+        if self.hidden_act == "relu":
+            return self.down_proj(F.relu(up))  # type: ignore[no-any-return]
+        return self.down_proj(F.gelu(up, approximate="tanh" if self.hidden_act == "gelu_tanh" else "none"))  # type: ignore[no-any-return]
+
+
+def make_norm(kind: str, size: int, eps: float) -> nn.Module:
+    """An RMSNorm, or torch's LayerNorm with its bias."""
+    return RMSNorm(size, eps=eps) if kind == "rmsnorm" else nn.LayerNorm(size, eps=eps)
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names are Hugging Face's Llama's."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: FeedForward,
+        input_layernorm: nn.Module,
+        post_attention_layernorm: nn.Module,
+        residual_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = attention, mlp
+        self.input_layernorm, self.post_attention_layernorm = input_layernorm, post_attention_layernorm
+        self.residual_dropout = residual_dropout
+
+    def forward(
+        self, x: Tensor, *, layout: Layout, tables: RotaryTables | None, cache: KVCache | None = None, layer: int = 0
+    ) -> Tensor:
+        """`[batch, seq, hidden]` to the same; `layout` and `tables` are the forward's."""
+        x = x + self.self_attn(self.input_layernorm(x), layout=layout, tables=tables, cache=cache, layer=layer)
+        out = self.mlp(self.post_attention_layernorm(x))
+        if self.training and self.residual_dropout:
+            out = F.dropout(out, self.residual_dropout)
+        return x + out  # type: ignore[no-any-return]
