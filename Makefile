@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
 
 test: $(READY)
-	$(BIN)/python -m pytest -m traced --no-shapes tests
+	$(BIN)/python -m pytest -q --shapes tests/rope tests/rotation tests/attention
 	$(BIN)/python -m pytest
 
 check: $(READY)

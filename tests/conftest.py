@@ -1,4 +1,4 @@
-"""Set-up of the test run: shapes in signatures are checked at run time, and fresh memory is full of NaN."""
+"""Set-up of the test run: fresh memory is full of NaN; `--shapes` checks every shape in a signature at run time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-if "--no-shapes" not in sys.argv:
+if "--shapes" in sys.argv:
     from jaxtyping import install_import_hook
 
     install_import_hook("ropewalk", "beartype.beartype")
@@ -22,8 +22,16 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--no-shapes` leaves the package without run-time shape checks, as tracers need it."""
-    parser.addoption("--no-shapes", action="store_true", help="do not check shapes at run time")
+    """`--shapes` puts jaxtyping's checks into the package; tests of wrong shapes and of tracers are left out then."""
+    parser.addoption("--shapes", action="store_true", help="check the shapes in signatures at run time")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under `--shapes` a wrong call would fail in the checker before it reaches our own message."""
+    if config.getoption("--shapes"):
+        left_out = [item for item in items if {"rejects", "traced"} & {mark.name for mark in item.iter_markers()}]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, scale: flo
 
     `cos` and `sin` broadcast against `x[..., :pairs]`. Arithmetic in float32, in float64 for float64 `x`; one rounding.
     """
+    cos, sin = _placed_as(x, cos), _placed_as(x, sin)
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
     cos, sin = cos.to(compute), sin.to(compute)
     if scale != 1.0:
@@ -35,3 +36,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, scale: flo
     joined = torch.stack((first, second), dim=-1).flatten(-2) if interleaved else torch.cat((first, second), dim=-1)
     turned = joined.to(x.dtype)
     return turned if rotary_dim == x.shape[-1] else torch.cat((turned, x[..., rotary_dim:]), dim=-1)
+
+
+def _placed_as(x: Tensor, table: Tensor) -> Tensor:
+    """A plain table beside a DTensor is every rank's own copy of the whole: replicated, without communication."""
+    if type(x) is Tensor or not torch.distributed.is_available():
+        return table
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(x, DTensor) or isinstance(table, DTensor):
+        return table
+    return DTensor.from_local(table, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False)

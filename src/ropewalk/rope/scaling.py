@@ -245,8 +245,9 @@ class LongRoPE(Scaling):
     """One divisor per pair, found by search: `short_factor` up to the trained length, `long_factor` beyond it.
 
     The attention factor sqrt(1 + ln(factor) / ln(trained)) holds on both sides, unless `attention_factor`, or
-    Phi-3.5-MoE's `short_mscale` and `long_mscale`, say otherwise. `factor` defaults to max_position_embeddings / trained.
-    The paper's first tokens that stay unscaled are `unscaled_tokens` (section 3.2, n-hat); no published checkpoint uses them.
+    Phi-3.5-MoE's `short_mscale` and `long_mscale`, say otherwise; `factor` defaults to max_position_embeddings /
+    trained. The paper's first tokens that stay unscaled are `unscaled_tokens` (section 3.2, n-hat); no published
+    checkpoint uses them.
     Source: Ding et al. 2024, arXiv:2402.13753, eq. 3 and section 3.3.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class LearnedFrequencies(nn.Module):
         angles = (positions * self.freqs.to(torch.float64)).sum(-2)
         return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LearnedFrequencies:
         """Follow a move to another device, but not a cast: 16 bits cannot hold a frequency."""
         before: Any = self.freqs.data
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -1,0 +1,104 @@
+"""RopeConfig: what it accepts, what it refuses, what it derives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
+
+
+def config(**changes):
+    return rw.RopeConfig(**{"head_dim": 8, "interleaved": True, **changes})
+
+
+def test_frozen_hashable_and_compared_whole():
+    """Equal fields make equal configs and hashes; any field makes a difference (a memo key forgets nothing)."""
+    base = config(scaling=rw.scaling.Linear(2.0), max_position_embeddings=64)
+    assert hash(base) == hash(config(scaling=rw.scaling.Linear(2.0), max_position_embeddings=64))
+    others = [
+        config(head_dim=16), config(interleaved=False), config(theta=5e5), config(rotary_dim=4), config(),
+        config(scaling=rw.scaling.Linear(4.0)), config(scaling=rw.scaling.NTK(2.0)), config(max_position_embeddings=65),
+        config(axes=(0, 1, 0, 1)), config(axes=(0, 1, 0, 1), axes_restart=True),
+    ]  # fmt: skip
+    assert len({base, *others}) == len(others) + 1
+    with pytest.raises(AttributeError):
+        base.theta = 1.0
+
+
+def test_theta_reaches_the_tables():
+    """Two thetas never share a table (Equinox's cache forgot it)."""
+    tables = [rw.RotaryEmbedding(config(theta=t)).cos_sin(torch.arange(9))[0] for t in (1e4, 5e5)]
+    assert (tables[0] - tables[1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 7}, "`head_dim` must be even"),
+        ({"head_dim": 0}, "`head_dim` must be even"),
+        ({"rotary_dim": 3}, "`rotary_dim` must be even"),
+        ({"rotary_dim": 10}, "`rotary_dim` must be even"),
+        ({"rotary_dim": 0}, "`rotary_dim` must be even"),
+        ({"interleaved": None}, "`interleaved` must be True or False"),
+        ({"theta": 1.0}, "`theta` must be"),
+        ({"theta": float("inf")}, "`theta` must be"),
+        ({"max_position_embeddings": 0}, "at least 1 token"),
+        ({"axes": (0, 1)}, "one axis for each pair"),
+        ({"axes": (0, 2, 2, 0)}, "without gaps"),
+        ({"scaling": "linear"}, "must be a rule of ropewalk.scaling"),
+        ({"scaling": LongRoPE((1.0,), (2.0,) * 4, 16)}, "`short_factor` needs one entry"),
+        ({"scaling": LongRoPE((1.0,) * 4, (2.0,) * 3, 16)}, "`long_factor` needs one entry"),
+        ({"scaling": Proportional(0.5), "rotary_dim": 4}, "pairs over the whole head"),
+        ({"scaling": rw.scaling.DynamicNTK()}, "max_position_embeddings, which is not set"),
+    ],
+)
+def test_bad_configs(changes, message):
+    """What cannot be rotated is refused, with the rule that was broken."""
+    with pytest.raises(rw.RopeError, match=message):
+        config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: rw.scaling.Linear(0.5), "Linear: `factor`"),
+        (lambda: rw.scaling.NTK(float("nan")), "NTK: `factor`"),
+        (lambda: YaRN(4.0, 0), "whole number of tokens"),
+        (lambda: YaRN(4.0, 64, beta_fast=1, beta_slow=32), "`beta_fast` must be above"),
+        (lambda: YaRN(4.0, 64, variant="hf"), "unknown variant"),
+        (lambda: rw.scaling.Llama3(8.0, 4.0, 1.0, 64), "`high_freq_factor` must be above"),
+        (lambda: LongRoPE((0.0,), (1.0,), 64), "every entry of `short_factor`"),
+        (lambda: LongRoPE((1.0,), (1.0,), 64, unscaled_tokens=-1), "must not be negative"),
+        (lambda: Proportional(1.5), "between 0 and 1"),
+        (lambda: rw.axes_from_sections([]), "at least one pair"),
+        (lambda: rw.axes_from_sections([1, 3], interleaved=True), "do not fit"),
+    ],
+)
+def test_bad_rules(build, message):
+    """Impossible scaling rules and sections are refused when they are written."""
+    with pytest.raises(rw.RopeError, match=message):
+        build()
+
+
+def test_trained_length_and_needs_seq_len():
+    """The trained length is the rule's where it says one, else the config's; two rules need a sequence length."""
+    assert config(max_position_embeddings=64).trained_length == 64
+    assert config(scaling=YaRN(4.0, 16), max_position_embeddings=64).trained_length == 16
+    assert config().trained_length is None
+    needing = [
+        config(scaling=rw.scaling.DynamicNTK(), max_position_embeddings=8),
+        config(scaling=LongRoPE((1,) * 4, (2,) * 4, 8)),
+    ]
+    assert all(c.needs_seq_len for c in needing)
+    assert not config(scaling=YaRN(4.0, 16)).needs_seq_len
+
+
+def test_axes_that_restart_have_their_own_ladders():
+    """Axial 2D counts each axis from the fastest pair; M-RoPE shares one ladder."""
+    axes = rw.axes_from_sections([2, 2])
+    shared = rw.inverse_frequencies(config(axes=axes)).inv_freq
+    own = rw.inverse_frequencies(config(axes=axes, axes_restart=True)).inv_freq
+    torch.testing.assert_close(shared, torch.tensor([[1, 0.1, 0, 0], [0, 0, 0.01, 0.001]], dtype=torch.float64))
+    torch.testing.assert_close(own, torch.tensor([[1, 0.01, 0, 0], [0, 0, 1, 0.01]], dtype=torch.float64))

@@ -1,0 +1,83 @@
+"""cos and sin against mpmath, up to position 10,000,000, in float64, float32 and through the integer phase."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.rope.tables import make_tables, phase_tables
+from tests import oracle
+
+BOUND = 1.2e-7
+POSITIONS = np.unique(
+    np.concatenate(
+        [
+            np.arange(6), [255, 4095, 131_071, 999_999, 1_000_000, 2**24 + 1, 9_999_999, 10_000_000],
+            np.random.default_rng(0).integers(0, 10_000_001, 12), -np.array([1, 77, 131_072, 10_000_000]),
+        ]
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("theta", [1e2, 1e3, 1e4, 1e5, 1e6, 1e7])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_within_one_rounding_to_ten_million(theta, dim):
+    """cos and sin are within 1.2e-7 of mpmath at every theta, also far beyond any trained length and below zero."""
+    angle = oracle.angles(POSITIONS, theta, dim)
+    rope = rw.RotaryEmbedding(rw.RopeConfig(dim, interleaved=True, theta=theta))
+    cos, sin = rope.cos_sin(torch.from_numpy(POSITIONS))
+    assert cos.dtype == sin.dtype == torch.float32
+    np.testing.assert_allclose(cos.double().numpy(), np.cos(angle), rtol=0, atol=BOUND)
+    np.testing.assert_allclose(sin.double().numpy(), np.sin(angle), rtol=0, atol=BOUND)
+    cos64, sin64 = rope.cos_sin(torch.from_numpy(POSITIONS), dtype=torch.float64)
+    np.testing.assert_allclose(cos64.numpy(), np.cos(angle), rtol=0, atol=5e-9)
+    np.testing.assert_allclose(sin64.numpy(), np.sin(angle), rtol=0, atol=5e-9)
+
+
+@pytest.mark.parametrize("theta", [1e2, 1e4, 1e7])
+def test_the_integer_phase_needs_no_float64(theta):
+    """The path for devices without float64 holds the same bound, and keeps it where float64 angles have lost it."""
+    far = np.concatenate([POSITIONS, [10**9 + 7, 10**12 + 7, -(10**12)]])
+    columns = rw.inverse_frequencies(rw.RopeConfig(64, interleaved=True, theta=theta)).inv_freq[0].tolist()
+    cos, sin = phase_tables(torch.from_numpy(far)[:, None], columns)
+    assert cos.dtype == sin.dtype == torch.float32
+    # beyond 1e8 the frequency's own float64 rounding shows: 1e12 tokens times half a unit in its last place
+    bound = BOUND + 2.0**-53 * np.abs(far)[:, None]
+    angle = oracle.angles(far, theta, 64)
+    assert (np.abs(cos.double().numpy() - np.cos(angle)) <= bound).all()
+    assert (np.abs(sin.double().numpy() - np.sin(angle)) <= bound).all()
+
+
+def test_the_usual_float32_product_fails_this_bound():
+    """The bar means something: position * inv_freq in float32, as commonly done, misses it by far."""
+    angle = oracle.angles(np.array([1_000_000]), 1e4, 64)
+    inv_freq = 1.0 / (1e4 ** (torch.arange(0, 64, 2).float() / 64))
+    usual = (torch.tensor(1_000_000.0) * inv_freq).cos()
+    assert np.abs(usual.double().numpy() - np.cos(angle)).max() > 1e-3
+
+
+def test_unscaled_first_tokens():
+    """LongRoPE's first tokens keep the unscaled frequencies, the others the scaled ones."""
+    cos, _ = make_tables(torch.tensor([3, 4]), (0.5,), first=(4, (1.0,)), dtype=torch.float64)
+    np.testing.assert_allclose(cos[:, 0], np.cos([3.0, 2.0]))
+
+
+def test_any_leading_shape_and_real_coordinates():
+    """Positions keep their shape; real coordinates are allowed."""
+    cos, sin = make_tables(torch.tensor([[0.5, -0.25]]), (2.0, 1.0))
+    assert cos.shape == (1, 2, 2)
+    np.testing.assert_allclose(sin.numpy(), np.sin([[[1.0, 0.5], [-0.5, -0.25]]]), rtol=1e-6)
+
+
+def test_each_pair_follows_its_axis():
+    """With several axes a pair reads its own coordinate."""
+    positions = torch.tensor([[3, 5]])
+    cos, _ = make_tables(positions, (1.0, 0.5, 0.25), axes=(0, 1, 0), dtype=torch.float64)
+    np.testing.assert_allclose(cos[0], np.cos([3.0, 2.5, 0.75]))
+
+
+def test_text_positions():
+    """Text has the same number on every axis."""
+    assert rw.text_positions(torch.tensor([[4, 7]]), 3).tolist() == [[[4] * 3, [7] * 3]]

@@ -1,0 +1,204 @@
+"""RotaryEmbedding and apply_rotary_pos_emb: the whole way from positions to rotated queries and keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ropewalk as rw
+from tests import oracle
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_apply_rotary_pos_emb(interleaved, dtype):
+    """Negative, unsorted and far-apart positions, per row, in every dtype, against the oracle; the input stays."""
+    positions = np.array([[0, 5, -3, 10_000_000, 2], [131_071, 1, 0, -999_999, 7]])
+    x = torch.randn(2, 5, 3, 16).to(dtype)
+    before = x.clone()
+    got = rw.apply_rotary_pos_emb(x, torch.from_numpy(positions), theta=5e5, interleaved=interleaved)
+    angle = oracle.angles(positions, 5e5, 16).reshape(2, 5, 1, 8)
+    expected = oracle.rotate(x.double().numpy(), angle, interleaved=interleaved)
+    unit = torch.finfo(dtype).eps if dtype != torch.float64 else 1e-9
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=0, atol=4 * unit + 1e-9)
+    assert (got.dtype, got.shape, got.device) == (x.dtype, x.shape, x.device)
+    assert torch.equal(x, before)
+
+
+def test_apply_rotary_pos_emb_default_is_the_papers():
+    """Without a word it pairs (0,1), (2,3), ... at theta 10000, for one row of positions as for a batch of them."""
+    x, ids = torch.randn(2, 4, 1, 6), torch.tensor([3, 1, 2, 0], dtype=torch.int32)
+    got = rw.apply_rotary_pos_emb(x, ids)
+    assert torch.equal(got, rw.apply_rotary_pos_emb(x, ids.expand(2, 4), 10000.0, interleaved=True))
+    angle = oracle.angles(ids.numpy(), 1e4, 6)[None, :, None]
+    np.testing.assert_allclose(got.numpy(), oracle.rotate(x.numpy(), angle, interleaved=True), atol=1e-6)
+
+
+@given(
+    st.integers(-1_000_000, 1_000_000), st.integers(0, 4096), st.integers(0, 4096), st.booleans(), st.integers(0, 99)
+)
+@settings(max_examples=60, deadline=None)
+def test_scores_depend_on_the_distance_alone(shift, m, n, interleaved, seed):
+    """q at m and k at n give the same score when both move by up to a million: within 1e-6 |q||k| in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, 1, 1, 1, 128, generator=generator)
+
+    def score(m, n):
+        turned = [
+            rw.apply_rotary_pos_emb(x, torch.tensor([p]), theta=5e5, interleaved=interleaved).double()
+            for x, p in ((q, m), (k, n))
+        ]
+        return (turned[0] * turned[1]).sum()
+
+    assert abs(score(m, n) - score(m + shift, n + shift)) <= 1e-6 * q.norm() * k.norm()
+
+
+def test_attention_factor_scales_queries_and_keys_not_tables():
+    """YaRN's factor multiplies q and k once each; the tables stay pure rotations (law 11)."""
+    config = rw.RopeConfig(16, interleaved=False, scaling=rw.scaling.YaRN(4.0, 64))
+    rope, x = rw.RotaryEmbedding(config), torch.randn(1, 5, 2, 16)
+    cos, sin = rope.cos_sin(torch.arange(5))
+    torch.testing.assert_close(cos**2 + sin**2, torch.ones(5, 8))
+    assert rope.attention_factor == pytest.approx(0.1 * np.log(4) + 1)
+    q, k = rope(x, x[:, :, :1], position_ids=torch.arange(5))
+    torch.testing.assert_close(q.norm(dim=-1), x.norm(dim=-1) * rope.attention_factor)
+    assert torch.equal(k, rope.rotate(x[:, :, :1], position_ids=torch.arange(5)))
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+def test_layouts_and_in_place(layout):
+    """The module turns every layout alike, and in place when asked."""
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True, rotary_dim=4))
+    q = torch.randn(1, 5, 4, 8)
+    expected = rope.rotate(q, position_ids=torch.arange(5))
+    view = {"bshd": q, "bhsd": q.transpose(1, 2), "thd": q[0]}[layout]
+    got, _ = rope(view, view.clone(), position_ids=torch.arange(5), layout=layout, inplace=True)
+    assert got is view
+    assert torch.equal(q, expected)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_length_dependent_rules_ask_for_the_length(name):
+    """seq_len is required, may differ by row, and no row changes another's."""
+    rule = {
+        "dynamic": rw.scaling.DynamicNTK(2.0),
+        "longrope": rw.scaling.LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 16, factor=4.0),
+    }[name]
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True, scaling=rule, max_position_embeddings=16))
+    ids = torch.arange(6).expand(2, 6)
+    with pytest.raises(rw.RopeError, match="depend on the sequence length"):
+        rope.cos_sin(ids)
+    both = rope.cos_sin(ids, torch.tensor([6, 40]))
+    for row, seq_len in enumerate((6, 40)):
+        alone = rope.cos_sin(ids[0], seq_len)
+        assert torch.equal(both[0][row], alone[0])
+        assert torch.equal(both[1][row], alone[1])
+    assert not torch.equal(both[0][0], both[0][1])
+    with pytest.raises(rw.RopeError, match="one entry for each row"):
+        rope.cos_sin(ids, torch.tensor([6, 40, 7]))
+    with pytest.raises(rw.RopeError, match="one entry for each row"):
+        rope.cos_sin(ids[0], torch.tensor([6, 40]))
+
+
+def test_attention_factor_by_length():
+    """Phi-3.5-MoE's two mscales: each side has its own, and a mixed batch is refused."""
+    rule = rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16, short_mscale=1.1, long_mscale=1.2)
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True, scaling=rule))
+    assert [rope.attention_factor_at(n) for n in (16, 17)] == [1.1, 1.2]
+    assert rope.attention_factor_at(torch.tensor([17, 30])) == 1.2
+    with pytest.raises(rw.RopeError, match="different attention factors"):
+        rope.attention_factor_at(torch.tensor([16, 17]))
+    with pytest.raises(rw.RopeError, match="a seq_len chooses"):
+        _ = rope.attention_factor
+
+
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16], ids=str)
+def test_casts_cannot_spoil_it(cast):
+    """Right after .to(bfloat16) or .half(), tables are as exact as before: there is nothing to cast."""
+    rope = rw.RotaryEmbedding(rw.RopeConfig(64, interleaved=False))
+    before = rope.cos_sin(torch.arange(4096))
+    after = torch.nn.Sequential(rope).to(cast)[0].cos_sin(torch.arange(4096))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert after[0].dtype == torch.float32
+    assert not list(rope.state_dict())
+
+
+def test_built_on_meta_and_materialised():
+    """A module made on the meta device and materialised with to_empty is right without being told."""
+    config = rw.RopeConfig(64, interleaved=False, scaling=rw.scaling.Llama3(8.0, 1.0, 4.0, 8192), theta=5e5)
+    with torch.device("meta"):
+        model = torch.nn.Sequential(rw.RotaryEmbedding(config), torch.nn.Linear(2, 2))
+    rope = model.to_empty(device="cpu")[0]
+    expected = rw.RotaryEmbedding(config).cos_sin(torch.arange(100))
+    assert all(torch.equal(a, b) for a, b in zip(rope.cos_sin(torch.arange(100)), expected, strict=True))
+
+
+def test_default_dtype_and_autocast_change_nothing():
+    """A float64 or bfloat16 default dtype, or autocast, does not reach the tables."""
+    rope, ids = rw.RotaryEmbedding(rw.RopeConfig(64, interleaved=False)), torch.arange(50)
+    expected = rope.cos_sin(ids)[0]
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            assert torch.equal(rope.cos_sin(ids)[0], expected)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(rope.cos_sin(ids)[0], expected)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 7), torch.arange(2)), "must be even"),
+        (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), torch.arange(3)), "2 tokens but `cos` has 3 rows"),
+        (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), torch.arange(2.0)), "must be integers"),
+        (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), torch.ones(2).bool()), "cumsum"),
+        (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), torch.tensor(2)), "wrong shape"),
+        (lambda: rw.apply_rotary_pos_emb(torch.zeros(2, 1, 8), torch.arange(2)), "number of dimensions"),
+    ],
+)
+def test_bad_input(call, message):
+    """The one-call function refuses what the paper does not define."""
+    with pytest.raises(rw.RopeError, match=message):
+        call()
+
+
+def axial(sections, **options):
+    return rw.RopeConfig(2 * sum(sections), interleaved=True, axes=rw.axes_from_sections(sections), **options)
+
+
+@pytest.mark.parametrize("sections", [[3, 3], [2, 1, 3]])
+def test_axial_equals_one_rotation_per_axis(sections):
+    """Axial 2D and 3D: each axis's slice of the head is a text rotation by that coordinate."""
+    ids = torch.randint(-50, 50, (2, 7, len(sections)))
+    x = torch.randn(2, 7, 4, 2 * sum(sections))
+    got = rw.RotaryEmbedding(axial(sections, axes_restart=True, theta=100.0)).rotate(x, position_ids=ids)
+    slices = x.split([2 * s for s in sections], -1)
+    parts = [rw.apply_rotary_pos_emb(part.clone(), ids[..., a], theta=100.0) for a, part in enumerate(slices)]
+    torch.testing.assert_close(got, torch.cat(parts, -1))
+
+
+def test_mrope_on_text_is_plain_rope():
+    """The same number on every axis is ordinary text; different numbers are not."""
+    config = rw.RopeConfig(16, interleaved=False, axes=rw.axes_from_sections([4, 2, 2], interleaved=True))
+    plain = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False))
+    ids, x = torch.arange(9), torch.randn(1, 9, 2, 16)
+    text = rw.RotaryEmbedding(config).rotate(x, position_ids=rw.text_positions(ids, 3))
+    assert torch.equal(text, plain.rotate(x, position_ids=ids))
+    moved = rw.text_positions(ids, 3).clone()
+    moved[:, 1] += 1
+    assert not torch.equal(text, rw.RotaryEmbedding(config).rotate(x, position_ids=moved))
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("shape", [(9,), (9, 2), (2, 9), (3, 9), (3, 2, 9)])
+def test_axes_come_last(shape):
+    """Hugging Face's axes-first ids, and plain ids, are refused with the cure."""
+    rope = rw.RotaryEmbedding(axial([2, 2, 2]))
+    with pytest.raises(rw.RopeError, match=r"movedim\(0, -1\)"):
+        rope.cos_sin(torch.zeros(shape, dtype=torch.int64))

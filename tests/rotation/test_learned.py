@@ -1,0 +1,86 @@
+"""Learned frequencies: dense, per head, trained, and safe from casts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import ropewalk as rw
+
+CONFIG = rw.RopeConfig(16, interleaved=True, theta=10.0, axes=rw.axes_from_sections([4, 4]), axes_restart=True)
+
+
+def test_unmixed_start_is_the_axial_rotation():
+    """Before training and without mixing it is the fixed axial embedding, shared by all heads."""
+    ids = torch.randint(0, 14, (2, 9, 2))
+    learned = rw.LearnedFrequencies(CONFIG, mixed=False)(ids)
+    fixed = rw.RotaryEmbedding(CONFIG).cos_sin(ids)
+    for a, b in zip(learned, fixed, strict=True):
+        torch.testing.assert_close(a[:, :, 0], b, rtol=0, atol=1e-5)  # the parameter itself is float32
+
+
+def test_mixed_start_keeps_each_pairs_frequency():
+    """Mixing turns the direction in which a pair looks, by head, and keeps its frequency's length (rope-vit)."""
+    learned = rw.LearnedFrequencies(CONFIG, num_heads=3)
+    lengths = learned.freqs.norm(dim=1)
+    ladder = 10.0 ** (-torch.arange(4) / 4)
+    torch.testing.assert_close(lengths, ladder.repeat(2).expand(3, 8))
+    assert not torch.equal(learned.freqs[0], learned.freqs[1])
+
+
+def test_a_mixed_pair_follows_the_diagonal():
+    """The angle is the dense product positions @ frequencies, in float64, for each head."""
+    learned, ids = rw.LearnedFrequencies(CONFIG, num_heads=3), torch.rand(1, 9, 2) * 100
+    cos, sin = learned(ids)
+    angle = torch.einsum("bsa,hap->bshp", ids.double(), learned.freqs.detach().double())
+    torch.testing.assert_close(cos, angle.cos().float(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(sin, angle.sin().float(), rtol=0, atol=1e-7)
+
+
+def test_it_learns():
+    """Gradients reach the frequencies through rotate: two frequencies are recovered from rotated examples."""
+    config = rw.RopeConfig(4, interleaved=True, theta=10.0)
+    truth = torch.tensor([0.9, 0.4])
+    learned = rw.LearnedFrequencies(config)
+    optimizer = torch.optim.Adam(learned.parameters(), lr=0.02)
+    x, ids = torch.randn(8, 6, 1, 4), torch.arange(6)
+    angle = ids[:, None] * truth
+    target = rw.rotate(x, angle.cos(), angle.sin(), interleaved=True)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = (rw.rotate(x, *learned(ids), interleaved=True) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(learned.freqs.detach()[0, 0], truth, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_casts_leave_float32(cast):
+    """The parameter stays float32, with its value, and stays the same Parameter for the optimizer."""
+    learned = rw.LearnedFrequencies(CONFIG, num_heads=2)
+    parameter, before = learned.freqs, learned.freqs.detach().clone()
+    torch.nn.Sequential(learned, torch.nn.Linear(2, 2)).to(cast)
+    assert learned.freqs is parameter
+    assert learned.freqs.dtype == torch.float32
+    assert torch.equal(learned.freqs, before)
+
+
+def test_meta_then_reset():
+    """Built on meta and materialised, reset_parameters starts it again."""
+    with torch.device("meta"):
+        learned = rw.LearnedFrequencies(CONFIG, mixed=False)
+    learned = learned.to_empty(device="cpu")
+    learned.reset_parameters()
+    torch.testing.assert_close(learned.freqs, rw.LearnedFrequencies(CONFIG, mixed=False).freqs)
+    assert torch.equal(copy.deepcopy(learned).freqs, learned.freqs)
+
+
+@pytest.mark.rejects
+def test_bad_input():
+    """Coordinates without their axes, and no heads, are refused."""
+    with pytest.raises(rw.RopeError, match="wrong shape"):
+        rw.LearnedFrequencies(CONFIG)(torch.zeros(9))
+    with pytest.raises(rw.RopeError, match="`num_heads` must be at least 1"):
+        rw.LearnedFrequencies(CONFIG, num_heads=0)

@@ -1,0 +1,173 @@
+"""Under compilers, exporters, function transforms and sharded tensors the rotation is plain mathematics (law 7)."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import ropewalk as rw
+
+pytestmark = pytest.mark.traced
+
+CONFIGS = {
+    "half": rw.RopeConfig(8, interleaved=False),
+    "interleaved partial": rw.RopeConfig(8, interleaved=True, rotary_dim=4),
+    "yarn": rw.RopeConfig(8, interleaved=False, scaling=rw.scaling.YaRN(4.0, 64)),
+    "llama3": rw.RopeConfig(8, interleaved=False, scaling=rw.scaling.Llama3(8.0, 1.0, 4.0, 64)),
+}
+
+
+class Turn(nn.Module):
+    def __init__(self, config: rw.RopeConfig) -> None:
+        super().__init__()
+        self.rope = rw.RotaryEmbedding(config)
+
+    def forward(self, q, k, position_ids):
+        return self.rope(q, k, position_ids=position_ids)
+
+
+def inputs(seq: int, batch: int = 2):
+    return torch.randn(batch, seq, 4, 8), torch.randn(batch, seq, 2, 8), torch.arange(seq)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_three_graphs_for_all_lengths(name):
+    """fullgraph: one graph for the first length, one dynamic, one for length 1; never more, and never wrong."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(module, example_inputs):
+        graphs.append(module)
+        return module
+
+    turn = Turn(CONFIGS[name])
+    compiled = torch.compile(turn, fullgraph=True, backend=backend)
+    for seq in (7, 9, 11, 1, 13, 1, 300, 5):
+        given = inputs(seq)
+        for got, expected in zip(compiled(*given), turn(*given), strict=True):
+            torch.testing.assert_close(got, expected)
+    assert len(graphs) <= 3
+
+
+@pytest.mark.parametrize("name", ["interleaved partial", "yarn"])
+def test_compiled_for_real(name):
+    """Through the real compiler the result, also in bfloat16, and the gradients are those of eager."""
+    torch._dynamo.reset()
+    turn = Turn(CONFIGS[name])
+    compiled = torch.compile(turn, fullgraph=True)
+    for dtype, atol in ((torch.float32, 1e-6), (torch.bfloat16, 4e-2)):
+        q, k, ids = inputs(9)
+        ids = ids + 100_000
+        grads = []
+        for call in (compiled, turn):
+            x = q.to(dtype).requires_grad_()
+            a, b = call(x, k.to(dtype), ids)
+            ((a.float() ** 3).sum() + b.float().sum()).backward()
+            grads.append((a.detach(), b.detach(), x.grad))
+        for got, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=10 * atol)
+
+
+@pytest.mark.parametrize("rule", ["dynamic", "longrope"])
+def test_compiled_with_a_sequence_length(rule):
+    """A rule that depends on the length compiles for each seq_len that is fixed for a cache's life."""
+    torch._dynamo.reset()
+    scaling = {
+        "dynamic": rw.scaling.DynamicNTK(2.0),
+        "longrope": rw.scaling.LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 16),
+    }[rule]
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, scaling=scaling, max_position_embeddings=16))
+
+    def turn(x, ids, seq_len):
+        return rope.rotate(x, position_ids=ids, seq_len=seq_len)
+
+    compiled = torch.compile(turn, fullgraph=True, backend="eager")
+    for seq_len in (10, 40):
+        x, _, ids = inputs(9)
+        torch.testing.assert_close(compiled(x, ids, seq_len), turn(x, ids, seq_len))
+
+
+def test_export_then_eager():
+    """torch.export takes it with a dynamic length, and leaves the module as it was (no fake tensor stored)."""
+    turn = Turn(CONFIGS["yarn"])
+    seq = torch.export.Dim("seq", min=2, max=4096)
+    exported = torch.export.export(turn, inputs(9), dynamic_shapes=({1: seq}, {1: seq}, {0: seq})).module()
+    for length in (9, 33):
+        given = inputs(length)
+        for got, expected in zip(exported(*given), turn(*given), strict=True):
+            torch.testing.assert_close(got, expected)
+    assert not list(turn.buffers())
+
+
+def test_fake_tensors_leave_nothing_behind():
+    """Shapes can be propagated without numbers, before and after real use."""
+    config = rw.RopeConfig(8, interleaved=False, theta=12_345.0)
+    with FakeTensorMode():
+        fake = rw.RotaryEmbedding(config).rotate(torch.empty(2, 5, 4, 8), position_ids=torch.arange(5))
+        assert fake.shape == (2, 5, 4, 8)
+    cos, _ = rw.RotaryEmbedding(config).cos_sin(torch.arange(5))
+    assert cos[0].tolist() == [1.0] * 4
+
+
+def test_vmap_jvp_and_jacobian():
+    """Function transforms go through: a batch by vmap, a tangent by jvp, and the transpose as the Jacobian's."""
+    cos, sin = torch.rand(5, 4).cos(), torch.rand(5, 4).sin()
+
+    def turn(x):
+        return rw.rotate(x, cos, sin, interleaved=True)
+
+    x, tangent = torch.randn(3, 2, 5, 4, 8), torch.randn(3, 2, 5, 4, 8)
+    torch.testing.assert_close(torch.func.vmap(turn)(x), torch.stack([turn(row) for row in x]))
+    value, out = torch.func.jvp(turn, (x[0],), (tangent[0],))
+    torch.testing.assert_close(value, turn(x[0]))
+    torch.testing.assert_close(out, turn(tangent[0]))
+    jacobian = torch.func.jacrev(lambda y: turn(y.view(1, 5, 1, 8)).flatten())(torch.randn(40))
+    torch.testing.assert_close(
+        jacobian @ jacobian.T, torch.eye(40) * (cos**2 + sin**2).repeat_interleave(2, -1).flatten()
+    )
+
+
+def test_vmap_over_positions():
+    """A batch of position rows can be mapped as well."""
+    rope = rw.RotaryEmbedding(CONFIGS["half"])
+    x, ids = torch.randn(3, 1, 5, 2, 8), torch.randint(0, 99, (3, 5))
+    got = torch.func.vmap(lambda x, ids: rope.rotate(x, position_ids=ids))(x, ids)
+    expected = torch.stack([rope.rotate(a, position_ids=b) for a, b in zip(x, ids, strict=True)])
+    torch.testing.assert_close(got, expected)
+
+
+def _on_rank(rank: int, world: int, port: int) -> None:
+    """One process of the DTensor test: shard batch, tokens or heads, and compare with the whole."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    try:
+        mesh = init_device_mesh("cpu", (world,))
+        torch.manual_seed(0)
+        for interleaved in (True, False):
+            rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=interleaved, rotary_dim=4))
+            x = torch.randn(2, 6, 4, 8)
+            expected = rope.rotate(x, position_ids=torch.arange(6))
+            for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+                sharded = distribute_tensor(x, mesh, [placement]).requires_grad_()
+                got = rope.rotate(sharded, position_ids=torch.arange(6))
+                assert tuple(got.placements) == (placement,), (placement, got.placements)
+                torch.testing.assert_close(got.full_tensor(), expected)
+                got.square().sum().backward()
+                torch.testing.assert_close(sharded.grad.full_tensor(), 2 * x)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_dtensor():
+    """Sharded over batch, tokens or heads on two processes: the whole's numbers and gradients, sharding kept."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_on_rank, args=(2, port), nprocs=2)

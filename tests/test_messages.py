@@ -1,0 +1,69 @@
+"""Error wording: every RopeError in the package states its rule, and a cure."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import ropewalk
+from ropewalk.errors import RopeError, describe
+
+PACKAGE = Path(ropewalk.__file__).parent
+
+
+def raised_errors() -> list[tuple[str, ast.Call]]:
+    """Every construction of a RopeError in the package, with its place."""
+    calls = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "RopeError":
+                calls.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node))
+    return calls
+
+
+def test_every_error_has_a_cure():
+    """A user who meets an error is told what to do."""
+    without = [place for place, call in raised_errors() if not {"cure"} & {k.arg for k in call.keywords}]
+    assert len(raised_errors()) > 50
+    assert without == []
+
+
+def test_no_bare_exceptions():
+    """Users meet RopeError only: nothing raises ValueError, TypeError, RuntimeError or an assertion at them."""
+    plain = {
+        "ValueError",
+        "TypeError",
+        "RuntimeError",
+        "KeyError",
+        "Exception",
+        "NotImplementedError",
+        "AssertionError",
+    }
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                if node.exc.func.id in plain:
+                    found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+            elif isinstance(node, ast.Assert):
+                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert found == []
+
+
+def test_rule_facts_and_cure():
+    """The message is the rule, one fact a line, aligned, then the cure."""
+    error = RopeError("f: no.", facts={"x": torch.zeros(2, dtype=torch.bfloat16), "long_name": "a"}, cure="Do this.")
+    assert str(error) == "f: no.\n  x          bfloat16[2]\n  long_name  'a'\nDo this."
+    assert (error.rule, error.cure) == ("f: no.", "Do this.")
+    with pytest.raises(ValueError, match="f: no"):
+        raise error
+
+
+def test_long_values_are_cut():
+    """A fact never fills the screen, and a dtype is named as torch users know it."""
+    assert len(describe(list(range(10_000)))) < 250
+    assert describe(torch.float16) == "float16"
+    assert describe(torch.zeros(1, device="meta")) == "float32[1] meta"
