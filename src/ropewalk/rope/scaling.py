@@ -91,6 +91,13 @@ def _check_variant(name: str, variant: str) -> None:
         )
 
 
+def _ramp(turns: float, low: float, high: float) -> float:
+    """0 below `low`, 1 above `high`, linear between them; a step where they are equal (Llama 4, Kimi-K2)."""
+    if low == high:
+        return float(turns >= high)
+    return min(1.0, max(0.0, (turns - low) / (high - low)))
+
+
 @dataclass(frozen=True)
 class Linear(Scaling):
     """Position interpolation: every frequency divided by `factor`.
@@ -191,9 +198,9 @@ class YaRN(Scaling):
         _check_factor("YaRN", self.factor)
         _check_length("YaRN", self.original_max_position_embeddings)
         _check_variant("YaRN", self.variant)
-        if not self.beta_fast > self.beta_slow > 0:
+        if not self.beta_fast >= self.beta_slow > 0:
             raise RopeError(
-                "YaRN: `beta_fast` must be above `beta_slow`, and both above 0 (turns within the trained length).",
+                "YaRN: `beta_fast` must not be below `beta_slow`, and both above 0 (turns within the trained length).",
                 facts={"beta_fast": self.beta_fast, "beta_slow": self.beta_slow},
                 cure="The published values are beta_fast=32, beta_slow=1.",
             )
@@ -206,7 +213,7 @@ class YaRN(Scaling):
     def _kept_by_turns(self, ladder: Ladder, plain: list[float]) -> list[float]:
         """The paper's gamma(r), eq. 18: the share of a frequency kept, by its turns r in the trained length."""
         turns = [self.original_max_position_embeddings * f / (2 * math.pi) for f in plain]
-        return [min(1.0, max(0.0, (r - self.beta_slow) / (self.beta_fast - self.beta_slow))) for r in turns]
+        return [_ramp(r, self.beta_slow, self.beta_fast) for r in turns]
 
     def _kept_by_index(self, ladder: Ladder, plain: list[float]) -> list[float]:
         """The reference code's ramp, linear in the pair's index between the two bounds."""
@@ -336,9 +343,9 @@ class Llama3(Scaling):
     def __post_init__(self) -> None:
         _check_factor("Llama3", self.factor)
         _check_length("Llama3", self.original_max_position_embeddings)
-        if not self.high_freq_factor > self.low_freq_factor > 0:
+        if not self.high_freq_factor >= self.low_freq_factor > 0:
             raise RopeError(
-                "Llama3: `high_freq_factor` must be above `low_freq_factor`, and both above 0.",
+                "Llama3: `high_freq_factor` must not be below `low_freq_factor`, and both above 0.",
                 facts={"high_freq_factor": self.high_freq_factor, "low_freq_factor": self.low_freq_factor},
                 cure="The published values are low_freq_factor=1, high_freq_factor=4.",
             )
@@ -348,7 +355,7 @@ class Llama3(Scaling):
         scaled = []
         for f in ladder.inv_freq():
             turns = self.original_max_position_embeddings * f / (2 * math.pi)
-            kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+            kept = _ramp(turns, low, high)
             scaled.append(f / self.factor * (1 - kept) + f * kept)
         return scaled
 

@@ -1,0 +1,188 @@
+"""The numbers of a Hugging Face config that surround its rope block: head_dim, rotary_dim, theta, lengths, axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import axes_from_sections
+from ropewalk.rope.families import Family
+from ropewalk.rope.rope_parameters import number
+
+
+def max_position_embeddings_of(fields: Mapping[str, Any]) -> int | None:
+    """The config's longest position in tokens, under any of its spellings."""
+    return _whole(fields, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> float:
+    """theta: the block's, else the config's own (GPT-NeoX: `rotary_emb_base`), else the family's."""
+    stated = _first(block, "rope_theta") or _first(fields, "rotary_emb_base", "rope_theta")
+    return family.theta if stated is None else number(stated[1], stated[0])
+
+
+def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | None) -> int:
+    """The features of one head; for multi-head latent attention, of the slice that turns."""
+    if family.mla:
+        return _whole(fields, "qk_rope_head_dim", "head_dim") or family.head_dim or 64
+    if layer_type is not None:
+        own = _per_layer_head_dim(fields, layer_type)
+        if own is not None:
+            return own
+        if layer_type in family.head_dim_of:
+            key, default = family.head_dim_of[layer_type]
+            return _whole(fields, key) or default
+    stated = _whole(fields, "head_dim", "attention_head_dim", "kv_channels")
+    if stated is not None:
+        return stated
+    if family.head_dim is not None and "head_dim" not in fields:
+        return family.head_dim
+    return _derived_head_dim(
+        fields, ("embed_dim", "hidden_size") if family.axial else ("hidden_size", "n_embd", "d_model")
+    )
+
+
+def _derived_head_dim(fields: Mapping[str, Any], width_keys: tuple[str, ...]) -> int:
+    width = _whole(fields, *width_keys)
+    heads = _whole(fields, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    facts = {"hidden_size": width, "num_attention_heads": heads}
+    if width is None or heads is None:
+        raise RopeError(
+            "from_hf: the config gives neither `head_dim` nor the two numbers to derive it from.",
+            facts=facts,
+            cure="Add `head_dim` to the config.",
+        )
+    if width % heads:
+        raise RopeError(
+            "from_hf: `hidden_size` is not a multiple of `num_attention_heads`, so head_dim cannot be derived.",
+            facts=facts,
+            cure="Add `head_dim` to the config.",
+        )
+    return width // heads
+
+
+def _per_layer_head_dim(fields: Mapping[str, Any], layer_type: str) -> int | None:
+    """transformers' `per_layer_config` (overrides by layer index); None where the config has none."""
+    overrides, types = fields.get("per_layer_config"), fields.get("layer_types")
+    if not isinstance(overrides, Mapping) or not types:
+        return None
+    for index, override in overrides.items():
+        in_range = str(index).isdigit() and int(index) < len(types)
+        if in_range and types[int(index)] == layer_type and isinstance(override, Mapping) and "head_dim" in override:
+            return _whole(override, "head_dim")
+    return _whole(fields, "head_dim")
+
+
+def rotary_dim_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int) -> int:
+    """How many features turn; a stated fraction that the class does not read is refused, never dropped.
+
+    The block's `partial_rotary_factor` is read first, then the config's, then `rotary_pct` (GPT-NeoX), `rotary_dim`
+    (MiniMax-M2) and the family's default. GPT-J reads `rotary_dim` alone.
+    """
+    if family.mla:
+        return head_dim
+    fractions = {
+        "partial_rotary_factor": _first(block, "partial_rotary_factor") or _first(fields, "partial_rotary_factor"),
+        "rotary_pct": _first(fields, "rotary_pct"),
+    }
+    stated = {key: int(head_dim * number(found[1], key)) for key, found in fractions.items() if found is not None}
+    dim = _whole(fields, "rotary_dim")
+    if dim is not None:
+        stated["rotary_dim"] = dim
+    turned = head_dim if family.partial is None else int(head_dim * family.partial)
+    if family.rotary_dim is not None:
+        turned = stated.get("rotary_dim", family.rotary_dim)
+    elif family.partial is not None and stated:
+        turned = next(iter(stated.values()))
+    for key, count in stated.items():
+        if count != turned:
+            raise RopeError(
+                f"from_hf: `{key}` asks for {count} turned features, but transformers' {name} turns {turned}.",
+                facts={key: block.get(key, fields.get(key)), "head_dim": head_dim},
+                cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
+            )
+    return turned
+
+
+def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...] | None:
+    """The axis of each pair: temporal 0, height 1, width 2 for M-RoPE; height 0, width 1 for a vision tower."""
+    if family.axial:
+        if pairs % 2:
+            raise RopeError(
+                "from_hf: a vision head splits its pairs between height and width, so their number must be even.",
+                facts={"pairs": pairs},
+                cure="Check hidden_size and num_heads.",
+            )
+        return axes_from_sections([pairs // 2, pairs // 2])
+    if family.mrope is None:
+        return None
+    stated = block.get("mrope_interleaved", block.get("interleaved"))
+    if stated is not None and bool(stated) != (family.mrope == "interleaved"):
+        raise RopeError(
+            f"from_hf: `mrope_interleaved` contradicts how transformers' {name} lays out its axes.",
+            facts={"mrope_interleaved": stated, "the class": family.mrope},
+            cure="Remove the key, or write RopeConfig(..., axes=...) yourself.",
+        )
+    sections = block.get("mrope_section") or family.mrope_section
+    whole = isinstance(sections, (list, tuple)) and all(isinstance(s, int) and s > 0 for s in sections)
+    if not whole or len(sections) != 3 or sum(sections) != pairs:
+        raise RopeError(
+            "from_hf: `mrope_section` must be three whole numbers that sum to the number of pairs.",
+            facts={"mrope_section": sections, "pairs": pairs},
+            cure="Give the pairs of the temporal, the height and the width axis.",
+        )
+    if family.mrope != "ernie":
+        return axes_from_sections(sections, interleaved=family.mrope == "interleaved")
+    height, width, temporal = sections
+    if height != width:
+        raise RopeError(
+            "from_hf: ERNIE's height and width alternate, so their sections must be equal.",
+            facts={"mrope_section": sections},
+            cure="Correct the config's value.",
+        )
+    return (1, 2) * int(height) + (0,) * int(temporal)
+
+
+def sections_of(axes: tuple[int, ...], count: int) -> dict[str, Any]:
+    """The keys that say this order of axes; raises `RopeError` where none do."""
+    sections = [axes.count(axis) for axis in range(count)]
+    for interleaved in (False, True):
+        try:
+            same = axes_from_sections(sections, interleaved=interleaved) == axes
+        except RopeError:
+            same = False
+        if same:
+            return {"mrope_section": sections, "mrope_interleaved": interleaved}
+    raise RopeError(
+        "to_hf: no `mrope_section` says this order of axes.",
+        facts={"axes": axes},
+        cure="Only contiguous and interleaved sections have a spelling in transformers.",
+    )
+
+
+def fraction_of(rotary_dim: int, head_dim: int) -> float:
+    """A fraction f with int(head_dim * f) == rotary_dim, which is how transformers rounds."""
+    fraction = rotary_dim / head_dim
+    while int(head_dim * fraction) < rotary_dim:
+        fraction = math.nextafter(fraction, 1.0)
+    return fraction
+
+
+def _first(fields: Mapping[str, Any], *keys: str) -> tuple[str, Any] | None:
+    return next(((key, fields[key]) for key in keys if fields.get(key) is not None), None)
+
+
+def _whole(fields: Mapping[str, Any], *keys: str) -> int | None:
+    found = _first(fields, *keys)
+    if found is None:
+        return None
+    key, value = found
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1:
+        raise RopeError(
+            f"from_hf: `{key}` must be a whole number of at least 1.",
+            facts={key: value},
+            cure="Correct the config's value.",
+        )
+    return int(value)

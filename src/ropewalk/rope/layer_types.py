@@ -1,0 +1,164 @@
+"""Which block of a config describes a layer: one for all, or one for each layer type, in old spellings and new."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.families import Family
+from ropewalk.rope.rope_parameters import nearest
+
+Blocks = dict[str, dict[str, Any] | None]
+_SHARED = ("rope_theta", "partial_rotary_factor")  # may stand beside nested blocks, as their default
+_NOT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_type: str | None) -> dict[str, Any]:
+    """The flat block that describes the layers of `layer_type`, or all layers.
+
+    Raises `RopeError` where the layer types differ and none is given, for an unknown one, and for one without rotation.
+    """
+    stated, old = _stated(fields)
+    if stated is not None and any(isinstance(value, Mapping) for value in stated.values()):
+        return _choose(fields, _nested(fields, stated, family), name, layer_type)
+    if family.blocks:
+        return _choose(fields, _of_family(fields, stated, old, family, name), name, layer_type)
+    if layer_type is not None:
+        _check_flat(fields, family, name, layer_type)
+    return dict(family.block) if stated is None else stated
+
+
+def _stated(fields: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
+    """The config's block, and whether it is in the old spelling (`rope_scaling`)."""
+    new, old = fields.get("rope_parameters"), fields.get("rope_scaling")
+    for key, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if value is not None and not isinstance(value, Mapping):
+            raise RopeError(
+                f"from_hf: `{key}` must be an object or null.",
+                facts={key: value},
+                cure='For example {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}.',
+            )
+    if new and old and dict(new) != dict(old):
+        raise RopeError(
+            "from_hf: `rope_parameters` and `rope_scaling` are both present and differ.",
+            facts={"rope_parameters": dict(new), "rope_scaling": dict(old)},
+            cure="Keep one of them; transformers 5 writes rope_parameters.",
+        )
+    if new:
+        return dict(new), False
+    return (dict(old), True) if old else (None, False)
+
+
+def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family) -> Blocks:
+    """One block for each layer type, as the config nests them; what it leaves out is the family's."""
+    blocks: Blocks = {label: None if block is None else dict(block) for label, block in family.blocks.items()}
+    shared: dict[str, Any] = {}
+    for key, value in stated.items():
+        if isinstance(value, Mapping):
+            blocks[key] = {**shared, **value, "rope_theta": _nested_theta(fields, stated, value, family, key)}
+        elif key in _SHARED:
+            if value is not None:
+                shared[key] = value
+        elif key in ("rope_type", "type"):
+            if value not in (None, "default"):
+                raise _beside(key, value, stated)
+        elif value is None:
+            blocks[key] = None
+        else:
+            raise _beside(key, value, stated)
+    return {label: None if block is None else {**shared, **block} for label, block in blocks.items()}
+
+
+def _beside(key: str, value: object, stated: Mapping[str, Any]) -> RopeError:
+    return RopeError(
+        f"from_hf: `{key}` stands beside the blocks of the layer types, where it belongs to none of them.",
+        facts={key: value, "layer types": sorted(k for k, v in stated.items() if isinstance(v, Mapping))},
+        cure="Move it into the block that it is meant for.",
+    )
+
+
+def _nested_theta(
+    fields: Mapping[str, Any], stated: Mapping[str, Any], block: Mapping[str, Any], family: Family, label: str
+) -> Any:
+    """theta of a nested block: its own, or the nearest default that transformers would fill in."""
+    default = (family.blocks.get(label) or {}).get("rope_theta") if family.theta_keys else None
+    candidates = (
+        block.get("rope_theta"),
+        stated.get("rope_theta"),
+        fields.get(family.theta_keys.get(label, "rope_theta")),
+        default,
+        family.theta,
+    )
+    return next(value for value in candidates if value is not None)
+
+
+def _of_family(
+    fields: Mapping[str, Any], stated: dict[str, Any] | None, old: bool, family: Family, name: str
+) -> Blocks:
+    """The blocks of a family that has several, from the older flat spelling or from its defaults."""
+    if stated is not None and not (old and family.scaled):
+        raise RopeError(
+            f"from_hf: {name} has a block for each layer type, and this config gives one flat block.",
+            facts={"block": stated, "layer types": sorted(family.blocks)},
+            cure='Nest it: "rope_parameters": {"' + next(iter(family.blocks)) + '": {...}, ...}.',
+        )
+    blocks: Blocks = {}
+    for label, default in family.blocks.items():
+        if default is None:
+            blocks[label] = None
+            continue
+        block = dict(default)
+        theta = fields.get(family.theta_keys.get(label, ""))
+        if theta is not None:
+            block["rope_theta"] = theta
+        if stated is not None and label in family.scaled:
+            block |= stated
+        blocks[label] = block
+    return blocks
+
+
+def _choose(fields: Mapping[str, Any], blocks: Blocks, name: str, layer_type: str | None) -> dict[str, Any]:
+    if layer_type is None:
+        distinct = {json.dumps(block and {"rope_type": "default", **block}, default=str) for block in blocks.values()}
+        only = next(iter(blocks.values()))
+        if len(distinct) == 1 and only is not None:
+            return only
+        raise RopeError(
+            f"from_hf: {name} rotates its layer types differently, and no `layer_type` was given.",
+            facts=dict(sorted(blocks.items())),
+            cure="Pass layer_type=" + " or ".join(repr(label) for label in sorted(blocks)) + ".",
+        )
+    block = blocks.get(layer_type)
+    if block is not None:
+        return block
+    if layer_type in blocks or layer_type in (fields.get("layer_types") or ()):
+        raise _no_rotation(name, layer_type)
+    raise _unknown(layer_type, blocks)
+
+
+def _check_flat(fields: Mapping[str, Any], family: Family, name: str, layer_type: str) -> None:
+    """One block describes all layers: the layer type must exist, and rotate."""
+    if layer_type in family.nope or layer_type in _NOT_ATTENTION:
+        raise _no_rotation(name, layer_type)
+    known = {*(fields.get("layer_types") or ()), *_ATTENTION}
+    if layer_type not in known:
+        raise _unknown(layer_type, known)
+
+
+def _no_rotation(name: str, layer_type: str) -> RopeError:
+    return RopeError(
+        f"from_hf: {name}'s layers of this type have no rotation (NoPE).",
+        facts={"layer_type": layer_type},
+        cure="Use rope=None for these layers.",
+    )
+
+
+def _unknown(layer_type: str, known: Iterable[str]) -> RopeError:
+    return RopeError(
+        "from_hf: the model has no such `layer_type`.",
+        facts={"layer_type": layer_type, "layer types": sorted(known)},
+        cure=nearest(layer_type, known),
+    )
