@@ -1,0 +1,338 @@
+"""Hugging Face configs of the decoder families, read as transformers 5.23 reads them, and written back.
+
+Llama (and SmolLM2), Mistral, Qwen2, Qwen3 and SmolLM3. A decoder of another shape is written in ropewalk's own form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk.models.decoder import DecoderConfig
+from ropewalk.models.native import NATIVE, config_from_native, config_to_native
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import LongRoPE
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_DEFAULT_LENGTH = 2048  # LlamaConfig's, where a RopeConfig does not say
+
+
+@dataclass(frozen=True)
+class Family:
+    """What transformers takes for granted where a config of this family is silent, and which layers differ."""
+
+    architecture: str
+    theta: float
+    defaults: Mapping[str, Any]
+    qkv_bias: bool | None = None  # None: as `attention_bias` says, and then of the output projection too
+    qk_norm: bool = False
+
+
+_COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "head_dim": None,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "residual_dropout": 0.0,
+}
+_WINDOWED: dict[str, Any] = {
+    **_COMMON,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        "LlamaForCausalLM", 1e4, {**_COMMON, "num_key_value_heads": None, "max_position_embeddings": _DEFAULT_LENGTH}
+    ),
+    "mistral": Family(
+        "MistralForCausalLM",
+        1e4,
+        {**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+        qkv_bias=False,
+    ),
+    "qwen2": Family("Qwen2ForCausalLM", 1e4, _WINDOWED, qkv_bias=True),
+    "qwen3": Family("Qwen3ForCausalLM", 1e4, {**_WINDOWED, "head_dim": 128}, qk_norm=True),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        2e6,
+        {
+            **_WINDOWED,
+            "num_key_value_heads": 4,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+    ),
+}
+
+
+def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
+    """A DecoderConfig from the contents of a config.json; `where` names it in errors."""
+    model_type = config.get("model_type")
+    if model_type == NATIVE:
+        return config_from_native(config, where)
+    family = _family(config, where)
+    said = {**family.defaults, **config}
+    _check_known(said, family, where)
+    sizes: dict[str, Any] = {name: _whole(said, name, where) for name in _SIZES}
+    layers = sizes["num_hidden_layers"]
+    heads = said["num_key_value_heads"]
+    bias = bool(said["attention_bias"]) if family.qkv_bias is None else family.qkv_bias
+    return DecoderConfig(
+        **sizes,
+        num_key_value_heads=sizes["num_attention_heads"]
+        if heads is None
+        else _whole(said, "num_key_value_heads", where),
+        head_dim=None if said["head_dim"] is None else _whole(said, "head_dim", where),
+        rope=_ropes(said, family, layers, where),
+        sliding_window=_windows(said, str(model_type), layers, where),
+        norm_eps=_number(said, "rms_norm_eps", where),
+        qk_norm=family.qk_norm,
+        attention_bias=bias,
+        output_bias=bias and family.qkv_bias is None,
+        mlp_bias=bool(said["mlp_bias"]) and model_type in ("llama", "smollm3"),
+        tie_word_embeddings=bool(said["tie_word_embeddings"]),
+        attention_dropout=_number(said, "attention_dropout", where),
+        residual_dropout=_number(said, "residual_dropout", where),
+        initializer_range=_number(said, "initializer_range", where),
+    )
+
+
+def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
+    """The config.json that says the same: of the first family that can, else ropewalk's own.
+
+    Whether a family can is not argued but tried: what was written must read back as this very config.
+    """
+    stated = _stated(config)
+    for model_type in FAMILIES:
+        written = _write(stated, model_type)
+        if written is None:
+            continue
+        try:
+            if _layerwise(config_from_hf(written, "config")) == _layerwise(stated):
+                return written
+        except RopeError:  # this family cannot say it
+            continue
+    return config_to_native(config)
+
+
+def half_split(config: DecoderConfig) -> DecoderConfig:
+    """The config of the same model with its interleaved heads re-ordered, as Hugging Face's families have them."""
+
+    def half(rope: RopeConfig | None) -> RopeConfig | None:
+        whole = rope is not None and rope.interleaved and rope.rotary_dim == rope.head_dim
+        return replace(rope, interleaved=False) if rope is not None and whole else rope
+
+    rope = config.rope
+    return replace(config, rope=tuple(map(half, rope)) if isinstance(rope, tuple) else half(rope))
+
+
+def _family(config: Mapping[str, Any], where: str) -> Family:
+    """The family that a config names; unknown architectures and code of one's own are refused."""
+    model_type, architectures = config.get("model_type"), config.get("architectures")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None or (architectures and architectures != [family.architecture]):
+        # A bare base model's architecture ("LlamaModel") has the same weights without a head.
+        base = family is not None and architectures == [family.architecture.removesuffix("ForCausalLM") + "Model"]
+        if family is None or not base:
+            raise RopeError(
+                "load: unknown architecture.",
+                facts={"file": where, "model_type": model_type, "architectures": architectures},
+                cure=f"Known are {', '.join(f'{k} ({f.architecture})' for k, f in FAMILIES.items())}.",
+            )
+    return family
+
+
+def _check_known(said: Mapping[str, Any], family: Family, where: str) -> None:
+    """Refuse what would change the computation and is not built here."""
+    facts: dict[str, Any] = {"file": where}
+    if said["hidden_act"] not in ("silu", "swish"):
+        facts["hidden_act"] = said["hidden_act"]
+        raise RopeError("load: the families' feed-forward is gated by silu, no other function.", facts=facts)
+    for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts", "auto_map"):
+        if said.get(key):
+            raise RopeError(
+                f"load: the config's `{key}` asks for what cannot be done here.",
+                facts={**facts, key: said[key]},
+                cure="Quantised weights, experts and code of its own are refused; GGUF files are dequantised.",
+            )
+    block = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    for holder in (said, block if isinstance(block, Mapping) else {}):
+        fraction = holder.get("partial_rotary_factor")
+        if fraction not in (None, 1, 1.0):
+            raise RopeError(
+                "load: these families turn the whole head, yet the config asks for a part.",
+                facts={**facts, "partial_rotary_factor": fraction},
+            )
+
+
+def _ropes(
+    said: Mapping[str, Any], family: Family, layers: int, where: str
+) -> RopeConfig | tuple[RopeConfig | None, ...]:
+    """The rope of every layer, or one for all."""
+    config = dict(said)
+    block = config.get("rope_parameters") or config.get("rope_scaling")
+    if config.get("rope_theta") is None and not (isinstance(block, Mapping) and block.get("rope_theta") is not None):
+        config["rope_theta"] = family.theta
+    if config["head_dim"] is None:
+        config.pop("head_dim")
+    try:
+        rope = RopeConfig.from_hf(config)
+    except RopeError as error:
+        raise RopeError(error.rule, facts={"file": where, **error.facts}, cure=error.cure) from error
+    if "no_rope_layers" not in said:
+        return rope
+    return tuple(rope if turn else None for turn in _turning_layers(said, layers, where))
+
+
+def _turning_layers(said: Mapping[str, Any], layers: int, where: str) -> list[bool]:
+    """Which layers of a SmolLM3 turn: by default all but every fourth."""
+    turns = said["no_rope_layers"]
+    if turns is None:
+        interval = _whole(said, "no_rope_layer_interval", where)
+        return [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(turns, list) or len(turns) < layers:
+        raise RopeError(
+            "load: `no_rope_layers` needs one entry per layer: 1 with rope, 0 without.",
+            facts={"file": where, "no_rope_layers": turns, "num_hidden_layers": layers},
+        )
+    return [bool(turn) for turn in turns[:layers]]
+
+
+def _windows(said: Mapping[str, Any], model_type: str, layers: int, where: str) -> int | tuple[int | None, ...] | None:
+    """The sliding window of every layer, or one for all."""
+    kinds = said.get("layer_types")
+    if model_type in ("llama", "mistral"):
+        if kinds and len(set(kinds)) > 1:
+            raise RopeError(
+                f"load: layers of a {model_type} model are all alike, yet `layer_types` differ.",
+                facts={"file": where, "layer_types": kinds},
+            )
+        return (
+            None
+            if said.get("sliding_window") is None or model_type == "llama"
+            else _whole(said, "sliding_window", where)
+        )
+    window = said["sliding_window"] if said["use_sliding_window"] else None
+    if kinds is None and window is not None:
+        if model_type == "smollm3":
+            turns = _turning_layers(said, layers, where)
+            kinds = ["full_attention" if turn else "sliding_attention" for turn in turns]
+        else:
+            first = _whole(said, "max_window_layers", where)
+            kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    kinds = kinds or ["full_attention"] * layers
+    if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
+        raise RopeError(
+            "load: `layer_types` names full_attention or sliding_attention once per layer.",
+            facts={"file": where, "layer_types": kinds, "num_hidden_layers": layers},
+        )
+    if "sliding_attention" not in kinds:
+        return None
+    if window is None:
+        raise RopeError(
+            "load: `layer_types` has sliding layers, yet no window is set or used.",
+            facts={
+                "file": where,
+                "sliding_window": said["sliding_window"],
+                "use_sliding_window": said["use_sliding_window"],
+            },
+        )
+    size = _whole(said, "sliding_window", where)
+    return tuple(size if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _whole(said: Mapping[str, Any], name: str, where: str) -> int:
+    """A whole number of at least 1, or a RopeError that names the key."""
+    return int(
+        _checked(said, name, where, lambda value: isinstance(value, int) and value >= 1, "a whole number above 0")
+    )
+
+
+def _number(said: Mapping[str, Any], name: str, where: str) -> float:
+    """A number, or a RopeError that names the key; null counts as 0 (dropouts)."""
+    value = _checked(said, name, where, lambda v: v is None or isinstance(v, int | float), "a number")
+    return float(value or 0.0)
+
+
+def _checked(said: Mapping[str, Any], name: str, where: str, fits: Callable[[Any], bool], wanted: str) -> Any:
+    value = said.get(name)
+    if isinstance(value, bool) or not fits(value):
+        facts = {"file": where, name: value if name in said else "missing"}
+        raise RopeError(f"load: the config's `{name}` must be {wanted}.", facts=facts)
+    return value
+
+
+def _write(config: DecoderConfig, model_type: str) -> dict[str, Any] | None:
+    """What a config.json of this family would say of `config`, or None where it has no words at all."""
+    family, rope = FAMILIES[model_type], next((rope for rope in config.ropes if rope is not None), None)
+    if rope is None:
+        return None
+    windows = set(config.sliding_windows)
+    size = next((window for window in config.sliding_windows if window is not None), None)
+    written: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": model_type,
+        **{name: getattr(config, name) for name in _SIZES},
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": rope.max_position_embeddings,
+        "rope_parameters": _rope_block(rope),
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_dropout": config.attention_dropout,
+        "initializer_range": config.initializer_range,
+        "use_cache": True,
+    }
+    if config.residual_dropout:
+        written["residual_dropout"] = config.residual_dropout  # ours: transformers carries it along unread
+    if family.qkv_bias is None:
+        written["attention_bias"] = config.attention_bias
+    if model_type in ("llama", "smollm3"):
+        written["mlp_bias"] = config.mlp_bias
+    if model_type == "mistral":
+        written["sliding_window"] = size
+    if model_type in ("qwen2", "qwen3", "smollm3"):
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in config.sliding_windows]
+        written |= {"use_sliding_window": windows != {None}, "sliding_window": size, "layer_types": kinds}
+    if model_type == "smollm3":
+        written["no_rope_layers"] = [int(rope is not None) for rope in config.ropes]
+    return written
+
+
+def _rope_block(rope: RopeConfig) -> dict[str, Any] | None:
+    """`rope_parameters`, or None where Hugging Face has no words for this rope."""
+    try:
+        return rope.to_hf()
+    except RopeError:
+        return None
+
+
+def _stated(config: DecoderConfig) -> DecoderConfig:
+    """`config` with the length that LlamaConfig assumes where the rope does not say, if that changes nothing."""
+
+    def stated(rope: RopeConfig | None) -> RopeConfig | None:
+        if rope is None or rope.max_position_embeddings is not None or isinstance(rope.scaling, LongRoPE):
+            return rope
+        return replace(rope, max_position_embeddings=_DEFAULT_LENGTH)
+
+    rope = config.rope
+    return replace(config, rope=tuple(map(stated, rope)) if isinstance(rope, tuple) else stated(rope))
+
+
+def _layerwise(config: DecoderConfig) -> dict[str, Any]:
+    """Everything a config says, layer by layer, for comparing two."""
+    plain = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {**plain, "rope": config.ropes, "sliding_window": config.sliding_windows}
