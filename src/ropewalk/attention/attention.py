@@ -18,6 +18,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate_qk
+from ropewalk.shapes import Float, Int, Real, Shaped
 
 
 class RotaryTables(NamedTuple):
@@ -108,18 +109,21 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        hidden_states: Tensor,
+        hidden_states: Float[Tensor, "batch seq hidden"],
         *,
-        position_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
+        position_ids: Real[Tensor, "*positions"] | None = None,
+        attention_mask: Shaped[Tensor, "batch seq"] | None = None,
+        document_ids: Int[Tensor, "batch seq"] | None = None,
         cache: KVCache | None = None,
         layer: int = 0,
         seq_len: SeqLen | None = None,
         need_weights: bool = False,
         layout: Layout | None = None,
         tables: RotaryTables | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> (
+        Float[Tensor, "batch seq hidden"]
+        | tuple[Float[Tensor, "batch seq hidden"], Float[Tensor, "batch heads seq keys"]]
+    ):
         """Attend within `hidden_states` `[batch, seq, hidden]`, and to what `cache` holds of layer `layer`.
 
         - `position_ids`: integers `[seq]` or `[batch, seq]`; None: each token's index among the real tokens of its row,
@@ -141,11 +145,10 @@ class Attention(nn.Module):
             )
         if cache is not None and not self.causal:
             raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
-        whose = layout
+        whose, length = layout, agreed_seq_len(seq_len, cache)
         if layout is None:
             layout = arrange(hidden_states, attention_mask, document_ids, cache, where="Attention")
         if tables is None and self.rotary is not None:
-            length = agreed_seq_len(seq_len, cache)
             tables = rotary_tables(self.rotary, layout, position_ids, length, dtype=hidden_states.dtype)
         with torch.no_grad() if cache is not None else nullcontext():
             out, weights = self._attend(hidden_states, layout, tables, cache, layer, need_weights)
@@ -263,7 +266,13 @@ def rotary_tables(
     return RotaryTables(cos, sin, rotary.attention_factor_at(length))
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float = 0.0) -> Tensor:
+def attend(
+    q: Float[Tensor, "batch heads seq head_dim"],
+    keys: Float[Tensor, "batch kv_heads total head_dim"],
+    values: Float[Tensor, "batch kv_heads total head_dim"],
+    seen: Visibility,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads seq head_dim"]:
     """softmax(q k^T / sqrt(head_dim)) v by torch's fused kernels.
 
     q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`; returns q's shape.
@@ -317,8 +326,12 @@ def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility,
 
 
 def attend_openly(
-    q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float = 0.0
-) -> tuple[Tensor, Tensor]:
+    q: Float[Tensor, "batch heads seq head_dim"],
+    keys: Float[Tensor, "batch kv_heads total head_dim"],
+    values: Float[Tensor, "batch kv_heads total head_dim"],
+    seen: Visibility,
+    dropout: float = 0.0,
+) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch heads seq total"]]:
     """The same as `attend`, written out, with the weights `[batch, heads, seq, total]` (before dropout)."""
     groups = q.shape[1] // keys.shape[1]
     if groups > 1:

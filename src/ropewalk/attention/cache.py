@@ -12,6 +12,7 @@ from ropewalk.attention.masks import Layout, real_tokens
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE
+from ropewalk.shapes import Float
 
 SeqLen = int | Tensor
 """A length that frequencies depend on: one for all rows, or int64 `[batch]`."""
@@ -151,7 +152,13 @@ class KVCache:
             self.reserve(math.ceil(wanted / self.step) * self.step)
         return layout
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def write(
+        self,
+        layer: int,
+        keys: Float[Tensor, "batch seq kv_heads head_dim"],
+        values: Float[Tensor, "batch seq kv_heads head_dim"],
+        layout: Layout,
+    ) -> tuple[Float[Tensor, "batch kv_heads total head_dim"], Float[Tensor, "batch kv_heads total head_dim"]]:
         """Store `[batch, seq, kv_heads, head_dim]` of one layer; returns all its keys and values so far.
 
         What is returned is `[batch, kv_heads, layout.total, head_dim]`, views of the buffers in the cache's dtype.
@@ -262,7 +269,7 @@ class KVCache:
                     )
 
 
-def longest_at(rope: RopeConfig, seq_len: int) -> float:
+def longest_at(rope: RopeConfig, seq_len: int) -> int | float:
     """The most tokens that the frequencies of `seq_len` are still right for: infinite where length does not matter.
 
     Dynamic NTK: `seq_len`, or the trained length if that is more. LongRoPE: the original length on the short side,

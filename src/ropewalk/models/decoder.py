@@ -210,8 +210,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """What `forward` gives before the head: `[batch, seq, hidden]` after the final norm. Arguments as `forward`."""
         self._check_call(input_ids, cache, seq_len)
-        layout = arrange(input_ids, attention_mask, document_ids, cache, where="Decoder")
         seq_len = agreed_seq_len(seq_len, cache)
+        layout = arrange(input_ids, attention_mask, document_ids, cache, where="Decoder")
         tables: dict[RopeConfig, RotaryTables] = {}
         with torch.no_grad() if cache is not None else nullcontext():
             x = self.embed_tokens(input_ids)

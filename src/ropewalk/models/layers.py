@@ -20,6 +20,7 @@ class FeedForward(nn.Module):
 
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
 
+    >>> import torch
     >>> FeedForward(8, 16, hidden_act="relu")(torch.zeros(1, 2, 8)).shape
     torch.Size([1, 2, 8])
     """

@@ -1,0 +1,398 @@
+"""The decoder: chunks equal the whole, packed and padded rows equal themselves alone, weights are where HF has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ropewalk import RopeConfig, RopeError
+from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+VOCAB, DIM, TRAINED = 50, 8, 16
+
+
+def rope(scaling: Scaling | None = None, **changes: Any) -> RopeConfig:
+    """A rule for heads of 8 with a small trained length, so that its scaling acts."""
+    given: dict[str, Any] = {"interleaved": False, "max_position_embeddings": TRAINED, "theta": 1000.0}
+    return RopeConfig(DIM, scaling=scaling, **{**given, **changes})
+
+
+LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (1.0, 2.0, 3.0, 4.0), TRAINED, factor=4.0)
+PHIMOE = LongRoPE((1.0,) * 4, (1.0, 2.0, 3.0, 4.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
+RULES: dict[str, tuple[Any, int]] = {
+    "default": (rope(), 40),
+    "interleaved": (rope(interleaved=True), 40),
+    "linear": (rope(Linear(4.0)), 40),
+    "ntk": (rope(NTK(4.0)), 40),
+    "dynamic": (rope(DynamicNTK(2.0)), 40),
+    "dynamic within": (rope(DynamicNTK(2.0)), 3),
+    "dynamic paper": (rope(DynamicNTK(variant="paper")), 40),
+    "yarn": (rope(YaRN(4.0, TRAINED)), 40),
+    "longrope short": (rope(LONG), 12),
+    "longrope long": (rope(LONG), 40),
+    "longrope mscale": (rope(PHIMOE), 40),
+    "llama3": (rope(Llama3(8.0, 1.0, 4.0, TRAINED)), 40),
+    "proportional": (rope(Proportional(0.5)), 40),
+    "partial": (rope(rotary_dim=4), 40),
+    "nope": (None, 40),
+    "nope layers": ((rope(), None, rope()), 40),
+    "two thetas": ((rope(), rope(theta=20.0), rope()), 40),
+    "mixed rules": ((rope(LONG), rope(Linear(2.0)), rope(DynamicNTK(2.0))), 40),
+}
+
+
+def make(ropes: Any = None, **changes: Any) -> Decoder:
+    """A three-layer decoder whose weights are large enough that errors would show."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.15,
+    }  # fmt: skip
+    return Decoder(DecoderConfig(rope=ropes, **{**sizes, **changes})).eval()
+
+
+def ids(batch: int, seq: int) -> Tensor:
+    """Random tokens."""
+    return torch.randint(0, VOCAB, (batch, seq))
+
+
+def in_chunks(model: Decoder, tokens: Tensor, sizes: list[int], **cache: Any) -> Tensor:
+    """Logits of tokens that go through a cache in chunks."""
+    kept = model.new_cache(len(tokens), **cache)
+    parts = [model(part, cache=kept) for part in tokens.split(sizes, 1)]
+    assert kept.lengths.tolist() == [tokens.shape[1]] * len(tokens)
+    return torch.cat(parts, 1)
+
+
+def close(actual: Tensor, wanted: Tensor, atol: float = 1e-5) -> None:
+    """Equal within 1e-5, as the design asks of float32."""
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("window", [None, 5, (None, 4, 1)])
+@pytest.mark.parametrize("rule", RULES)
+def test_chunks_equal_the_whole(rule: str, window: Any) -> None:
+    """Under every rule, uneven chunks and single tokens through the cache are the full forward at its seq_len."""
+    ropes, seq_len = RULES[rule]
+    model, count = make(ropes, sliding_window=window), 24 if seq_len == 40 else 12
+    tokens, uneven = ids(2, count), [7, 1, 2, 1, 1, 12][: 6 if count == 24 else 5]
+    full = model(tokens, seq_len=seq_len)
+    assert full.std() > 0.3
+    close(in_chunks(model, tokens, uneven, seq_len=seq_len), full)
+    close(in_chunks(model, tokens, [1] * count, seq_len=seq_len), full)
+    model = model.double()  # where a wrong angle cannot hide behind rounding
+    full = model(tokens, seq_len=seq_len)
+    close(in_chunks(model, tokens, uneven, seq_len=seq_len), full, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("rule", RULES)
+def test_left_padded_batches_equal_rows_alone(rule: str, window: int | None) -> None:
+    """Rows of unequal length, padded left, right or inside, each with its own seq_len: every row is as it is alone."""
+    ropes, seq_len = RULES[rule]
+    model = make(ropes, sliding_window=window)
+    lengths, more = [11, 4, 7], 5 if seq_len == 40 else 1
+    each = torch.tensor([seq_len, seq_len + 30, seq_len]) if seq_len == 40 else torch.tensor([seq_len] * 3)
+    rows = [ids(1, n + more) for n in lengths]
+    alone = [model(row, seq_len=int(n)) for row, n in zip(rows, each, strict=True)]
+    tokens, mask = torch.zeros(3, 13, dtype=torch.long), torch.zeros(3, 13, dtype=torch.long)
+    for r, (row, n, begin) in enumerate(zip(rows, lengths, (2, 9, 0), strict=True)):  # left, left, right
+        tokens[r, begin : begin + n], mask[r, begin : begin + n] = row[0, :n], 1
+    whole = model(tokens, attention_mask=mask, seq_len=each)
+    cache = model.new_cache(3, seq_len=each)
+    chunks = zip(tokens.split([6, 1, 6], 1), mask.split([6, 1, 6], 1), strict=True)
+    parts = [model(part, attention_mask=real, cache=cache) for part, real in chunks]
+    assert cache.lengths.tolist() == lengths
+    cached = torch.cat(parts, 1)
+    for r, n in enumerate(lengths):
+        close(whole[r, mask[r].bool()], alone[r][0, :n])
+        close(cached[r, mask[r].bool()], alone[r][0, :n])
+    for step in range(more):
+        new = model(
+            torch.cat([row[:, n + step : n + step + 1] for row, n in zip(rows, lengths, strict=True)]), cache=cache
+        )
+        for r, n in enumerate(lengths):
+            close(new[r, 0], alone[r][0, n + step])
+    assert whole.isfinite().all()
+    assert cached.isfinite().all()
+
+
+def test_packed_documents_are_separate() -> None:
+    """Packed documents give the logits of each alone; under dynamic NTK at the same seq_len."""
+    for ropes in (rope(), rope(DynamicNTK(2.0)), (rope(), None, rope(theta=30.0))):
+        model = make(ropes, sliding_window=(None, 3, None))
+        documents = [ids(1, n) for n in (5, 1, 9)]
+        marks = torch.tensor([[3] * 5 + [1] + [3] * 9])
+        packed = model(torch.cat(documents, 1), document_ids=marks, seq_len=30)
+        for part, document in zip(packed.split([5, 1, 9], 1), documents, strict=True):
+            close(part, model(document, seq_len=30))
+
+
+def test_position_ids_and_mask_are_separate() -> None:
+    """Other position ids turn keys and queries, and leave the causal rule alone: also through the cache."""
+    model, tokens = make(rope()), ids(2, 12)
+    close(model(tokens, position_ids=torch.arange(12) + 500), model(tokens))
+    close(model(tokens, position_ids=torch.arange(12).flip(0)), model(tokens, position_ids=900 - torch.arange(12)))
+    positions = torch.stack([torch.arange(12) * 2, torch.randperm(12)])
+    cache = model.new_cache(2)
+    parts = [model(tokens[:, a:b], position_ids=positions[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 12))]
+    close(torch.cat(parts, 1), model(tokens, position_ids=positions))
+    assert (model(tokens, position_ids=positions) - model(tokens)).abs().max() > 0.01
+
+
+def test_rotation_matters() -> None:
+    """Every rule gives other logits than the default does: none of the equalities above is of rules that do nothing."""
+    tokens, plain = ids(1, 37), make(rope())
+    for name, (ropes, seq_len) in RULES.items():
+        if name in ("default", "dynamic within", "longrope short"):
+            continue
+        other = plain.with_rope(ropes)
+        assert (other(tokens, seq_len=seq_len) - plain(tokens)).abs().max() > 1e-3, name
+
+
+def test_tables_are_built_once_per_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward builds cos and sin once for each distinct config."""
+    made = []
+    original = RotaryEmbedding.cos_sin
+
+    def counting(self: RotaryEmbedding, *args: Any, **kwargs: Any) -> Any:
+        made.append(self.config.theta)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(RotaryEmbedding, "cos_sin", counting)
+    make((rope(), rope(theta=30.0), rope()))(ids(1, 4))
+    assert made == [1000.0, 30.0]
+
+
+def test_state_dict_keys_are_llamas() -> None:
+    """Keys are Hugging Face Llama's, without "model."; a tied head has none; gelu has no gate."""
+    keys = set(make(rope(), qk_norm=True, attention_bias=True, tie_word_embeddings=False).state_dict())
+    of_layer = {key.removeprefix("layers.2.") for key in keys if key.startswith("layers.2.")}
+    assert of_layer == {
+        "self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight", "self_attn.k_proj.bias",
+        "self_attn.v_proj.weight", "self_attn.v_proj.bias", "self_attn.o_proj.weight", "self_attn.q_norm.weight",
+        "self_attn.k_norm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
+        "input_layernorm.weight", "post_attention_layernorm.weight",
+    }  # fmt: skip
+    assert {k for k in keys if not k.startswith("layers.")} == {"embed_tokens.weight", "norm.weight", "lm_head.weight"}
+    plain = make(rope(), hidden_act="gelu", norm="layernorm", mlp_bias=True, output_bias=True)
+    assert "lm_head.weight" not in plain.state_dict()
+    assert "layers.0.mlp.gate_proj.weight" not in plain.state_dict()
+    assert {"layers.0.mlp.up_proj.bias", "layers.0.self_attn.o_proj.bias", "norm.bias"} <= set(plain.state_dict())
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh", "relu"])
+def test_the_other_family(act: str) -> None:
+    """LayerNorm with a plain feed-forward runs, chunks equal the whole, and the activation is the one named."""
+    model = make(rope(), hidden_act=act, norm="layernorm", mlp_bias=True, tie_word_embeddings=False)
+    tokens = ids(2, 12)
+    close(in_chunks(model, tokens, [5, 1, 6]), model(tokens))
+    x = torch.randn(3, 32)
+    mlp = model.layers[0].mlp
+    wanted = {
+        "gelu": torch.nn.GELU(), "gelu_tanh": torch.nn.GELU(approximate="tanh"), "relu": torch.nn.ReLU(),
+    }[act]  # fmt: skip
+    close(mlp(x), mlp.down_proj(wanted(mlp.up_proj(x))))
+
+
+def hugging_face(kind: str, **changes: Any) -> Any:
+    """A tiny random model of transformers."""
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.2,
+        "rms_norm_eps": 1e-5, "attn_implementation": "eager",
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**{**sizes, **changes})
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs", "ours"),
+    [
+        ("Llama", {"tie_word_embeddings": False}, {"tie_word_embeddings": False}),
+        ("Qwen3", {"tie_word_embeddings": True}, {"qk_norm": True}),
+        ("Mistral", {"sliding_window": 6, "tie_word_embeddings": True}, {"sliding_window": 6}),
+        ("Qwen2", {"tie_word_embeddings": True}, {"attention_bias": True}),
+    ],
+)
+def test_equals_transformers(kind: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """With transformers' weights the logits are transformers', windows and padding too."""
+    reference = hugging_face(kind, rope_parameters={"rope_type": "default", "rope_theta": 1000.0}, **theirs)
+    model = make(rope(), **ours)
+    state = {k.removeprefix("model."): v for k, v in reference.state_dict().items()}
+    if model.lm_head is None:
+        state.pop("lm_head.weight")
+    model.load_state_dict(state)
+    tokens = ids(2, 20)
+    with torch.no_grad():
+        close(model(tokens), reference(tokens).logits)
+        mask = torch.ones_like(tokens)
+        mask[1, :7] = 0
+        padded = reference(tokens, attention_mask=mask).logits
+        close(model(tokens, attention_mask=mask)[mask.bool()], padded[mask.bool()])
+
+
+def test_built_on_meta() -> None:
+    """Built without memory, materialised and filled, it is the same model."""
+    source, tokens = make(rope(YaRN(4.0, TRAINED))), ids(1, 9)
+    with torch.device("meta"):
+        model = Decoder(source.config)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model = model.to_empty(device="cpu").eval()
+    model.load_state_dict(source.state_dict())
+    assert torch.equal(model(tokens), source(tokens))
+    with torch.device("meta"):
+        other = Decoder(source.config).eval()
+    other.load_state_dict(source.state_dict(), assign=True)
+    assert torch.equal(other(tokens), source(tokens))
+    assert not list(source.buffers())
+
+
+def test_in_bfloat16() -> None:
+    """Cast to bfloat16 it stays near, and the cache takes its dtype."""
+    model, tokens = make(rope()), ids(2, 30)
+    wanted = model(tokens)
+    low = make(rope())
+    low.load_state_dict(model.state_dict())
+    low = low.to(torch.bfloat16)
+    out = low(tokens)
+    assert out.dtype == torch.bfloat16
+    assert (out - wanted).abs().max() < 0.05 * wanted.abs().max()
+    close(in_chunks(low, tokens, [9, 1, 20]), out, atol=0.1)
+    assert low.new_cache().dtype == torch.bfloat16
+    assert low.new_cache(dtype=torch.float32).dtype == torch.float32
+
+
+def test_in_float64() -> None:
+    """In float64 chunks equal the whole to float64 rounding: the tables are float64 too."""
+    model, tokens = make(rope(DynamicNTK(2.0))).double(), ids(1, 40)
+    close(in_chunks(model, tokens, [13, 1, 26], seq_len=40), model(tokens, seq_len=40), atol=1e-12)
+
+
+def test_with_rope_shares_weights() -> None:
+    """The other model has the same weights, the first one its own rope; layers without a rope stay without."""
+    model, tokens = make((rope(), None, rope())), ids(1, 30)
+    before = model(tokens)
+    other = model.with_rope(rope(Linear(4.0)))
+    assert other.config.ropes == (rope(Linear(4.0)), None, rope(Linear(4.0)))
+    assert model.config.ropes == (rope(), None, rope())
+    assert torch.equal(model(tokens), before)
+    assert (other(tokens) - before).abs().max() > 1e-3
+    assert {p.data_ptr() for p in other.parameters()} == {p.data_ptr() for p in model.parameters()}
+    assert torch.equal(other.with_rope((rope(), None, rope()))(tokens), before)
+    assert make(rope()).with_rope(rope(Linear(4.0))).config.rope == rope(Linear(4.0))
+    assert model.with_rope(None).config.ropes == (None, None, None)
+    with torch.no_grad():
+        model.norm.weight.zero_()
+    assert other(tokens).abs().max() == 0
+    other.train()
+    assert not model.training
+    assert not model.layers[0].self_attn.training
+
+
+def test_gradients_reach_every_weight() -> None:
+    """Every parameter learns, with padding and documents too, and no gradient is NaN."""
+    model = make(rope(), qk_norm=True, attention_bias=True, tie_word_embeddings=False, sliding_window=(None, 3, None))
+    tokens = ids(2, 10)
+    mask, marks = torch.ones(2, 10, dtype=torch.long), torch.tensor([[0] * 4 + [1] * 6] * 2)
+    mask[0, :5] = 0
+    loss = model.train()(tokens, attention_mask=mask, document_ids=marks)[mask.bool()].logsumexp(-1).sum()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        if name != "layers.0.self_attn.k_proj.bias":
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_hidden_states_and_logits_are_the_forward() -> None:
+    """forward is logits(hidden_states); a tied head counts once."""
+    for tied in (True, False):
+        model, tokens = make(rope(), tie_word_embeddings=tied), ids(2, 6)
+        assert torch.equal(model.logits(model.hidden_states(tokens)), model(tokens))
+        assert model.num_parameters() == sum(value.numel() for value in model.state_dict().values())
+
+
+def test_a_cache_keeps_no_gradients() -> None:
+    """With a cache the logits carry no graph; without one they do."""
+    model = make(rope())
+    assert not model(ids(1, 3), cache=model.new_cache()).requires_grad
+    assert model(ids(1, 3)).requires_grad
+
+
+def test_initial_weights() -> None:
+    """Matrices begin with the standard deviation asked for, norms at one, biases at zero; a seed repeats them."""
+    torch.manual_seed(5)
+    model = make(rope(), hidden_size=256, attention_bias=True, initializer_range=0.03)
+    assert abs(model.embed_tokens.weight.std().item() - 0.03) < 0.001
+    assert abs(model.layers[1].mlp.up_proj.weight.std().item() - 0.03) < 0.001
+    assert model.layers[1].self_attn.q_proj.bias.abs().max() == 0
+    assert (model.norm.weight == 1).all()
+    torch.manual_seed(5)
+    again = make(rope(), hidden_size=256, attention_bias=True, initializer_range=0.03)
+    assert torch.equal(again.embed_tokens.weight, model.embed_tokens.weight)
+
+
+def test_outgrown_and_disagreeing_caches_are_refused() -> None:
+    """seq_len is required, fixed, and not to be outgrown; a cache of another rope is refused."""
+    for scaling in (DynamicNTK(2.0), LONG):
+        model = make(rope(scaling))
+        with pytest.raises(RopeError, match="`seq_len` is required"):
+            model(ids(1, 4))
+        with pytest.raises(RopeError, match="`seq_len` is required"):
+            model.new_cache()
+        cache = model.new_cache(seq_len=12)
+        model(ids(1, TRAINED), cache=cache)
+        with pytest.raises(RopeError, match="`seq_len` differs"):
+            model(ids(1, 1), cache=cache, seq_len=13)
+        with pytest.raises(RopeError, match="outgrows the `seq_len`"):
+            model(ids(1, 1), cache=cache)
+        assert cache.lengths.tolist() == [TRAINED]
+        with pytest.raises(RopeError, match="made for another rope"):
+            model.with_rope(rope())(ids(1, 1), cache=cache)
+    plain = make(rope())
+    with pytest.raises(RopeError, match="`seq_len` differs"):
+        plain(ids(1, 1), cache=plain.new_cache(), seq_len=9)
+
+
+@pytest.mark.rejects
+def test_what_is_refused() -> None:
+    """Wrong tokens and impossible configurations are named."""
+    model = make(rope())
+    with pytest.raises(RopeError, match=r"`input_ids` must be integers \[batch, seq\]"):
+        model(torch.tensor([1, 2]))
+    with pytest.raises(RopeError, match="`input_ids` must be integers"):
+        model(torch.ones(1, 2))
+    with pytest.raises(RopeError, match=r"the vocabulary has not(.|\n)*highest +50"):
+        model(torch.tensor([[0, 50]]))
+    for changes, message in (
+        ({"hidden_act": "swish"}, "unknown `hidden_act`"),
+        ({"norm": "batchnorm"}, "unknown `norm`"),
+        ({"ropes": (rope(),)}, "one entry per layer"),
+        ({"ropes": 10_000}, "`rope` must be a RopeConfig"),
+        ({"sliding_window": (1, 2)}, "one entry per layer"),
+        ({"sliding_window": "8"}, "`sliding_window` must be a int"),
+        ({"num_hidden_layers": 0}, "sizes must be whole numbers"),
+        ({"head_dim": None, "hidden_size": 30}, "`hidden_size` is not a multiple"),
+        ({"num_key_value_heads": 3}, "multiple of `num_key_value_heads`"),
+    ):
+        with pytest.raises(RopeError, match=message):
+            make(**changes)
+
+
+@pytest.mark.traced
+def test_compiles_without_a_break() -> None:
+    """One graph without breaks, right for plain, padded and packed calls."""
+    model, tokens = make((rope(), None, rope(YaRN(4.0, TRAINED))), sliding_window=(None, 4, None)), ids(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :3] = 0
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for arguments in ({}, {"attention_mask": mask}, {"document_ids": torch.tensor([[0] * 5 + [1] * 7] * 2)}):
+            close(compiled(tokens, **arguments), model(tokens, **arguments))
