@@ -60,7 +60,14 @@ class TextTokenizer:
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """The ids of `text`; with `add_special` also the tokens that the checkpoint puts around every text."""
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special).ids)
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special).ids)
+        except TypeError as error:  # how `tokenizers` refuses lone surrogates, and what is no text
+            raise RopeError(
+                "TextTokenizer: only text that UTF-8 can write has tokens.",
+                facts={"text": text},
+                cure="Decode bytes with errors='replace' first.",
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of `ids`; incomplete characters become U+FFFD. `skip_special` leaves out control tokens."""
