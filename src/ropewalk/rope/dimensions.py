@@ -12,9 +12,10 @@ from ropewalk.rope.families import Family
 from ropewalk.rope.rope_parameters import number
 
 
-def max_position_embeddings_of(fields: Mapping[str, Any]) -> int | None:
+def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int | None:
     """The config's longest position in tokens, under any of its spellings."""
-    return _whole(fields, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+    stated = _whole(fields, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+    return family.max_position_embeddings if stated is None else stated
 
 
 def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> float:
@@ -46,7 +47,7 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
 
 def _derived_head_dim(fields: Mapping[str, Any], width_keys: tuple[str, ...]) -> int:
     width = _whole(fields, *width_keys)
-    heads = _whole(fields, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    heads = _whole(fields, "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_num_attention_heads")
     facts = {"hidden_size": width, "num_attention_heads": heads}
     if width is None or heads is None:
         raise RopeError(

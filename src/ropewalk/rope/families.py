@@ -21,11 +21,13 @@ class Family:
 
     - `interleaved`: pairs are (0,1), (2,3), ...; False: (i, i + rotary_dim/2). `reads_flag`: `rope_interleave` chooses.
     - `partial`: None rotates the whole head whatever the config says; a number is the default fraction.
-    - `theta`, `head_dim`, `block`: used where the config is silent. `head_dim` None: hidden_size / num_attention_heads.
+    - `theta`, `head_dim`, `max_position_embeddings`, `block`: used where the config is silent, as released ones are on
+      what equals the class default. `head_dim` None: hidden_size / num_attention_heads.
     - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features turns, and it is what we describe.
     - `blocks`: for each layer type its default block, for families with several; a block of None is a layer without
       rotation. `theta_keys`: the older top-level spelling of each theta. `scaled`: where a flat `rope_scaling` belongs.
     - `nope`: layer types that the class never rotates, though the config gives one block for all.
+    - `switch`: the key that turns rotation on or off for the whole model, the value that turns it on, the default.
     - `mrope`, `mrope_section`: how pairs follow the axes (temporal, height, width), and the default sections.
     - `head_dim_of`: for a layer type, the key of its own head_dim and that key's default.
     - `rotary_dim`: the class reads `rotary_dim` alone, and this is its default (GPT-J).
@@ -40,12 +42,14 @@ class Family:
     partial: float | None = None
     theta: float = 10_000.0
     head_dim: int | None = None
+    max_position_embeddings: int | None = None
     block: Block = field(default_factory=dict)
     mla: bool = False
     blocks: Mapping[str, Block | None] = field(default_factory=dict)
     theta_keys: Mapping[str, str] = field(default_factory=dict)
     scaled: tuple[str, ...] = ()
     nope: tuple[str, ...] = ()
+    switch: tuple[str, Any, Any] | None = None
     mrope: Mrope | None = None
     mrope_section: tuple[int, ...] = ()
     head_dim_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
@@ -73,13 +77,14 @@ def _two_thetas(sliding: float, full: float, **full_block: Any) -> Mapping[str, 
 
 # --- half-split pairs over the whole head
 _add(
-    "llama mistral ministral qwen2 qwen2_moe qwen3_moe olmo olmo2 olmoe olmo_hybrid starcoder2 granite granitemoe "
-    "granitemoeshared granitemoehybrid granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
+    "llama mistral ministral qwen2 qwen2_moe qwen3_moe olmo olmo2 olmoe starcoder2 granite granitemoe "
+    "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
     "chameleon dbrx deepseek_ocr2_text eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
-    "moshi unlimited_ocr_text voxtral_realtime_text arcee gradium_phonon_tts pocket_tts",
+    "moshi unlimited_ocr_text voxtral_realtime_text arcee gradium_phonon_tts pocket_tts mimi_encoder mimi_decoder "
+    "lasr_encoder deepseek_ocr2_encoder",
     _HALF,
 )
-_add("qwen3 seed_oss hrm_text internlm3 iquestcoder molmo2_text", _HALF, head_dim=128)
+_add("qwen3 seed_oss hrm_text internlm3 iquestcoder molmo2_text kolibri1 dia_encoder dia_decoder", _HALF, head_dim=128)
 _add("gemma gemma2 vaultgemma t5_gemma_module", _HALF, head_dim=256)
 _add("mixtral minimax lfm2 lfm2_moe emu3_text_model", _HALF, theta=1_000_000.0)
 _add("phimoe", _HALF, theta=1_000_000.0)
@@ -92,7 +97,10 @@ _add("hy_v3", _HALF, theta=11_158_840.0, head_dim=128)
 _add("timesfm2_5", _HALF, head_dim=80)
 _add("neucodec xcodec2 voxtral_realtime_encoder", _HALF, head_dim=64)
 _add("hunyuan_v1_dense hunyuan_v1_moe", _HALF, dynamic_alpha=True)
-_add("falcon zamba2 jetmoe", _HALF)
+_add("jetmoe", _HALF)
+_add("falcon", _HALF, switch=("alibi", False, False))
+_add("zamba2", _HALF, switch=("use_mem_rope", True, False))
+_add("granitemoehybrid", _HALF, switch=("position_embedding_type", "rope", None))
 _add("exaone4 exaone_moe", _HALF)
 _add("afmoe flint", _HALF, head_dim=128, nope=("full_attention",))
 
@@ -116,6 +124,19 @@ _add("gpt_oss", _HALF, theta=150_000.0, head_dim=64, block=_GPT_OSS)
 _add("apertus", _HALF, theta=12_000_000.0, block={**_LLAMA3, "factor": 8.0})
 _add("cwm", _HALF, theta=1_000_000.0, head_dim=128, block={**_LLAMA3, "factor": 16.0})
 _add(
+    "higgs_audio_v2",
+    _HALF,
+    head_dim=128,
+    block={
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 32.0,
+        "low_freq_factor": 0.125,
+        "high_freq_factor": 0.5,
+        "original_max_position_embeddings": 1024,
+    },
+)
+_add(
     "ministral3",
     _HALF,
     head_dim=128,
@@ -135,6 +156,7 @@ _add(
 # --- half-split, partial
 _add("gpt_neox stablelm", _HALF, partial=0.25)
 _add("bamba glm4_moe nemotron persimmon phi recurrent_gemma", _HALF, partial=0.5)
+_add("glmasr_encoder nemotron3_5_transcribe_asr_audio", _HALF, partial=0.5)
 _add("gpt_neox_japanese", _HALF, partial=1.0)
 _add("phi3 phi4_multimodal", _HALF, partial=1.0, yarn_is_longrope=True)
 _add("solar_open", _HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
@@ -160,7 +182,8 @@ _MODERNBERT = replace(
     theta_keys=_BERT_KEYS,
     scaled=("full_attention", "sliding_attention"),
 )
-_add("gemma3_text gemma3n_text t5gemma2_text t5gemma2_decoder", _GEMMA3)
+_add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, max_position_embeddings=131_072)
+_add("gemma3n_text", _GEMMA3, max_position_embeddings=32_768)
 _add("gemma4_text gemma4_unified_text diffusion_gemma_text", _GEMMA4)
 _add("embedding_gemma2_text", _GEMMA4, blocks=_two_thetas(1e4, 1e6))
 _add("modernbert modernbert-decoder", _MODERNBERT)
@@ -240,7 +263,9 @@ _add("hy_v4", _MLA, interleaved=False)
 # --- vision towers: H in the first half of the pairs, W in the second
 _add(
     "qwen2_vl_vision qwen2_5_vl_vision qwen2_5_omni_vision_encoder qwen3_vl_vision qwen3_vl_moe_vision "
-    "qwen3_omni_moe_vision_encoder qwen3_5_vision qwen3_5_moe_vision glm4v_vision glm4v_moe_vision glm_ocr_vision",
+    "qwen3_omni_moe_vision_encoder qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision glm4v_vision glm4v_moe_vision "
+    "glm_ocr_vision glm5_next_vision ernie4_5_vl_moe_vision paddleocr_vl_vision exaone4_5_vision video_llama_3_vision "
+    "mlcd_vision_model cohere_compass_vision dots3_note_vision_encoder",
     _HALF,
     axial=True,
 )
@@ -252,6 +277,7 @@ REFUSED: dict[str, str] = {
     "hunyuan_vl_text": "with different axes its formula is not a rotation",
     "vjepa2": "its formula is not a rotation",
     "kimi_linear": "it has no rotation",
+    "olmo_hybrid": "its released checkpoints have no rotation (a null rope_theta says so)",
 }
 REFUSED |= {"nanochat_text": REFUSED["nanochat"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
 

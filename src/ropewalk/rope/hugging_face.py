@@ -57,7 +57,7 @@ def from_hf(config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type
     family, name = _family(fields)
     interleaved = _interleaved(fields, family, name)
     block = block_of_layer(fields, family, name, layer_type)
-    longest = max_position_embeddings_of(fields)
+    longest = max_position_embeddings_of(fields, family)
     head_dim = head_dim_of(fields, family, layer_type)
     rope_type = rope_type_of(block, yarn_is_longrope=family.yarn_is_longrope, dynamic_alpha=family.dynamic_alpha)
     if fields.get(_TRAINED) is not None and rope_type in ("yarn", "longrope", "llama3"):

@@ -21,6 +21,14 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
 
     Raises `RopeError` where the layer types differ and none is given, for an unknown one, and for one without rotation.
     """
+    if family.switch is not None:
+        key, on, default = family.switch
+        if fields.get(key, default) != on:
+            raise RopeError(
+                f"from_hf: this {name} has no rotation: its config does not turn it on.",
+                facts={key: fields.get(key, default)},
+                cure=f"With rotation the config says {key}: {on!r}; else use rope=None.",
+            )
     stated, old = _stated(fields)
     if stated is not None and any(isinstance(value, Mapping) for value in stated.values()):
         return _choose(fields, _nested(fields, stated, family), name, layer_type)

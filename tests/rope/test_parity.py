@@ -1,0 +1,367 @@
+"""Agreement with transformers 5.23: its own frequencies, and its own modules turning the same queries."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.rope.families import FAMILIES, REFUSED
+from tests.rope.models import Model, fixture, fixture_names, modeling, transformers_config
+
+transformers = pytest.importorskip("transformers")
+
+TWO_TYPES = ("full_attention", "sliding_attention")
+NESTED = ("gemma_3_1b", "gemma_3_27b", "gemma_4_e4b", "laguna_s", "modernbert_base", "olmo_3_1_32b")
+CASES = [
+    pytest.param(name, layer_type, id=f"{name}-{layer_type}" if layer_type else name)
+    for name in fixture_names()
+    for layer_type in (TWO_TYPES if name in NESTED else (None,))
+]
+
+
+def for_transformers(name: str) -> dict[str, Any]:
+    """The fixture as transformers 5.23 can read it: "su" raises a KeyError there (see the deviations below)."""
+    fields = fixture(name)
+    if (fields.get("rope_scaling") or {}).get("type") == "su":
+        fields["rope_scaling"]["type"] = "longrope"
+    return fields
+
+
+def lengths(config: rw.RopeConfig) -> tuple[int, ...]:
+    """Sequence lengths at which a length-dependent rule is compared: both sides of its switch, and beyond."""
+    if not config.needs_seq_len:
+        return (1,)
+    trained, longest = config.trained_length or 0, config.max_position_embeddings or 0
+    return (100, trained, trained + 1, longest, 2 * longest, 3 * longest + 7)
+
+
+@pytest.mark.parametrize(("name", "layer_type"), CASES)
+def test_frequencies_of_published_configs(name: str, layer_type: str | None) -> None:
+    """Inverse frequencies and attention factor are the module's own within 1e-6 relative."""
+    config = rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type)
+    model = Model(transformers_config(for_transformers(name)), layer_type)
+    for seq_len in lengths(config):
+        expected, factor = model.frequencies(seq_len)
+        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
+        torch.testing.assert_close(actual.inv_freq.sum(0), expected, rtol=1e-6, atol=0)
+        assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
+
+
+def rotations(model: Model, config: rw.RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same random queries turned by transformers and by ropewalk, every axis at its own positions."""
+    q = torch.randn(2, 3, 7, config.head_dim)
+    shape = (2, 7) if config.num_axes == 1 else (2, 7, config.num_axes)
+    positions = torch.randint(0, 20, shape)
+    expected = model.rotate(q, positions if config.num_axes == 1 else positions.movedim(-1, 0))
+    seq_len = 20 if config.needs_seq_len else None
+    actual = rw.RotaryEmbedding(config).rotate(q, position_ids=positions, seq_len=seq_len, layout="bhsd")
+    return actual, expected
+
+
+@pytest.mark.parametrize(("name", "layer_type"), CASES)
+def test_rotation_of_published_configs(name: str, layer_type: str | None) -> None:
+    """Pairing, width, axes and scale are those of the model's own apply function."""
+    config = rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type)
+    actual, expected = rotations(Model(transformers_config(for_transformers(name)), layer_type), config)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "layer_type"), CASES)
+def test_a_transformers_config_reads_as_its_json(name: str, layer_type: str | None) -> None:
+    """The config.json and the config object that transformers makes of it give equal RopeConfigs."""
+    config = transformers_config(for_transformers(name))
+    assert rw.RopeConfig.from_hf(config, layer_type=layer_type) == rw.RopeConfig.from_hf(
+        fixture(name), layer_type=layer_type
+    )
+
+
+@pytest.mark.parametrize(("name", "layer_type"), CASES)
+def test_the_exported_block_means_the_same_to_transformers(name: str, layer_type: str | None) -> None:
+    """transformers, given the block of to_hf in place of the published one, computes the same frequencies."""
+    original = rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type)
+    fields = for_transformers(name)
+    if fields["model_type"] in ("gptj",):
+        pytest.skip("GPT-J's class has no rope_parameters")
+    text = fields.get("text_config", fields)
+    for key in ("rope_scaling", "rope_theta", "rotary_emb_base", "original_max_position_embeddings"):
+        text.pop(key, None)
+    block = original.to_hf()
+    text["rope_parameters"] = {**_other_types(name, layer_type), layer_type: block} if layer_type else block
+    if text["model_type"] == "phi3":  # its class keeps the trained length outside the block
+        text["original_max_position_embeddings"] = block["original_max_position_embeddings"]
+    assert rw.RopeConfig.from_hf(fields, layer_type=layer_type) == original
+    model = Model(transformers_config(fields), layer_type)
+    for seq_len in lengths(original):
+        expected = rw.inverse_frequencies(original, seq_len if original.needs_seq_len else None)
+        inv_freq, factor = model.frequencies(seq_len)
+        torch.testing.assert_close(inv_freq, expected.inv_freq.sum(0), rtol=1e-6, atol=0)
+        assert factor == pytest.approx(expected.attention_factor, rel=1e-6)
+
+
+def _other_types(name: str, layer_type: str | None) -> dict[str, Any]:
+    others = [other for other in TWO_TYPES if other != layer_type]
+    return {other: rw.RopeConfig.from_hf(fixture(name), layer_type=other).to_hf() for other in others}
+
+
+# --- every rule on one plain model, with numbers that no checkpoint has
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}
+RULES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "dynamic factor 1": {"rope_type": "dynamic", "factor": 1.0},
+    "yarn": YARN,
+    "yarn factor null": {**YARN, "factor": None},
+    "yarn factor below the ratio": {**YARN, "factor": 2.0},
+    "yarn not truncated": {**YARN, "truncate": False},
+    "yarn attention_factor": {**YARN, "attention_factor": 1.5},
+    "yarn mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3},
+    "yarn one mscale": {**YARN, "mscale": 0.7},
+    "yarn mscale 0": {**YARN, "mscale": 0.0, "mscale_all_dim": 0.3},
+    "yarn betas": {**YARN, "beta_fast": 16, "beta_slow": 2},
+    "yarn equal betas": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0},
+    "yarn short": {**YARN, "original_max_position_embeddings": 8, "factor": 16.0},
+    "llama3": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "llama3 equal bands": {**LLAMA3, "low_freq_factor": 1.5, "high_freq_factor": 1.5},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 9 for i in range(32)],
+        "long_factor": [1.0 + i for i in range(32)],
+        "original_max_position_embeddings": 512,
+    },
+    "longrope factor": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 32,
+        "long_factor": [2.0] * 32,
+        "original_max_position_embeddings": 512,
+        "factor": 16.0,
+    },
+    "longrope attention_factor": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 32,
+        "long_factor": [2.0] * 32,
+        "original_max_position_embeddings": 512,
+        "attention_factor": 1.25,
+    },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.3},
+    "proportional factor": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
+}
+
+
+@pytest.mark.parametrize("theta", [500.0, 10_000.0, 5e6])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule(rule: str, theta: float) -> None:
+    """Each rope_type and option computes what transformers' init function does, through a Llama config."""
+    fields = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048}
+    fields["head_dim"] = 64
+    fields["rope_parameters"] = {**RULES[rule], "rope_theta": theta}
+    config, model = rw.RopeConfig.from_hf(fields), Model(transformers_config(fields))
+    for seq_len in (3, 512, 513, 2048, 2049, 7000):
+        expected, factor = model.frequencies(seq_len)
+        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
+        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=1e-6, atol=0)
+        assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["linear", "dynamic", "yarn", "llama3"])
+def test_rules_with_partial_rotary(rule: str) -> None:
+    """Under a partial rotation the rules run over the rotary dimension, as in transformers' Phi."""
+    fields = {"model_type": "phi", "hidden_size": 320, "num_attention_heads": 4, "max_position_embeddings": 2048}
+    fields["rope_parameters"] = {**RULES[rule], "rope_theta": 1e4, "partial_rotary_factor": 0.4}
+    config, model = rw.RopeConfig.from_hf(fields), Model(transformers_config(fields))
+    assert config.rotary_dim == 32
+    for seq_len in (3, 4096):
+        expected, _ = model.frequencies(seq_len)
+        actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
+        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=1e-6, atol=0)
+
+
+def test_hunyuan_alpha() -> None:
+    """HunYuan's `dynamic` with `alpha` is NTK-aware scaling by a fixed alpha."""
+    block = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    fields = {"model_type": "hunyuan_v1_dense", "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    fields["rope_scaling"] = block
+    config = rw.RopeConfig.from_hf(fields)
+    assert config.scaling == rw.scaling.NTK(1000.0)
+    expected, _ = Model(transformers_config(fields)).frequencies()
+    torch.testing.assert_close(rw.inverse_frequencies(config).inv_freq[0], expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_deepseek_reads_its_flag(flag: bool) -> None:
+    """`rope_interleave` chooses DeepSeek-V3's pairing, there and here."""
+    fields = {**fixture("deepseek_v3"), "rope_interleave": flag}
+    config = rw.RopeConfig.from_hf(fields)
+    assert config.interleaved is flag
+    actual, expected = rotations(Model(transformers_config(fields)), config)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", sorted(name for name, family in FAMILIES.items() if family.axial))
+def test_vision_towers(model_type: str) -> None:
+    """Height turns the first half of the pairs and width the second, as in each tower's own function."""
+    changes = {"hidden_size": 1280} if model_type == "qwen2_5_vl_vision" else {}
+    config = config_classes()[model_type](**changes)
+    file = modeling(config)
+    (module,) = [c for n, c in vars(file).items() if "RotaryEmbedding" in n and ("Vision" in n or n.startswith("MLCD"))]
+    apply = getattr(file, "apply_rotary_pos_emb_vision", None) or file.apply_rotary_pos_emb
+    rope = rw.RopeConfig.from_hf(config)
+    q, positions = torch.randn(9, 3, rope.head_dim), torch.randint(0, 30, (9, 2))
+    expected, _ = apply(q, q, *module(config)(q, positions))
+    actual = rw.RotaryEmbedding(rope).rotate(q, position_ids=positions, layout="thd")
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+# --- every family of the table, from the default config of its class
+
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+CHANGES: dict[str, dict[str, Any]] = {  # defaults that do not fit themselves, or that turn the rotation off
+    "zamba2": {"use_mem_rope": True},
+    "granitemoehybrid": {"position_embedding_type": "rope"},
+    "glm4_moe": {"head_dim": 128},
+    "glm4v_moe_text": {"head_dim": 128, "rope_parameters": _SECTIONS},
+    "glm4v_text": {"rope_parameters": _SECTIONS},
+    "glm_image_text": {"rope_parameters": _SECTIONS},
+    "glm_ocr_text": {"head_dim": 64},
+    "qwen3_omni_moe_text": {"head_dim": 128},
+}
+FLAT_COMPOSITES = ("qwen2_vl", "qwen2_5_vl")  # spellings of released files; their text classes are in the table too
+
+
+def config_classes() -> dict[str, Any]:
+    """Every config class of transformers by model_type, those inside composite configs included."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    seen: dict[str, Any] = {}
+
+    def walk(cls: Any) -> None:
+        if not isinstance(cls, type) or cls.__name__ == "AutoConfig" or cls in seen.values():
+            return
+        if cls.model_type:
+            seen.setdefault(cls.model_type, cls)
+        for inner in (getattr(cls, "sub_configs", None) or {}).values():
+            walk(inner)
+
+    for model_type in CONFIG_MAPPING:
+        walk(CONFIG_MAPPING[model_type])
+    return seen
+
+
+@pytest.mark.slow
+def test_every_family_of_the_table() -> None:
+    """The default config of each class: frequencies within 1e-6, and the class's own apply function within 1e-5."""
+    classes, failures = config_classes(), {}
+    for name, family in FAMILIES.items():
+        if family.axial or name in FLAT_COMPOSITES:
+            continue
+        hf_config = classes[name](**copy.deepcopy(CHANGES.get(name, {})))
+        for layer_type in Model(hf_config).layer_types:
+            model = Model(hf_config, layer_type)
+            config = rw.RopeConfig.from_hf(hf_config, layer_type=layer_type)
+            inv_freq = rw.inverse_frequencies(config, 1 if config.needs_seq_len else None).inv_freq.sum(0)
+            expected_inv_freq = model.frequencies()[0]
+            if name == "ernie4_5_vl_moe_text":  # its class stores them in the order of its axes
+                expected_inv_freq, inv_freq = expected_inv_freq.sort().values, inv_freq.sort().values
+            actual, expected = rotations(model, config)
+            close = torch.allclose(inv_freq, expected_inv_freq, rtol=1e-6, atol=0)
+            if not close or not torch.allclose(actual, expected, rtol=0, atol=1e-5):
+                failures[name, layer_type] = (actual - expected).abs().max().item()
+    assert failures == {}
+
+
+OUTSIDE: dict[str, str] = {
+    "the composite or encoder has several rotary modules of its own": "blt dinov3_vit eomt_dinov3 evolla sapiens2",
+    "axial vision with another order of axes, or tables made per image": (
+        "edgetam_video efficientloftr gemma4_vision inkling2_vision kimi_k25_vision lfm3_vl_vision "
+        "llama4_vision_model minimax_m3_vl_vision muse_glimmer_vision muse_spark_vision pixtral sam2_video "
+        "sam3_tracker_video sam3_vit_model step3p5_vision"
+    ),
+    "a theta, or none, for each layer, in a list": "granite_swa granitemoe_swa muse_glimmer_text muse_spark_text",
+    "NoPE, learned or forced rotation by further keys of its class": "cohere2_moe mistral_large4_text",
+    "the query takes other positions than the key": "muse_glimmer_assistant qwen4_exp_text",
+    "M-RoPE under layer types": "cohere_compass_text neomme",
+    "its default config contradicts itself (rotary_dim 64, whole head turned)": "minimax_m3_vl_text",
+    "the block names layers that its default does not describe": "step3p5 dots3_note_text",
+    "audio, speech and codec parts that no one has asked for yet": (
+        "axk2 dots3_note_audio_encoder esm musicflamingo nemotron3_5_transcribe_word_timestamp "
+        "nemotron3_diarization_audio pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder "
+        "pocket_tts_audio_tokenizer_encoder qwen2_5_omni_dit qwen2_5_omni_talker qwen3_omni_moe_talker_text "
+        "qwen3_omni_moe_talker_code_predictor"
+    ),
+}
+
+
+@pytest.mark.slow
+def test_the_table_covers_transformers() -> None:
+    """Every class with rope_parameters is in the table, refused by name, or listed above with its reason."""
+    outside = {name for names in OUTSIDE.values() for name in names.split()}
+    rotary = {name for name, cls in config_classes().items() if hasattr(cls, "rope_parameters")}
+    assert rotary - set(FAMILIES) - set(REFUSED) - outside == set()
+    assert outside & set(FAMILIES) == set()
+
+
+# --- where transformers 5.23 is not followed: each of these says so when it changes
+
+
+def test_deviation_su_raises_there() -> None:
+    """Phi-3's "su": transformers renames it too late, misses the trained length and raises; here it reads."""
+    with pytest.raises(KeyError, match="original_max_position_embeddings"):
+        transformers_config(fixture("phi_3_5_vision_su"))
+    assert isinstance(rw.RopeConfig.from_hf(fixture("phi_3_5_vision_su")).scaling, rw.scaling.LongRoPE)
+
+
+def test_deviation_truncate_in_a_nested_block() -> None:
+    """transformers reads `truncate` beside the nested blocks, where it never is; here the block's own counts."""
+    fields = fixture("laguna_s")
+    fields["rope_parameters"]["full_attention"]["truncate"] = False
+    there, _ = Model(transformers_config(fields), "full_attention").frequencies()
+    here = rw.inverse_frequencies(rw.RopeConfig.from_hf(fields, layer_type="full_attention")).inv_freq[0]
+    published = rw.RopeConfig.from_hf(fixture("laguna_s"), layer_type="full_attention")
+    torch.testing.assert_close(there, rw.inverse_frequencies(published).inv_freq[0], rtol=1e-6, atol=0)
+    assert ((here - there).abs() / there).max() > 0.1
+
+
+def test_deviation_olmo3_theta_of_sliding_layers() -> None:
+    """transformers gives OLMo 3's rope_theta to the full layers alone; here it holds for both, as the file says."""
+    fields = {**fixture("olmo_3_1_32b"), "rope_theta": 123_456}
+    assert transformers_config(fields).rope_parameters["sliding_attention"]["rope_theta"] == 500_000.0
+    assert rw.RopeConfig.from_hf(fields, layer_type="sliding_attention").theta == 123_456.0
+
+
+def test_deviation_phimoe_beyond_the_switch() -> None:
+    """Phi-3.5-MoE in transformers takes the long mscale with the short frequencies; here both switch."""
+    fields = fixture("phi_3_5_mini") | {"model_type": "phimoe"}
+    fields["rope_scaling"] |= {"short_mscale": 1.1, "long_mscale": 1.2}
+    fields["rope_scaling"]["original_max_position_embeddings"] = fields.pop("original_max_position_embeddings")
+    config, model = rw.RopeConfig.from_hf(fields), Model(transformers_config(fields))
+    cos, sin = model.cos_sin(torch.tensor([[1, 9_999]]))
+    short, long = rw.inverse_frequencies(config, 100), rw.inverse_frequencies(config, 10_000)
+    angles = torch.atan2(sin, cos)[0, 0, :48].double()
+    torch.testing.assert_close(angles, short.inv_freq[0], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(torch.hypot(cos, sin), torch.full_like(cos, 1.2))
+    assert (short.attention_factor, long.attention_factor) == (1.1, 1.2)
+    assert not torch.allclose(short.inv_freq, long.inv_freq, rtol=0.1)
+
+
+def test_deviation_a_missing_trained_length() -> None:
+    """transformers fills a missing original_max_position_embeddings in; here it is an error."""
+    fields = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048}
+    fields["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+    assert transformers_config(fields).rope_parameters["original_max_position_embeddings"] == 2048
+    with pytest.raises(rw.RopeError, match="needs the key `original_max_position_embeddings`"):
+        rw.RopeConfig.from_hf(fields)
+
+
+def test_deviation_gpt_neox_rope_theta() -> None:
+    """transformers' GPT-NeoX reads only rotary_emb_base; here a rope_theta without it counts."""
+    fields = {"model_type": "gpt_neox", "hidden_size": 512, "num_attention_heads": 8, "rope_theta": 5e5}
+    assert transformers_config(fields).rope_parameters["rope_theta"] == 10_000.0
+    assert rw.RopeConfig.from_hf(fields).theta == 5e5
