@@ -1,7 +1,12 @@
 """ropewalk: rotary position embeddings, exact in every published variant."""
 
+from ropewalk.attention.attention import Attention
+from ropewalk.attention.cache import KVCache
 from ropewalk.backends import explain_backends
 from ropewalk.errors import RopeError
+from ropewalk.models.checkpoint import load, save
+from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.generate import generate, stream
 from ropewalk.rope import scaling
 from ropewalk.rope.config import RopeConfig, axes_from_sections
 from ropewalk.rope.frequencies import Frequencies, inverse_frequencies
@@ -15,7 +20,11 @@ from ropewalk.rotation.rotate import rotate, rotate_qk
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attention",
+    "Decoder",
+    "DecoderConfig",
     "Frequencies",
+    "KVCache",
     "LearnedFrequencies",
     "RopeConfig",
     "RopeError",
@@ -26,9 +35,13 @@ __all__ = [
     "convert_pairing",
     "explain_backends",
     "freqs_cis",
+    "generate",
     "inverse_frequencies",
+    "load",
     "rotate",
     "rotate_qk",
+    "save",
     "scaling",
+    "stream",
     "text_positions",
 ]
