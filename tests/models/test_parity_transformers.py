@@ -158,7 +158,7 @@ def test_smollm2_greedy_tokens(smollm2_pair: tuple[Decoder, Any]) -> None:
 
 @pytest.mark.slow
 def test_smollm2_saved_as_a_folder(smollm2_pair: tuple[Decoder, Any], tmp_path: Path) -> None:
-    """The GGUF, saved as a Hugging Face folder, is the same weights to transformers, bit for bit, and the same tokenizer."""
+    """Saved as a Hugging Face folder, the GGUF is the same weights to transformers, bit for bit, and tokenizer."""
     ours, theirs = smollm2_pair
     assert ours.tokenizer is not None
     save(ours, tmp_path / "smollm2")

@@ -31,6 +31,12 @@ def assemble(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torch.d
 
     `stored` is keyed by the Decoder's own names. Every name and shape is checked before anything is read.
     """
+    if config.num_hidden_layers > len(stored):  # before a damaged number of layers is built
+        raise RopeError(
+            "load: tensors are missing from the checkpoint.",
+            facts={"checkpoint": where, "tensors": len(stored), "num_hidden_layers": config.num_hidden_layers},
+            cure="Config and weights are of different models, or the file is damaged.",
+        )
     with torch.device("meta"):
         model = Decoder(config)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

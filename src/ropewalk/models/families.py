@@ -16,6 +16,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_MOST_LAYERS = 100_000
 _DEFAULT_LENGTH = 2048  # LlamaConfig's, where a RopeConfig does not say
 
 
@@ -87,6 +88,8 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
     _check_known(said, family, where)
     sizes: dict[str, Any] = {name: _whole(said, name, where) for name in _SIZES}
     layers = sizes["num_hidden_layers"]
+    if layers > _MOST_LAYERS:
+        raise RopeError("load: more layers than any model has.", facts={"file": where, "num_hidden_layers": layers})
     heads = said["num_key_value_heads"]
     bias = bool(said["attention_bias"]) if family.qkv_bias is None else family.qkv_bias
     return DecoderConfig(

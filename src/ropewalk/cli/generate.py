@@ -1,0 +1,125 @@
+"""`ropewalk generate`: a model's continuation of a prompt, printed as it comes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from ropewalk.errors import RopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ropewalk.models.tokenizer import TextTokenizer
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')],
+    prompt: Annotated[str, typer.Argument(help='The text to continue; "-" reads it from standard input.')],
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.", min=1)] = 100,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0.0)] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.", min=1)] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample among the likeliest that hold this probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text (repeatable).")] = None,
+    echo: Annotated[bool, typer.Option(help="Print the prompt first.")] = True,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 [default: stored].")] = None,
+) -> None:
+    """Continue a prompt, printing the text as it is produced."""
+    import torch
+
+    from ropewalk.models.checkpoint import load
+    from ropewalk.models.generate import stream
+
+    if dtype is not None and dtype not in _DTYPES:
+        raise RopeError("generate: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose one of {', '.join(_DTYPES)}.")
+    if stop and not all(stop):
+        raise RopeError("generate: a stop text must not be empty.", cure="Leave --stop out to stop nowhere.")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    decoder = load(model, dtype=None if dtype is None else getattr(torch, dtype))
+    tokenizer = decoder.tokenizer
+    if tokenizer is None:
+        raise RopeError(
+            "generate: the checkpoint has no tokenizer.",
+            facts={"model": model},
+            cure="Put its tokenizer.json beside it.",
+        )
+    tokens = stream(
+        decoder,
+        [prompt_ids(tokenizer, text)],
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop_tokens=tokenizer.eos_ids,
+        seed=seed,
+    )
+    new = pieces(tokenizer, (token for _, token in tokens))
+    _print([text] if echo else [], until(new, stop or []), sys.stdout)
+
+
+def prompt_ids(tokenizer: TextTokenizer, text: str) -> list[int]:
+    """The prompt's tokens with what the checkpoint puts around a text; an empty one needs a token to begin with."""
+    plain, ids = tokenizer.encode(text), tokenizer.encode(text, add_special=True)
+    before = next((n for n in range(len(ids) + 1) if ids[n : n + len(plain)] == plain), 0)
+    ids = ids[: before + len(plain)]  # what some tokenizers put after a text does not belong after a prompt
+    if not ids and tokenizer.bos_id is not None:
+        ids = [tokenizer.bos_id]
+    if not ids:
+        raise RopeError(
+            "generate: the prompt is empty, and the checkpoint has no token that begins a text.",
+            cure="Give at least one character.",
+        )
+    return ids
+
+
+def pieces(tokenizer: TextTokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """The text of tokens as they come: whole characters only."""
+    text = tokenizer.stream()
+    for token in tokens:
+        yield text.push(token)
+    yield text.finish()
+
+
+def until(text: Iterable[str], stops: list[str]) -> Iterator[str]:
+    """Pieces of text up to the first of `stops`, holding back what may be the beginning of one.
+
+    >>> list(until(["on", "e <", "en", "d> two"], ["<end>"]))
+    ['on', 'e ']
+    >>> list(until(["one <", "b>"], ["<end>"]))
+    ['one ', '<b>']
+    """
+    held = ""
+    for piece in text:
+        held += piece
+        found = [at for at in (held.find(stop) for stop in stops) if at >= 0]
+        if found:
+            if held[: min(found)]:
+                yield held[: min(found)]
+            return
+        keep = max((n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
+        ready, held = held[: len(held) - keep], held[len(held) - keep :]
+        if ready:
+            yield ready
+    if held:
+        yield held
+
+
+def _print(first: Iterable[str], text: Iterable[str], out: TextIO) -> None:
+    """Write pieces as they come and end the line, also when Ctrl-C stops them."""
+    if hasattr(out, "reconfigure"):
+        out.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
+    try:
+        for part in (first, text):
+            for piece in part:
+                out.write(piece)
+                out.flush()
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        out.write("\n")
+        out.flush()
