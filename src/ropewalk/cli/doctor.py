@@ -1,0 +1,269 @@
+"""`ropewalk doctor`: how far a checkpoint's context reaches, and what would extend it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropewalk.errors import RopeError
+
+if TYPE_CHECKING:
+
+    from ropewalk.context.audit import Audit
+    from ropewalk.context.doctor import Measurement, Plan
+    from ropewalk.context.findings import Finding
+    from ropewalk.context.state import State
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def doctor(
+    model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')] = "tiny",
+    target: Annotated[int | None, typer.Option(help="The length wanted, in tokens [default: 4x trained].")] = None,
+    trained_length: Annotated[int | None, typer.Option(help="Tokens trained, where the config is silent.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A UTF-8 text, plain or gzipped [default: Moby Dick].")] = None,
+    start_char: Annotated[int, typer.Option(help="Begin the text at this character.")] = 0,
+    block: Annotated[int | None, typer.Option(help="Tokens of a block [default: a quarter of trained].")] = None,
+    windows: Annotated[int | None, typer.Option(help="Windows of the text [default: up to 8].")] = None,
+    stride: Annotated[int | None, typer.Option(help="Crop's stride [default: a quarter of trained].")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Measure this one (repeatable) [default: all].")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write report.md and figures into this folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the same run was stopped.")] = False,
+    state: Annotated[Path | None, typer.Option(help="Where results are kept [default: the user's cache].")] = None,
+    chunk: Annotated[int, typer.Option(help="Tokens of one forward: memory against speed.")] = 1024,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Measure how far a checkpoint's context really reaches, and what would extend it."""
+    from rich.console import Console
+
+    from ropewalk.cli.tables import difference_table, loss_table, print_inspection
+    from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
+    from ropewalk.context.protocol import Protocol
+    from ropewalk.context.report import answer_lines, config_changes, document
+    from ropewalk.context.sources import read_source, read_text
+    from ropewalk.context.state import State, default_path, fingerprint
+
+    console = Console()
+    if report is not None:
+        from ropewalk.models.extras import need
+
+        need("matplotlib", extra="figures")
+    found = read_source(model)
+    decoder = _load(model, dtype, device)
+    name, contents = read_text(text)
+    protocol = Protocol.choose(
+        trained_length=trained_length_of(decoder, trained_length),
+        text=name,
+        target=target,
+        block=block,
+        windows=windows,
+        stride=stride,
+        start_char=start_char,
+    )
+    audits = found.audits(trained_length=protocol.trained_length, target=protocol.target)
+    findings = found.findings(protocol.target)
+    print_inspection(console, found.name, audits, findings)
+    chosen = take_windows(decoder.tokenizer.encode(contents[start_char:]), protocol)
+    key = fingerprint(decoder, chosen, protocol)
+    kept = State(state or default_path(key), key)
+    taken_up = kept.resume() if resume else 0
+    work = plan(decoder, protocol, method, kept)
+    console.print(f"\n{protocol.sentence()}", markup=False, highlight=False)
+    if taken_up:
+        console.print(f"Resumed: {taken_up} measurements were there already.", highlight=False)
+    with _stoppable(kept, work), _progress(work) as (begin, advance):
+        measurement = run(decoder, chosen, work, kept, chunk=chunk, begin=begin, advance=advance)
+    console.print()
+    console.print(loss_table(measurement))
+    console.print(difference_table(measurement))
+    answer = measurement.recommendation()
+    for line in answer_lines(answer):
+        console.print(line, markup=False, highlight=False)
+    if answer.method not in (None, "plain"):
+        pasted = json.dumps(config_changes(answer.method, measurement), indent=2)
+        console.print(f"For the checkpoint's config.json:\n{pasted}", markup=False, highlight=False, soft_wrap=True)
+    written = document(
+        found.name, measurement, audits, findings, environment=_environment(dtype, device, chunk, decoder)
+    )
+    if json_file is not None:
+        _write(json_file, json.dumps(written, indent=1, allow_nan=False) + "\n")
+    if report is not None:
+        _write_report(report, found.name, measurement, audits, findings, written)
+        console.print(f"Report: {report / 'report.md'}", highlight=False, soft_wrap=True)
+
+
+def _load(model: str, dtype: str, device: str) -> Any:
+    """The model with its tokenizer, on its device; the checks that only the command line needs."""
+    import torch
+
+    from ropewalk.models.checkpoint import load
+
+    if dtype not in _DTYPES:
+        raise RopeError("doctor: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose from {', '.join(_DTYPES)}.")
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise RopeError(
+            "doctor: this device cannot be used.",
+            facts={"device": device, "error": str(error)},
+            cure="Try --device cpu.",
+        ) from error
+    decoder = load(model, dtype=getattr(torch, dtype))
+    if decoder.tokenizer is None:
+        raise RopeError(
+            "doctor: the checkpoint has no tokenizer, so a text cannot be measured.",
+            facts={"model": model},
+            cure="Put its tokenizer.json beside the weights.",
+        )
+    return decoder.to(place)
+
+
+@contextmanager
+def _stoppable(kept: State, work: Plan) -> Iterator[None]:
+    """Ctrl-C ends the run with status 130 and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        due = sum((job.method, job.window) not in kept.results for job in work.jobs)
+        sys.stderr.write(
+            f"\nStopped: {len(kept.results)} measurements are kept, {due} are due. "
+            "Run the same command with --resume to go on.\n"
+        )
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _progress(work: Plan) -> Iterator[tuple[Any, Any]]:
+    """Callbacks that show the step and the tokens done: a bar on a terminal, a line for each step elsewhere."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console, total, count = Console(stderr=True), sum(job.tokens for job in work.jobs), len(work.jobs)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tokens"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    done = 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+
+        def begin(job: Any) -> None:
+            nonlocal done
+            done += 1
+            step = f"[{done}/{count}] {job.method}, window {job.window + 1} of {work.protocol.windows}"
+            bar.update(task, description=step.replace("[", r"\["))
+            if not console.is_terminal:
+                sys.stderr.write(f"{step} ({job.tokens:,} tokens)\n")
+
+        def advance(tokens: int) -> None:
+            bar.advance(task, tokens)
+
+        yield begin, advance
+
+
+def _environment(dtype: str, device: str, chunk: int, decoder: Any) -> dict[str, Any]:
+    """What the numbers and the times depend on; the peak is of this whole process, in bytes."""
+    import torch
+
+    from ropewalk import __version__
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {
+        "ropewalk": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": device,
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "chunk": chunk,
+        "parameters": decoder.num_parameters(),
+        "peak_rss_bytes": peak,
+    }
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    from ropewalk.context.output import write_whole
+
+    write_whole(path, content)
+
+
+def _write_report(
+    folder: Path,
+    name: str,
+    measurement: Measurement,
+    audits: list[Audit],
+    findings: list[Finding],
+    written: dict[str, Any],
+) -> None:
+    """Figures as PNG and SVG, report.md and report.json."""
+    from ropewalk.context.report import markdown
+    from ropewalk.figures.style import render
+
+    captions = []
+    for file, caption, figure in _figures(name, measurement, audits):
+        for kind in ("png", "svg"):
+            _write(folder / f"{file}.{kind}", render(figure, kind))
+        captions.append((f"{file}.png", caption))
+    _write(folder / "report.json", json.dumps(written, indent=1, allow_nan=False) + "\n")
+    _write(folder / "report.md", markdown(name, measurement, audits, findings, captions))
+
+
+def _figures(name: str, measurement: Measurement, audits: list[Audit]) -> Iterator[tuple[str, str, Any]]:
+    """(file name, caption, figure): loss by position, wavelengths, and what each method does to each pair."""
+    from ropewalk.context.curves import frequency_ratios, loss_curves, scaled_wavelengths
+    from ropewalk.figures import frequencies, loss
+
+    protocol, answer = measurement.protocol, measurement.recommendation()
+    losses, intervals, shown = loss_curves(measurement)
+    short = Path(name).stem if name.endswith(".gguf") else Path(name).name
+    yield (
+        "loss",
+        "Loss by position",
+        loss.loss_by_position(
+            protocol.blocks,
+            losses,
+            trained_length=protocol.trained_length,
+            intervals=intervals,
+            recommended=shown,
+            title=f"{short}: loss by position",
+        ),
+    )
+    main = audits[0]
+    yield (
+        "wavelengths",
+        "Wavelength of each pair against the trained length",
+        frequencies.wavelengths(
+            main.wavelengths_unscaled,
+            trained_length=protocol.trained_length,
+            target=protocol.target,
+            scaled=scaled_wavelengths(measurement, answer.method),
+            title=f"{short}: wavelength of each pair",
+        ),
+    )
+    ratios = frequency_ratios(measurement)
+    if ratios:
+        factor = protocol.target / protocol.trained_length
+        yield "frequencies", "What each method does to each pair", frequencies.frequency_ratios(ratios, factor=factor)

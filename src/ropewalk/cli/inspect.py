@@ -1,0 +1,34 @@
+"""`ropewalk inspect`: the audit and the lint of a config, without running the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def inspect(
+    source: Annotated[
+        str, typer.Argument(metavar="CONFIG_OR_MODEL", help='A config.json, a Hugging Face folder, a .gguf, or "tiny".')
+    ],
+    target: Annotated[int | None, typer.Option(help="The length wanted, in tokens [default: 4x trained].")] = None,
+    trained_length: Annotated[int | None, typer.Option(help="Tokens trained, where the config does not say.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
+) -> None:
+    """Say what a rope config promises and which known traps it falls into; runs no model."""
+    from rich.console import Console
+
+    from ropewalk.cli.tables import print_inspection
+    from ropewalk.context.output import write_whole
+    from ropewalk.context.report import inspection
+    from ropewalk.context.sources import read_source
+
+    found = read_source(source)
+    audits = found.audits(trained_length=trained_length, target=target)
+    findings = found.findings(audits[0].target)
+    print_inspection(Console(), found.name, audits, findings)
+    if json_file is not None:
+        document = inspection(found.name, audits, findings)
+        write_whole(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")

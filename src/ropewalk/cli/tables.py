@@ -1,0 +1,98 @@
+"""What the doctor prints: the audit, the lint and the table of losses, by rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ropewalk.context.audit import Audit
+from ropewalk.context.doctor import Measurement
+from ropewalk.context.findings import Finding
+from ropewalk.context.recommend import signed
+from ropewalk.context.report import audit_sentences
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_MOST_COLUMNS = 8
+
+
+def print_inspection(console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> None:
+    """The audit of each rope, then the lint."""
+    from rich.text import Text
+
+    console.print(Text(name, style="bold"))
+    for found in audits:
+        for sentence in audit_sentences(found):
+            console.print(Text(f"  {sentence}"))
+    if not findings:
+        console.print(Text("  Lint: no known trap in the config."))
+    for finding in findings:
+        where = f" ({finding.layer_type})" if finding.layer_type else ""
+        line = Text("  ")
+        line.append(f"{finding.severity} {finding.code}{where}: ", style=_COLORS[finding.severity])
+        line.append(f"{finding.message} {finding.cure}")
+        console.print(line)
+
+
+def loss_table(measurement: Measurement) -> Table:
+    """Losses in nats per token: every method by block (neighbours joined, eight columns at most)."""
+    from rich.table import Table
+
+    protocol, answer = measurement.protocol, measurement.recommendation()
+    table = Table(title="Loss by position, nats per token", title_justify="left", title_style="bold")
+    table.add_column("method", no_wrap=True)
+    groups = _groups(len(protocol.blocks))
+    for group in groups:
+        start, end = protocol.blocks[group[0]][0], protocol.blocks[group[-1]][1]
+        beyond = start >= protocol.trained_length
+        table.add_column(
+            f"{_short(start)}-{_short(end)}", justify="right", header_style="bold yellow" if beyond else "bold"
+        )
+    for name in measurement.results:
+        cells = [f"{measurement.mean_over(name, group):.2f}" for group in groups]
+        table.add_row(name, *cells, style="bold green" if name == answer.method else None)
+    return table
+
+
+def difference_table(measurement: Measurement) -> Table:
+    """Each method within and beyond the trained length, and its paired differences to plain with their intervals."""
+    from rich.table import Table
+
+    title = f"Within and beyond the trained length of {measurement.protocol.trained_length:,} tokens"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("method", "within", "beyond", "within - plain", "beyond - plain", "seconds"):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=column != "within - plain")
+    answer = measurement.recommendation()
+    for standing in answer.standings:
+        shared = measurement.same_as.get(standing.name)
+        seconds = sum(result.seconds for result in measurement.results[standing.name])
+        table.add_row(
+            standing.name,
+            f"{standing.within:.3f}",
+            "" if standing.beyond is None else f"{standing.beyond:.3f}",
+            "" if standing.name == "plain" else signed(standing.within_difference, standing.within_interval),
+            ""
+            if standing.name == "plain" or standing.beyond_difference is None
+            else signed(standing.beyond_difference, standing.beyond_interval),
+            f"as {shared}" if shared else f"{seconds:.1f}",
+            style="bold green" if standing.name == answer.method else None,
+        )
+    return table
+
+
+def _groups(blocks: int) -> list[range]:
+    """Neighbouring blocks joined so that at most eight columns remain.
+
+    >>> [list(group) for group in _groups(3)], len(_groups(16)), len(_groups(17))
+    ([[0], [1], [2]], 8, 6)
+    """
+    width = -(-blocks // _MOST_COLUMNS)
+    return [range(start, min(start + width, blocks)) for start in range(0, blocks, width)]
+
+
+def _short(length: int) -> str:
+    """Tokens as a column head shows them: 512, 2k, 1.5k."""
+    return f"{length / 1024:g}k" if length >= 1024 and length % 256 == 0 else str(length)

@@ -1,0 +1,60 @@
+"""The numbers behind the doctor's figures; methods that share their frequencies share a label."""
+
+from __future__ import annotations
+
+from ropewalk.context.audit import text_frequencies, wavelengths
+from ropewalk.context.doctor import Measurement
+from ropewalk.context.methods import Ropes, unscaled
+from ropewalk.context.statistics import mean_and_interval
+from ropewalk.rope.config import RopeConfig
+
+Curves = dict[str, list[float]]
+
+
+def labels(measurement: Measurement) -> dict[str, str]:
+    """For each method that was measured on its own, its name and those of the methods that equal it."""
+    alike = {name: [name] for name in measurement.results if name not in measurement.same_as}
+    for name, first in measurement.same_as.items():
+        alike[first].append(name)
+    return {name: " = ".join(names) for name, names in alike.items()}
+
+
+def loss_curves(measurement: Measurement) -> tuple[Curves, dict[str, list[tuple[float, float] | None]], str | None]:
+    """By label: mean loss (nats per token) of each block and its interval; and the label of the recommended method."""
+    named = labels(measurement)
+    losses, intervals = {}, {}
+    for name, label in named.items():
+        found = [mean_and_interval(values) for values in zip(*measurement.block_means(name), strict=True)]
+        losses[label] = [mean for mean, _ in found]
+        intervals[label] = [interval for _, interval in found]
+    answer = measurement.recommendation().method
+    return losses, intervals, None if answer is None else named[measurement.same_as.get(answer, answer)]
+
+
+def scaled_wavelengths(measurement: Measurement, method: str | None) -> dict[str, list[float | None]]:
+    """Tokens per turn of each pair under `method`, by its name; empty where it scales nothing."""
+    if method is None:
+        return {}
+    rope = main_rope(measurement.ropes[method])
+    if rope == unscaled(rope):
+        return {}
+    return {method: list(wavelengths(text_frequencies(rope, measurement.protocol.target)[0]))}
+
+
+def frequency_ratios(measurement: Measurement) -> dict[str, list[float | None]]:
+    """By label: new frequency over unscaled for each pair (None: it does not turn), of every method that scales."""
+    ratios: dict[str, list[float | None]] = {}
+    for name, label in labels(measurement).items():
+        rope = main_rope(measurement.ropes[name])
+        if rope == unscaled(rope):
+            continue
+        new, _ = text_frequencies(rope, measurement.protocol.target)
+        old, _ = text_frequencies(unscaled(rope), measurement.protocol.target)
+        ratios[label] = [float(n / o) if o else None for n, o in zip(new, old, strict=True)]
+    return ratios
+
+
+def main_rope(ropes: Ropes) -> RopeConfig:
+    """The rope that reaches furthest: the first scaled one, or else the first."""
+    present = [rope for rope in ropes if rope is not None]
+    return next((rope for rope in present if rope.scaling is not None), present[0])

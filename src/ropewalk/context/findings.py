@@ -1,0 +1,83 @@
+"""The rope blocks of a Hugging Face config as they are written, and what is found wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from ropewalk.rope.config import RopeConfig
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES = ("error", "warning", "note")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One trap that a config falls into: what is the matter, and what to do."""
+
+    code: str
+    severity: Severity
+    message: str
+    cure: str
+    layer_type: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """One rope of a config as it is written: its keys, the text config around it, and its RopeConfig.
+
+    `nested` says that the block is one of several, keyed by layer type; `written` holds the block's own keys,
+    `config` the whole text config; `rope` is None where RopeConfig refused the config.
+    """
+
+    config: Mapping[str, Any]
+    written: Mapping[str, Any]
+    layer_type: str | None = None
+    nested: bool = False
+    rope: RopeConfig | None = None
+    target: int = 32_768
+
+    @property
+    def rope_type(self) -> str:
+        """The rule's name under either spelling; "default" when none is written."""
+        return str(self.written.get("rope_type", self.written.get("type", "default")))
+
+    @property
+    def model_type(self) -> str:
+        """The config's model_type, or an empty string."""
+        return str(self.config.get("model_type", ""))
+
+    def number(self, key: str) -> float | None:
+        """A number from the block, or else from the config around it; None where it is absent or null."""
+        for source in (self.written, self.config):
+            value = source.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return float(value)
+        return None
+
+    def finding(self, code: str, severity: Severity, message: str, cure: str) -> Finding:
+        """A finding about this block."""
+        return Finding(code=code, severity=severity, message=message, cure=cure, layer_type=self.layer_type)
+
+
+Trap = Callable[[Block], Finding | None]
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def blocks(config: Mapping[str, Any]) -> Iterator[Block]:
+    """Each rope block of a config: `rope_parameters` or `rope_scaling`, flat or one for each layer type."""
+    text = text_config(config)
+    written = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if not isinstance(written, Mapping):
+        written = {}
+    nested = {key: value for key, value in written.items() if isinstance(value, Mapping)}
+    if not nested:
+        yield Block(config=text, written=written)
+    for layer_type, inner in nested.items():
+        yield Block(config=text, written=inner, layer_type=layer_type, nested=True)

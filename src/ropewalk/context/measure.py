@@ -1,0 +1,111 @@
+"""The loss of every token of a window, in chunks through the cache: memory is bounded, whatever the length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.models.decoder import Decoder
+
+CHUNK = 1024  # tokens of one forward; on two cores 512 to 2,048 differ by a few per cent
+HEAD_ROWS = 256  # tokens whose logits exist at one time
+Losses = npt.NDArray[np.float64]
+Advance = Callable[[int], None]
+
+
+def window_losses(
+    model: Decoder,
+    input_ids: Tensor,
+    *,
+    first: int = 1,
+    seq_len: int | None = None,
+    chunk: int = CHUNK,
+    advance: Advance | None = None,
+) -> Losses:
+    """Nats of every token from `first` on, each given all tokens before it.
+
+    **Arguments:**
+    - `input_ids`: int64 `[tokens]`, at positions 0, 1, ...
+    - `first`: the first token that is scored, at least 1: nothing comes before token 0.
+    - `seq_len`: tokens, for ropes whose frequencies depend on the length; default the number of tokens.
+    - `chunk`: tokens of one forward; `advance` is called with their number after each.
+
+    **Returns:** float64 `[tokens - first]`; entry i belongs to token `first + i`.
+    **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
+    **Numerics:** the model's dtype within, softmax in float32, equal to one full forward up to rounding.
+    """
+    tokens = len(input_ids)
+    if input_ids.ndim != 1 or not 1 <= first < tokens or chunk < 1:
+        raise RopeError(
+            "window_losses: give [tokens] of at least two, and `first` among them.",
+            facts={"input_ids": input_ids, "first": first, "chunk": chunk},
+        )
+    losses = torch.empty(tokens, dtype=torch.float32)
+    with torch.inference_mode():
+        ids = input_ids.to(model.embed_tokens.weight.device)
+        cache = model.new_cache(seq_len=tokens if seq_len is None else seq_len, capacity=tokens)
+        for start in range(0, tokens, chunk):
+            stop = min(start + chunk, tokens)
+            hidden = model.hidden_states(ids[None, start:stop], cache=cache)[0]
+            for row in range(max(start, first - 1), min(stop, tokens - 1), HEAD_ROWS):
+                end = min(row + HEAD_ROWS, stop, tokens - 1)
+                logits = model.logits(hidden[row - start : end - start]).float()
+                losses[row + 1 : end + 1] = F.cross_entropy(logits, ids[row + 1 : end + 1], reduction="none").cpu()
+                del logits
+            if advance is not None:
+                advance(stop - start)
+    return losses[first:].double().numpy()
+
+
+def crop_steps(tokens: int, trained_length: int, stride: int) -> list[tuple[int, int, int]]:
+    """The fresh windows that `crop` needs beyond the first: (start, end, first token scored).
+
+    >>> crop_steps(11, 4, 2)
+    [(2, 6, 4), (4, 8, 6), (6, 10, 8), (7, 11, 10)]
+    """
+    steps = []
+    for scored in range(trained_length, tokens, stride):
+        end = min(scored + stride, tokens)
+        steps.append((end - trained_length, end, scored))
+    return steps
+
+
+def cropped_losses(
+    model: Decoder,
+    input_ids: Tensor,
+    *,
+    trained_length: int,
+    stride: int,
+    beginning: Losses | None = None,
+    chunk: int = CHUNK,
+    advance: Advance | None = None,
+) -> Losses:
+    """Nats of every token but the first, each given at most the last `trained_length` - 1 tokens, at positions from 0.
+
+    Token t is scored in a fresh window of `trained_length` tokens whose end lies less than `stride` behind it: so
+    beyond the first window it sees between trained_length - stride and trained_length - 1 tokens.
+
+    **Arguments:** as `window_losses`; `beginning` are the losses of the first `trained_length` tokens (from token 1),
+    where a plain pass over the same window has them already: they are the same.
+    **Returns:** float64 `[tokens - 1]`.
+    """
+    tokens = len(input_ids)
+    if trained_length < 2 or not 1 <= stride <= trained_length - 1:
+        raise RopeError(
+            "cropped_losses: the stride must lie between 1 and trained_length - 1.",
+            facts={"stride": stride, "trained_length": trained_length},
+        )
+    within = min(trained_length, tokens)
+    if beginning is None:
+        beginning = window_losses(model, input_ids[:within], chunk=chunk, advance=advance)
+    parts = [beginning[: within - 1]]
+    for start, end, scored in crop_steps(tokens, trained_length, stride):
+        part = window_losses(model, input_ids[start:end], first=scored - start, chunk=chunk, advance=advance)
+        parts.append(part)
+    return np.concatenate(parts)

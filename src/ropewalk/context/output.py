@@ -1,0 +1,42 @@
+"""Files written whole, and numbers that JSON can hold."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopeError
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file under another name in the same folder, then move it into place: never half a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise RopeError(
+            "ropewalk: the file cannot be written.", facts={"file": str(path), "error": str(error)}
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def finite(value: Any) -> Any:
+    """The same structure with NaN and infinities as None, tuples as lists: what JSON may hold."""
+    if isinstance(value, dict):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value

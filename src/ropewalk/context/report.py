@@ -1,0 +1,188 @@
+"""The doctor's answer in three forms: a JSON document, the changes to a config, and a report in Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ropewalk.context.audit import Audit
+from ropewalk.context.curves import main_rope
+from ropewalk.context.doctor import Measurement
+from ropewalk.context.findings import Finding
+from ropewalk.context.output import finite
+from ropewalk.context.recommend import Recommendation, signed
+from ropewalk.context.statistics import mean_and_interval
+from ropewalk.rope.scaling import DynamicNTK
+
+
+def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> dict[str, Any]:
+    """The audit alone as a JSON document; `audit` is the first rope's, `audits` holds all of several."""
+    document: dict[str, Any] = {
+        "model": name,
+        "trained_length": audits[0].trained_length,
+        "target": audits[0].target,
+        "audit": audits[0].to_json(),
+        "lint": [vars(finding) for finding in findings],
+    }
+    if len(audits) > 1:
+        document["audits"] = [found.to_json() for found in audits]
+    cleaned: dict[str, Any] = finite(document)
+    return cleaned
+
+
+def document(
+    name: str,
+    measurement: Measurement,
+    audits: Sequence[Audit],
+    findings: Sequence[Finding],
+    *,
+    environment: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that was found, as one JSON document: losses in nats per token, lengths in tokens, times in seconds.
+
+    Numbers are finite or null. `ci_by_block` holds [low, high] of the 95 % interval for each block, null where there
+    is one window; `difference_*` are paired to plain.
+    """
+    protocol, answer = measurement.protocol, measurement.recommendation()
+    standings = {standing.name: standing for standing in answer.standings}
+    methods = []
+    for method in measurement.results:
+        by_block = [mean_and_interval(values) for values in zip(*measurement.block_means(method), strict=True)]
+        standing, shared = standings[method], measurement.same_as.get(method)
+        methods.append(
+            {
+                "name": method,
+                **config_changes(method, measurement),
+                "loss_by_block": [mean for mean, _ in by_block],
+                "ci_by_block": [interval for _, interval in by_block],
+                "loss_within": standing.within,
+                "loss_beyond": standing.beyond,
+                "difference_within": standing.within_difference,
+                "difference_within_ci": standing.within_interval,
+                "difference_beyond": standing.beyond_difference,
+                "difference_beyond_ci": standing.beyond_interval,
+                "affordable": standing.affordable,
+                "loss_by_window_and_block": measurement.block_means(method),
+                "seconds": 0.0 if shared else sum(result.seconds for result in measurement.results[method]),
+                "same_as": shared,
+            }
+        )
+    cleaned: dict[str, Any] = finite(
+        {
+            **inspection(name, audits, findings),
+            "trained_length": protocol.trained_length,
+            "target": protocol.target,
+            "protocol": protocol.to_json(),
+            "blocks": [list(block) for block in protocol.blocks],
+            "methods": methods,
+            "recommended": answer.method,
+            "recommendation": {
+                "reason": answer.reason,
+                "best_name": answer.best_name,
+                "over_crop": answer.over_crop,
+                "over_crop_ci": answer.over_crop_interval,
+                "beats_crop": answer.beats_crop,
+                "crop_sentence": answer.crop_sentence,
+            },
+            "environment": dict(environment or {}),
+        }
+    )
+    return cleaned
+
+
+def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
+    """The keys of config.json that make a checkpoint use `method`: `rope_parameters` and `max_position_embeddings`.
+
+    The length is the target, except where the rule itself starts from it (dynamic), and for plain and crop, which
+    stay within the trained length.
+    """
+    rope = main_rope(measurement.ropes[method])
+    if method in ("plain", "crop") or isinstance(rope.scaling, DynamicNTK):
+        length = measurement.protocol.trained_length
+    elif method == "as-is" and rope.max_position_embeddings is not None:
+        length = rope.max_position_embeddings
+    else:
+        length = measurement.protocol.target
+    return {"rope_parameters": rope.to_hf(), "max_position_embeddings": length}
+
+
+def audit_sentences(found: Audit) -> list[str]:
+    """The audit in words, one fact each."""
+    limit = f"{found.reach_searched:,}"
+    layers = f" of {found.layer_type} layers" if found.layer_type else ""
+    lines = [f"Rope{layers}: {found.pairs} pairs of {found.head_dim} features, theta {found.theta:,.0f}."]
+    if found.trained_length is None:
+        lines.append("The config does not say the trained length; pass --trained-length.")
+    else:
+        lines.append(
+            f"Trained length {found.trained_length:,}: {found.pairs_never_turning} of {found.pairs} pairs never "
+            "complete a turn within it."
+        )
+    reach = f"{found.reach:,} tokens" if found.reach is not None else f"none up to {limit}"
+    line = f"Reach, a heuristic (first distance where the sum of cos(m theta) turns negative): {reach}"
+    if found.reach_unscaled != found.reach:
+        line += f"; unscaled {found.reach_unscaled:,}" if found.reach_unscaled else f"; unscaled none up to {limit}"
+    lines.append(line + ".")
+    lines.append(
+        f"float32 angles at {found.target:,} tokens put cos off by up to {found.float32_cos_error:.1e}; "
+        "ropewalk's tables by 6e-08."
+    )
+    if found.attention_factor != 1:
+        lines.append(f"Attention factor {found.attention_factor:.4f}: logits are multiplied by its square.")
+    return lines
+
+
+def markdown(
+    name: str,
+    measurement: Measurement,
+    audits: Sequence[Audit],
+    findings: Sequence[Finding],
+    figures: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The report: the answer first, then the block to paste, the table, the figures (file name, caption), the audit."""
+    answer = measurement.recommendation()
+    lines = [f"# {name}: how far its context reaches", "", *answer_lines(answer), ""]
+    if answer.method is not None:
+        changes = json.dumps(finite(config_changes(answer.method, measurement)), indent=2)
+        lines += ["To use it, put this into the checkpoint's config.json:", "", "```json", changes, "```", ""]
+    lines += ["## Measured", "", measurement.protocol.sentence(), "", *_table(measurement, answer), ""]
+    for method, first in measurement.same_as.items():
+        lines += [f"{method} turns by the same frequencies as {first} at this length: measured once.", ""]
+    for file, caption in figures:
+        lines += [f"![{caption}]({file})", ""]
+    lines += ["## Audit", ""]
+    for found in audits:
+        lines += [f"- {sentence}" for sentence in audit_sentences(found)]
+    lines += ["", "## Lint of the config", ""]
+    lines += [f"- **{f.severity}** `{f.code}`: {f.message} {f.cure}" for f in findings] or ["No known trap."]
+    return "\n".join(lines) + "\n"
+
+
+def answer_lines(answer: Recommendation) -> list[str]:
+    """The recommendation as sentences."""
+    first = "Nothing is recommended." if answer.method is None else f"Recommended: {answer.method}."
+    return [line for line in (f"{first} {answer.reason}", answer.crop_sentence) if line]
+
+
+def _table(measurement: Measurement, answer: Recommendation) -> list[str]:
+    blocks = measurement.protocol.blocks
+    head = [
+        "method",
+        *(f"{start}-{end}" for start, end in blocks),
+        "within",
+        "beyond",
+        "within - plain",
+        "beyond - plain",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
+    for standing in answer.standings:
+        means = [mean_and_interval(v)[0] for v in zip(*measurement.block_means(standing.name), strict=True)]
+        cells = [standing.name, *(f"{mean:.3f}" for mean in means), f"{standing.within:.3f}"]
+        cells.append("" if standing.beyond is None else f"{standing.beyond:.3f}")
+        cells.append(signed(standing.within_difference, standing.within_interval))
+        cells.append(
+            "" if standing.beyond_difference is None else signed(standing.beyond_difference, standing.beyond_interval)
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines

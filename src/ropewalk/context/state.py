@@ -1,0 +1,94 @@
+"""What has been measured so far, in one JSON file that is always whole, so that a stopped run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from ropewalk.context.output import write_whole
+from ropewalk.context.protocol import Protocol
+from ropewalk.errors import RopeError
+from ropewalk.models.decoder import Decoder
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowResult:
+    """One method on one window: sums of losses in nats per block and within the trained length; seconds of work."""
+
+    block_sums: tuple[float, ...]
+    within_sum: float
+    seconds: float
+
+
+class State:
+    """Results keyed by (method, window), written after each one; `fingerprint` says what they are results of."""
+
+    def __init__(self, path: Path | None, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.results: dict[tuple[str, int], WindowResult] = {}
+
+    def resume(self) -> int:
+        """Take up what the file holds, if it was measured under the same fingerprint; returns how many results.
+
+        Raises `RopeError` if the file is not a state or belongs to another measurement.
+        """
+        if self.path is None or not self.path.exists():
+            return 0
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            found = {
+                (str(row["method"]), int(row["window"])): WindowResult(
+                    tuple(float(value) for value in row["block_sums"]), float(row["within_sum"]), float(row["seconds"])
+                )
+                for row in stored["results"]
+            }
+            fingerprint = stored["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RopeError(
+                "doctor: the state file cannot be read.",
+                facts={"state": str(self.path), "error": str(error)},
+                cure="Remove it, or run without --resume: it is then begun anew.",
+            ) from error
+        if fingerprint != self.fingerprint:
+            raise RopeError(
+                "doctor: the state belongs to another model, text or protocol.",
+                facts={"state": str(self.path), "its fingerprint": fingerprint, "this run's": self.fingerprint},
+                cure="Run without --resume to begin anew, or name another --state.",
+            )
+        self.results = found
+        return len(found)
+
+    def add(self, method: str, window: int, result: WindowResult) -> None:
+        """Keep one result and write the file, whole."""
+        self.results[method, window] = result
+        if self.path is not None:
+            rows = [
+                {"method": name, "window": index, **dataclasses.asdict(kept)}
+                for (name, index), kept in self.results.items()
+            ]
+            write_whole(self.path, json.dumps({"fingerprint": self.fingerprint, "results": rows}, indent=1))
+
+
+def fingerprint(model: Decoder, windows: torch.Tensor, protocol: Protocol) -> str:
+    """A short hash of the model (its config and a sample of every weight), the windows' tokens and the protocol."""
+    digest = hashlib.sha256(f"{FORMAT} {torch.__version__} {model.config!r} {protocol!r}".encode())
+    for name, weight in model.named_parameters():
+        flat = weight.detach().reshape(-1)
+        sample = flat[torch.linspace(0, len(flat) - 1, min(64, len(flat)), dtype=torch.float64).long()]
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(sample.float().cpu().numpy().tobytes())
+    digest.update(windows.to(torch.int64).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:20]
+
+
+def default_path(fingerprint: str) -> Path:
+    """Where a run keeps its state when no file is named: the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ropewalk" / "doctor" / f"{fingerprint}.json"

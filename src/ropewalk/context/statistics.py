@@ -1,0 +1,57 @@
+"""Means and Student's t intervals over few windows, in plain float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+
+def student_t_inside(t: float, df: int) -> float:
+    """P(|T| < t) for `df` degrees of freedom: the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(df))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    term = total = cosine if df % 2 else 1.0
+    for k in range(3 if df % 2 else 2, df - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    if df % 2 == 0:
+        return sine * total
+    return 2 / math.pi * (angle + (sine * total if df > 1 else 0.0))
+
+
+def student_t_quantile(confidence: float, df: int) -> float:
+    """The t whose two-sided interval holds `confidence` of Student's distribution, by bisection.
+
+    >>> round(student_t_quantile(0.95, 7), 4)
+    2.3646
+    """
+    low, high = 0.0, 1.0
+    while student_t_inside(high, df) < confidence:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if student_t_inside(middle, df) < confidence else (low, middle)
+    return (low + high) / 2
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """Mean and two-sided 95 % t interval over windows; the interval is None for a single value.
+
+    >>> mean_and_interval([2.0])
+    (2.0, None)
+    >>> mean, (low, high) = mean_and_interval([1.0, 2.0, 3.0])
+    >>> mean, round(high - mean, 3) == round(mean - low, 3) == 2.484
+    (2.0, True)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    mean = float(array.mean())
+    if len(array) < 2:
+        return mean, None
+    half = student_t_quantile(CONFIDENCE, len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return mean, (mean - half, mean + half)

@@ -1,0 +1,125 @@
+"""One look for every figure: Okabe and Ito's colours, a line style and a marker for each method, quiet axes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.models.extras import need
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#222222"
+QUIET = "#767676"
+GRID = "#e4e4e4"
+SHADE = "#f3f0e8"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one method is drawn in every figure, told apart without colour too."""
+
+    color: str
+    line: str = "-"
+    marker: str = "o"
+
+
+LOOKS = {
+    "plain": Look("#222222", "-", "o"),
+    "as-is": Look("#56b4e9", "-", "P"),
+    "pi": Look("#e69f00", "--", "s"),
+    "ntk": Look("#009e73", "-.", "^"),
+    "dynamic": Look("#009e73", ":", "v"),
+    "yarn": Look("#0072b2", "-", "D"),
+    "llama3": Look("#cc79a7", "--", "X"),
+    "crop": Look("#d55e00", ":", "."),
+}
+OTHER = Look("#767676", "-", "o")
+
+
+def look_of(label: str) -> Look:
+    """The look of a label's first method: "ntk = dynamic" is drawn as ntk."""
+    return LOOKS.get(label.partition(" ")[0], OTHER)
+
+
+_STYLE: dict[Any, Any] = {
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "savefig.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ropewalk",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look, for the figures made inside; nothing global is left changed."""
+    need("matplotlib", extra="figures")
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def new_figure(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
+    """An empty figure with one pair of axes, in inches, bound to no window."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    return figure, figure.add_subplot()
+
+
+def render(figure: Figure, kind: str) -> bytes:
+    """The figure as the bytes of a "png" (160 dots per inch) or "svg" file, the same for the same numbers."""
+    buffer = io.BytesIO()
+    with style():
+        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
+    return buffer.getvalue()
+
+
+def length_ticks(axes: Axes, which: str = "x") -> None:
+    """Write lengths on an axis as 0, 512, 2k, 128k."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tokens(value)))
+
+
+def tokens(length: float) -> str:
+    """A length in tokens, short.
+
+    >>> tokens(512), tokens(2048), tokens(131072), tokens(3000), tokens(1e6)
+    ('512', '2k', '128k', '3,000', '1M')
+    """
+    whole = round(length)
+    if whole >= 1_000_000 and whole % 1_000_000 == 0:
+        return f"{whole // 1_000_000}M"
+    if whole >= 1024 and whole % 1024 == 0:
+        return f"{whole // 1024}k"
+    return f"{whole:,}"

@@ -1,0 +1,213 @@
+"""The run: what is due, what is shared, what is kept, and how it is summed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ropewalk.context.doctor import Job, Measurement, plan, run, take_windows, trained_length_of
+from ropewalk.context.measure import window_losses
+from ropewalk.context.methods import METHODS
+from ropewalk.context.protocol import Protocol
+from ropewalk.context.state import State, WindowResult, default_path, fingerprint
+from ropewalk.errors import RopeError
+from ropewalk.models.decoder import Decoder
+from ropewalk.rope.scaling import NTK, YaRN
+from tests.context.models import ROPE, random_ids, tiny_decoder
+
+
+def protocol(**changes: int) -> Protocol:
+    """16 trained tokens, 64 wanted, two windows."""
+    return Protocol.choose(**{"trained_length": 16, "windows": 2, **changes}, text="random")  # type: ignore[arg-type]
+
+
+def measure(model: Decoder, of: Protocol, methods: list[str] | None = None, state: State | None = None) -> Measurement:
+    """A whole run on random tokens."""
+    kept = state or State(None, "")
+    windows = take_windows(random_ids(200).tolist(), of)
+    return run(model, windows, plan(model, of, methods, kept), kept)
+
+
+def test_every_method_is_measured_once() -> None:
+    """All but as-is on an unscaled model; dynamic has ntk's frequencies at this length and shares its numbers."""
+    found = measure(tiny_decoder(), protocol())
+    assert list(found.results) == [name for name in METHODS if name != "as-is"]
+    assert found.same_as == {"dynamic": "ntk"}
+    assert found.results["dynamic"] is not None
+    assert found.block_means("dynamic") == found.block_means("ntk")
+
+
+def test_block_means_are_the_means_of_the_losses() -> None:
+    """Blocks by predicted position, the first one short by one; within and beyond are their own means."""
+    model, of = tiny_decoder(), protocol(block=24)
+    found = measure(model, of)
+    for index, ids in enumerate(take_windows(random_ids(200).tolist(), of)):
+        losses = window_losses(model.with_rope(found.ropes["yarn"]), ids)
+        by_hand = [losses[:23].mean(), losses[23:47].mean(), losses[47:].mean()]
+        assert found.block_means("yarn")[index] == pytest.approx(by_hand)
+        assert found.within("yarn")[index] == pytest.approx(losses[:15].mean())
+        assert found.beyond("yarn")[index] == pytest.approx(losses[15:].mean())  # type: ignore[index]
+    whole = np.mean([(15 * w + 48 * b) / 63 for w, b in zip(found.within("pi"), found.beyond("pi") or [], strict=True)])
+    assert found.mean_over("pi", range(3)) == pytest.approx(whole)
+
+
+def test_crop_equals_plain_within_and_not_beyond() -> None:
+    """The first trained length of crop is plain's."""
+    found = measure(tiny_decoder(), protocol())
+    assert found.within("crop") == found.within("plain")
+    assert found.beyond("crop") != found.beyond("plain")
+
+
+def test_a_scaling_in_the_checkpoint_is_measured_as_is_and_removed_elsewhere() -> None:
+    """plain is the rope at its trained length; the checkpoint's own YaRN x4 is the method yarn."""
+    scaled = dataclasses.replace(ROPE, scaling=YaRN(4.0, 16), max_position_embeddings=64)
+    model = tiny_decoder(scaled)
+    assert trained_length_of(model, None) == 16
+    found = measure(model, protocol())
+    assert found.same_as == {"yarn": "as-is", "dynamic": "ntk"}
+    unscaled = measure(tiny_decoder(ROPE), protocol())
+    assert found.block_means("plain") == unscaled.block_means("plain")
+    assert found.block_means("yarn") == unscaled.block_means("yarn")
+
+
+def test_layers_without_rope_and_short_windows_keep_what_they_have() -> None:
+    """Only the full layer is extended."""
+    model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, None))
+    ropes = plan(model, protocol(), ["ntk"], State(None, "")).ropes["ntk"]
+    assert ropes == (ROPE, None, dataclasses.replace(ROPE, scaling=NTK(4.0)))
+
+
+def test_plain_is_always_measured() -> None:
+    """Differences are paired to it; the order is METHODS', not the caller's."""
+    assert list(measure(tiny_decoder(), protocol(), ["crop", "yarn"]).results) == ["plain", "yarn", "crop"]
+
+
+def test_within_the_trained_length_only_plain_applies() -> None:
+    """Nothing to extend: nothing recommended, and an extension asked for by name is refused."""
+    model, of = tiny_decoder(), protocol(target=12, block=4)
+    found = measure(model, of)
+    assert list(found.results) == ["plain"]
+    assert found.recommendation().method is None
+    for name, message in [("yarn", "the target is within the trained length"), ("crop", "only beyond the trained")]:
+        with pytest.raises(RopeError, match=message):
+            plan(model, of, [name], State(None, ""))
+
+
+def test_an_unknown_method_is_refused() -> None:
+    """The message lists the known ones."""
+    with pytest.raises(RopeError, match=r"unknown method[\s\S]*plain, as-is, pi, ntk, dynamic, yarn, llama3, crop"):
+        plan(tiny_decoder(), protocol(), ["alibi"], State(None, ""))
+
+
+def test_a_model_without_rope_is_refused() -> None:
+    """There is nothing to extend."""
+    with pytest.raises(RopeError, match="no rotary embedding in any layer"):
+        trained_length_of(tiny_decoder(None), 16)
+
+
+def test_a_silent_trained_length_must_be_given() -> None:
+    """And what is given counts, whatever the config says."""
+    silent = tiny_decoder(dataclasses.replace(ROPE, max_position_embeddings=None))
+    with pytest.raises(RopeError, match="--trained-length"):
+        trained_length_of(silent, None)
+    assert trained_length_of(silent, 32) == 32
+    assert trained_length_of(tiny_decoder(), 32) == 32
+
+
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    """Broken weights are named, not averaged."""
+    model = tiny_decoder()
+    with torch.no_grad():
+        model.norm.weight.fill_(math.nan)
+    with pytest.raises(RopeError, match=r"not a finite number[\s\S]*plain"):
+        measure(model, protocol())
+
+
+class _Interrupt(Exception):
+    """Stands for Ctrl-C, between jobs or within one."""
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 5, 6, 11])
+@pytest.mark.parametrize("within_job", [False, True])
+def test_a_stopped_run_resumes_to_the_same_numbers(tmp_path: Path, stop_at: int, within_job: bool) -> None:
+    """Stopped before or inside any job, the state is whole, done jobs are not run again, and the end is the same."""
+    model, of, path = tiny_decoder(), protocol(), tmp_path / "state.json"
+    windows = take_windows(random_ids(200).tolist(), of)
+    whole = measure(model, of)
+    begun: list[Job] = []
+
+    def begin(job: Job) -> None:
+        begun.append(job)
+        if not within_job and len(begun) == stop_at + 1:
+            raise _Interrupt
+
+    def advance(tokens: int) -> None:
+        if within_job and len(begun) == stop_at + 1:
+            raise _Interrupt
+
+    first = State(path, "key")
+    with pytest.raises(_Interrupt):
+        run(model, windows, plan(model, of, None, first), first, begin=begin, advance=advance)
+    second = State(path, "key")
+    assert second.resume() == stop_at
+    rest = plan(model, of, None, second)
+    assert len(rest.jobs) == 12 - stop_at
+    found = run(model, windows, rest, second)
+    for name in whole.results:
+        np.testing.assert_allclose(found.block_means(name), whole.block_means(name), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found.within(name), whole.within(name), rtol=0, atol=1e-6)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_resumed_run_may_ask_for_more_methods(tmp_path: Path) -> None:
+    """What is there already is not measured again."""
+    model, of = tiny_decoder(), protocol()
+    measure(model, of, ["yarn"], State(tmp_path / "s.json", "key"))
+    state = State(tmp_path / "s.json", "key")
+    state.resume()
+    assert {job.method for job in plan(model, of, ["yarn", "pi"], state).jobs} == {"pi"}
+
+
+def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Another fingerprint, or a damaged file."""
+    path = tmp_path / "s.json"
+    State(path, "one").add("plain", 0, WindowResult((1.0,), 1.0, 0.1))
+    with pytest.raises(RopeError, match="belongs to another model, text or protocol"):
+        State(path, "two").resume()
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(RopeError, match="cannot be read"):
+        State(path, "one").resume()
+    assert State(tmp_path / "absent.json", "one").resume() == 0
+
+
+def test_the_state_holds_exact_numbers(tmp_path: Path) -> None:
+    """JSON keeps every bit of a float."""
+    result = WindowResult((1 / 3, 2.0**-40), math.pi, 0.5)
+    State(tmp_path / "s.json", "k").add("yarn", 3, result)
+    again = State(tmp_path / "s.json", "k")
+    again.resume()
+    assert again.results == {("yarn", 3): result}
+    assert json.loads((tmp_path / "s.json").read_text())["fingerprint"] == "k"
+
+
+def test_the_fingerprint_tells_runs_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Weights, config, text and protocol all count; an equal run has the same."""
+    windows, of = random_ids(128).view(2, 64), protocol()
+    model = tiny_decoder()
+    base = fingerprint(model, windows, of)
+    assert base == fingerprint(tiny_decoder(), windows.clone(), protocol())
+    other = tiny_decoder()
+    with torch.no_grad():
+        other.layers[1].mlp.up_proj.weight.add_(1e-3)
+    assert base != fingerprint(other, windows, of)
+    assert base != fingerprint(tiny_decoder(dataclasses.replace(ROPE, theta=1e5)), windows, of)
+    assert base != fingerprint(model, windows.flip(0), of)
+    assert base != fingerprint(model, windows, protocol(block=8))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path(base) == tmp_path / "ropewalk" / "doctor" / f"{base}.json"

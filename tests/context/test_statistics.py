@@ -1,0 +1,42 @@
+"""Student's t and the intervals, against scipy where it is installed and printed tables elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropewalk.context.statistics import mean_and_interval, student_t_quantile
+
+
+@pytest.mark.parametrize(
+    ("df", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (7, 2.3646), (30, 2.0423)]
+)
+def test_quantiles_are_the_printed_table(df: int, expected: float) -> None:
+    """The two-sided 95 % column of every statistics book."""
+    assert student_t_quantile(0.95, df) == pytest.approx(expected, abs=5e-5)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.floats(0.05, 0.999))
+def test_quantiles_agree_with_scipy(df: int, confidence: float) -> None:
+    """Odd and even degrees of freedom have different sums: both are right."""
+    expected = pytest.importorskip("scipy.stats").t.ppf((1 + confidence) / 2, df)
+    assert student_t_quantile(confidence, df) == pytest.approx(expected, rel=1e-9)
+
+
+def test_one_value_has_no_interval() -> None:
+    """One window says nothing about spread."""
+    assert mean_and_interval([3.0]) == (3.0, None)
+
+
+def test_equal_values_have_an_interval_of_no_width() -> None:
+    """No spread, no width."""
+    assert mean_and_interval([2.0, 2.0, 2.0]) == (2.0, (2.0, 2.0))
+
+
+def test_interval_of_a_worked_example() -> None:
+    """Mean 5, deviation 2.582, four values: 5 +- 3.182 * 1.291."""
+    mean, interval = mean_and_interval([2.0, 4.0, 6.0, 8.0])
+    assert interval is not None
+    assert (mean, *interval) == pytest.approx((5.0, 0.8915, 9.1085), abs=1e-4)
