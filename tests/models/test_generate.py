@@ -1,0 +1,255 @@
+"""Generation: every token is what a fresh start would give, whatever batch, cache or chunk it came through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ropewalk import RopeConfig, RopeError
+from ropewalk.attention.cache import KVCache
+from ropewalk.models import generate as module
+from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.generate import generate, stream
+from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, YaRN
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+VOCAB, DIM, TRAINED = 50, 8, 16
+LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 5.0, 9.0, 9.0), TRAINED, factor=4.0)
+PHIMOE = LongRoPE((1.0,) * 4, (2.0, 5.0, 9.0, 9.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [30]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Models this small run faster on one thread, and much faster where cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def rope(scaling: Any = None) -> RopeConfig:
+    """A rule whose scaling acts beyond 16 tokens."""
+    return RopeConfig(DIM, interleaved=False, theta=1000.0, max_position_embeddings=TRAINED, scaling=scaling)
+
+
+def make(scaling: Any = None, **changes: Any) -> Decoder:
+    """A small decoder whose greedy tokens vary."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    return Decoder(DecoderConfig(**{**sizes, "rope": rope(scaling), **changes})).eval()
+
+
+@torch.no_grad()
+def fresh_start(model: Decoder, prompt: list[int], count: int, final: int | None = None) -> list[int]:
+    """Greedy tokens without any cache: a full forward per token, its seq_len the tokens so far, or `final`."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = model(torch.tensor([tokens]), seq_len=final or len(tokens))
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("scaling", [None, Linear(4.0), YaRN(4.0, TRAINED), LONG, PHIMOE])
+def test_batches_equal_fresh_starts(scaling: Any) -> None:
+    """Unequal prompts together, passing the LongRoPE switch at different steps: every token is a fresh start's."""
+    model = make(scaling)
+    wanted = [fresh_start(model, prompt, 25) for prompt in PROMPTS]
+    assert len({tuple(w[-9:]) for w in wanted}) > 1
+    assert generate(model, PROMPTS, max_new_tokens=25) == wanted
+    assert [generate(model, [prompt], max_new_tokens=25)[0] for prompt in PROMPTS] == wanted
+
+
+def test_dynamic_ntk_is_fixed_at_the_final_length() -> None:
+    """Dynamic NTK: each row's frequencies are those of its own prompt + max_new_tokens, from the first token on."""
+    model = make(DynamicNTK(2.0))
+    wanted = [fresh_start(model, prompt, 25, final=len(prompt) + 25) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, max_new_tokens=25) == wanted
+    fixed = [fresh_start(model, prompt, 25, final=60) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, max_new_tokens=25, seq_len=60) == fixed
+
+
+def test_the_longrope_switch_changes_something() -> None:
+    """Staying on the short side would give other tokens, and a fixed seq_len on the long side gives its own."""
+    model = make(LONG)
+    prompt = PROMPTS[2]
+    followed = generate(model, prompt, max_new_tokens=25)[0]
+    assert followed == fresh_start(model, prompt, 25)
+    assert followed != fresh_start(model, prompt, 25, final=TRAINED)
+    assert generate(model, prompt, max_new_tokens=25, seq_len=99)[0] == fresh_start(model, prompt, 25, final=99)
+
+
+def test_the_switch_recomputes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is recomputed at its switch alone, not at every token."""
+    calls = []
+    original = module._prefill
+
+    def counting(run: Any, rows: Any) -> Any:
+        calls.append(list(rows))
+        return original(run, rows)
+
+    monkeypatch.setattr(module, "_prefill", counting)
+    generate(make(LONG), PROMPTS, max_new_tokens=25)
+    assert calls == [[0, 1, 2, 3], [2], [0], [1], [3]]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_prefill_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts longer than a chunk give the same tokens."""
+    model = make()
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+    monkeypatch.setattr(module, "_PREFILL", chunk)
+    assert generate(model, PROMPTS, max_new_tokens=6) == wanted
+
+
+def test_stop_tokens_end_a_row_alone() -> None:
+    """A row ends before its stop token; the others go on as they would."""
+    model = make()
+    whole = generate(model, PROMPTS, max_new_tokens=20)
+    stop = whole[0][4]
+    wanted = [row[: row.index(stop)] if stop in row else row for row in whole]
+    assert generate(model, PROMPTS, max_new_tokens=20, stop_tokens=[stop]) == wanted
+    assert len({len(row) for row in wanted}) > 1
+    assert generate(model, PROMPTS, max_new_tokens=20, stop_tokens=range(VOCAB)) == [[]] * 4
+
+
+def test_streams_step_by_step() -> None:
+    """Tokens come as they are made, row by row; grad mode stays the caller's between them."""
+    model = make()
+    steps = []
+    for row, token in stream(model, PROMPTS, max_new_tokens=4):
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        steps.append((row, token))
+    assert [row for row, _ in steps] == [0, 1, 2, 3] * 4
+    whole = generate(model, PROMPTS, max_new_tokens=4)
+    assert [[t for r, t in steps if r == row] for row in range(4)] == whole
+    assert next(stream(model, PROMPTS, max_new_tokens=4)) == steps[0]
+
+
+def test_sampling_is_seeded_per_row() -> None:
+    """A seed repeats a draw, another changes it, and a row's draw does not hang on the rows that end before it."""
+    model = make()
+    how: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0}
+    first = generate(model, PROMPTS, seed=1, **how)
+    assert generate(model, PROMPTS, seed=1, **how) == first
+    assert generate(model, PROMPTS, seed=2, **how) != first
+    assert generate(model, PROMPTS[:1], seed=1, **how) == first[:1]
+    stop = first[0][2]
+    stopped = generate(model, PROMPTS, seed=1, stop_tokens=[stop], **how)
+    assert stopped == [row[: row.index(stop)] if stop in row else row for row in first]
+    same = generate(model, [[3, 1]] * 3, seed=1, **how)
+    assert len({tuple(row) for row in same}) == 3
+    torch.manual_seed(9)
+    drawn = generate(model, PROMPTS, **how)
+    torch.manual_seed(9)
+    assert generate(model, PROMPTS, **how) == drawn
+
+
+def test_sampling_follows_the_probabilities() -> None:
+    """Frequencies of many draws are softmax(logits / temperature), cut by top_k and top_p as transformers cuts."""
+    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+
+    model, prompt, draws = make(initializer_range=0.15), [3, 1, 4], 6000
+    logits = model(torch.tensor([prompt]))[0, -1].detach()
+    for top_k, top_p in ((None, None), (5, None), (None, 0.6), (9, 0.7), (1, None)):
+        scores = logits[None] / 0.8
+        if top_k is not None:
+            scores = TopKLogitsWarper(top_k)(None, scores)
+        if top_p is not None:
+            scores = TopPLogitsWarper(top_p)(None, scores)
+        wanted = scores[0].softmax(-1)
+        run = module._Run.prepare(model, [prompt] * draws, 1, 0.8, top_k, top_p, (), 3, None)
+        counts = Counter(module._sample(run, range(draws), logits.expand(draws, -1)))
+        got = torch.tensor([counts[token] / draws for token in range(VOCAB)])
+        assert set(counts) <= set(wanted.nonzero().flatten().tolist())
+        assert ((got - wanted).abs() <= 5 * (wanted * (1 - wanted) / draws).sqrt() + 1e-9).all()
+
+
+def test_a_training_model_is_left_training() -> None:
+    """Dropout is off while generating, and the model is left as it was."""
+    model = make(attention_dropout=0.5, residual_dropout=0.5)
+    wanted = generate(model, PROMPTS, max_new_tokens=6)
+    model.train()
+    assert generate(model, PROMPTS, max_new_tokens=6) == wanted
+    assert all(each.training for each in model.modules())
+
+
+def test_one_forward_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows share each forward, and only new tokens go through it."""
+    widths = []
+    original = KVCache.lay_out
+
+    def counting(self: KVCache, batch: int, seq: int, **kwargs: Any) -> Any:
+        widths.append((batch, seq))
+        return original(self, batch, seq, **kwargs)
+
+    monkeypatch.setattr(KVCache, "lay_out", counting)
+    generate(make(), PROMPTS, max_new_tokens=5)
+    assert widths == [(4, 11), (4, 1), (4, 1), (4, 1), (4, 1)]
+
+
+def test_prompts_of_every_form() -> None:
+    """A tensor, one list, several lists and texts are the same prompts."""
+    model = make()
+    wanted = generate(model, [[1, 2, 3]], max_new_tokens=3)
+    assert generate(model, [1, 2, 3], max_new_tokens=3) == wanted
+    assert generate(model, torch.tensor([1, 2, 3]), max_new_tokens=3) == wanted
+    assert generate(model, torch.tensor([[1, 2, 3]] * 2), max_new_tokens=3) == wanted * 2
+
+    class Letters:
+        def encode(self, text: str) -> list[int]:
+            return [ord(letter) - ord("a") for letter in text]
+
+    model.tokenizer = Letters()  # type: ignore[assignment]
+    assert generate(model, "bcd", max_new_tokens=3) == wanted
+    assert generate(model, ["bcd", "b"], max_new_tokens=3)[0] == wanted[0]
+
+
+@pytest.mark.rejects
+def test_what_is_refused() -> None:
+    """Arguments out of range are named by the call itself, also by stream's."""
+    model = make()
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        ([[1]], {"temperature": -1.0}, "`temperature` must be a finite number"),
+        ([[1]], {"temperature": float("nan")}, "`temperature` must be a finite number"),
+        ([[1]], {"temperature": 1.0, "top_p": 0.0}, "`top_p` must be above 0"),
+        ([[1]], {"temperature": 1.0, "top_p": 1.5}, "`top_p` must be above 0"),
+        ([[1]], {"temperature": 1.0, "top_k": 0}, "`top_k` must be at least 1"),
+        ([[1]], {"top_k": 3}, "say nothing at temperature 0"),
+        ([[1]], {"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
+        ([[1], []], {}, "a prompt is empty"),
+        ([], {}, "a prompt is empty"),
+        ("hello", {}, "has no tokenizer"),
+        ([[1, 50]], {}, "tokens that the vocabulary has not"),
+        (torch.ones(1, 2), {}, "must be integers"),
+    ]
+    for call in (generate, stream):
+        for prompts, how, message in cases:
+            with pytest.raises(RopeError, match=message):
+                call(model, prompts, **how)
+    with pytest.raises(RopeError, match=r"`seq_len` is less than prompt \+ max_new_tokens"):
+        generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
+    with pytest.raises(RopeError, match="some layers fix their frequencies"):
+        generate(make(rope=(rope(LONG), rope(DynamicNTK(2.0)))), [[1]])
+
+
+def test_tables_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step builds the tables of its new tokens alone."""
+    sizes = []
+    original = RotaryEmbedding.cos_sin
+
+    def watching(self: RotaryEmbedding, position_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(tuple(position_ids.shape))
+        return original(self, position_ids, *args, **kwargs)
+
+    monkeypatch.setattr(RotaryEmbedding, "cos_sin", watching)
+    generate(make(), [[1, 2, 3]], max_new_tokens=4)
+    assert sizes == [(3,), (1,), (1,), (1,)]
