@@ -26,6 +26,12 @@ def test_defaults_follow_the_trained_length() -> None:
     assert (found.target, found.block, found.stride, found.windows) == (32768, 2048, 2048, 2)
 
 
+def test_windows_follow_the_text() -> None:
+    """A text of three and a half windows gets three; one that holds none is left to be refused."""
+    assert Protocol.choose(trained_length=512, text="t", tokens=7000).windows == 3
+    assert Protocol.choose(trained_length=512, text="t", tokens=7).windows == 1
+
+
 @given(st.integers(1, 300), st.integers(2, 400), st.integers(1, 9), st.integers(0, 500))
 def test_blocks_tile_and_windows_are_disjoint(trained: int, target: int, windows: int, spare: int) -> None:
     """Blocks cover every position once; windows lie within the text and never overlap."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from ropewalk import __version__
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ def build() -> typer.Typer:
     from ropewalk.cli.doctor import doctor
     from ropewalk.cli.generate import generate
     from ropewalk.cli.inspect import inspect
+    from ropewalk.cli.options import options
     from ropewalk.cli.train import train
 
     app = typer.Typer(
@@ -33,14 +33,7 @@ def build() -> typer.Typer:
     for command in (doctor, inspect, generate, train):
         app.command()(command)
 
-    @app.callback(invoke_without_command=True)
-    def options(
-        version: Annotated[bool, typer.Option("--version", help="Print the version and end.", is_eager=True)] = False,
-    ) -> None:
-        if version:
-            typer.echo(f"ropewalk {__version__}")
-            raise typer.Exit
-
+    app.callback(invoke_without_command=True)(options)
     return app
 
 

@@ -16,7 +16,6 @@ import typer
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
-
     from ropewalk.context.audit import Audit
     from ropewalk.context.doctor import Measurement, Plan
     from ropewalk.context.findings import Finding
@@ -61,6 +60,7 @@ def doctor(
     found = read_source(model)
     decoder = _load(model, dtype, device)
     name, contents = read_text(text)
+    tokens = decoder.tokenizer.encode(contents[max(start_char, 0) :])
     protocol = Protocol.choose(
         trained_length=trained_length_of(decoder, trained_length),
         text=name,
@@ -69,11 +69,12 @@ def doctor(
         windows=windows,
         stride=stride,
         start_char=start_char,
+        tokens=len(tokens),
     )
     audits = found.audits(trained_length=protocol.trained_length, target=protocol.target)
     findings = found.findings(protocol.target)
     print_inspection(console, found.name, audits, findings)
-    chosen = take_windows(decoder.tokenizer.encode(contents[start_char:]), protocol)
+    chosen = take_windows(tokens, protocol)
     key = fingerprint(decoder, chosen, protocol)
     kept = State(state or default_path(key), key)
     taken_up = kept.resume() if resume else 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ropewalk.context.audit import Audit
 from ropewalk.context.doctor import Measurement
 from ropewalk.context.findings import Finding
-from ropewalk.context.recommend import signed
+from ropewalk.context.recommend import plus_minus
 from ropewalk.context.report import audit_sentences
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def difference_table(measurement: Measurement) -> Table:
     title = f"Within and beyond the trained length of {measurement.protocol.trained_length:,} tokens"
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in ("method", "within", "beyond", "within - plain", "beyond - plain", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=column != "within - plain")
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     answer = measurement.recommendation()
     for standing in answer.standings:
         shared = measurement.same_as.get(standing.name)
@@ -73,10 +73,10 @@ def difference_table(measurement: Measurement) -> Table:
             standing.name,
             f"{standing.within:.3f}",
             "" if standing.beyond is None else f"{standing.beyond:.3f}",
-            "" if standing.name == "plain" else signed(standing.within_difference, standing.within_interval),
+            "" if standing.name == "plain" else plus_minus(standing.within_difference, standing.within_interval),
             ""
             if standing.name == "plain" or standing.beyond_difference is None
-            else signed(standing.beyond_difference, standing.beyond_interval),
+            else plus_minus(standing.beyond_difference, standing.beyond_interval),
             f"as {shared}" if shared else f"{seconds:.1f}",
             style="bold green" if standing.name == answer.method else None,
         )

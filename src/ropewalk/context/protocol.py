@@ -66,9 +66,10 @@ class Protocol:
         windows: int | None = None,
         stride: int | None = None,
         start_char: int = 0,
+        tokens: int | None = None,
     ) -> Protocol:
         """Fill in what was not asked for: target 4x, block and stride a quarter of the trained length, and as
-        many windows (8 at most) as keep a method within 65,536 tokens.
+        many windows (8 at most) as the text's `tokens` hold and as keep a method within 65,536 tokens.
 
         >>> found = Protocol.choose(trained_length=512, text="moby_dick")
         >>> found.target, found.block, found.windows
@@ -76,11 +77,12 @@ class Protocol:
         """
         wanted = 4 * trained_length if target is None else target
         quarter = max(1, trained_length // 4)
+        most = TOKENS_PER_METHOD if tokens is None else min(TOKENS_PER_METHOD, tokens)
         return cls(
             trained_length=trained_length,
             target=wanted,
             block=min(max(2, quarter), max(2, wanted)) if block is None else block,
-            windows=max(1, min(MOST_WINDOWS, TOKENS_PER_METHOD // max(1, wanted))) if windows is None else windows,
+            windows=max(1, min(MOST_WINDOWS, most // max(1, wanted))) if windows is None else windows,
             stride=quarter if stride is None else stride,
             text=text,
             start_char=start_char,

@@ -183,3 +183,12 @@ def signed(value: float, interval: Interval, *, plus: bool = True) -> str:
     mark = "+" if plus else ""
     shown = f"{value:{mark}.3f}"
     return shown if interval is None else f"{shown} [{interval[0]:{mark}.3f}, {interval[1]:{mark}.3f}]"
+
+
+def plus_minus(value: float, interval: Interval) -> str:
+    """A difference with half its interval's width, as tables show it.
+
+    >>> plus_minus(-0.5, (-0.625, -0.375)), plus_minus(0.25, None)
+    ('-0.500 ±0.125', '+0.250')
+    """
+    return f"{value:+.3f}" if interval is None else f"{value:+.3f} ±{(interval[1] - interval[0]) / 2:.3f}"

@@ -11,7 +11,7 @@ from ropewalk.context.curves import main_rope
 from ropewalk.context.doctor import Measurement
 from ropewalk.context.findings import Finding
 from ropewalk.context.output import finite
-from ropewalk.context.recommend import Recommendation, signed
+from ropewalk.context.recommend import Recommendation, plus_minus
 from ropewalk.context.statistics import mean_and_interval
 from ropewalk.rope.scaling import DynamicNTK
 
@@ -143,7 +143,7 @@ def markdown(
     """The report: the answer first, then the block to paste, the table, the figures (file name, caption), the audit."""
     answer = measurement.recommendation()
     lines = [f"# {name}: how far its context reaches", "", *answer_lines(answer), ""]
-    if answer.method is not None:
+    if answer.method not in (None, "plain"):
         changes = json.dumps(finite(config_changes(answer.method, measurement)), indent=2)
         lines += ["To use it, put this into the checkpoint's config.json:", "", "```json", changes, "```", ""]
     lines += ["## Measured", "", measurement.protocol.sentence(), "", *_table(measurement, answer), ""]
@@ -180,9 +180,11 @@ def _table(measurement: Measurement, answer: Recommendation) -> list[str]:
         means = [mean_and_interval(v)[0] for v in zip(*measurement.block_means(standing.name), strict=True)]
         cells = [standing.name, *(f"{mean:.3f}" for mean in means), f"{standing.within:.3f}"]
         cells.append("" if standing.beyond is None else f"{standing.beyond:.3f}")
-        cells.append(signed(standing.within_difference, standing.within_interval))
+        cells.append(plus_minus(standing.within_difference, standing.within_interval))
         cells.append(
-            "" if standing.beyond_difference is None else signed(standing.beyond_difference, standing.beyond_interval)
+            ""
+            if standing.beyond_difference is None
+            else plus_minus(standing.beyond_difference, standing.beyond_interval)
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -24,10 +24,13 @@ def wavelengths(
     Pairs above the trained length never completed a turn in training. `scaled` adds the wavelengths of methods.
     """
     with style():
+        from matplotlib.ticker import MaxNLocator
+
         figure, axes = new_figure()
         axes.set_yscale("log", base=2)
         pairs = len(unscaled)
         axes.set_xlim(-0.5, pairs - 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for name, values in {"plain": unscaled, **(scaled or {})}.items():
             look = look_of(name)
             axes.plot(
@@ -71,7 +74,7 @@ def frequency_ratios(
 ) -> Figure:
     """New frequency over old for each pair and method (None: the pair does not turn), 1/`factor` marked."""
     with style():
-        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
         figure, axes = new_figure()
         axes.set_yscale("log", base=2)
@@ -91,6 +94,7 @@ def frequency_ratios(
                 label=name,
             )
         axes.set_xlim(-0.5, count - 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.axhline(1 / factor, color=QUIET, linewidth=1, linestyle="--")
         axes.annotate(
             f"1 / {factor:g}: full interpolation",

@@ -1,0 +1,259 @@
+"""`ropewalk doctor` from end to end, on a small random model with a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ropewalk.cli.app import main
+from ropewalk.models.checkpoint import save
+from ropewalk.models.tokenizer import TextTokenizer
+from ropewalk.rope.config import RopeConfig
+from tests.context.models import ROPE, tiny_decoder
+
+TEXT = "It was the best of times, it was the worst of times. " * 12
+METHODS = ["plain", "pi", "ntk", "dynamic", "yarn", "llama3", "crop"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """State goes to a fresh cache, tables are wide, one thread."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A Hugging Face folder: 32 trained tokens, 256 bytes of vocabulary."""
+    return write_checkpoint(tmp_path / "model", dataclasses.replace(ROPE, max_position_embeddings=32))
+
+
+def write_checkpoint(folder: Path, rope: Any, *, tokenizer: bool = True) -> Path:
+    """Save a random model there."""
+    model = tiny_decoder(rope, vocab_size=256)
+    save(model, folder, tokenizer=TextTokenizer.bytes() if tokenizer else None)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """636 characters."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def doctor(*arguments: str | int | Path) -> int:
+    """Run the command; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *map(str, arguments)])
+    return int(ended.value.code or 0)
+
+
+def finite_or_null(value: Any) -> bool:
+    """Whether a JSON value holds no NaN and no infinity."""
+    if isinstance(value, dict):
+        return all(map(finite_or_null, value.values()))
+    if isinstance(value, list):
+        return all(map(finite_or_null, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Terminal, JSON with the promised keys, report with figures and the block to paste."""
+    out, report = tmp_path / "out.json", tmp_path / "report"
+    assert doctor(checkpoint, "--text", text, "--windows", 3, "--json", out, "--report", report) == 0
+    printed = capsys.readouterr()
+    assert "Recommended: " in printed.out
+    assert "3 of 4 pairs never complete a turn" in printed.out
+    assert "crop, window 3 of 3" in printed.err
+    found = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+    assert {
+        "model", "trained_length", "target", "protocol", "audit", "blocks", "methods", "recommended",
+    } <= set(found)  # fmt: skip
+    assert (found["trained_length"], found["target"]) == (32, 128)
+    assert {"pairs", "pairs_never_turning", "reach"} <= set(found["audit"])
+    assert found["blocks"] == [[start, start + 8] for start in range(0, 128, 8)]
+    assert [method["name"] for method in found["methods"]] == METHODS
+    for method in found["methods"]:
+        assert len(method["loss_by_block"]) == len(method["ci_by_block"]) == 16
+        assert all(
+            low <= mean <= high
+            for mean, (low, high) in zip(method["loss_by_block"], method["ci_by_block"], strict=True)
+        )
+        assert method["seconds"] >= 0
+        again = RopeConfig.from_hf(
+            {
+                "model_type": "llama",
+                "head_dim": 8,
+                "rope_parameters": method["rope_parameters"],
+                "max_position_embeddings": method["max_position_embeddings"],
+            }
+        )
+        assert again.pairs == 4
+    assert found["recommended"] in METHODS[:-1]
+    assert finite_or_null(found)
+    assert sorted(path.name for path in report.iterdir()) == sorted(
+        [
+            "report.md",
+            "report.json",
+            *(f"{n}.{k}" for n in ("loss", "wavelengths", "frequencies") for k in ("png", "svg")),
+        ]
+    )
+    assert "![Loss by position](loss.png)" in (report / "report.md").read_text()
+    assert json.loads((report / "report.json").read_text()) == found
+
+
+def test_one_window_has_no_interval(
+    checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nulls in JSON, and the output says so; the window begins at the character asked for."""
+    out = tmp_path / "out.json"
+    assert (
+        doctor(checkpoint, "--text", text, "--windows", 1, "--start-char", 53, "--json", out, "--method", "yarn") == 0
+    )
+    found = json.loads(out.read_text())
+    assert [method["name"] for method in found["methods"]] == ["plain", "yarn"]
+    assert all(method["ci_by_block"] == [None] * 16 for method in found["methods"])
+    assert found["protocol"]["start_char"] == 53
+    assert "One window: no interval." in capsys.readouterr().out
+
+
+def test_a_config_with_a_scaling_is_measured_as_is(tmp_path: Path, text: Path) -> None:
+    """The length before scaling is the trained one."""
+    from ropewalk.rope.scaling import Llama3
+
+    rope = dataclasses.replace(ROPE, scaling=Llama3(8.0, 1.0, 4.0, 16), max_position_embeddings=128)
+    out = tmp_path / "out.json"
+    assert doctor(write_checkpoint(tmp_path / "m", rope), "--text", text, "--windows", 2, "--json", out) == 0
+    found = json.loads(out.read_text())
+    assert (found["trained_length"], found["target"]) == (16, 64)
+    by_name = {method["name"]: method for method in found["methods"]}
+    assert by_name["as-is"]["rope_parameters"]["rope_type"] == "llama3"
+    assert by_name["plain"]["rope_parameters"]["rope_type"] == "default"
+
+
+def test_ctrl_c_keeps_what_is_done(
+    checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 130 and a hint; --resume ends with the numbers of a run that was never stopped."""
+    from ropewalk.context import doctor as module
+
+    whole, resumed = tmp_path / "whole.json", tmp_path / "resumed.json"
+    arguments = (checkpoint, "--text", text, "--windows", 2)
+    assert doctor(*arguments, "--json", whole, "--state", tmp_path / "other.json") == 0
+    measure: Callable[..., Any] = module.window_losses
+    calls = 0
+
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return measure(*args, **kwargs)
+
+    monkeypatch.setattr(module, "window_losses", stopping)
+    assert doctor(*arguments) == 130
+    assert "3 measurements are kept, 9 are due" in capsys.readouterr().err
+    assert doctor(*arguments, "--resume", "--json", resumed) == 0
+    assert "Resumed: 3 measurements" in capsys.readouterr().out
+    one, other = json.loads(whole.read_text()), json.loads(resumed.read_text())
+    for left, right in zip(one["methods"], other["methods"], strict=True):
+        assert left["loss_by_window_and_block"] == right["loss_by_window_and_block"]
+
+
+@pytest.mark.slow
+def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
+    """SIGINT to the process while it measures."""
+    command = [
+        sys.executable,
+        "-c",
+        "from ropewalk.cli.app import main; main()",
+        "doctor",
+        str(checkpoint),
+        "--windows",
+        "8",
+    ]
+    with subprocess.Popen(
+        [*command, "--state", str(tmp_path / "s.json")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("[3/"):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.wait() == 130
+    assert "--resume to go on" in rest
+    assert "Traceback" not in rest
+    assert len(json.loads((tmp_path / "s.json").read_text())["results"]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "alibi"], "unknown method"),
+        (["--target", "16", "--method", "yarn"], "within the trained length"),
+        (["--target", "1000"], "too short for the windows"),
+        (["--windows", "50"], "too short for the windows"),
+        (["--block", "1"], "`block` must be from 2"),
+        (["--stride", "9"], "at most a quarter"),
+        (["--dtype", "int8"], "unknown dtype"),
+        (["--device", "abacus"], "device cannot be used"),
+        (["--chunk", "0"], "at least two, and `first`"),
+        (["--text", "absent.txt"], "text cannot be read"),
+        (["--start-char", "-3"], "must not be negative"),
+    ],
+)
+def test_bad_input_is_a_message_and_status_2(
+    checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """On standard error, without a traceback."""
+    chosen = arguments if "--text" in arguments else [*arguments, "--text", str(text)]
+    assert doctor(checkpoint, *chosen) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_models_that_cannot_be_measured(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No rope, no tokenizer, no trained length, no such model."""
+    cases = [
+        (write_checkpoint(tmp_path / "nope", None), "no rotary embedding"),
+        (
+            write_checkpoint(tmp_path / "mute", dataclasses.replace(ROPE, max_position_embeddings=32), tokenizer=False),
+            "no tokenizer",
+        ),
+        (tmp_path / "absent", "no such file or folder"),
+    ]
+    for model, message in cases:
+        assert doctor(model, "--text", text) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_target_within_the_trained_length_recommends_nothing(checkpoint: Path, text: Path, tmp_path: Path) -> None:
+    """The loss within is measured all the same."""
+    out = tmp_path / "out.json"
+    assert doctor(checkpoint, "--text", text, "--target", 32, "--json", out, "--report", tmp_path / "r") == 0
+    found = json.loads(out.read_text())
+    assert found["recommended"] is None
+    assert [method["name"] for method in found["methods"]] == ["plain"]
+    assert found["methods"][0]["loss_beyond"] is None

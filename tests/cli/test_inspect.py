@@ -1,0 +1,98 @@
+"""`ropewalk inspect` on configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropewalk.cli.app import main
+
+LLAMA31: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+
+
+def inspect(*arguments: str | Path) -> int:
+    """Run the command; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", *map(str, arguments)])
+    return int(ended.value.code or 0)
+
+
+def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The known numbers, the known trap, and all of it as JSON."""
+    path, out = tmp_path / "config.json", tmp_path / "out.json"
+    path.write_text(json.dumps(LLAMA31))
+    assert inspect(path, "--target", 131072, "--json", out) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Trained length 8,192: 29 of 64 pairs never complete a turn within it." in printed
+    assert "85,133 tokens; unscaled 18,438" in printed
+    assert "warning factor-vs-lengths" in printed
+    found = json.loads(out.read_text())
+    assert found["trained_length"] == 8192
+    assert found["target"] == 131072
+    assert (found["audit"]["pairs"], found["audit"]["pairs_never_turning"], found["audit"]["reach"]) == (64, 29, 85133)
+    assert "factor-vs-lengths" in [finding["code"] for finding in found["lint"]]
+
+
+def test_several_thetas_are_audited_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gemma 3: two audits."""
+    path, out = tmp_path / "config.json", tmp_path / "out.json"
+    blocks = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    }
+    path.write_text(
+        json.dumps(
+            {"model_type": "gemma3_text", "head_dim": 256, "max_position_embeddings": 32768, "rope_parameters": blocks}
+        )
+    )
+    assert inspect(path, "--json", out) == 0
+    printed = capsys.readouterr().out
+    assert "of sliding_attention layers" in printed
+    assert "of full_attention layers" in printed
+    assert [found["layer_type"] for found in json.loads(out.read_text())["audits"]] == list(blocks)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file or folder"),
+        ("{", "config.json cannot be read"),
+        (json.dumps({**LLAMA31, "rope_scaling": {"rope_type": "new"}}), "rope_type"),
+    ],
+)
+def test_bad_input_is_a_message_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
+) -> None:
+    """On standard error, without a traceback."""
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    assert inspect(path) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_impossible_lengths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A target of nothing."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA31))
+    assert inspect(path, "--target", 0) == 2
+    assert "`target` must be positive" in capsys.readouterr().err
