@@ -1,0 +1,112 @@
+"""The next-token loss: head and cross-entropy in one pass, without keeping the logits."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.models.decoder import Decoder
+from ropewalk.training.data import Batch
+
+CHUNK = 1024  # tokens whose logits exist at one time; with 4,096 tokens in the vocabulary 16 MiB, near a cache's size
+
+
+class _HeadCrossEntropy(torch.autograd.Function):
+    """Cross-entropy per token; the gradients of its mean are formed in forward, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        tokens = hidden.shape[0]
+        head = weight.to(hidden.dtype)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        for start in range(0, tokens, CHUNK):
+            part = slice(start, start + CHUNK)
+            target = targets[part, None]
+            logits = (hidden[part] @ head.t()).float()
+            log_norm = logits.logsumexp(-1, keepdim=True)
+            total += (log_norm - logits.gather(1, target)).sum()
+            gradient = logits.sub_(log_norm).exp_()
+            gradient.scatter_add_(1, target, gradient.new_full(target.shape, -1.0))
+            gradient = gradient.mul_(1.0 / tokens).to(hidden.dtype)
+            grad_hidden[part] = gradient @ head
+            grad_weight += gradient.t() @ hidden[part]
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return total / tokens
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        scale = grad_outputs[0]
+        return grad_hidden * scale.to(grad_hidden.dtype), grad_weight * scale, None
+
+
+def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, nats, of `hidden @ weight.T` against `targets`; a float32 scalar.
+
+    - `hidden`: `[tokens, hidden]`, float32 or bfloat16: the dtype of the products. Sums and exponentials are float32.
+    - `weight`: `[vocab, hidden]`, float32. `targets`: int64 `[tokens]`.
+
+    The logits of 1,024 tokens exist at a time, and are overwritten by their gradient: no second pass, no
+    `[tokens, vocab]` array. Needs gradients to be of use; `token_losses` is the one for validation.
+
+    >>> head_cross_entropy(torch.zeros(5, 3), torch.zeros(7, 3), torch.arange(5)).exp().round().item()
+    7.0
+    """
+    loss: Tensor = _HeadCrossEntropy.apply(hidden, weight, targets)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """The context in which matrix products run in `precision`."""
+    if precision == "bfloat16":
+        context: AbstractContextManager[None] = torch.autocast(device.type, dtype=torch.bfloat16)
+        return context
+    return nullcontext()
+
+
+def next_token_loss(model: Decoder, batch: Batch, *, precision: str = "float32") -> Tensor:
+    """Mean loss of a batch, nats per token: a float32 scalar to call `backward` on."""
+    weight = _head_weight(model)
+    with autocast(precision, weight.device):
+        hidden = model.hidden_states(batch.inputs, document_ids=batch.document_ids)
+    hidden = hidden.to(torch.bfloat16 if precision == "bfloat16" else torch.float32)
+    return head_cross_entropy(hidden.flatten(0, 1), weight, batch.targets.flatten())
+
+
+@torch.no_grad()
+def token_losses(model: Decoder, batch: Batch, *, precision: str = "float32") -> Tensor:
+    """Loss of each token, nats, float32 `[windows, seq]`."""
+    weight = _head_weight(model)
+    with autocast(precision, weight.device):
+        hidden = model.hidden_states(batch.inputs, document_ids=batch.document_ids)
+        rows = [
+            torch.nn.functional.cross_entropy((row @ weight.t()).float(), target, reduction="none")
+            for row, target in zip(hidden, batch.targets, strict=True)
+        ]
+    return torch.stack(rows)
+
+
+def loss_by_position(
+    model: Decoder, batches: list[Batch], *, blocks: int = 4, precision: str = "float32"
+) -> list[tuple[int, int, float]]:
+    """Mean loss by block of positions: (start, end, nats) for each of at most `blocks` equal blocks, dropout off."""
+    was_training = model.training
+    model.eval()
+    try:
+        sums = [token_losses(model, batch, precision=precision).double().sum(0) for batch in batches]
+    finally:
+        model.train(was_training)
+    mean = torch.stack(sums).sum(0) / sum(len(batch.inputs) for batch in batches)
+    count = min(blocks, len(mean))
+    edges = [round(i * len(mean) / count) for i in range(count + 1)]
+    return [(a, b, float(mean[a:b].mean())) for a, b in pairwise(edges)]
+
+
+def _head_weight(model: Decoder) -> Tensor:
+    return model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight

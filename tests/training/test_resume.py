@@ -1,0 +1,177 @@
+"""Stopped runs go on to the bits of one that was never stopped; what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropewalk.errors import RopeError
+from ropewalk.models.checkpoint import load
+from ropewalk.training import Event, train
+from ropewalk.training.resume import RunFolder
+from tests.training.killed import digest
+from tests.training.material import EVERY, prose, small
+
+
+class Stop(Exception):
+    """What a test raises to break a run off."""
+
+
+def stop_at(step: int, kind: str = "step"):
+    """A reporter that raises at a step."""
+
+    def report(event: Event) -> None:
+        if event.kind == kind and event.step == step:
+            raise Stop
+
+    return report
+
+
+@pytest.mark.parametrize(("kind", "step"), [("step", 2), ("step", 3), ("checkpoint", 6), ("log", 8), ("step", 12)])
+def test_a_resumed_run_is_the_same_bit_for_bit(text: str, tmp_path: Path, kind: str, step: int) -> None:
+    """Broken off before, at and after checkpoints: weights, optimizer, random state and log all equal."""
+    train(small(text), tmp_path / "whole", housekeeping=EVERY)
+    with pytest.raises(Stop):
+        train(small(text), tmp_path / "stopped", housekeeping=EVERY, report=stop_at(step, kind))
+    assert not (tmp_path / "stopped" / "config.json").exists()
+    train(small(text), tmp_path / "stopped", housekeeping=EVERY)
+    assert digest(tmp_path / "stopped") == digest(tmp_path / "whole")
+
+
+def test_killed_at_any_line_it_resumes_bit_for_bit(text: str, tmp_path: Path) -> None:
+    """SIGKILL at random lines of loop, checkpoint and file writing, twice a run: the third start ends as the unhurt."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "tests.training.killed", text, str(tmp_path), "8", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] >= 8
+    for number, killed in enumerate(found["killed"]):
+        assert killed == found["whole"], f"attempt {number}"
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save that fails half-way (a full disk) leaves the earlier checkpoint the last, and nothing under its name."""
+    from ropewalk.training import resume
+
+    write = resume.write_json
+
+    def full_disk(path: Path, content: dict[str, object]) -> None:
+        if path.name == "state.json" and content["step"] == 6:
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(resume, "write_json", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        train(small(text), tmp_path / "run", housekeeping=EVERY)
+    assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step-00000003"]
+    monkeypatch.undo()
+    train(small(text), tmp_path / "run", housekeeping=EVERY)
+    train(small(text), tmp_path / "whole", housekeeping=EVERY)
+    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
+
+
+def test_ctrl_c_ends_the_step_and_writes_a_checkpoint(text: str, tmp_path: Path) -> None:
+    """SIGINT at step 4, where no checkpoint was due: there is one, and the run goes on from it."""
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "step" and event.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 4 of 12"):
+        train(small(text), tmp_path / "run", housekeeping=EVERY, report=interrupt)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert RunFolder(tmp_path / "run").checkpoints()[-1].name == "step-00000004"
+    starts = []
+    train(small(text), tmp_path / "run", housekeeping=EVERY, report=lambda e: starts.append((e.kind, e.step)))
+    assert starts[0] == ("start", 4)
+    train(small(text), tmp_path / "whole", housekeeping=EVERY)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_other_arguments_are_refused_by_name(text: str, tmp_path: Path) -> None:
+    """The message names each setting that differs, both values, and what to do."""
+    with pytest.raises(Stop):
+        train(small(text), tmp_path / "run", housekeeping=EVERY, report=stop_at(5))
+    with pytest.raises(
+        RopeError, match=r"(?s)other settings.*steps .*'12 -> 13'.*lr .*'0.003 -> 0.1'.*--restart"
+    ) as caught:
+        train(small(text, lr=0.1, steps=13), tmp_path / "run")
+    assert set(caught.value.facts) == {"out", "lr", "steps"}
+    Path(text).write_text(prose(1200, seed=1))
+    with pytest.raises(RopeError, match=r"text \(contents\)"):
+        train(small(text), tmp_path / "run")
+    train(small(text), tmp_path / "run", restart=True, housekeeping=EVERY)
+    assert load(tmp_path / "run").config.vocab_size == 257
+
+
+def test_a_finished_run_is_left_alone(text: str, tmp_path: Path) -> None:
+    """The same command again says so, and writes nothing."""
+    train(small(text), tmp_path / "run", housekeeping=EVERY)
+    before = digest(tmp_path / "run")
+    events = []
+    train(small(text), tmp_path / "run", housekeeping=EVERY, report=events.append)
+    assert [(event.kind, event.facts["already"]) for event in events] == [("done", True)]
+    assert digest(tmp_path / "run") == before
+
+
+def test_resume_insists_on_a_run(text: str, tmp_path: Path) -> None:
+    """With resume=True an empty folder is an error, a begun run is not."""
+    with pytest.raises(RopeError, match="no run to resume"):
+        train(small(text), tmp_path / "run", resume=True)
+    with pytest.raises(Stop):
+        train(small(text), tmp_path / "run", housekeeping=EVERY, report=stop_at(5))
+    train(small(text), tmp_path / "run", housekeeping=EVERY, resume=True)
+
+
+def test_somebody_elses_model_is_not_replaced(text: str, tmp_path: Path) -> None:
+    """A folder with a config.json but no run is refused, and a file too."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RopeError, match="holds a model that no run here made"):
+        train(small(text), tmp_path)
+    with pytest.raises(RopeError, match="the output is a file"):
+        train(small(text), text)
+
+
+def test_two_runs_do_not_share_a_folder(text: str, tmp_path: Path) -> None:
+    """The second finds the lock held; when the first is gone it is free."""
+    folder = RunFolder(tmp_path / "run")
+    with folder.locked(), pytest.raises(RopeError, match="another process is training"):
+        train(small(text), tmp_path / "run")
+    train(small(text), tmp_path / "run", housekeeping=EVERY)
+
+
+def test_a_damaged_checkpoint_is_named(text: str, tmp_path: Path) -> None:
+    """A truncated optimizer file stops the run by name; without that checkpoint it goes on from the one before."""
+    with pytest.raises(Stop):
+        train(small(text), tmp_path / "run", housekeeping=EVERY, report=stop_at(8))
+    last = RunFolder(tmp_path / "run").checkpoints()[-1]
+    file = last / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(RopeError, match=r"(?s)cannot be read.*step-00000006.optimizer.safetensors.*one before"):
+        train(small(text), tmp_path / "run", housekeeping=EVERY)
+    last.rename(tmp_path / "aside")
+    train(small(text), tmp_path / "run", housekeeping=EVERY)
+
+
+def test_checkpoints_are_models_and_the_newest_stay(text: str, tmp_path: Path) -> None:
+    """Two are kept; each loads as a float32 model; nothing in them is a pickle."""
+    train(small(text), tmp_path / "run", housekeeping=EVERY)
+    kept = RunFolder(tmp_path / "run").checkpoints()
+    assert [path.name for path in kept] == ["step-00000009", "step-00000012"]
+    assert str(load(kept[0] / "model").embed_tokens.weight.dtype) == "torch.float32"
+    names = {path.suffix for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert names == {".json", ".jsonl", ".safetensors", ""}
+    assert not list((tmp_path / "run").rglob(".*.*"))
