@@ -14,8 +14,11 @@ if "--shapes" in sys.argv:
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(2)
+settings.register_profile("ropewalk", deadline=None)  # a busy machine is not a failure
+settings.load_profile("ropewalk")
 # Fresh memory holds NaN, so that a kernel or a cache which reads what it never wrote is found out.
 torch.use_deterministic_algorithms(True, warn_only=False)
 torch.utils.deterministic.fill_uninitialized_memory = True

@@ -203,19 +203,30 @@ def test_deepseek_reads_its_flag(flag: bool) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_type", sorted(name for name, family in FAMILIES.items() if family.axial))
-def test_vision_towers(model_type: str) -> None:
-    """Height turns the first half of the pairs and width the second, as in each tower's own function."""
-    changes = {"hidden_size": 1280} if model_type == "qwen2_5_vl_vision" else {}
-    config = config_classes()[model_type](**changes)
+def vision_rotations(config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same queries turned by ropewalk and by a vision tower's own function, height and width apart."""
     file = modeling(config)
     (module,) = [c for n, c in vars(file).items() if "RotaryEmbedding" in n and ("Vision" in n or n.startswith("MLCD"))]
     apply = getattr(file, "apply_rotary_pos_emb_vision", None) or file.apply_rotary_pos_emb
     rope = rw.RopeConfig.from_hf(config)
     q, positions = torch.randn(9, 3, rope.head_dim), torch.randint(0, 30, (9, 2))
     expected, _ = apply(q, q, *module(config)(q, positions))
-    actual = rw.RotaryEmbedding(rope).rotate(q, position_ids=positions, layout="thd")
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    return rw.RotaryEmbedding(rope).rotate(q, position_ids=positions, layout="thd"), expected
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"])
+def test_vision_towers(model_type: str) -> None:
+    """Height turns the first half of the pairs and width the second, as in each tower's own function."""
+    fields = {"vision_config": {"hidden_size": 1280}} if model_type == "qwen2_5_vl" else {}
+    config = transformers.AutoConfig.for_model(model_type, **fields).vision_config
+    torch.testing.assert_close(*vision_rotations(config), rtol=0, atol=1e-5)
+
+
+def test_a_published_vision_config() -> None:
+    """Qwen2.5-VL's vision_config, given the model_type that transformers 5 writes, is 16 heads of 80 in two halves."""
+    vision = {**fixture("qwen2_5_vl_7b")["vision_config"], "model_type": "qwen2_5_vl_vision"}
+    expected = rw.RopeConfig(80, interleaved=False, axes=rw.axes_from_sections([20, 20]), axes_restart=True)
+    assert rw.RopeConfig.from_hf(vision) == expected
 
 
 # --- every family of the table, from the default config of its class
@@ -260,7 +271,11 @@ def test_every_family_of_the_table() -> None:
     """The default config of each class: frequencies within 1e-6, and the class's own apply function within 1e-5."""
     classes, failures = config_classes(), {}
     for name, family in FAMILIES.items():
-        if family.axial or name in FLAT_COMPOSITES:
+        if name in FLAT_COMPOSITES:
+            continue
+        if family.axial:
+            vision = classes[name](**({"hidden_size": 1280} if name == "qwen2_5_vl_vision" else {}))
+            torch.testing.assert_close(*vision_rotations(vision), rtol=0, atol=1e-5, msg=name)
             continue
         hf_config = classes[name](**copy.deepcopy(CHANGES.get(name, {})))
         for layer_type in Model(hf_config).layer_types:

@@ -1,0 +1,273 @@
+"""Every scaling rule against its published formula at 40 digits; nothing here calls the package's arithmetic.
+
+Notation as in the papers: b is theta, d the rotary dimension, s the factor, L the trained and l the sequence length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mpmath import mpf
+
+import ropewalk as rw
+from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
+
+mpmath.mp.dps = 40
+Values = list[Any]  # of mpf
+
+bases = st.floats(100.0, 1e7)
+factors = st.floats(1.0, 128.0)
+lengths = st.integers(64, 1_000_000)
+dims = st.integers(2, 64).map(lambda pairs: 2 * pairs)
+
+
+def ladder(b: float, d: int) -> Values:
+    """RoFormer, eq. 15: theta_i = b^(-2(i-1)/d)."""
+    return [mpf(b) ** (-mpf(2 * i) / d) for i in range(d // 2)]
+
+
+def turns_of(b: float, d: int, length: int) -> Values:
+    """YaRN, eq. 17 (r): how many turns each pair makes within `length` tokens."""
+    return [length * f / (2 * mpmath.pi) for f in ladder(b, d)]
+
+
+def agree(rule: Scaling | None, b: float, d: int, expected: Values, *, l: int | None = None, limit: int = 4096) -> None:  # noqa: E741
+    """The package's float64 frequencies are within 4e-14 relative of the formula (1e-11 where a ramp weighs them)."""
+    config = rw.RopeConfig(d, interleaved=True, theta=b, scaling=rule, max_position_embeddings=limit)
+    actual = rw.inverse_frequencies(config, l).inv_freq[0].tolist()
+    assert len(actual) == len(expected)
+    for mine, truth in zip(actual, expected, strict=True):
+        assert abs(mine - truth) <= (mpf("1e-11") if isinstance(rule, (YaRN, Llama3)) else mpf("4e-14")) * abs(truth)
+
+
+def factor_of(rule: Scaling, *, limit: int = 4096, l: int | None = None) -> float:  # noqa: E741
+    """The package's attention factor under a config of that longest position."""
+    d = 2 * len(rule.short_factor) if isinstance(rule, LongRoPE) else 8
+    config = rw.RopeConfig(d, interleaved=True, scaling=rule, max_position_embeddings=limit)
+    return rw.inverse_frequencies(config, l).attention_factor
+
+
+@given(bases, dims)
+def test_plain(b: float, d: int) -> None:
+    """No rule: RoFormer's own frequencies."""
+    agree(None, b, d, ladder(b, d))
+
+
+@given(bases, dims, factors)
+def test_position_interpolation(b: float, d: int, s: float) -> None:
+    """Chen et al. 2023, eq. 4: f'(x, m) = f(x, m / s)."""
+    agree(Linear(s), b, d, [f / mpf(s) for f in ladder(b, d)])
+
+
+@given(bases, st.integers(3, 64).map(lambda pairs: 2 * pairs), factors)
+def test_ntk_aware(b: float, d: int, s: float) -> None:
+    """YaRN paper, definition 1: b' = b s^(d/(d-2)); the slowest pair is then divided by s exactly, the fastest by 1."""
+    changed = mpf(b) * mpf(s) ** (mpf(d) / (d - 2))
+    expected = [changed ** (-mpf(2 * i) / d) for i in range(d // 2)]
+    agree(NTK(s), b, d, expected)
+    assert expected[0] == 1
+    assert mpmath.almosteq(expected[-1], ladder(b, d)[-1] / mpf(s), rel_eps=mpf("1e-30"))
+
+
+@given(bases, st.integers(3, 64).map(lambda pairs: 2 * pairs), factors, lengths, st.floats(0.1, 20.0))
+def test_dynamic_ntk(b: float, d: int, s: float, limit: int, ratio: float) -> None:
+    """Emozilla's code: s' = s l/L - (s - 1) for l > L; the YaRN paper, section 3.3: s' = max(1, l/L)."""
+    l = max(1, int(limit * ratio))  # noqa: E741
+    beyond = mpf(max(l, limit)) / limit
+    for variant, scale in (("transformers", mpf(s) * beyond - (mpf(s) - 1)), ("paper", beyond)):
+        changed = mpf(b) * scale ** (mpf(d) / (d - 2))
+        expected = [changed ** (-mpf(2 * i) / d) for i in range(d // 2)]
+        agree(DynamicNTK(s, variant), b, d, expected, l=l, limit=limit)  # type: ignore[arg-type]
+
+
+@given(bases, dims, factors, lengths, st.floats(0.25, 4.0), st.floats(0.5, 60.0))
+def test_yarn_of_the_paper(b: float, d: int, s: float, trained: int, alpha: float, width: float) -> None:
+    """YaRN, eq. 18 to 20: (1 - gamma(r)) theta/s + gamma(r) theta, with gamma linear in r between alpha and beta."""
+    beta = alpha + width
+    expected = []
+    for f, r in zip(ladder(b, d), turns_of(b, d, trained), strict=True):
+        gamma = 0 if r < alpha else 1 if r > beta else (r - mpf(alpha)) / (mpf(beta) - mpf(alpha))
+        expected.append((1 - gamma) * f / mpf(s) + gamma * f)
+    agree(YaRN(s, trained, beta_fast=beta, beta_slow=alpha, variant="paper"), b, d, expected)
+
+
+def yarn_code(b: float, d: int, s: float, trained: int, beta: float, alpha: float, truncate: bool) -> Values:
+    """jquesnelle/yarn, LlamaYaRNScaledRotaryEmbedding: find_correction_range and linear_ramp_mask."""
+
+    def find_correction_dim(rotations: float) -> Any:
+        return d * mpmath.log(trained / (mpf(rotations) * 2 * mpmath.pi)) / (2 * mpmath.log(mpf(b)))
+
+    low, high = find_correction_dim(beta), find_correction_dim(alpha)
+    if truncate:
+        low, high = mpmath.floor(low), mpmath.ceil(high)
+    low, high = max(low, mpf(0)), min(high, mpf(d - 1))
+    if low == high:
+        high += mpf("0.001")
+    masks = [1 - min(mpf(1), max(mpf(0), (i - low) / (high - low))) for i in range(d // 2)]
+    return [f / mpf(s) * (1 - mask) + f * mask for f, mask in zip(ladder(b, d), masks, strict=True)]
+
+
+@given(bases, dims, factors, st.integers(512, 1_000_000), st.floats(8.0, 64.0), st.floats(0.5, 4.0))
+def test_yarn_of_the_code(b: float, d: int, s: float, trained: int, beta: float, alpha: float) -> None:
+    """The reference code's ramp, linear in the index of the pair; the bounds are not rounded here."""
+    rule = YaRN(s, trained, beta_fast=beta, beta_slow=alpha, truncate=False)
+    agree(rule, b, d, yarn_code(b, d, s, trained, beta, alpha, truncate=False))
+
+
+PUBLISHED = [  # theta, rotary dim, factor, trained length: Llama-2 x16, Qwen2.5, DeepSeek-V3, gpt-oss, OLMo 3
+    (1e4, 128, 16.0, 4096),
+    (1e6, 128, 4.0, 32_768),
+    (1e4, 64, 40.0, 4096),
+    (150_000.0, 64, 32.0, 4096),
+    (5e5, 128, 8.0, 8192),
+]
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize(("b", "d", "s", "trained"), PUBLISHED)
+def test_yarn_of_the_code_on_published_models(b: float, d: int, s: float, trained: int, truncate: bool) -> None:
+    """The same with the bounds rounded outward, on the numbers of released checkpoints."""
+    rule = YaRN(s, trained, truncate=truncate)
+    agree(rule, b, d, yarn_code(b, d, s, trained, 32.0, 1.0, truncate))
+
+
+@pytest.mark.parametrize(("b", "d", "s", "trained"), PUBLISHED)
+def test_the_two_yarns_differ(b: float, d: int, s: float, trained: int) -> None:
+    """Paper and code are different formulas: by more than a fifth on every published model."""
+
+    def freqs(variant: Any) -> Any:
+        config = rw.RopeConfig(d, interleaved=True, theta=b, scaling=YaRN(s, trained, variant=variant))
+        return rw.inverse_frequencies(config).inv_freq[0]
+
+    ratio = freqs("transformers") / freqs("paper")
+    assert max(ratio.max().item(), (1 / ratio).max().item()) > 1.2
+
+
+@given(st.floats(1.0, 1024.0), st.floats(0.1, 2.0), st.floats(0.1, 2.0))
+def test_yarn_attention_factor(s: float, mscale: float, all_dim: float) -> None:
+    """YaRN, eq. 22: sqrt(1/t) = 0.1 ln s + 1; DeepSeek divides two of them, with ln weighted by its mscales."""
+
+    def g(weight: float) -> Any:
+        return mpf("0.1") * mpf(weight) * mpmath.log(mpf(s)) + 1
+
+    assert factor_of(YaRN(s, 512)) == pytest.approx(float(g(1)), rel=1e-14)
+    both = YaRN(s, 512, mscale=mscale, mscale_all_dim=all_dim)
+    assert factor_of(both) == pytest.approx(float(g(mscale) / g(all_dim)), rel=1e-14)
+    assert factor_of(YaRN(s, 512, mscale=mscale)) == pytest.approx(float(g(1)), rel=1e-14)
+    assert factor_of(YaRN(s, 512, attention_factor=1.25, mscale=mscale, mscale_all_dim=all_dim)) == 1.25
+
+
+@given(bases, st.lists(st.tuples(st.floats(1.0, 4.0), st.floats(1.0, 80.0)), min_size=2, max_size=48), lengths)
+def test_longrope(b: float, divisors: list[tuple[float, float]], trained: int) -> None:
+    """LongRoPE, eq. 3: theta_i / lambda_i; the short list up to the trained length, the long one beyond it."""
+    short, long = zip(*divisors, strict=True)
+    d = 2 * len(divisors)
+    rule = LongRoPE(short, long, trained)
+    for l, chosen in ((1, short), (trained, short), (trained + 1, long), (10 * trained, long)):  # noqa: E741
+        expected = [f / mpf(x) for f, x in zip(ladder(b, d), chosen, strict=True)]
+        agree(rule, b, d, expected, l=l, limit=8 * trained)
+
+
+@given(lengths, st.floats(1.0, 64.0))
+def test_longrope_attention_factor(trained: int, s: float) -> None:
+    """LongRoPE's code: sqrt(1 + ln s / ln L), s by default the ratio of the lengths, on both sides of the switch."""
+    lists = ((1.0, 1.0), (2.0, 2.0))
+    expected = float(mpmath.sqrt(1 + mpmath.log(mpf(s)) / mpmath.log(mpf(trained))))
+    for l in (trained, trained + 1):  # noqa: E741
+        assert factor_of(LongRoPE(*lists, trained, factor=s), l=l) == pytest.approx(expected, rel=1e-14)
+    ratio = float(mpmath.sqrt(1 + mpmath.log(mpf(4)) / mpmath.log(mpf(trained))))
+    assert factor_of(LongRoPE(*lists, trained), limit=4 * trained, l=1) == pytest.approx(ratio, rel=1e-14)
+
+
+def test_longrope_first_tokens() -> None:
+    """LongRoPE, section 3.2: the first n-hat tokens keep the plain frequencies."""
+    rule = LongRoPE((1.5,) * 4, (3.0,) * 4, 16, unscaled_tokens=5)
+    config = rw.RopeConfig(8, interleaved=True, scaling=rule)
+    cos, _ = rw.RotaryEmbedding(config).cos_sin(torch.arange(10), seq_len=64)
+    for m in range(10):
+        for i, f in enumerate(ladder(10_000.0, 8)):
+            angle = m * (f if m < 5 else f / 3)
+            assert abs(cos[m, i].item() - mpmath.cos(angle)) < 1.2e-7
+
+
+@given(bases, dims, factors, lengths, st.floats(0.25, 2.0), st.floats(0.1, 8.0))
+def test_llama3(b: float, d: int, s: float, trained: int, low: float, width: float) -> None:
+    """Meta's llama-models, apply_scaling: by wavelength, with a smooth band between trained/low and trained/high."""
+    high = low + width
+    expected = []
+    for freq in ladder(b, d):
+        wavelen = 2 * mpmath.pi / freq
+        if wavelen < mpf(trained) / mpf(high):
+            expected.append(freq)
+        elif wavelen > mpf(trained) / mpf(low):
+            expected.append(freq / mpf(s))
+        else:
+            smooth = (mpf(trained) / wavelen - mpf(low)) / (mpf(high) - mpf(low))
+            expected.append((1 - smooth) * freq / mpf(s) + smooth * freq)
+    rule = Llama3(s, low, high, trained)
+    agree(rule, b, d, expected)
+    assert factor_of(rule) == 1.0
+
+
+def test_llama3_equal_bands_are_a_step() -> None:
+    """Llama 4 Scout publishes low = high = 1: pairs that complete a turn stay, the others are divided."""
+    expected = [f if r >= 1 else f / 16 for f, r in zip(ladder(5e5, 128), turns_of(5e5, 128, 8192), strict=True)]
+    agree(Llama3(16.0, 1.0, 1.0, 8192), 5e5, 128, expected)
+
+
+@given(bases, dims, st.floats(0.0, 1.0), factors)
+def test_proportional(b: float, d: int, p: float, s: float) -> None:
+    """p-RoPE: the first int(p d / 2) pairs turn, with exponents over the whole head; the others stand still."""
+    turning = int(p * d // 2)
+    expected = [f / mpf(s) if i < turning else mpf(0) for i, f in enumerate(ladder(b, d))]
+    agree(Proportional(p, s), b, d, expected)
+
+
+# --- several axes
+
+
+def mrope_angles(t: int, h: int, w: int, b: float, axis_of: Callable[[int], int], d: int) -> Values:
+    """One shared ladder; each pair is turned by the coordinate of its axis (Qwen2-VL, section 2.1)."""
+    return [(t, h, w)[axis_of(i)] * f for i, f in enumerate(ladder(b, d))]
+
+
+def contiguous(i: int) -> int:
+    """Qwen2-VL: 16 temporal pairs, then 24 of height, then 24 of width."""
+    return 0 if i < 16 else 1 if i < 40 else 2
+
+
+def interleaved(i: int) -> int:
+    """Qwen3-VL: T H W T H W ... for the first 60 pairs, T for the last four (sections 24, 20, 20)."""
+    return i % 3 if i < 60 else 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sections", "axis_of"),
+    [("qwen2_vl", [16, 24, 24], contiguous), ("qwen3_vl_text", [24, 20, 20], interleaved)],
+)
+def test_mrope(model_type: str, sections: list[int], axis_of: Callable[[int], int]) -> None:
+    """Positions with three different coordinates, through from_hf, against the formula."""
+    block = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    config = rw.RopeConfig.from_hf({"model_type": model_type, "head_dim": 128, "rope_parameters": block})
+    positions = torch.arange(30).reshape(10, 3) * 37
+    cos, sin = rw.RotaryEmbedding(config).cos_sin(positions)
+    for row, (t, h, w) in enumerate(positions.tolist()):
+        for i, angle in enumerate(mrope_angles(t, h, w, 1e6, axis_of, 128)):
+            assert abs(cos[row, i].item() - mpmath.cos(angle)) < 1.2e-7
+            assert abs(sin[row, i].item() - mpmath.sin(angle)) < 1.2e-7
+
+
+def test_axes_that_restart() -> None:
+    """Axial: each axis has its own ladder over its own pairs, from the fastest."""
+    config = rw.RopeConfig(24, interleaved=False, axes=rw.axes_from_sections([4, 4, 4]), axes_restart=True, theta=100.0)
+    frequencies = rw.inverse_frequencies(config).inv_freq
+    for axis in range(3):
+        own = frequencies[axis, 4 * axis : 4 * axis + 4].tolist()
+        assert own == pytest.approx([float(f) for f in ladder(100.0, 8)], rel=1e-14)
+        assert frequencies[axis].count_nonzero() == 4

@@ -1,0 +1,419 @@
+"""from_hf and to_hf: the spellings they read, what they refuse and in which words."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ropewalk as rw
+from ropewalk.rope.config import axes_from_sections
+from ropewalk.rope.families import FAMILIES, REFUSED
+from ropewalk.rope.hugging_face import to_hf
+from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, YaRN
+from tests.rope.models import CONFIGS, fixture, fixture_names
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 32,
+    "long_factor": [2.0] * 32,
+    "original_max_position_embeddings": 512,
+}
+
+
+def read(layer_type: str | None = None, **changes: Any) -> rw.RopeConfig:
+    """from_hf of the small Llama with some keys changed; a key set to `...` is removed."""
+    fields = {key: value for key, value in {**LLAMA, **changes}.items() if value is not ...}
+    return rw.RopeConfig.from_hf(fields, layer_type=layer_type)
+
+
+# --- what is read
+
+
+def test_path_folder_dict_and_object(tmp_path: Path) -> None:
+    """A path, its folder, a str, a dict and an object with to_dict all give the same."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    expected = rw.RopeConfig(64, interleaved=False, max_position_embeddings=2048)
+    config_object = namedtuple("Config", ["to_dict"])(lambda: LLAMA)
+    for source in (tmp_path / "config.json", tmp_path, str(tmp_path), LLAMA, config_object):
+        assert rw.RopeConfig.from_hf(source) == expected
+
+
+def test_every_fixture_names_its_source() -> None:
+    """Each real configuration says where its numbers were read."""
+    for name in fixture_names():
+        assert len(json.loads((CONFIGS / f"{name}.json").read_text())["_source"]) > 20, name
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("word", ["type", "rope_type"])
+def test_old_and_new_spellings(spelling: str, word: str) -> None:
+    """`rope_scaling` and `rope_parameters`, `type` and `rope_type` say the same."""
+    config = read(**{spelling: {word: "linear", "factor": 2.0}}, rope_theta=5e5)
+    assert (config.scaling, config.theta) == (Linear(2.0), 5e5)
+
+
+def test_theta_of_the_block_goes_first() -> None:
+    """A theta in the block is preferred to the config's own; a null one is not."""
+    assert read(rope_parameters={"rope_theta": 1e6}, rope_theta=5e5).theta == 1e6
+    assert read(rope_parameters={"rope_theta": None, "rope_type": "default"}, rope_theta=5e5).theta == 5e5
+
+
+def test_defaults_of_the_family() -> None:
+    """Where a config is silent the class's default stands: theta, head_dim, the block, the trained length."""
+    cohere = rw.RopeConfig.from_hf({"model_type": "cohere", "hidden_size": 512, "num_attention_heads": 4})
+    assert (cohere.theta, cohere.interleaved) == (5e5, True)
+    qwen = {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16}
+    assert rw.RopeConfig.from_hf(qwen).head_dim == 128
+    assert rw.RopeConfig.from_hf({**qwen, "head_dim": None}).head_dim == 64
+    assert isinstance(rw.RopeConfig.from_hf({"model_type": "gpt_oss"}).scaling, YaRN)
+    assert rw.RopeConfig.from_hf({"model_type": "gpt_oss", "rope_parameters": {"rope_theta": 1e4}}).scaling is None
+    assert rw.RopeConfig.from_hf(fixture("gemma_3_27b"), layer_type="full_attention").trained_length == 131_072
+
+
+def test_head_dim_null() -> None:
+    """A null or missing head_dim is hidden_size / num_attention_heads, under every spelling of the two."""
+    assert read(head_dim=None).head_dim == 64
+    assert read(hidden_size=..., num_attention_heads=..., n_embd=256, n_head=4).head_dim == 64
+    assert read(hidden_size=..., d_model=512, num_attention_heads=..., n_heads=4).head_dim == 128
+
+
+def test_multi_head_latent_attention() -> None:
+    """DeepSeek's config describes the slice that turns, whatever head_dim says."""
+    config = rw.RopeConfig.from_hf({**fixture("deepseek_v3"), "head_dim": 192})
+    assert (config.head_dim, config.rotary_dim, config.interleaved) == (64, 64, True)
+
+
+def test_composite_configs() -> None:
+    """Of a multimodal config the text part is read; it takes the outer model_type if it has none."""
+    inner = {"hidden_size": 2560, "num_attention_heads": 8}
+    nested = {"model_type": "gemma3", "text_config": inner, "vision_config": {"hidden_size": 1152}}
+    config = rw.RopeConfig.from_hf(nested, layer_type="sliding_attention")
+    assert (config.head_dim, config.theta) == (256, 10_000.0)
+    omni = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": {**inner, "model_type": "qwen2_vl_text"}}}
+    with pytest.raises(rw.RopeError, match="mrope_section"):
+        rw.RopeConfig.from_hf(omni)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rotary_dim"),
+    [
+        ({"model_type": "phi", "partial_rotary_factor": 0.25}, 16),
+        ({"model_type": "phi", "rope_parameters": {"partial_rotary_factor": 0.75}}, 48),
+        ({"model_type": "phi"}, 32),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.5}, 32),
+        ({"model_type": "gptj", "rotary_dim": 32}, 32),
+        ({"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64}, 64),
+        ({"model_type": "mimo_v2_flash", "head_dim": 192}, 64),
+        ({"partial_rotary_factor": 1.0}, 64),
+    ],
+)
+def test_partial_rotation(fields: dict[str, Any], rotary_dim: int) -> None:
+    """Every spelling of a partial rotation, in the families that honour it."""
+    layer_type = "full_attention" if fields.get("model_type") == "mimo_v2_flash" else None
+    assert read(layer_type, **fields).rotary_dim == rotary_dim
+
+
+def test_two_thetas() -> None:
+    """Gemma 3 and ModernBERT in their older spelling, with the rule on the layers that it belongs to."""
+    full = rw.RopeConfig.from_hf(fixture("gemma_3_27b"), layer_type="full_attention")
+    sliding = rw.RopeConfig.from_hf(fixture("gemma_3_27b"), layer_type="sliding_attention")
+    assert (full.theta, full.scaling, sliding.theta, sliding.scaling) == (1e6, Linear(8.0), 1e4, None)
+    bert = fixture("modernbert_base") | {"global_rope_theta": 8e4, "local_rope_theta": 9e3}
+    thetas = [rw.RopeConfig.from_hf(bert, layer_type=t).theta for t in ("full_attention", "sliding_attention")]
+    assert thetas == [8e4, 9e3]
+
+
+def test_nested_blocks() -> None:
+    """Nested blocks take a shared theta, and default to one where they do not differ."""
+    block = {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}, "rope_theta": 7e4}
+    assert read("full_attention", rope_parameters=block).theta == 7e4
+    assert read("sliding_attention", rope_parameters=block).scaling is None
+    same = {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 1e5}}
+    assert read(rope_parameters=same).theta == 1e5
+    stray = fixture("gemma_4_e4b")["text_config"]
+    stray["rope_parameters"] |= {"rope_theta": None, "rope_type": "default"}
+    assert rw.RopeConfig.from_hf(stray, layer_type="full_attention").scaling == Proportional(0.25)
+
+
+def test_head_dim_of_a_layer_type() -> None:
+    """Gemma 4's full layers have their own head_dim, in the released key and in transformers' per_layer_config."""
+    text = fixture("gemma_4_e4b")["text_config"]
+    dims = [rw.RopeConfig.from_hf(text, layer_type=t).head_dim for t in ("full_attention", "sliding_attention")]
+    assert dims == [512, 256]
+    text["per_layer_config"] = {"5": {"head_dim": 384}}
+    del text["global_head_dim"]
+    assert rw.RopeConfig.from_hf(text, layer_type="full_attention").head_dim == 384
+    assert rw.RopeConfig.from_hf(text, layer_type="sliding_attention").head_dim == 256
+
+
+def test_layer_types_of_a_flat_config() -> None:
+    """With one block for all layers any of the model's layer types reads it."""
+    assert read("sliding_attention") == read() == read("full_attention")
+    assert read("hybrid", layer_types=["hybrid", "mamba"]) == read()
+
+
+def test_unknown_family_with_its_pairing() -> None:
+    """A config that says how it pairs may have any model_type, or none."""
+    assert read(model_type="new_model", rope_interleave=True).interleaved is True
+    assert read(model_type=..., rope_interleave=False).interleaved is False
+    assert read(model_type="new_model", rope_interleave=True, partial_rotary_factor=0.5).rotary_dim == 32
+
+
+def test_ernie_axes() -> None:
+    """ERNIE 4.5-VL alternates height and width, and keeps time for the last pairs."""
+    fields = {"model_type": "ernie4_5_vl_moe_text", "head_dim": 128}
+    assert rw.RopeConfig.from_hf(fields).axes == (1, 2) * 22 + (0,) * 20
+
+
+def test_phi3_yarn_is_longrope() -> None:
+    """Phi-3's "su" and "yarn" mean LongRoPE; elsewhere yarn is YaRN."""
+    fields = fixture("phi_3_5_mini")
+    for word in ("su", "yarn", "longrope"):
+        fields["rope_scaling"]["type"] = word
+        assert isinstance(rw.RopeConfig.from_hf(fields).scaling, LongRoPE)
+    assert isinstance(read(rope_scaling=YARN).scaling, YaRN)
+
+
+def test_attention_side_keys_are_allowed_where_their_class_reads_them() -> None:
+    """Ministral's llama_4_scaling_beta acts in attention: known there, unknown elsewhere."""
+    assert isinstance(rw.RopeConfig.from_hf(fixture("ministral_3_3b")).scaling, YaRN)
+    with pytest.raises(rw.RopeError, match="unknown key `llama_4_scaling_beta`"):
+        read(rope_parameters={**YARN, "llama_4_scaling_beta": 0.1})
+
+
+# --- what is refused, and in which words
+
+REJECTED: list[tuple[str, dict[str, Any], str]] = [
+    ("no model_type", {"model_type": ...}, "never guessed"),
+    ("unknown model_type", {"model_type": "lama"}, r"(?s)never guessed.*'lama'.*Did you mean `llama`\?"),
+    ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)Add "rope_interleave".*RopeConfig'),
+    ("refused family", {"model_type": "nanochat"}, "nanochat is not described by a RopeConfig: it rotates by minus"),
+    ("flag against the class", {"rope_interleave": True}, r"`rope_interleave` contradicts how transformers' llama"),
+    ("flag not boolean", {"model_type": "deepseek_v3", "rope_interleave": "yes"}, "`rope_interleave` contradicts"),
+    ("unknown rope_type", {"rope_parameters": {"rope_type": "yran"}}, r"(?s)unknown `rope_type`.*Did you mean `yarn`"),
+    ("rope_type no string", {"rope_parameters": {"rope_type": 3}}, "`rope_type` must be a string"),
+    ("unknown key", {"rope_parameters": {**YARN, "beta_fats": 16}}, r"(?s)unknown key `beta_fats`.*`beta_fast`"),
+    ("key of another rule", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "unknown key"),
+    ("mrope in a text model", {"rope_parameters": {"mrope_section": [8, 12, 12]}}, "unknown key `mrope_section`"),
+    ("missing factor", {"rope_parameters": {"rope_type": "linear"}}, "'linear' needs the key `factor`"),
+    ("missing factor of yarn", {"rope_parameters": {k: v for k, v in YARN.items() if k != "factor"}}, "key `factor`"),
+    ("missing low_freq_factor", {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "key `low_freq_factor`"),
+    ("missing long_factor", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1]}}, "key `long_factor`"),
+    ("factor below 1", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "`factor` must be .* at least 1"),
+    ("factor a string", {"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "`factor` must be a finite"),
+    ("factor null", {"rope_parameters": {"rope_type": "linear", "factor": None}}, "`factor` must be a finite number"),
+    ("theta a list", {"rope_theta": [1e4, 1e6]}, "`rope_theta` must be a finite number"),
+    ("theta 0", {"rope_theta": 0}, "`theta` must be a finite number above 1"),
+    ("short list", {"rope_parameters": {**LONG, "short_factor": [1.0] * 31}}, "`short_factor` needs one entry"),
+    ("long list", {"rope_parameters": {**LONG, "long_factor": [1.0] * 33}}, "`long_factor` needs one entry"),
+    ("list of strings", {"rope_parameters": {**LONG, "long_factor": ["a"] * 32}}, "`long_factor` must be a list"),
+    ("length no whole number", {"rope_parameters": {**YARN, "original_max_position_embeddings": 1.5}}, "whole number"),
+    ("truncate no boolean", {"rope_parameters": {**YARN, "truncate": 1}}, "`truncate` must be true or false"),
+    ("ratio without a length", {"rope_parameters": LONG, "max_position_embeddings": ...}, "to take their ratio"),
+    ("dynamic without a length", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0},
+                                  "max_position_embeddings": ...}, "DynamicNTK starts at max_position_embeddings"),
+    ("odd head_dim", {"head_dim": 63}, "`head_dim` must be even"),
+    ("head_dim no whole number", {"head_dim": 12.5}, "`head_dim` must be a whole number"),
+    ("no head_dim at all", {"hidden_size": ...}, "neither `head_dim` nor the two numbers"),
+    ("indivisible", {"hidden_size": 250, "num_attention_heads": 3}, "is not a multiple of `num_attention_heads`"),
+    ("partial ignored by the class", {"partial_rotary_factor": 0.5}, "asks for 32 turned features, but .* turns 64"),
+    ("partial in the block", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "but transformers' llama turns 64"),
+    ("rotary_dim ignored", {"rotary_dim": 32}, "`rotary_dim` asks for 32 turned features"),
+    ("two fractions", {"model_type": "phi", "partial_rotary_factor": 0.5, "rotary_dim": 16}, "`rotary_dim` asks"),
+    ("block no object", {"rope_parameters": [1]}, "`rope_parameters` must be an object or null"),
+    ("two blocks", {"rope_parameters": YARN, "rope_scaling": {**YARN, "factor": 8.0}}, "both present and differ"),
+    ("stray key beside nested", {"rope_parameters": {"full_attention": {}, "factor": 2.0}}, "`factor` stands beside"),
+    ("stray rule beside nested", {"rope_parameters": {"full_attention": {}, "rope_type": "yarn"}}, "stands beside"),
+    ("flat for several thetas", {"model_type": "gemma3_text", "rope_parameters": YARN}, "a block for each layer type"),
+    ("alibi", {"model_type": "falcon", "alibi": True}, "this falcon has no rotation"),
+    ("sections", {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [8, 8, 8]}}, "sum to"),
+    ("two sections", {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 16]}}, "three"),
+    ("interleaved sections", {"model_type": "qwen2_vl", "rope_scaling": {"mrope_interleaved": True}}, "contradicts"),
+    ("ernie", {"model_type": "ernie4_5_vl_moe_text", "rope_parameters": {"mrope_section": [10, 12, 10]}}, "ERNIE"),
+    ("odd halves", {"model_type": "qwen2_vl_vision", "embed_dim": 60, "num_heads": 10}, "number must be even"),
+]  # fmt: skip
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(("changes", "message"), [case[1:] for case in REJECTED], ids=[case[0] for case in REJECTED])
+def test_rejected(changes: dict[str, Any], message: str) -> None:
+    """Whatever is unknown, missing or impossible raises, and says the rule, the facts and the cure."""
+    with pytest.raises(rw.RopeError, match=message) as error:
+        read(**changes)
+    assert error.value.facts
+    assert error.value.cure.endswith((".", "?"))
+
+
+LAYER_TYPES = [
+    ("several thetas", "gemma_3_1b", None, r"(?s)no `layer_type` was given.*'full_attention' or 'sliding_attention'"),
+    ("unknown among several", "gemma_3_1b", "global", r"(?s)no such `layer_type`.*sliding_attention"),
+    ("unknown and near", "gemma_3_1b", "full_atention", r"Did you mean `full_attention`"),
+    ("unknown in a flat config", "qwen3_8b", "global", r"no such `layer_type`"),
+    ("linear attention", "qwen3_5_9b", "linear_attention", "have no rotation"),
+]
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(("name", "layer_type", "message"), [case[1:] for case in LAYER_TYPES])
+def test_rejected_layer_types(name: str, layer_type: str | None, message: str) -> None:
+    """A missing, an unknown and a rotation-free layer type each have their message."""
+    with pytest.raises(rw.RopeError, match=message):
+        rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type)
+
+
+@pytest.mark.rejects
+def test_layers_without_rotation() -> None:
+    """A null block, and a family's own NoPE layers, are said to have no rotation."""
+    nope = {"full_attention": None, "sliding_attention": {"rope_theta": 1e4}}
+    with pytest.raises(rw.RopeError, match="no rotation") as error:
+        read("full_attention", rope_parameters=nope)
+    assert "rope=None" in error.value.cure
+    assert read("sliding_attention", rope_parameters=nope).theta == 1e4
+    cohere = {"model_type": "cohere2", "hidden_size": 512, "num_attention_heads": 4}
+    assert rw.RopeConfig.from_hf(cohere, layer_type="sliding_attention").interleaved is True
+    with pytest.raises(rw.RopeError, match="no rotation"):
+        rw.RopeConfig.from_hf(cohere, layer_type="full_attention")
+    with pytest.raises(rw.RopeError, match="no `layer_type` was given"):
+        read(rope_parameters=nope)
+
+
+@pytest.mark.rejects
+def test_rejected_files(tmp_path: Path) -> None:
+    """A missing file, a truncated one and a list are named."""
+    with pytest.raises(rw.RopeError, match="no such config file"):
+        rw.RopeConfig.from_hf(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    with pytest.raises(rw.RopeError, match="cannot be read as JSON"):
+        rw.RopeConfig.from_hf(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(rw.RopeError, match="holds one object"):
+        rw.RopeConfig.from_hf(tmp_path)
+    with pytest.raises(rw.RopeError, match="must be a path, a dict"):
+        rw.RopeConfig.from_hf(3)
+
+
+def test_the_caller_keeps_his_config() -> None:
+    """Reading changes nothing in the dict that was passed."""
+    for name in fixture_names():
+        fields = fixture(name)
+        before = json.dumps(fields)
+        for layer_type in (None, "full_attention", "sliding_attention"):
+            with contextlib.suppress(rw.RopeError):  # no layer type where there are several thetas
+                rw.RopeConfig.from_hf(fields, layer_type=layer_type)
+        assert json.dumps(fields) == before
+
+
+def test_families_are_spelled_once() -> None:
+    """No family is both described and refused."""
+    assert set(FAMILIES) & set(REFUSED) == set()
+
+
+# --- the way back
+
+lists = st.lists(st.floats(0.5, 80.0), min_size=32, max_size=32).map(tuple)
+factors = st.floats(1.0, 64.0)
+rules: st.SearchStrategy[rw.scaling.Scaling | None] = st.one_of(
+    st.none(),
+    st.builds(Linear, factors),
+    st.builds(DynamicNTK, factors),
+    st.builds(
+        YaRN,
+        factors,
+        st.integers(64, 8192),
+        attention_factor=st.none() | st.floats(0.5, 2.0),
+        beta_fast=st.floats(8.0, 64.0),
+        beta_slow=st.floats(0.5, 4.0),
+        mscale=st.none() | st.floats(0.1, 2.0),
+        mscale_all_dim=st.none() | st.floats(0.1, 2.0),
+        truncate=st.booleans(),
+    ),
+    st.builds(LongRoPE, lists, lists, st.integers(64, 8192), factor=st.none() | factors),
+    st.builds(LongRoPE, lists, lists, st.integers(64, 8192), attention_factor=st.floats(0.5, 2.0)),
+    st.builds(LongRoPE, lists, lists, st.integers(64, 8192), short_mscale=factors, long_mscale=factors),
+    st.builds(Llama3, factors, st.floats(0.5, 1.0), st.floats(2.0, 8.0), st.integers(64, 8192)),
+    st.builds(Proportional, st.floats(0.0, 1.0), factors),
+)
+
+
+@given(rules, st.floats(100.0, 1e7), st.booleans())
+def test_round_trip(rule: rw.scaling.Scaling | None, theta: float, interleaved: bool) -> None:
+    """from_hf of a base config that carries to_hf's block is the config again, for every rule."""
+    config = rw.RopeConfig(
+        64, interleaved=interleaved, theta=theta, scaling=rule, max_position_embeddings=4096
+    )
+    base = {"model_type": "mine", "rope_interleave": interleaved, "head_dim": 64, "max_position_embeddings": 4096}
+    block = json.loads(json.dumps(config.to_hf()))
+    assert rw.RopeConfig.from_hf({**base, "rope_parameters": block}) == config
+
+
+@given(st.integers(1, 150), st.integers(1, 150))
+def test_round_trip_of_a_partial_rotation(pairs: int, others: int) -> None:
+    """The exported fraction gives back exactly the rotary dimension, for every pair of numbers."""
+    config = rw.RopeConfig(2 * (pairs + others), interleaved=True, rotary_dim=2 * pairs)
+    base = {"model_type": "mine", "rope_interleave": True, "head_dim": config.head_dim}
+    assert rw.RopeConfig.from_hf({**base, "rope_parameters": config.to_hf()}) == config
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl_7b", "qwen3_vl_4b", "qwen3_5_9b"])
+def test_round_trip_of_axes(name: str) -> None:
+    """mrope_section and mrope_interleaved come back from the order of the axes."""
+    fields = fixture(name)
+    config, text = rw.RopeConfig.from_hf(fields), fields.get("text_config", fields)
+    block = config.to_hf()
+    assert block["mrope_section"] == (text.get("rope_parameters") or text["rope_scaling"])["mrope_section"]
+    text.pop("rope_scaling", None)
+    text["rope_parameters"] = block
+    assert rw.RopeConfig.from_hf(fields) == config
+
+
+def test_round_trip_of_a_vision_tower() -> None:
+    """Height and width in equal halves are the `axial` block."""
+    base = {"model_type": "qwen2_vl_vision", "embed_dim": 1280, "num_heads": 16}
+    config = rw.RopeConfig.from_hf(base)
+    assert config.to_hf() == {"rope_type": "axial", "rope_theta": 10_000.0}
+    assert rw.RopeConfig.from_hf({**base, "rope_parameters": config.to_hf()}) == config
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [NTK(8.0), DynamicNTK(4.0, variant="paper"), YaRN(4.0, 512, variant="paper"), YaRN(4.0, 512, 1.3, variant="paper")],
+)
+def test_rules_without_a_name_export_as_what_computes_the_same(rule: rw.scaling.Scaling) -> None:
+    """NTK and the papers' variants become a block with the same frequencies and attention factor."""
+    config = rw.RopeConfig(64, interleaved=False, theta=5e5, scaling=rule, max_position_embeddings=2048)
+    again = rw.RopeConfig.from_hf({**LLAMA, "rope_parameters": config.to_hf()})
+    for seq_len in (100, 512, 4096):
+        mine = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
+        theirs = rw.inverse_frequencies(again, seq_len if again.needs_seq_len else None)
+        assert (mine.inv_freq - theirs.inv_freq).abs().max() <= 1e-14
+        assert mine.attention_factor == pytest.approx(theirs.attention_factor, rel=1e-14)
+
+
+@pytest.mark.rejects
+def test_what_no_block_can_say() -> None:
+    """LongRoPE's first tokens, ERNIE's order of axes, and a scaled or uneven vision tower are refused."""
+    first = LongRoPE((1.0,) * 32, (2.0,) * 32, 512, unscaled_tokens=4)
+    with pytest.raises(rw.RopeError, match="unscaled first tokens"):
+        to_hf(rw.RopeConfig(64, interleaved=False, scaling=first))
+    with pytest.raises(rw.RopeError, match="no `mrope_section` says"):
+        to_hf(rw.RopeConfig(12, interleaved=True, axes=(1, 2, 1, 2, 0, 0)))
+    vision = rw.RopeConfig(64, interleaved=False, axes=axes_from_sections([8, 24]), axes_restart=True)
+    even = dataclasses.replace(vision, axes=axes_from_sections([16, 16]), scaling=Linear(2.0))
+    for config in (vision, even):
+        with pytest.raises(rw.RopeError, match="height and width in equal halves"):
+            to_hf(config)
