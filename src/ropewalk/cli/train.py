@@ -3,63 +3,60 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ropewalk.training import SIZES, Event, Housekeeping, TrainSettings
 from ropewalk.training import train as run_training
 
-_TEXTS, _SHAPE, _STEPS, _RUN = "Texts and tokenizer", "Shape of the model", "Optimisation", "The run"
-
-
-def _option(help_: str, panel: str, **more: Any) -> Any:
-    return typer.Option(help=help_, rich_help_panel=panel, **more)
-
 
 def train(
-    text: Annotated[list[Path], _option("UTF-8 text to train on; each file is one document.", _TEXTS)],
-    out: Annotated[Path, _option("Folder of the run, and of the finished model.", _RUN)],
-    validation: Annotated[list[Path] | None, _option("Text to validate on.", _TEXTS)] = None,
+    text: Annotated[
+        list[Path], typer.Option(help="UTF-8 text to train on; each file is one document.", metavar="FILE...")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the run, and of the finished model.")],
+    more: Annotated[list[Path] | None, typer.Argument(help="More texts: --text A B C.", metavar="FILE")] = None,
+    validation: Annotated[list[Path] | None, typer.Option(help="Text to validate on.")] = None,
     validation_fraction: Annotated[
-        float, _option("Else: the last part of each text, kept out of training; 0 for none.", _TEXTS)
+        float, typer.Option(help="Else: the last part of each text, kept out of training; 0 for none.")
     ] = 0.05,
-    validation_windows: Annotated[int, _option("At most so many windows.", _TEXTS)] = 64,
+    validation_windows: Annotated[int, typer.Option(help="At most so many windows.")] = 64,
     validation_length: Annotated[
-        int | None, _option("Tokens of a validation window [default: --seq-len].", _TEXTS)
+        int | None, typer.Option(help="Tokens of a validation window [default: --seq-len].")
     ] = None,
-    tokenizer: Annotated[str, _option('"bpe" (trained on the text), "bytes", or a tokenizer.json.', _TEXTS)] = "bpe",
-    vocab_size: Annotated[int, _option("Tokens of the trained tokenizer.", _TEXTS)] = 4096,
-    size: Annotated[str, _option(f"Preset: {', '.join(SIZES)}; the next five override it.", _SHAPE)] = "tiny",
-    layers: Annotated[int | None, _option("Layers.", _SHAPE)] = None,
-    hidden_size: Annotated[int | None, _option("Features of a token.", _SHAPE)] = None,
-    heads: Annotated[int | None, _option("Query heads.", _SHAPE)] = None,
-    kv_heads: Annotated[int | None, _option("Key and value heads [default with --heads: the same].", _SHAPE)] = None,
-    intermediate_size: Annotated[int | None, _option("Features inside the feed-forward.", _SHAPE)] = None,
-    theta: Annotated[float, _option("Rotary base.", _SHAPE)] = 10_000.0,
-    seq_len: Annotated[int, _option("Tokens of a window: the trained length.", _SHAPE)] = 256,
-    dropout: Annotated[float, _option("Of the residual branches.", _SHAPE)] = 0.0,
-    batch_size: Annotated[int, _option("Windows at a time.", _STEPS)] = 16,
-    accumulation: Annotated[int, _option("Batches summed for one update.", _STEPS)] = 1,
-    steps: Annotated[int | None, _option("Updates.", _STEPS)] = None,
-    epochs: Annotated[float | None, _option("Or: times over the text [default: 4].", _STEPS)] = None,
-    lr: Annotated[float, _option("Peak learning rate.", _STEPS)] = 3e-3,
-    final_lr: Annotated[float, _option("Last learning rate, as a part of the peak.", _STEPS)] = 0.1,
-    warmup: Annotated[int | None, _option("Updates to the peak [default: a twentieth, at most 200].", _STEPS)] = None,
-    weight_decay: Annotated[float, _option("AdamW's, on matrices only.", _STEPS)] = 0.1,
-    beta1: Annotated[float, _option("AdamW's first.", _STEPS)] = 0.9,
-    beta2: Annotated[float, _option("AdamW's second.", _STEPS)] = 0.95,
-    clip: Annotated[float, _option("Largest norm of the gradient.", _STEPS)] = 1.0,
-    precision: Annotated[str, _option("Of products: auto, float32, bfloat16.", _STEPS)] = "auto",
-    device: Annotated[str, _option("auto, cpu, cuda.", _STEPS)] = "auto",
-    seed: Annotated[int, _option("Of weights, order and dropout.", _STEPS)] = 0,
-    resume: Annotated[bool, _option("Insist that --out holds a run to go on with.", _RUN)] = False,
-    restart: Annotated[bool, _option("Throw away the run that --out holds.", _RUN)] = False,
-    dtype: Annotated[str, _option("Of the finished weights: bfloat16, float32, float16.", _RUN)] = "bfloat16",
-    log_every: Annotated[int, _option("Updates between lines of the log.", _RUN)] = 10,
-    validate_every: Annotated[int | None, _option("Updates [default: a twentieth of the run].", _RUN)] = None,
-    checkpoint_every: Annotated[int | None, _option("Updates [default: a twentieth of the run].", _RUN)] = None,
-    keep: Annotated[int, _option("Checkpoints kept.", _RUN)] = 2,
+    tokenizer: Annotated[str, typer.Option(help='"bpe" (trained on the text), "bytes", or a tokenizer.json.')] = "bpe",
+    vocab_size: Annotated[int, typer.Option(help="Tokens of the trained tokenizer.")] = 4096,
+    size: Annotated[str, typer.Option(help=f"Preset: {', '.join(SIZES)}; the next five override it.")] = "tiny",
+    layers: Annotated[int | None, typer.Option(help="Layers.")] = None,
+    hidden_size: Annotated[int | None, typer.Option(help="Features of a token.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key and value heads [default with --heads: the same].")] = None,
+    intermediate_size: Annotated[int | None, typer.Option(help="Features inside the feed-forward.")] = None,
+    theta: Annotated[float, typer.Option(help="Rotary base.")] = 10_000.0,
+    seq_len: Annotated[int, typer.Option(help="Tokens of a window: the trained length.")] = 256,
+    dropout: Annotated[float, typer.Option(help="Of the residual branches.")] = 0.0,
+    batch_size: Annotated[int, typer.Option(help="Windows at a time.")] = 16,
+    accumulation: Annotated[int, typer.Option(help="Batches summed for one update.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Or: times over the text [default: 4].")] = None,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
+    final_lr: Annotated[float, typer.Option(help="Last learning rate, as a part of the peak.")] = 0.1,
+    warmup: Annotated[int | None, typer.Option(help="Updates to the peak [default: a twentieth, at most 200].")] = None,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's, on matrices only.")] = 0.1,
+    beta1: Annotated[float, typer.Option(help="AdamW's first.")] = 0.9,
+    beta2: Annotated[float, typer.Option(help="AdamW's second.")] = 0.95,
+    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
+    precision: Annotated[str, typer.Option(help="Of products: auto, float32, bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of weights, order and dropout.")] = 0,
+    resume: Annotated[bool, typer.Option(help="Insist that --out holds a run to go on with.")] = False,
+    restart: Annotated[bool, typer.Option(help="Throw away the run that --out holds.")] = False,
+    dtype: Annotated[str, typer.Option(help="Of the finished weights: bfloat16, float32, float16.")] = "bfloat16",
+    log_every: Annotated[int, typer.Option(help="Updates between lines of the log.")] = 10,
+    validate_every: Annotated[int | None, typer.Option(help="Updates [default: a twentieth of the run].")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Updates [default: a twentieth of the run].")] = None,
+    keep: Annotated[int, typer.Option(help="Checkpoints kept.")] = 2,
 ) -> None:
     """Train a decoder language model from scratch.
 
@@ -69,7 +66,7 @@ def train(
     given = locals()
     settings = TrainSettings(
         **{name: given[name] for name in TrainSettings.names() if name not in ("text", "validation")},
-        text=tuple(map(str, text)),
+        text=tuple(map(str, [*text, *(more or [])])),
         validation=tuple(map(str, validation or ())),
     )
     housekeeping = Housekeeping(

@@ -1,0 +1,137 @@
+"""`ropewalk train`: arguments, what it prints, errors, and real processes that are stopped."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk.cli import app
+from ropewalk.cli.train import train
+from ropewalk.models.checkpoint import load
+from ropewalk.training import TrainSettings
+from tests.training.material import prose
+
+SHAPE = ["--tokenizer=bytes", "--layers=1", "--hidden-size=16", "--heads=2", "--seq-len=16", "--batch-size=4"]
+SHAPE += ["--precision=float32"]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A test that sets the number of threads does not set it for others."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[str]:
+    """Two text files."""
+    paths = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    for seed, path in enumerate(paths):
+        path.write_text(prose(600, seed))
+    return [str(path) for path in paths]
+
+
+def run(*arguments: str) -> int:
+    """The command line in this process; its exit status."""
+    with pytest.raises(SystemExit) as end:
+        app.main(["train", *arguments])
+    return int(end.value.code or 0)
+
+
+def begin(*arguments: str) -> subprocess.Popen[str]:
+    """The command line as a process of its own."""
+    code = "from ropewalk.cli.app import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "train", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def last_checkpoint(out: Path) -> int:
+    """The step of the newest checkpoint, 0 where there is none."""
+    return max((int(path.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*")), default=0)
+
+
+def wait_for_checkpoint(out: Path, after: int) -> None:
+    """Wait until there is a checkpoint of a later step."""
+    for _ in range(12_000):
+        if last_checkpoint(out) > after:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"no checkpoint after step {after} in {out}")
+
+
+def test_both_ways_to_name_several_texts(texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--text A B` and `--text A --text B` are the same run; the second finds it finished."""
+    out = str(tmp_path / "run")
+    assert run("--text", *texts, "--out", out, *SHAPE, "--steps", "4", "--log-every", "2") == 0
+    printed = capsys.readouterr().err
+    assert "train begins: " in printed
+    assert "tokens/s" in printed
+    assert "validation" in printed
+    assert f"wrote {out}" in printed
+    assert run("--text", texts[0], "--text", texts[1], "--out", out, *SHAPE, "--steps", "4") == 0
+    assert "finished before" in capsys.readouterr().err
+    assert load(out).config.num_hidden_layers == 1
+
+
+def test_every_setting_is_an_option_with_the_same_default() -> None:
+    """What the library can be told, the command line can; nobody's defaults drift."""
+    options = inspect.signature(train).parameters
+    for name, field in TrainSettings.__dataclass_fields__.items():
+        if name not in ("text", "validation", "_"):
+            assert options[name].default == field.default, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "nowhere.txt"], "cannot be read"),
+        (["--seq-len", "1"], "`seq_len` must be at least 2"),
+        (["--resume"], "no run to resume"),
+    ],
+)
+def test_bad_input_is_a_message_and_status_2(
+    texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Never a traceback."""
+    assert run("--text", texts[0], "--out", str(tmp_path / "run"), *arguments) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
+
+
+def test_interrupted_and_killed_processes_go_on(texts: list[str], tmp_path: Path) -> None:
+    """Ctrl-C: status 130, and how to go on; SIGKILL: whenever; the third start ends like a run never stopped."""
+    out = tmp_path / "run"
+    command = ["--text", *texts, *SHAPE, "--steps", "400", "--checkpoint-every", "10"]
+    first = begin(*command, "--out", str(out))
+    wait_for_checkpoint(out, 0)
+    first.send_signal(signal.SIGINT)
+    _, printed = first.communicate(timeout=120)
+    assert first.returncode == 130
+    assert "The same command goes on" in printed
+    assert "Traceback" not in printed
+    reached = last_checkpoint(out)
+    second = begin(*command, "--out", str(out))
+    wait_for_checkpoint(out, reached)
+    second.kill()
+    second.communicate(timeout=120)
+    assert second.returncode == -signal.SIGKILL
+    assert reached < last_checkpoint(out) < 400
+    torch.set_num_threads(1)
+    assert run(*command, "--out", str(out), "--resume") == 0
+    assert run(*command, "--out", str(tmp_path / "whole")) == 0
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
