@@ -1,0 +1,156 @@
+"""Times the doctor's measurement of one method against transformers' own forward over the same tokens, in one run.
+
+Three contenders on the same weights (float32) and the same tokens, each in a process of its own, taking turns:
+
+- `ropewalk`: `window_losses`, chunks through the cache, logits of 256 tokens at a time;
+- `transformers`: one forward of LlamaForCausalLM, then the losses from its logits, 256 tokens at a time;
+- `transformers-lean`: one forward of its base model, then its head and the losses, 256 tokens at a time: what a careful
+  user would write to keep the logits out of memory.
+
+Correctness first: unless all losses agree, no time is recorded. Seconds are of the measurement alone, after 256 tokens
+to warm up; the peak is the whole process's resident memory, in bytes. The record is appended to
+`results/doctor_vs_transformers.jsonl`. Usage:
+
+    python benchmarks/doctor_vs_transformers.py [--model FILE.gguf] [--tokens 16384] [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from harness import append, environment
+
+CONTENDERS = ("ropewalk", "transformers", "transformers-lean")
+ROWS = 256
+START_CHAR = 30_000
+
+
+def worker(contender: str, folder: Path, seconds_file: Path) -> None:
+    """One contender in its own process: writes its losses and prints its seconds and peaks as JSON."""
+    ids = torch.from_numpy(np.load(folder / "ids.npy"))
+    measure = ours(folder) if contender == "ropewalk" else theirs(folder, lean=contender == "transformers-lean")
+    measure(ids[:ROWS])
+    loaded = peak()
+    start = time.perf_counter()
+    losses = measure(ids)
+    seconds = time.perf_counter() - start
+    np.save(seconds_file, losses)
+    print(json.dumps({"seconds": seconds, "peak_rss_bytes": peak(), "peak_rss_bytes_loaded": loaded}))
+
+
+def ours(folder: Path) -> Callable[[torch.Tensor], np.ndarray]:
+    """ids -> losses, by ropewalk."""
+    from ropewalk.context.measure import window_losses
+    from ropewalk.models.checkpoint import load
+
+    model = load(folder / "model", dtype=torch.float32)
+    return lambda ids: window_losses(model, ids)
+
+
+def theirs(folder: Path, *, lean: bool) -> Callable[[torch.Tensor], np.ndarray]:
+    """ids -> losses, by transformers."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="sdpa").eval()
+
+    def measure(ids: torch.Tensor) -> np.ndarray:
+        losses = torch.empty(len(ids) - 1)
+        with torch.inference_mode():
+            if lean:
+                hidden = model.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+            else:
+                logits = model(input_ids=ids[None], use_cache=False).logits[0]
+            for row in range(0, len(ids) - 1, ROWS):
+                end = min(row + ROWS, len(ids) - 1)
+                part = model.lm_head(hidden[row:end]) if lean else logits[row:end]
+                losses[row:end] = torch.nn.functional.cross_entropy(
+                    part.float(), ids[row + 1 : end + 1], reduction="none"
+                )
+        return losses.double().numpy()
+
+    return measure
+
+
+def peak() -> int:
+    """The largest resident memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def prepare(model_file: str, tokens: int, folder: Path) -> str:
+    """Write the weights as a Hugging Face folder and the tokens as a file: what every contender reads."""
+    from ropewalk.context.sources import read_text
+    from ropewalk.models.checkpoint import load, save
+
+    model = load(model_file)
+    if model.tokenizer is None:
+        sys.exit("the model has no tokenizer")
+    name, text = read_text(None)
+    ids = model.tokenizer.encode(text[START_CHAR:])[:tokens]
+    if len(ids) < tokens:
+        sys.exit(f"{name} holds {len(ids)} tokens from character {START_CHAR}")
+    np.save(folder / "ids.npy", np.array(ids, dtype=np.int64))
+    save(model, folder / "model")
+    return name
+
+
+def main() -> None:
+    """Prepare, take turns, check, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=os.environ.get("ROPEWALK_SMOLLM2", "tiny"), help="a GGUF file or a folder")
+    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--worker", nargs=3, metavar=("CONTENDER", "FOLDER", "OUT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.worker[0], Path(options.worker[1]), Path(options.worker[2]))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = prepare(options.model, options.tokens, folder)
+        runs: dict[str, list[dict[str, float]]] = {contender: [] for contender in CONTENDERS}
+        for turn in range(options.repeats):
+            for contender in CONTENDERS[turn % 3 :] + CONTENDERS[: turn % 3]:
+                out = folder / f"{contender}.npy"
+                command = [sys.executable, __file__, "--worker", contender, str(folder), str(out)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    sys.exit(done.stderr)
+                runs[contender].append(json.loads(done.stdout.strip().splitlines()[-1]))
+                print(f"{turn + 1}/{options.repeats} {contender}: {runs[contender][-1]['seconds']:.1f} s", flush=True)
+        losses = {contender: np.load(folder / f"{contender}.npy") for contender in CONTENDERS}
+    apart = {other: float(np.abs(losses["ropewalk"] - losses[other]).max()) for other in CONTENDERS[1:]}
+    if max(apart.values()) > 5e-3 or not np.isfinite(losses["ropewalk"]).all():
+        sys.exit(f"the losses differ, so nothing is recorded: {apart}")
+    seconds = {contender: sorted(run["seconds"] for run in runs[contender]) for contender in CONTENDERS}
+    median = {contender: float(np.median(times)) for contender, times in seconds.items()}
+    memory = {contender: max(run["peak_rss_bytes"] for run in runs[contender]) for contender in CONTENDERS}
+    record = {
+        **environment(),
+        "model": Path(options.model).name,
+        "text": f"{text} from character {START_CHAR}",
+        "tokens": options.tokens,
+        "dtype": "float32",
+        "mean_loss": float(losses["ropewalk"].mean()),
+        "largest_difference_nats": apart,
+        "seconds": seconds,
+        "peak_rss_bytes": memory,
+        "time_of_theirs": {other: round(median["ropewalk"] / median[other], 3) for other in CONTENDERS[1:]},
+        "memory_of_theirs": {other: round(memory["ropewalk"] / memory[other], 3) for other in CONTENDERS[1:]},
+    }
+    append("doctor_vs_transformers.jsonl", record)
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
