@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 from collections import namedtuple
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import ropewalk as rw
 from ropewalk.rope.config import axes_from_sections
 from ropewalk.rope.families import FAMILIES, REFUSED
 from ropewalk.rope.hugging_face import to_hf
-from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, YaRN
+from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 from tests.rope.models import CONFIGS, fixture, fixture_names
 
 LLAMA: dict[str, Any] = {
@@ -327,12 +329,13 @@ def test_families_are_spelled_once() -> None:
 
 lists = st.lists(st.floats(0.5, 80.0), min_size=32, max_size=32).map(tuple)
 factors = st.floats(1.0, 64.0)
-rules: st.SearchStrategy[rw.scaling.Scaling | None] = st.one_of(
-    st.none(),
-    st.builds(Linear, factors),
-    st.builds(DynamicNTK, factors),
+rules: st.SearchStrategy[Callable[[], Scaling | None]] = st.one_of(  # built in the test, not while drawing
+    st.just(lambda: None),
+    st.builds(partial, st.just(Linear), factors),
+    st.builds(partial, st.just(DynamicNTK), factors),
     st.builds(
-        YaRN,
+        partial,
+        st.just(YaRN),
         factors,
         st.integers(64, 8192),
         attention_factor=st.none() | st.floats(0.5, 2.0),
@@ -342,20 +345,20 @@ rules: st.SearchStrategy[rw.scaling.Scaling | None] = st.one_of(
         mscale_all_dim=st.none() | st.floats(0.1, 2.0),
         truncate=st.booleans(),
     ),
-    st.builds(LongRoPE, lists, lists, st.integers(64, 8192), factor=st.none() | factors),
-    st.builds(LongRoPE, lists, lists, st.integers(64, 8192), attention_factor=st.floats(0.5, 2.0)),
-    st.builds(LongRoPE, lists, lists, st.integers(64, 8192), short_mscale=factors, long_mscale=factors),
-    st.builds(Llama3, factors, st.floats(0.5, 1.0), st.floats(2.0, 8.0), st.integers(64, 8192)),
-    st.builds(Proportional, st.floats(0.0, 1.0), factors),
+    st.builds(partial, st.just(LongRoPE), lists, lists, st.integers(64, 8192), factor=st.none() | factors),
+    st.builds(partial, st.just(LongRoPE), lists, lists, st.integers(64, 8192), attention_factor=st.floats(0.5, 2.0)),
+    st.builds(
+        partial, st.just(LongRoPE), lists, lists, st.integers(64, 8192), short_mscale=factors, long_mscale=factors
+    ),
+    st.builds(partial, st.just(Llama3), factors, st.floats(0.5, 1.0), st.floats(2.0, 8.0), st.integers(64, 8192)),
+    st.builds(partial, st.just(Proportional), st.floats(0.0, 1.0), factors),
 )
 
 
 @given(rules, st.floats(100.0, 1e7), st.booleans())
-def test_round_trip(rule: rw.scaling.Scaling | None, theta: float, interleaved: bool) -> None:
+def test_round_trip(rule: Callable[[], Scaling | None], theta: float, interleaved: bool) -> None:
     """from_hf of a base config that carries to_hf's block is the config again, for every rule."""
-    config = rw.RopeConfig(
-        64, interleaved=interleaved, theta=theta, scaling=rule, max_position_embeddings=4096
-    )
+    config = rw.RopeConfig(64, interleaved=interleaved, theta=theta, scaling=rule(), max_position_embeddings=4096)
     base = {"model_type": "mine", "rope_interleave": interleaved, "head_dim": 64, "max_position_embeddings": 4096}
     block = json.loads(json.dumps(config.to_hf()))
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": block}) == config
@@ -393,7 +396,7 @@ def test_round_trip_of_a_vision_tower() -> None:
     "rule",
     [NTK(8.0), DynamicNTK(4.0, variant="paper"), YaRN(4.0, 512, variant="paper"), YaRN(4.0, 512, 1.3, variant="paper")],
 )
-def test_rules_without_a_name_export_as_what_computes_the_same(rule: rw.scaling.Scaling) -> None:
+def test_rules_without_a_name_export_as_what_computes_the_same(rule: Scaling) -> None:
     """NTK and the papers' variants become a block with the same frequencies and attention factor."""
     config = rw.RopeConfig(64, interleaved=False, theta=5e5, scaling=rule, max_position_embeddings=2048)
     again = rw.RopeConfig.from_hf({**LLAMA, "rope_parameters": config.to_hf()})
