@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -10,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ropewalk.attention.attend import attend, attend_openly
 from ropewalk.attention.cache import KVCache, SeqLen, same_seq_len
-from ropewalk.attention.masks import Layout, Visibility, lay_out
+from ropewalk.attention.masks import Layout, lay_out
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
@@ -264,86 +264,6 @@ def rotary_tables(
             return RotaryTables(cos * by_row, sin * by_row, 1.0)
         return RotaryTables(cos, sin, factors[0])
     return RotaryTables(cos, sin, rotary.attention_factor_at(length))
-
-
-def attend(
-    q: Float[Tensor, "batch heads seq head_dim"],
-    keys: Float[Tensor, "batch kv_heads total head_dim"],
-    values: Float[Tensor, "batch kv_heads total head_dim"],
-    seen: Visibility,
-    dropout: float = 0.0,
-) -> Float[Tensor, "batch heads seq head_dim"]:
-    """softmax(q k^T / sqrt(head_dim)) v by torch's fused kernels.
-
-    q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`; returns q's shape.
-    """
-    if seen.band:
-        return _attend_in_blocks(q, keys, values, seen, dropout)
-    if seen.first_key:
-        keys, values = keys[:, :, seen.first_key :], values[:, :, seen.first_key :]
-    batch, heads, seq, head_dim = q.shape
-    kv_heads = keys.shape[1]
-    groups = heads // kv_heads
-    mask = seen.additive(q.dtype)
-    if seq == 1 and groups > 1 and not seen.is_causal:
-        # One token: the queries of a group stand as rows against their one key head, which is read once.
-        folded = q.reshape(batch, kv_heads, groups, head_dim)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, dropout_p=dropout)
-        return out.reshape(batch, heads, seq, head_dim)
-    if groups > 1 and not _groups_are_fused(q, mask):
-        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    return F.scaled_dot_product_attention(
-        q,
-        keys,
-        values,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=seen.is_causal,
-        enable_gqa=keys.shape[1] != heads,
-    )
-
-
-def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether a fused kernel takes fewer key heads than query heads; elsewhere they are repeated first."""
-    if q.device.type == "cpu":
-        return True  # measured: 5 to 15 % faster than repeating, forward and backward
-    return q.device.type == "cuda" and mask is None and q.dtype in (torch.float16, torch.bfloat16)
-
-
-def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float) -> Tensor:
-    """A causal window over a long call, one block of queries at a time against the keys in their reach."""
-    seq, total, window = q.shape[2], keys.shape[2], seen.band
-    start, size, blocks = total - seq, max(window, 128), []
-    for begin in range(0, seq, size):
-        end = min(begin + size, seq)
-        first = max(0, start + begin - window + 1)
-        rows = torch.arange(start + begin, start + end, device=q.device)[:, None]
-        columns = torch.arange(first, start + end, device=q.device)[None, :]
-        near = Visibility(mask=(columns <= rows) & (columns > rows - window))
-        reach = slice(first, start + end)
-        blocks.append(attend(q[:, :, begin:end], keys[:, :, reach], values[:, :, reach], near, dropout))
-    return torch.cat(blocks, dim=2)
-
-
-def attend_openly(
-    q: Float[Tensor, "batch heads seq head_dim"],
-    keys: Float[Tensor, "batch kv_heads total head_dim"],
-    values: Float[Tensor, "batch kv_heads total head_dim"],
-    seen: Visibility,
-    dropout: float = 0.0,
-) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch heads seq total"]]:
-    """The same as `attend`, written out, with the weights `[batch, heads, seq, total]` (before dropout)."""
-    groups = q.shape[1] // keys.shape[1]
-    if groups > 1:
-        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    scores = (q.to(exact) @ keys.to(exact).transpose(-1, -2)) / math.sqrt(q.shape[-1])
-    bias = seen.additive(exact)
-    if bias is not None:
-        scores = scores + bias
-    weights = scores.softmax(-1)
-    out = (F.dropout(weights, dropout) if dropout else weights) @ values.to(exact)
-    return out.to(q.dtype), weights
 
 
 def _check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:

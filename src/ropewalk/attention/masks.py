@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,8 +17,8 @@ class Visibility:
 
     `mask` is bool `[seq, keys]` or `[batch, 1, seq, keys]`, True where seen, or None. `is_causal` asks for the
     kernel's own causal rule instead (`seq == keys`). Keys before `first_key` are out of every query's reach and
-    left out of the mask. `prefix` counts the leading keys that every query sees, where the rest is plainly causal.
-    `band` is a window that the queries may be cut into blocks for.
+    left out of the mask. `prefix` counts the leading keys that every query sees, where the rest is plainly causal; its
+    mask is built only if asked for (`build`). `band` is a window that the queries are cut into blocks for.
     """
 
     mask: Tensor | None = None
@@ -25,10 +26,13 @@ class Visibility:
     first_key: int = 0
     prefix: int = 0
     band: int = 0
+    build: Callable[[], Tensor] | None = field(default=None, repr=False)
     _additive: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     def additive(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as 0 and minus infinity in `dtype`, made once and shared by the layers."""
+        if self.mask is None and self.build is not None:
+            self.mask = self.build()
         if self.mask is None:
             return None
         if dtype not in self._additive:
@@ -107,7 +111,7 @@ class Layout:
             if causal and self.seq == 1:
                 return Visibility(first_key=0 if window is None else self.total - window)
             if causal and window is None:
-                return Visibility(mask=self._mask(causal, window, 0), prefix=self.start)
+                return Visibility(prefix=self.start, build=lambda: self._mask(causal, None, 0))
             if causal and window is not None:
                 first = max(0, self.start - window + 1)
                 if self.seq > 2 * window and not torch.compiler.is_compiling():
