@@ -33,6 +33,7 @@ def test_theta_reaches_the_tables():
     assert (tables[0] - tables[1]).abs().max() > 0.1
 
 
+@pytest.mark.rejects
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -60,6 +61,7 @@ def test_bad_configs(changes, message):
         config(**changes)
 
 
+@pytest.mark.rejects
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -89,7 +91,7 @@ def test_trained_length_and_needs_seq_len():
     assert config().trained_length is None
     needing = [
         config(scaling=rw.scaling.DynamicNTK(), max_position_embeddings=8),
-        config(scaling=LongRoPE((1,) * 4, (2,) * 4, 8)),
+        config(scaling=LongRoPE((1.0,) * 4, (2.0,) * 4, 8)),
     ]
     assert all(c.needs_seq_len for c in needing)
     assert not config(scaling=YaRN(4.0, 16)).needs_seq_len
