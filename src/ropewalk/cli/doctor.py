@@ -31,7 +31,7 @@ def doctor(
     text: Annotated[Path | None, typer.Option(help="A UTF-8 text, plain or gzipped [default: Moby Dick].")] = None,
     start_char: Annotated[int, typer.Option(help="Begin the text at this character.")] = 0,
     block: Annotated[int | None, typer.Option(help="Tokens of a block [default: a quarter of trained].")] = None,
-    windows: Annotated[int | None, typer.Option(help="Windows of the text [default: up to 8].")] = None,
+    windows: Annotated[int | None, typer.Option(help="Windows of the text [default: up to 16].")] = None,
     stride: Annotated[int | None, typer.Option(help="Crop's stride [default: a quarter of trained].")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Measure this one (repeatable) [default: all].")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,

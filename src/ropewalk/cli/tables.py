@@ -39,17 +39,18 @@ def print_inspection(console: Console, name: str, audits: Sequence[Audit], findi
 
 def loss_table(measurement: Measurement) -> Table:
     """Losses in nats per token: every method by block (neighbours joined, eight columns at most)."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     protocol, answer = measurement.protocol, measurement.recommendation()
-    table = Table(title="Loss by position, nats per token", title_justify="left", title_style="bold")
+    table = Table(title="Loss by position, nats per token", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.add_column("method", no_wrap=True)
     groups = _groups(len(protocol.blocks))
     for group in groups:
         start, end = protocol.blocks[group[0]][0], protocol.blocks[group[-1]][1]
         beyond = start >= protocol.trained_length
         table.add_column(
-            f"{_short(start)}-{_short(end)}", justify="right", header_style="bold yellow" if beyond else "bold"
+            f"{_short(start)}-\n{_short(end)}", justify="right", header_style="bold yellow" if beyond else "bold"
         )
     for name in measurement.results:
         cells = [f"{measurement.mean_over(name, group):.2f}" for group in groups]
@@ -59,10 +60,11 @@ def loss_table(measurement: Measurement) -> Table:
 
 def difference_table(measurement: Measurement) -> Table:
     """Each method within and beyond the trained length, and its paired differences to plain with their intervals."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     title = f"Within and beyond the trained length of {measurement.protocol.trained_length:,} tokens"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for column in ("method", "within", "beyond", "within - plain", "beyond - plain", "seconds"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     answer = measurement.recommendation()

@@ -9,7 +9,7 @@ from ropewalk.context.statistics import CONFIDENCE
 from ropewalk.errors import RopeError
 
 TOKENS_PER_METHOD = 65_536
-MOST_WINDOWS = 8
+MOST_WINDOWS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,11 @@ class Protocol:
         tokens: int | None = None,
     ) -> Protocol:
         """Fill in what was not asked for: target 4x, block and stride a quarter of the trained length, and as
-        many windows (8 at most) as the text's `tokens` hold and as keep a method within 65,536 tokens.
+        many windows (16 at most) as the text's `tokens` hold and as keep a method within 65,536 tokens.
 
         >>> found = Protocol.choose(trained_length=512, text="moby_dick")
         >>> found.target, found.block, found.windows
-        (2048, 128, 8)
+        (2048, 128, 16)
         """
         wanted = 4 * trained_length if target is None else target
         quarter = max(1, trained_length // 4)
