@@ -14,7 +14,7 @@ from ropewalk.models.checkpoint import load, read_config, save, write_config
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
 from tests.models.families import CASES, input_ids, make
-from tests.models.material import data, smollm2
+from tests.models.material import ROOT, data, smollm2
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -110,6 +110,31 @@ def test_config_is_written_as_it_was_read(tmp_path: Path) -> None:
             assert written["model_type"] == family.lower()
 
 
+FAMILY_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+PUBLISHED = {
+    path.stem: {key: value for key, value in content.items() if not key.startswith("_")}
+    for path in sorted((ROOT / "tests" / "fixtures" / "configs").glob("*.json"))
+    if (content := json.loads(path.read_text(encoding="utf-8"))).get("model_type") in FAMILY_TYPES
+}
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *FAMILY_TYPES])
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    """A published config, or one with nothing but sizes, means what transformers makes of it once it fills it in."""
+    sizes = {
+        "vocab_size": 99,
+        "intermediate_size": 48,
+        "hidden_size": 512,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 32,
+    }
+    said = sizes | PUBLISHED.get(name, {"model_type": name})
+    filled = transformers.AutoConfig.for_model(**said).to_dict()
+    config = read_config(said)
+    assert config == read_config(filled)
+    assert read_config(write_config(config)) == config
+
+
 PROMPTS = (
     "The whale had been following the ship for three days, and",
     "def fibonacci(n):\n    ",
@@ -120,9 +145,17 @@ PROMPTS = (
 @pytest.fixture(scope="module")
 def smollm2_pair() -> tuple[Decoder, Any]:
     """SmolLM2-135M from its GGUF, read here, and by transformers."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     path = smollm2()
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return load(path), theirs.eval()
+    # from_pretrained(gguf_file=...) does this too, but insists on having accelerate installed.
+    config = transformers.LlamaConfig(**load_gguf_checkpoint(str(path))["config"])
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=theirs)["tensors"]
+    report = theirs.load_state_dict(weights, strict=False)
+    assert report.missing_keys == ["lm_head.weight"]  # tied
+    assert not report.unexpected_keys
+    return load(path), theirs
 
 
 @pytest.mark.slow
@@ -142,6 +175,7 @@ def test_smollm2_logits(smollm2_pair: tuple[Decoder, Any], record_property: Any)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_smollm2_greedy_tokens(smollm2_pair: tuple[Decoder, Any]) -> None:
     """The same 200 greedy tokens on three prompts."""
     ours, theirs = smollm2_pair

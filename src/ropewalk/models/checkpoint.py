@@ -25,7 +25,7 @@ from ropewalk.rope.pairing import convert_pairing
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _OURS = frozenset({"config.json", _SINGLE, "generation_config.json", "tokenizer.json", "tokenizer_config.json"})
-_THEIRS = frozenset({"special_tokens_map.json", "chat_template.jinja", "README.md", ".gitattributes"})
+_THEIRS = frozenset({"special_tokens_map.json", "chat_template.jinja"})
 
 
 def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Decoder:
