@@ -1,0 +1,109 @@
+"""The built-in model: its size, its readers, its English, and the phenomenon that it is there to show."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+import ropewalk
+from ropewalk.models.checkpoint import load
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.generate import generate
+from ropewalk.training.data import TokenStream, validation_batches
+from ropewalk.training.objective import loss_by_position
+
+FOLDER = Path(str(files("ropewalk.models"))) / "builtin" / "tiny"
+TRAINED = 256
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Decoder:
+    """The model, in float32."""
+    return load("tiny", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def moby_dick() -> str:
+    """The text that was kept out of training."""
+    path = Path(str(files("ropewalk.context"))) / "text" / "moby_dick.txt.gz"
+    return gzip.decompress(path.read_bytes()).decode()
+
+
+def test_the_folder_is_at_most_8_mb_and_complete() -> None:
+    """8,000,000 bytes with log and notes; weights in bfloat16."""
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8_000_000
+    names = {path.name for path in FOLDER.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "training-log.jsonl", "README.md"}
+    assert {p.dtype for p in load("tiny").parameters()} == {torch.bfloat16}
+
+
+def test_transformers_reads_it_with_the_same_logits(tiny: Decoder, moby_dick: str) -> None:
+    """LlamaForCausalLM and AutoTokenizer: the same tokens; logits within 1e-4 over the trained length.
+
+    Past it transformers' float32 angles show (2.1e-4 at 819 tokens, also in its float64 model, against 2.5e-5 of ours).
+    """
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    assert type(theirs).__name__ == "LlamaForCausalLM"
+    text = moby_dick[30_000:32_500]
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    assert tiny.tokenizer is not None
+    assert ids[0].tolist() == tiny.tokenizer.encode(text)
+    assert tokenizer.decode(ids[0]) == text
+    assert ids.shape[1] > 2 * TRAINED
+    with torch.no_grad():
+        ours, exact, logits = tiny(ids), load("tiny", dtype=torch.float64)(ids).float(), theirs(ids).logits
+    torch.testing.assert_close(ours[:, :TRAINED], logits[:, :TRAINED], rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours, logits, rtol=0, atol=1e-3)
+    torch.testing.assert_close(ours, exact, rtol=0, atol=1e-4)
+
+
+def test_loss_rises_past_twice_the_trained_length(tiny: Decoder, moby_dick: str) -> None:
+    """Moby Dick, twelve windows of four trained lengths: the blocks past twice it lose at least 0.5 nats more."""
+    assert tiny.tokenizer is not None
+    assert tiny.config.ropes[0] is not None
+    assert tiny.config.ropes[0].trained_length == TRAINED
+    stream = TokenStream.pack([moby_dick[30_000:]], tiny.tokenizer.encode, None)
+    batches = validation_batches(stream, seq_len=4 * TRAINED, limit=12, batch_size=4)
+    within, _, third, fourth = (nats for _, _, nats in loss_by_position(tiny, batches, blocks=4))
+    assert within < 5.9
+    assert min(third, fourth) >= within + 0.5
+
+
+def test_it_writes_english(tiny: Decoder, moby_dick: str) -> None:
+    """Most words that it writes at temperature 0.8 are words of a novel that it never saw."""
+    known = set("".join(c.lower() if c.isalpha() else " " for c in moby_dick).split())
+    rows = generate(tiny, ["It was", '"My dear," said'], max_new_tokens=150, temperature=0.8, seed=0)
+    assert tiny.tokenizer is not None
+    for row in rows:
+        words = "".join(c.lower() if c.isalpha() else " " for c in tiny.tokenizer.decode(row)).split()
+        assert len(words) > 60
+        assert sum(word in known for word in words) / len(words) > 0.85
+
+
+def test_the_log_is_of_this_run() -> None:
+    """One line per ten updates, in order; the loss falls; the last line shows the phenomenon on held-out text."""
+    lines = [json.loads(line) for line in (FOLDER / "training-log.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines]
+    assert steps == list(range(10, steps[-1] + 1, 10))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 3
+    within, _, third, fourth = (block[2] for block in lines[-1]["validation_by_position"])
+    assert min(third, fourth) > within + 0.5
+
+
+def test_the_script_names_no_text_of_the_doctor() -> None:
+    """Moby Dick is not among the texts that the one command trains on."""
+    script = Path(ropewalk.__file__).parents[2] / "scripts" / "make_tiny.sh"
+    if not script.is_file():
+        pytest.skip("the package is installed without its repository")
+    command = [line for line in script.read_text().splitlines() if "--text" in line]
+    assert len(command) == 1
+    assert "middlemarch.txt" in command[0]
+    assert "bleak_house.txt" in command[0]
+    assert "moby" not in command[0]
