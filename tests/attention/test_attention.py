@@ -301,5 +301,18 @@ def test_what_is_refused() -> None:
     cache = KVCache(num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
     with pytest.raises(RopeError, match="packed documents cannot go through a cache"):
         module(x, document_ids=torch.ones(2, 5, dtype=torch.long), cache=cache)
+    from ropewalk.rope.scaling import DynamicNTK
+
+    dynamic = make(rope=RopeConfig(DIM, interleaved=False, max_position_embeddings=4, scaling=DynamicNTK(2.0)))
+    with pytest.raises(RopeError, match="not made for this layer's rope"):
+        dynamic(x, cache=cache, seq_len=9)
+    known = KVCache(
+        num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=x.dtype, ropes=[dynamic.rope], seq_len=7
+    )
+    dynamic(x, cache=known)
+    with pytest.raises(RopeError, match="outgrows"):
+        dynamic(x, cache=known)
+    with pytest.raises(RopeError, match="not made for this layer's rope"):
+        module(x, cache=known)
     with pytest.raises(RopeError, match="a cache needs causal attention"):
         make(causal=False)(x, cache=cache)

@@ -406,3 +406,39 @@ def test_compiles_without_a_break() -> None:
     with torch.no_grad():
         for arguments in ({}, {"attention_mask": mask}, {"document_ids": torch.tensor([[0] * 5 + [1] * 7] * 2)}):
             close(compiled(tokens, **arguments), model(tokens, **arguments))
+
+
+@pytest.mark.traced
+def test_compiled_lengths_share_a_graph() -> None:
+    """Changing lengths compile twice at most (static, then dynamic), stay right and send gradients back."""
+    from torch._dynamo.testing import CompileCounter
+
+    model, counter = make(rope(DynamicNTK(2.0))), CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for length in (12, 20, 33, 40):
+        tokens = ids(2, length)
+        out = compiled(tokens, seq_len=64)
+        close(out, model(tokens, seq_len=64))
+        out.sum().backward()
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.traced
+def test_exported() -> None:
+    """torch.export keeps the model whole, and eager use goes on."""
+    model, tokens = make(rope(YaRN(4.0, TRAINED)), sliding_window=(None, 4, None)), ids(2, 12)
+    exported = torch.export.export(model, (tokens,)).module()
+    close(exported(tokens), model(tokens))
+
+
+def test_nothing_at_all() -> None:
+    """Calls without tokens, or with padding alone, change nothing and stay finite."""
+    model, tokens = make(rope(), sliding_window=(None, 2, None)), ids(2, 9)
+    assert model(ids(2, 0)).shape == (2, 0, VOCAB)
+    assert model(ids(0, 3)).shape == (0, 3, VOCAB)
+    cache, empty = model.new_cache(2), torch.zeros(2, 4, dtype=torch.long)
+    assert model(ids(2, 4), attention_mask=empty, cache=cache).isfinite().all()
+    assert model(ids(2, 4), attention_mask=empty).isfinite().all()
+    parts = [model(part, cache=cache) for part in tokens.split([3, 0, 6], 1)]
+    assert model(ids(2, 4), attention_mask=empty, cache=cache).isfinite().all()
+    close(torch.cat(parts, 1), model(tokens))

@@ -23,6 +23,8 @@ def attend(
 
     q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`; returns q's shape.
     """
+    if q.numel() == 0:
+        return torch.zeros_like(q)  # the CPU's flash kernel divides by zero and takes the process with it
     if seen.band:
         return _attend_in_blocks(q, keys, values, seen, dropout)
     if seen.prefix and not dropout and _splits(q, keys, values):

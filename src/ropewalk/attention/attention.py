@@ -145,6 +145,8 @@ class Attention(nn.Module):
             )
         if cache is not None and not self.causal:
             raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
+        if cache is not None and layout is None:
+            self._check_cache(cache, layer)
         whose, length = layout, agreed_seq_len(seq_len, cache)
         if layout is None:
             layout = arrange(hidden_states, attention_mask, document_ids, cache, where="Attention")
@@ -155,6 +157,17 @@ class Attention(nn.Module):
         if cache is not None and whose is None and layer == cache.num_layers - 1:
             cache.commit(layout)
         return (out, weights) if weights is not None else out
+
+    def _check_cache(self, cache: KVCache, layer: int) -> None:
+        """The cache is for this layer's rope, and knows it where it must watch its length."""
+        known = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
+        must_know = self.rope is not None and self.rope.needs_seq_len
+        if known != self.rope and (cache.ropes is not None or must_know):
+            raise RopeError(
+                "Attention: the cache was not made for this layer's rope.",
+                facts={"layer": layer, "cache.ropes": cache.ropes, "rope": self.rope},
+                cure="KVCache(ropes=[...], seq_len=...) takes one rule per layer.",
+            )
 
     def _attend(
         self,
@@ -194,7 +207,7 @@ class Attention(nn.Module):
             out, weights = attend_openly(q.transpose(1, 2), keys, values, seen, dropout)
         else:
             out = attend(q.transpose(1, 2), keys, values, seen, dropout)
-        out = self.o_proj(out.transpose(1, 2).reshape(batch, seq, -1))
+        out = self.o_proj(out.transpose(1, 2).reshape(batch, seq, self.num_attention_heads * self.head_dim))
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)
         return out, weights

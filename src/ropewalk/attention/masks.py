@@ -107,7 +107,8 @@ class Layout:
             if not causal and window is None:
                 return Visibility()
             if causal and window is None and self.start == 0:
-                return Visibility(is_causal=self.seq > 1)
+                # An `if`, not `is_causal=seq > 1`: the kernel takes no symbolic bool from a compiler.
+                return Visibility(is_causal=True) if self.seq > 1 else Visibility()
             if causal and self.seq == 1:
                 return Visibility(first_key=0 if window is None else self.total - window)
             if causal and window is None:
