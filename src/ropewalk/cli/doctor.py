@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -185,12 +184,11 @@ def _progress(work: Plan) -> Iterator[tuple[Any, Any]]:
 
 
 def _environment(dtype: str, device: str, chunk: int, decoder: Any) -> dict[str, Any]:
-    """What the numbers and the times depend on; the peak is of this whole process, in bytes."""
+    """What the numbers and the times depend on."""
     import torch
 
     from ropewalk import __version__
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "ropewalk": __version__,
         "torch": torch.__version__,
@@ -201,7 +199,6 @@ def _environment(dtype: str, device: str, chunk: int, decoder: Any) -> dict[str,
         "threads": torch.get_num_threads(),
         "chunk": chunk,
         "parameters": decoder.num_parameters(),
-        "peak_rss_bytes": peak,
     }
 
 

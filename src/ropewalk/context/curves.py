@@ -5,6 +5,7 @@ from __future__ import annotations
 from ropewalk.context.audit import text_frequencies, wavelengths
 from ropewalk.context.doctor import Measurement
 from ropewalk.context.methods import Ropes, unscaled
+from ropewalk.context.recommend import difference
 from ropewalk.context.statistics import mean_and_interval
 from ropewalk.rope.config import RopeConfig
 
@@ -20,13 +21,23 @@ def labels(measurement: Measurement) -> dict[str, str]:
 
 
 def loss_curves(measurement: Measurement) -> tuple[Curves, dict[str, list[tuple[float, float] | None]], str | None]:
-    """By label: mean loss (nats per token) of each block and its interval; and the label of the recommended method."""
+    """By label: mean loss (nats per token) of each block; the interval of its difference to plain, put around it.
+
+    And the label of the recommended method. Windows differ by far more than methods do: a mean's own interval would
+    hide every difference.
+    """
     named = labels(measurement)
-    losses, intervals = {}, {}
+    losses: Curves = {}
+    intervals: dict[str, list[tuple[float, float] | None]] = {}
+    plain = measurement.block_means("plain")
     for name, label in named.items():
-        found = [mean_and_interval(values) for values in zip(*measurement.block_means(name), strict=True)]
-        losses[label] = [mean for mean, _ in found]
-        intervals[label] = [interval for _, interval in found]
+        found = measurement.block_means(name)
+        losses[label] = [mean_and_interval(values)[0] for values in zip(*found, strict=True)]
+        intervals[label] = []
+        for block, mean in enumerate(losses[label]):
+            apart, interval = difference([row[block] for row in found], [row[block] for row in plain])
+            band = None if interval is None else (mean + interval[0] - apart, mean + interval[1] - apart)
+            intervals[label].append(band)
     answer = measurement.recommendation().method
     return losses, intervals, None if answer is None else named[measurement.same_as.get(answer, answer)]
 

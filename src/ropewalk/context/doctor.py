@@ -14,7 +14,7 @@ from ropewalk.context.measure import CHUNK, Losses, crop_steps, cropped_losses, 
 from ropewalk.context.methods import METHODS, Ropes, default_methods, ropes_for
 from ropewalk.context.protocol import Protocol
 from ropewalk.context.recommend import Recommendation, recommend
-from ropewalk.context.state import State, WindowResult
+from ropewalk.context.state import State, WindowResult, peak_memory
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
@@ -226,7 +226,7 @@ def _sums(losses: Losses, protocol: Protocol, method: str, seconds: float) -> Wi
         )
     by_position = np.concatenate([[0.0], losses])
     sums = tuple(float(by_position[start:end].sum()) for start, end in protocol.blocks)
-    return WindowResult(sums, float(by_position[: protocol.trained_length].sum()), seconds)
+    return WindowResult(sums, float(by_position[: protocol.trained_length].sum()), seconds, peak_memory())
 
 
 def gather(work: Plan, state: State) -> Measurement:

@@ -65,6 +65,7 @@ def document(
                 "affordable": standing.affordable,
                 "loss_by_window_and_block": measurement.block_means(method),
                 "seconds": 0.0 if shared else sum(result.seconds for result in measurement.results[method]),
+                "peak_rss_bytes": max(result.peak_rss_bytes or 0 for result in measurement.results[method]) or None,
                 "same_as": shared,
             }
         )

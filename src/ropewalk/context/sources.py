@@ -23,7 +23,10 @@ DEFAULT_TEXT = "moby_dick"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model's name, its config as it is written, and the rope of each layer type (None where there is one rope)."""
+    """A model's name (of its file or folder), its config as it is written, and its ropes.
+
+    `ropes` is keyed by layer type; by None where there is one rope.
+    """
 
     name: str
     config: Mapping[str, Any]
@@ -47,6 +50,7 @@ def read_source(source: str | Path) -> Source:
     Raises `RopeError` if nothing is there, the config cannot be understood, or the model has no rope in any layer.
     """
     path = find(source)
+    name = path.resolve().name if path.name != "config.json" else str(source)
     if path.is_dir():
         path = path / "config.json"
     if path.suffix == ".gguf":
@@ -62,8 +66,8 @@ def read_source(source: str | Path) -> Source:
                 cure="Choose a model with RoPE.",
             )
         names = [None] if len(distinct) == 1 else [f"rope {index}" for index in range(len(distinct))]
-        return Source(name=str(source), config=config, ropes=dict(zip(names, distinct, strict=True)))
-    return Source(name=str(source), config=config, ropes=ropes_of(config))
+        return Source(name=name, config=config, ropes=dict(zip(names, distinct, strict=True)))
+    return Source(name=name, config=config, ropes=ropes_of(config))
 
 
 def ropes_of(config: Mapping[str, Any]) -> dict[str | None, RopeConfig]:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -15,16 +16,20 @@ from ropewalk.context.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowResult:
-    """One method on one window: sums of losses in nats per block and within the trained length; seconds of work."""
+    """One method on one window: sums of losses in nats per block and within the trained length; seconds of work.
+
+    `peak_rss_bytes` is the process's largest resident memory by then; None where the system does not say.
+    """
 
     block_sums: tuple[float, ...]
     within_sum: float
     seconds: float
+    peak_rss_bytes: int | None = None
 
 
 class State:
@@ -45,7 +50,10 @@ class State:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             found = {
                 (str(row["method"]), int(row["window"])): WindowResult(
-                    tuple(float(value) for value in row["block_sums"]), float(row["within_sum"]), float(row["seconds"])
+                    tuple(float(value) for value in row["block_sums"]),
+                    float(row["within_sum"]),
+                    float(row["seconds"]),
+                    row["peak_rss_bytes"],
                 )
                 for row in stored["results"]
             }
@@ -86,6 +94,15 @@ def fingerprint(model: Decoder, windows: torch.Tensor, protocol: Protocol) -> st
         digest.update(sample.float().cpu().numpy().tobytes())
     digest.update(windows.to(torch.int64).contiguous().numpy().tobytes())
     return digest.hexdigest()[:20]
+
+
+def peak_memory() -> int | None:
+    """This process's largest resident memory so far, in bytes; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def default_path(fingerprint: str) -> Path:

@@ -24,7 +24,8 @@ def loss_by_position(
 ) -> Figure:
     """Mean loss (nats per token) of each method in each block of positions (tokens), the trained length marked.
 
-    `intervals` holds low and high for each block, drawn for plain, crop and the recommended method alone.
+    `intervals` holds low and high for each block (None where there is none): the paired difference to plain, put around
+    the curve.
     """
     with style():
         figure, axes = new_figure()
@@ -58,17 +59,21 @@ def loss_by_position(
                 label=f"{name} (recommended)" if chosen else name,
             )
             bands = (intervals or {}).get(name)
-            if bands and name in ("plain", "crop", recommended):
-                shown = [(x, band) for x, band in zip(middles, bands, strict=True) if band is not None]
+            shown = [(x, band) for x, band in zip(middles, bands or (), strict=False) if band is not None]
+            if shown:
                 axes.fill_between(
                     [x for x, _ in shown],
                     [low for _, (low, _) in shown],
                     [high for _, (_, high) in shown],
                     color=look.color,
-                    alpha=0.12,
+                    alpha=0.15,
                     linewidth=0,
                     zorder=2,
                 )
+        if any(band is not None for bands in (intervals or {}).values() for band in bands):
+            figure.supxlabel(
+                "bands: 95 % interval of the paired difference to plain", fontsize=8, color=QUIET, x=0.01, ha="left"
+            )
         axes.set_title(title)
         axes.set_xlabel("position in the window (tokens)")
         axes.set_ylabel("loss (nats per token)")
