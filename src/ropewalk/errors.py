@@ -20,11 +20,11 @@ class RopeError(ValueError):
     Convert it first: x.float().
     """
 
-    def __init__(self, rule: str, *, facts: Mapping[str, Any] | None = None, cure: str = "") -> None:
+    def __init__(self, rule: str, *, facts: Mapping[str, Any] | None = None, cure: str) -> None:
         self.rule, self.facts, self.cure = rule, dict(facts or {}), cure
         width = max((len(name) for name in self.facts), default=0)
         lines = [f"  {name:<{width}}  {describe(value)}" for name, value in self.facts.items()]
-        super().__init__("\n".join([rule, *lines, *([cure] if cure else [])]))
+        super().__init__("\n".join([rule, *lines, cure]))
 
 
 def describe(value: object) -> str:

@@ -71,7 +71,11 @@ class Attention(nn.Module):
         _check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
         for name, p in (("attention_dropout", attention_dropout), ("residual_dropout", residual_dropout)):
             if not 0.0 <= p < 1.0:
-                raise RopeError(f"Attention: `{name}` must be a probability below 1.", facts={name: p})
+                raise RopeError(
+                    f"Attention: `{name}` must be a probability below 1.",
+                    facts={name: p},
+                    cure="0.0 is none; common values are 0.0 to 0.2.",
+                )
         self.hidden_size, self.num_attention_heads, self.num_key_value_heads = (
             hidden_size,
             num_attention_heads,
@@ -142,6 +146,7 @@ class Attention(nn.Module):
             raise RopeError(
                 "Attention: `hidden_states` must be [batch, seq, hidden].",
                 facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
+                cure="Add the batch with hidden_states[None], or build Attention with this hidden size.",
             )
         if cache is not None and not self.causal:
             raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
@@ -282,7 +287,11 @@ def rotary_tables(
 def _check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
     facts = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     if min(hidden, heads, kv_heads, 1 if head_dim is None else head_dim) < 1:
-        raise RopeError("Attention: sizes must be at least 1.", facts=facts)
+        raise RopeError(
+            "Attention: sizes must be at least 1.",
+            facts=facts,
+            cure="Give whole numbers; heads must be a multiple of key-value heads.",
+        )
     if heads % kv_heads:
         raise RopeError(
             "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
@@ -296,4 +305,8 @@ def _check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, w
             cure="Pass head_dim=...",
         )
     if window is not None and window < 1:
-        raise RopeError("Attention: `sliding_window` must be at least 1 token.", facts={"sliding_window": window})
+        raise RopeError(
+            "Attention: `sliding_window` must be at least 1 token.",
+            facts={"sliding_window": window},
+            cure="Leave it out to see every token before.",
+        )

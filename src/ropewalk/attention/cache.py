@@ -63,13 +63,21 @@ class KVCache:
             "step": step,
         }
         if min(sizes.values()) < 1 or (capacity is not None and capacity < 0):
-            raise RopeError("KVCache: sizes must be at least 1.", facts={**sizes, "capacity": capacity})
+            raise RopeError(
+                "KVCache: sizes must be at least 1.",
+                facts={**sizes, "capacity": capacity},
+                cure="model.new_cache(batch) takes the sizes from the model.",
+            )
         self.num_layers, self.step = num_layers, step
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
         self.dtype, self.device = dtype, torch.device(device)
         self.ropes = tuple(ropes) if ropes is not None else None
         if self.ropes is not None and len(self.ropes) != num_layers:
-            raise RopeError("KVCache: `ropes` must name one rule per layer.", facts={**sizes, "ropes": self.ropes})
+            raise RopeError(
+                "KVCache: `ropes` must name one rule per layer.",
+                facts={**sizes, "ropes": self.ropes},
+                cure="Give a RopeConfig or None for each layer; model.new_cache does.",
+            )
         self._lengths = [0] * batch
         self._seq_len = _row_lengths(seq_len, batch)
         self._one_seq_len = isinstance(seq_len, int) or (seq_len is not None and seq_len.ndim == 0)
@@ -164,11 +172,16 @@ class KVCache:
         What is returned is `[batch, kv_heads, layout.total, head_dim]`, views of the buffers in the cache's dtype.
         """
         if not 0 <= layer < self.num_layers:
-            raise RopeError("KVCache: no such layer.", facts={"layer": layer, "cache": self})
+            raise RopeError(
+                "KVCache: no such layer.",
+                facts={"layer": layer, "cache": self},
+                cure="Layers count from 0 to num_layers - 1.",
+            )
         if keys.shape != (self.batch, layout.seq, self.num_key_value_heads, self.head_dim):
             raise RopeError(
                 "KVCache: keys must be [batch, seq, kv_heads, head_dim].",
                 facts={"keys": keys, "cache": self, "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim},
+                cure="Write one call's keys and values, before the heads and the tokens are swapped.",
             )
         for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
             fresh = fresh.detach().to(self.dtype)
@@ -199,7 +212,9 @@ class KVCache:
         wanted = [length] * self.batch if isinstance(length, int) else list(length)
         if len(wanted) != self.batch or min(wanted) < 0:
             raise RopeError(
-                "KVCache.truncate: one length of at least 0, or one per row.", facts={"length": length, "cache": self}
+                "KVCache.truncate: one length of at least 0, or one per row.",
+                facts={"length": length, "cache": self},
+                cure="Pass an int, or a list with one length for each row.",
             )
         self._lengths = [min(old, new) for old, new in zip(self._lengths, wanted, strict=True)]
 
@@ -212,7 +227,9 @@ class KVCache:
         chosen = [int(row) for row in (rows.tolist() if isinstance(rows, Tensor) else rows)]
         if not chosen or not all(0 <= row < self.batch for row in chosen):
             raise RopeError(
-                "KVCache.select: `rows` must name rows of the cache.", facts={"rows": chosen, "cache": self}
+                "KVCache.select: `rows` must name rows of the cache.",
+                facts={"rows": chosen, "cache": self},
+                cure="Rows count from 0 to batch - 1, and at least one is kept.",
             )
         if chosen == list(range(self.batch)):
             return
@@ -231,10 +248,13 @@ class KVCache:
             raise RopeError(
                 "KVCache.replace: one row of `other` for each row named.",
                 facts={"rows": list(rows), "cache": self, "other": other},
+                cure="Name as many rows as `other` has, each from 0 to batch - 1.",
             )
         if (other._seq_len is None) != (self._seq_len is None) or other.num_layers != self.num_layers:
             raise RopeError(
-                "KVCache.replace: the caches are of different models.", facts={"cache": self, "other": other}
+                "KVCache.replace: the caches are of different models.",
+                facts={"cache": self, "other": other},
+                cure="Make both with the same model's new_cache.",
             )
         longest = max(other._lengths)
         self.reserve(math.ceil(longest / self.step) * self.step)
@@ -297,6 +317,7 @@ def _row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
         raise RopeError(
             "KVCache: `seq_len` must be an int of at least 1, or int64 [batch].",
             facts={"seq_len": seq_len, "batch": batch},
+            cure="Give the final length in tokens, one for all rows or one for each.",
         )
     return tuple(rows)
 

@@ -86,8 +86,7 @@ class Layout:
     def stored(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and slots of the real tokens, each int64 `[tokens]`: what a ragged cache writes."""
         if self._stored is None:
-            if self.slots is None:
-                raise RuntimeError("a call whose rows are alike is written as one slice")
+            assert self.slots is not None, "a call whose rows are alike is written as one slice"
             real = torch.ones_like(self.slots, dtype=torch.bool) if self.real is None else self.real
             rows, columns = real.nonzero(as_tuple=True)
             self._stored = rows, columns, self.slots[rows, columns]

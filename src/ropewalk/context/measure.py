@@ -45,6 +45,7 @@ def window_losses(
         raise RopeError(
             "window_losses: give [tokens] of at least two, and `first` among them.",
             facts={"input_ids": input_ids, "first": first, "chunk": chunk},
+            cure="Pass the token ids of one window, and 1 <= first < tokens.",
         )
     losses = torch.empty(tokens, dtype=torch.float32)
     with torch.inference_mode():
@@ -100,6 +101,7 @@ def cropped_losses(
         raise RopeError(
             "cropped_losses: the stride must lie between 1 and trained_length - 1.",
             facts={"stride": stride, "trained_length": trained_length},
+            cure="A quarter of the trained length is a good stride.",
         )
     within = min(trained_length, tokens)
     if beginning is None:

@@ -17,7 +17,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise RopeError(
-            "ropewalk: the file cannot be written.", facts={"file": str(path), "error": str(error)}
+            "ropewalk: the file cannot be written.",
+            facts={"file": str(path), "error": str(error)},
+            cure="Choose a folder that exists and that you may write to.",
         ) from error
     try:
         with os.fdopen(handle, "wb") as file:

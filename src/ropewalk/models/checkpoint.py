@@ -72,6 +72,12 @@ def save(model: Decoder, folder: str | os.PathLike[str], *, tokenizer: TextToken
     rows. A decoder that none of the families can say (LayerNorm, ReLU, two thetas, partial rotary, a rope that Hugging
     Face has no words for) is written as it is under `model_type` "ropewalk", which `load` reads and transformers does
     not. Weights keep their dtype. Raises `RopeError` if the folder holds files of another kind.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(load("tiny"), folder + "/copy")
+    ...     sorted(path.name for path in Path(folder, "copy").glob("*.safetensors"))
+    ['model.safetensors']
     """
     safetensors_torch = need("safetensors.torch")
     config, weights = _hugging_face_form(model)
@@ -162,7 +168,11 @@ def _stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
                 continue
             part = file.get_slice(name)
             if ours in stored:
-                raise RopeError("load: a tensor is stored twice.", facts={"file": str(path), "tensor": name})
+                raise RopeError(
+                    "load: a tensor is stored twice.",
+                    facts={"file": str(path), "tensor": name},
+                    cure="Keep the shards of one checkpoint in the folder, and remove others.",
+                )
             dtype = _DTYPES.get(part.get_dtype(), torch.int8)
             stored[ours] = Stored(name, tuple(part.get_shape()), dtype, partial(_read, file, name))
     return _without_tied_head(folder, stored)
@@ -206,7 +216,11 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
         )
     index = read_json(folder / _INDEX).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-        raise RopeError("load: the index has no `weight_map`.", facts={"file": str(folder / _INDEX)})
+        raise RopeError(
+            "load: the index has no `weight_map`.",
+            facts={"file": str(folder / _INDEX)},
+            cure="Download the index file again.",
+        )
     shards: dict[Path, set[str] | None] = {}
     for shard in sorted(set(index.values())):
         path = folder / shard

@@ -71,7 +71,9 @@ class DecoderConfig:
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         facts = {name: getattr(self, name) for name in sizes}
         if not all(isinstance(size, int) and size >= 1 for size in facts.values()):
-            raise RopeError("DecoderConfig: sizes must be whole numbers of at least 1.", facts=facts)
+            raise RopeError(
+                "DecoderConfig: sizes must be whole numbers of at least 1.", facts=facts, cure="Give whole numbers."
+            )
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if self.head_dim is None:
@@ -84,7 +86,11 @@ class DecoderConfig:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         for name, known in (("hidden_act", ACTIVATIONS), ("norm", NORMS)):
             if getattr(self, name) not in known:
-                raise RopeError(f"DecoderConfig: unknown `{name}`.", facts={name: getattr(self, name), "known": known})
+                raise RopeError(
+                    f"DecoderConfig: unknown `{name}`.",
+                    facts={name: getattr(self, name), "known": known},
+                    cure="Choose one of the known.",
+                )
         for name, kind in (("rope", RopeConfig), ("sliding_window", int)):
             value = getattr(self, name)
             if isinstance(value, list | tuple):
@@ -100,6 +106,7 @@ class DecoderConfig:
                     raise RopeError(
                         f"DecoderConfig: `{name}` must be a {kind.__name__}, None, or a tuple of these.",
                         facts={name: value},
+                        cure="Give one for all layers, or a tuple with one entry per layer.",
                     )
 
     @property
@@ -246,8 +253,7 @@ class Decoder(nn.Module):
         rotaries = {config: RotaryEmbedding(config) for config in other.config.ropes if config is not None}
         layers = []
         for layer, config in zip(self.layers, other.config.ropes, strict=True):
-            if not isinstance(layer, DecoderLayer):
-                raise RuntimeError("a decoder is made of DecoderLayers")
+            assert isinstance(layer, DecoderLayer)
             twin = _shallow(layer)
             twin.self_attn = _shallow(layer.self_attn)
             twin.self_attn.set_rope(None if config is None else rotaries[config])

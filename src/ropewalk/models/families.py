@@ -89,7 +89,11 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
     sizes: dict[str, Any] = {name: _whole(said, name, where) for name in _SIZES}
     layers = sizes["num_hidden_layers"]
     if layers > _MOST_LAYERS:
-        raise RopeError("load: more layers than any model has.", facts={"file": where, "num_hidden_layers": layers})
+        raise RopeError(
+            "load: more layers than any model has.",
+            facts={"file": where, "num_hidden_layers": layers},
+            cure="Download config.json again: its num_hidden_layers is not a real model's.",
+        )
     heads = said["num_key_value_heads"]
     bias = bool(said["attention_bias"]) if family.qkv_bias is None else family.qkv_bias
     return DecoderConfig(
@@ -162,7 +166,11 @@ def _check_known(said: Mapping[str, Any], family: Family, where: str) -> None:
     facts: dict[str, Any] = {"file": where}
     if said["hidden_act"] not in ("silu", "swish"):
         facts["hidden_act"] = said["hidden_act"]
-        raise RopeError("load: the families' feed-forward is gated by silu, no other function.", facts=facts)
+        raise RopeError(
+            "load: the families' feed-forward is gated by silu, no other function.",
+            facts=facts,
+            cure="Use the model's own code for another function.",
+        )
     for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts", "auto_map"):
         if said.get(key):
             raise RopeError(
@@ -177,6 +185,7 @@ def _check_known(said: Mapping[str, Any], family: Family, where: str) -> None:
             raise RopeError(
                 "load: these families turn the whole head, yet the config asks for a part.",
                 facts={**facts, "partial_rotary_factor": fraction},
+                cure="RopeConfig.from_hf reads partial rotation; for the whole model use its own code.",
             )
 
 
@@ -209,6 +218,7 @@ def _turning_layers(said: Mapping[str, Any], layers: int, where: str) -> list[bo
         raise RopeError(
             "load: `no_rope_layers` needs one entry per layer: 1 with rope, 0 without.",
             facts={"file": where, "no_rope_layers": turns, "num_hidden_layers": layers},
+            cure="Correct it, or leave it out and let no_rope_layer_interval say it.",
         )
     return [bool(turn) for turn in turns[:layers]]
 
@@ -221,6 +231,7 @@ def _windows(said: Mapping[str, Any], model_type: str, layers: int, where: str) 
             raise RopeError(
                 f"load: layers of a {model_type} model are all alike, yet `layer_types` differ.",
                 facts={"file": where, "layer_types": kinds},
+                cure="Remove `layer_types`, or give every layer the same.",
             )
         return (
             None
@@ -240,6 +251,7 @@ def _windows(said: Mapping[str, Any], model_type: str, layers: int, where: str) 
         raise RopeError(
             "load: `layer_types` names full_attention or sliding_attention once per layer.",
             facts={"file": where, "layer_types": kinds, "num_hidden_layers": layers},
+            cure="Correct the list in config.json.",
         )
     if "sliding_attention" not in kinds:
         return None
@@ -251,6 +263,7 @@ def _windows(said: Mapping[str, Any], model_type: str, layers: int, where: str) 
                 "sliding_window": said["sliding_window"],
                 "use_sliding_window": said["use_sliding_window"],
             },
+            cure="Set sliding_window (and use_sliding_window where there is one), or make every layer full_attention.",
         )
     size = _whole(said, "sliding_window", where)
     return tuple(size if kind == "sliding_attention" else None for kind in kinds)
@@ -273,7 +286,11 @@ def _checked(said: Mapping[str, Any], name: str, where: str, fits: Callable[[Any
     value = said.get(name)
     if isinstance(value, bool) or not fits(value):
         facts = {"file": where, name: value if name in said else "missing"}
-        raise RopeError(f"load: the config's `{name}` must be {wanted}.", facts=facts)
+        raise RopeError(
+            f"load: the config's `{name}` must be {wanted}.",
+            facts=facts,
+            cure="Correct the key in config.json, or download the file again.",
+        )
     return value
 
 

@@ -20,7 +20,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise RopeError(f"load: the folder has no {path.name}.", facts={"folder": str(path.parent)}) from error
+        raise RopeError(
+            f"load: the folder has no {path.name}.",
+            facts={"folder": str(path.parent)},
+            cure="Pass the folder of a whole checkpoint: config.json, weights, tokenizer.json.",
+        ) from error
     except (OSError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise RopeError(
             f"load: {path.name} cannot be read.",
@@ -28,7 +32,9 @@ def read_json(path: Path) -> dict[str, Any]:
             cure="Fetch or save the file again.",
         ) from error
     if not isinstance(content, dict):
-        raise RopeError(f"load: {path.name} must hold a JSON object.", facts={"file": str(path)})
+        raise RopeError(
+            f"load: {path.name} must hold a JSON object.", facts={"file": str(path)}, cure="Download the file again."
+        )
     return content
 
 
@@ -64,7 +70,11 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
     """
     folder = folder.resolve()
     if folder.is_file():
-        raise RopeError("save: there is a file where the folder should be.", facts={"path": str(folder)})
+        raise RopeError(
+            "save: there is a file where the folder should be.",
+            facts={"path": str(folder)},
+            cure="Choose another folder, or remove the file.",
+        )
     foreign = sorted(p.name for p in folder.iterdir() if p.name not in may_replace) if folder.is_dir() else []
     if foreign:
         raise RopeError(

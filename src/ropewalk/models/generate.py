@@ -75,6 +75,10 @@ def stream(
     """The same as `generate`, as it goes: (row, token) for each new token, step by step.
 
     Arguments and errors are `generate`'s; errors are raised by this call, not by the first step.
+
+    >>> from ropewalk.models.checkpoint import load
+    >>> len(list(stream(load("tiny"), ["The sea", "A whale"], max_new_tokens=3)))
+    6
     """
     return _steps(_Run.prepare(model, prompts, max_new_tokens, temperature, top_k, top_p, stop_tokens, seed, seq_len))
 
@@ -194,8 +198,7 @@ def _prefill(run: _Run, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
                 torch.arange(len(rows), device=cache.device), (ends - 1 - begin).clamp(0, hidden.shape[1] - 1)
             ]
             last = at_end if last is None else torch.where(here[:, None], at_end, last)
-        if last is None:
-            raise RuntimeError("prompts are never empty")
+        assert last is not None, "prompts are never empty"
         return cache, model.logits(last)
 
 
@@ -260,7 +263,11 @@ def _token_lists(model: Decoder, prompts: Prompts) -> list[list[int]]:
     """The prompts as one list of ids per row, none empty, all in the vocabulary."""
     if isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.is_floating_point() or prompts.dtype == torch.bool:
-            raise RopeError("generate: a tensor of prompts must be integers [batch, seq].", facts={"prompts": prompts})
+            raise RopeError(
+                "generate: a tensor of prompts must be integers [batch, seq].",
+                facts={"prompts": prompts},
+                cure="Pass token ids of one length, or a list of lists for unequal ones.",
+            )
         rows = prompts.reshape(-1, prompts.shape[-1]).tolist()
     elif isinstance(prompts, str):
         rows = [prompts]
@@ -295,7 +302,11 @@ def _token_lists(model: Decoder, prompts: Prompts) -> list[list[int]]:
 
 def _check_sampling(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     if max_new_tokens < 1:
-        raise RopeError("generate: `max_new_tokens` must be at least 1.", facts={"max_new_tokens": max_new_tokens})
+        raise RopeError(
+            "generate: `max_new_tokens` must be at least 1.",
+            facts={"max_new_tokens": max_new_tokens},
+            cure="Ask for one token or more.",
+        )
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise RopeError(
             "generate: `temperature` must be a finite number, at least 0.",

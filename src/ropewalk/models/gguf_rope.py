@@ -47,12 +47,17 @@ def rope_parameters(
             raise RopeError(
                 "load: the GGUF file scales its rope twice, by type and by rope_freqs.weight.",
                 facts={"file": where, "rope.scaling.type": kind},
+                cure="Convert the checkpoint again with one of the two.",
             )
         stated = metadata.get("rope.scaling.original_context_length")
         return base | factors_as_rule(factors["rope_freqs"], theta, head_dim, stated, int(metadata["context_length"]))
     if kind == "longrope":
         if set(factors) != {"rope_factors_long", "rope_factors_short"}:
-            raise RopeError("load: longrope needs rope_factors_long and rope_factors_short.", facts={"file": where})
+            raise RopeError(
+                "load: longrope needs rope_factors_long and rope_factors_short.",
+                facts={"file": where},
+                cure="Convert the checkpoint again: llama.cpp's converter writes both tensors.",
+            )
         return base | _longrope(factors["rope_factors_short"], factors["rope_factors_long"], length, metadata)
     if kind == "none" or factor == 1.0:
         return base

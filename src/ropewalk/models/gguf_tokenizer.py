@@ -51,6 +51,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTok
         raise RopeError(
             "TextTokenizer: the GGUF file gives another number of token types than of tokens.",
             facts={"file": source, "tokens": len(tokens), "token_type": len(types)},
+            cure="Convert or download the file again.",
         )
     build = _byte_level if kind == "gpt2" else _sentencepiece
     tokenizer = build(metadata, tokens, types, source)
@@ -123,6 +124,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
         raise RopeError(
             "TextTokenizer: a SentencePiece vocabulary needs one score for each token.",
             facts={"file": source, "tokens": len(tokens), "scores": len(scores or [])},
+            cure="Convert or download the file again.",
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)

@@ -31,7 +31,9 @@ class FeedForward(nn.Module):
         super().__init__()
         if hidden_act not in ACTIVATIONS:
             raise RopeError(
-                "FeedForward: unknown `hidden_act`.", facts={"hidden_act": hidden_act, "known": ACTIVATIONS}
+                "FeedForward: unknown `hidden_act`.",
+                facts={"hidden_act": hidden_act, "known": ACTIVATIONS},
+                cure="Choose one of the known.",
             )
         self.hidden_act = hidden_act
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias) if hidden_act == "swiglu" else None
