@@ -2,7 +2,9 @@
 # Train the built-in model `tiny` and put it into the package: scripts/make_tiny.sh [DATA]
 # DATA (default ../shared/data) holds middlemarch.txt and bleak_house.txt: Project Gutenberg 145 and 1023, header and
 # trailer removed. Moby Dick, the doctor's default text, is kept out. About half an hour on one core; stopped, the same
-# command goes on. One thread, so that sums round as they did: the same machine gives the same bits.
+# command goes on. One thread, so that sums round in one order: equal versions of ropewalk
+# and torch on the same processor give the same bits. (The shipped file is of 2026-11-21; the loss has since been fused
+# further, which rounds otherwise in the last bits.)
 set -eu
 cd "$(dirname "$0")/.."
 data=${1:-../shared/data}

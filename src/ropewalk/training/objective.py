@@ -12,7 +12,7 @@ from torch import Tensor
 from ropewalk.models.decoder import Decoder
 from ropewalk.training.data import Batch
 
-CHUNK = 1024  # tokens whose logits exist at one time; with 4,096 tokens in the vocabulary 16 MiB, near a cache's size
+CHUNK = 512  # tokens whose logits exist at one time: with 4,096 tokens in the vocabulary 8 MiB, within a cache
 
 
 class _HeadCrossEntropy(torch.autograd.Function):
@@ -29,11 +29,13 @@ class _HeadCrossEntropy(torch.autograd.Function):
             part = slice(start, start + CHUNK)
             target = targets[part, None]
             logits = (hidden[part] @ head.t()).float()
-            log_norm = logits.logsumexp(-1, keepdim=True)
-            total += (log_norm - logits.gather(1, target)).sum()
-            gradient = logits.sub_(log_norm).exp_()
-            gradient.scatter_add_(1, target, gradient.new_full(target.shape, -1.0))
-            gradient = gradient.mul_(1.0 / tokens).to(hidden.dtype)
+            logits -= logits.amax(-1, keepdim=True)
+            total -= logits.gather(1, target).sum()
+            norm = logits.exp_().sum(-1, keepdim=True)
+            total += norm.log().sum()
+            gradient = logits.mul_(1.0 / (tokens * norm))
+            gradient.scatter_add_(1, target, gradient.new_full(target.shape, -1.0 / tokens))
+            gradient = gradient.to(hidden.dtype)
             grad_hidden[part] = gradient @ head
             grad_weight += gradient.t() @ hidden[part]
         ctx.save_for_backward(grad_hidden, grad_weight)
@@ -52,7 +54,7 @@ def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
     - `hidden`: `[tokens, hidden]`, float32 or bfloat16: the dtype of the products. Sums and exponentials are float32.
     - `weight`: `[vocab, hidden]`, float32. `targets`: int64 `[tokens]`.
 
-    The logits of 1,024 tokens exist at a time, and are overwritten by their gradient: no second pass, no
+    The logits of 512 tokens exist at a time, and are overwritten by their gradient: no second pass, no
     `[tokens, vocab]` array. Needs gradients to be of use; `token_losses` is the one for validation.
 
     >>> head_cross_entropy(torch.zeros(5, 3), torch.zeros(7, 3), torch.arange(5)).exp().round().item()
