@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("rotation.py", "doctor_vs_transformers.py")
+BENCHMARKS = ("rotation.py", "training.py", "doctor_vs_transformers.py")
 
 
 def main() -> None:
