@@ -32,28 +32,22 @@ def worst(ours: Decoder, theirs: Any, ids: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", CASES)
 def test_tiny_models_of_every_family(name: str, tmp_path: Path) -> None:
-    """A random model that transformers saved gives the same logits within 1e-5 here."""
-    theirs = make(name)
-    theirs.save_pretrained(tmp_path)
-    ours = load(tmp_path)
-    assert worst(ours, theirs, input_ids()) < 1e-5
-    assert logits(theirs, input_ids()).std() > 0.1
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_we_save_transformers_loads(name: str, tmp_path: Path) -> None:
-    """Loaded here, saved here, loaded by AutoModelForCausalLM: still the model it was, and of its own family."""
+    """A random model that transformers saved gives its logits within 1e-5 here; saved here, it goes back unchanged."""
     theirs = make(name)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "theirs")
+    expected = logits(theirs, input_ids())
+    assert (logits(ours, input_ids()) - expected).abs().max() < 1e-5
+    assert expected.std() > 0.1
+
     save(ours, tmp_path / "ours")
     again, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    torch.testing.assert_close(logits(again, input_ids()), logits(theirs, input_ids()), rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits(again, input_ids()), expected, rtol=0, atol=1e-6)
     assert read_config(tmp_path / "ours") == ours.config
-    if name not in ("mistral", "qwen2"):  # a Mistral without a window, for one, is a Llama to the letter
-        assert type(again) is type(theirs) or name == "smollm2"
+    if name != "mistral":  # without a window it is a Llama to the letter
+        assert type(again) is type(theirs)
 
 
 @pytest.mark.parametrize("name", ["llama-longrope", "llama-dynamic"])

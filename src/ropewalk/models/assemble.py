@@ -13,6 +13,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder, DecoderConfig
 
+_CURE = "Config and weights are of different models, or the file is damaged."
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,24 +36,17 @@ def assemble(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torch.d
         raise RopeError(
             "load: tensors are missing from the checkpoint.",
             facts={"checkpoint": where, "tensors": len(stored), "num_hidden_layers": config.num_hidden_layers},
-            cure="Config and weights are of different models, or the file is damaged.",
+            cure=_CURE,
         )
+    sizes = _sizes(config)  # before damaged sizes are built, which torch cannot even count
+    _check_names(sizes, {name: stored[name] for name in sizes if name in stored}, where)
+    _check_shapes(sizes, stored, where)
     with torch.device("meta"):
         model = Decoder(config)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names(wanted, stored, where)
-    for name, shape in wanted.items():
-        if stored[name].shape != shape:
-            raise RopeError(
-                "load: a tensor has another shape than the config says.",
-                facts={
-                    "checkpoint": where,
-                    "tensor": stored[name].name,
-                    "shape": stored[name].shape,
-                    "expected": shape,
-                },
-                cure="Config and weights are of different models, or the file is damaged.",
-            )
+    _check_shapes(wanted, stored, where)
+    for name in wanted:
         if stored[name].dtype not in _FLOATS:
             raise RopeError(
                 "load: a weight is not stored in a plain floating type.",
@@ -80,5 +74,32 @@ def _check_names(wanted: Mapping[str, Any], stored: Mapping[str, Stored], where:
             raise RopeError(
                 rule,
                 facts={"checkpoint": where, "tensors": names[:4], **more},
-                cure="Config and weights are of different models, or the file is damaged.",
+                cure=_CURE,
             )
+
+
+def _check_shapes(wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored], where: str) -> None:
+    """Every stored tensor has the shape that is wanted, or a RopeError names the first that has not."""
+    for name, shape in wanted.items():
+        if stored[name].shape != shape:
+            raise RopeError(
+                "load: a tensor has another shape than the config says.",
+                facts={
+                    "checkpoint": where,
+                    "tensor": stored[name].name,
+                    "shape": stored[name].shape,
+                    "expected": shape,
+                },
+                cure=_CURE,
+            )
+
+
+def _sizes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes that hold every size of a config: the embedding and the first layer."""
+    hidden, head_dim = config.hidden_size, config.head_dim or 0
+    return {
+        "embed_tokens.weight": (config.vocab_size, hidden),
+        "layers.0.self_attn.q_proj.weight": (config.num_attention_heads * head_dim, hidden),
+        "layers.0.self_attn.k_proj.weight": (config.kv_heads * head_dim, hidden),
+        "layers.0.mlp.up_proj.weight": (config.intermediate_size, hidden),
+    }

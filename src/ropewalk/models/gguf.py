@@ -89,23 +89,26 @@ def _hugging_face_config(file: GGUFFile) -> dict[str, Any]:
     meta, arch = file.metadata, file.metadata.get("general.architecture")
     if arch not in _PERMUTED:
         raise file.error("unknown architecture.", facts={"general.architecture": arch, "known": sorted(_PERMUTED)})
-    if int(meta.get("split.count", 0)) > 1:
+    if meta.get("split.count", 0) not in (0, 1):
         raise file.error(
             "this is one part of a GGUF that is split into several.",
             facts={"split.count": meta["split.count"]},
             cure="Join the parts with llama.cpp's `llama-gguf-split --merge`.",
         )
-    own = {key.removeprefix(f"{arch}."): value for key, value in meta.items() if key.startswith(f"{arch}.")}
+    own: dict[str, Any] = {
+        key.removeprefix(f"{arch}."): value for key, value in meta.items() if key.startswith(f"{arch}.")
+    }
     _check_keys(file, own)
     config: dict[str, Any] = {"model_type": arch}
     for key, name in _SIZES.items():
         if key == "attention.head_count_kv" and key not in own:
             own[key] = own.get("attention.head_count")
-        if not isinstance(own.get(key), int | float):
+        kind = float if name == "rms_norm_eps" else int
+        if isinstance(own.get(key), bool) or not isinstance(own.get(key), kind) or not 0 < own[key] < 2**31:
             raise file.error("a number is missing from the metadata.", facts={f"{arch}.{key}": own.get(key, "missing")})
         config[name] = own[key]
     embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
+    if embedding is None or len(embedding.shape) != 2:
         raise file.error("tensors are missing from the checkpoint.", facts={"tensors": ["token_embd.weight"]})
     head_dim = own.get("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
     if own.get("attention.value_length", head_dim) != head_dim or own.get("rope.dimension_count", head_dim) != head_dim:

@@ -21,6 +21,7 @@ from ropewalk.models.extras import need
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
+_CURE = "Fetch or convert the file again, or use the model's Hugging Face folder."
 # Types that torch can read where they lie: ggml's number, torch's dtype, bytes of one element.
 _STORED = {0: (torch.float32, 4), 1: (torch.float16, 2), 30: (torch.bfloat16, 2)}
 
@@ -58,7 +59,7 @@ class GGUFFile:
         self.tensors: dict[str, GGUFTensor] = {}
         self._read_header()
 
-    def error(self, rule: str, facts: dict[str, Any] | None = None, cure: str = "") -> RopeError:
+    def error(self, rule: str, facts: dict[str, Any] | None = None, cure: str = _CURE) -> RopeError:
         """A RopeError that names this file."""
         return RopeError(f"load: {rule}", facts={"file": str(self.path), **(facts or {})}, cure=cure)
 

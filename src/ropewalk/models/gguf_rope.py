@@ -21,6 +21,7 @@ _KNOWN = {
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 }
+_NUMBERS = _KNOWN - {"rope.scaling.type", "rope.scaling.finetuned"}
 
 
 def rope_parameters(
@@ -38,9 +39,17 @@ def rope_parameters(
             facts={"file": where, "rope.scaling.type": kind, "unknown keys": unknown},
             cure="Use the model's Hugging Face folder.",
         )
+    for key in _NUMBERS & metadata.keys():
+        value = metadata[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise RopeError(
+                "load: a number in the GGUF file's metadata is none.",
+                facts={"file": where, key: value},
+                cure="Fetch or convert the file again.",
+            )
     theta = float(metadata.get("rope.freq_base", 10_000.0))
     length = int(metadata.get("rope.scaling.original_context_length") or metadata["context_length"])
-    factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)
+    factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0: not said
     base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if "rope_freqs" in factors:
         if kind != "none":
@@ -104,17 +113,19 @@ def factors_as_rule(
     """
     if all(divisor == 1 for divisor in divisors):
         return {"rope_type": "default"}
-    ladder = Ladder(theta, head_dim, tuple(range(head_dim // 2)), context)
-    for rule in _llama3_candidates(divisors, ladder, stated):
-        scaled = zip(rule.inv_freq(ladder, None), ladder.inv_freq(), divisors, strict=False)
-        if len(divisors) == head_dim // 2 and all(abs(got * d / plain - 1) < 2e-6 for got, plain, d in scaled):
-            return {
-                "rope_type": "llama3",
-                "factor": rule.factor,
-                "low_freq_factor": rule.low_freq_factor,
-                "high_freq_factor": rule.high_freq_factor,
-                "original_max_position_embeddings": rule.original_max_position_embeddings,
-            }
+    if len(divisors) == head_dim // 2:
+        ladder = Ladder(theta, head_dim, tuple(range(len(divisors))), context)
+        plain = ladder.inv_freq()
+        for rule in _llama3_candidates(divisors, ladder, stated):
+            scaled = zip(rule.inv_freq(ladder, None), plain, divisors, strict=True)
+            if all(abs(got * divisor / unscaled - 1) < 2e-6 for got, unscaled, divisor in scaled):
+                return {
+                    "rope_type": "llama3",
+                    "factor": rule.factor,
+                    "low_freq_factor": rule.low_freq_factor,
+                    "high_freq_factor": rule.high_freq_factor,
+                    "original_max_position_embeddings": rule.original_max_position_embeddings,
+                }
     return _longrope(divisors, divisors, stated or context, {})
 
 

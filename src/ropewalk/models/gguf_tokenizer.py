@@ -46,6 +46,14 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTok
             facts={"file": source, "tokenizer.ggml.model": kind, "known": ("gpt2", "llama")},
             cure="Pass a tokenizer of your own, or use the model's Hugging Face folder.",
         )
+    for key, kind_of in (("tokens", str), ("merges", str), ("scores", float), ("token_type", int)):
+        entries = metadata.get(f"tokenizer.ggml.{key}", [])
+        if not isinstance(entries, list) or not all(isinstance(entry, kind_of) for entry in entries):
+            raise RopeError(
+                "TextTokenizer: the GGUF file's metadata is damaged.",
+                facts={"file": source, f"tokenizer.ggml.{key}": f"not a list of {kind_of.__name__}"},
+                cure="Fetch or convert the file again.",
+            )
     types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise RopeError(
@@ -119,11 +127,11 @@ def _stated_merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int], s
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Any:
     """SentencePiece's BPE with byte fallback: merges follow from the scores, the best first."""
     kit = need("tokenizers")
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    scores = metadata.get("tokenizer.ggml.scores", [])
+    if len(scores) != len(tokens):
         raise RopeError(
             "TextTokenizer: a SentencePiece vocabulary needs one score for each token.",
-            facts={"file": source, "tokens": len(tokens), "scores": len(scores or [])},
+            facts={"file": source, "tokens": len(tokens), "scores": len(scores)},
             cure="Convert or download the file again.",
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}
@@ -131,7 +139,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     model = kit.models.BPE(
         vocab=vocabulary,
         merges=implied_merges(tokens, types, scores),
-        unk_token=tokens[unknown] if 0 <= unknown < len(tokens) else None,
+        unk_token=tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None,
         fuse_unk=True,
         byte_fallback=True,
     )
