@@ -1,8 +1,8 @@
 """Times one rotation: ours (the reference backend), transformers' eager function, and the floor (a copy).
 
 Correctness first: a case whose result is not the float64 oracle's within rounding is not timed. Then ours and the
-others are timed in one run, interleaved, and the record (p20, p50, p80 in microseconds; ratios of medians) is appended to
-`results/rotation.jsonl`.
+others are timed in one run, interleaved, and the record (p20, p50, p80 in microseconds; ratios of medians) is
+appended to `results/rotation.jsonl`.
 """
 
 from __future__ import annotations
