@@ -336,6 +336,17 @@ def test_a_kill_at_any_moment_leaves_a_whole_model(folder: Path) -> None:
     assert (weights == weights[0]).all()
 
 
+def test_others_may_read_what_is_saved(folder: Path) -> None:
+    """Every file has the mode that the user's umask gives, also the weights, which safetensors writes as 0600."""
+    mask = os.umask(0o022)
+    try:
+        save(load(folder), folder.with_name("copy"))
+    finally:
+        os.umask(mask)
+    modes = {path.stat().st_mode & 0o777 for path in folder.with_name("copy").iterdir()}
+    assert modes == {0o644}
+
+
 def test_foreign_files_are_not_lost(folder: Path) -> None:
     """A folder that holds anything but a checkpoint is not replaced; without renameat2 the swap works as well."""
     (folder / "thesis.tex").write_text("years of work")

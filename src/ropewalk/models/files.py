@@ -86,8 +86,10 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
     staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         yield staging
-        for path in [*staging.iterdir(), staging]:
+        for path in staging.iterdir():
+            os.chmod(path, 0o666 & ~_umask())  # safetensors writes for the owner alone
             _flush(path)
+        _flush(staging)
         os.chmod(staging, 0o777 & ~_umask())
         if folder.is_dir():
             _exchange(staging, folder)
