@@ -50,7 +50,7 @@ def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_several_thetas_are_audited_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Gemma 3: two audits."""
+    """Gemma 3: two audits, full attention's first and as `audit`."""
     path, out = tmp_path / "config.json", tmp_path / "out.json"
     blocks = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -65,7 +65,9 @@ def test_several_thetas_are_audited_each(tmp_path: Path, capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert "of sliding_attention layers" in printed
     assert "of full_attention layers" in printed
-    assert [found["layer_type"] for found in json.loads(out.read_text())["audits"]] == list(blocks)
+    found = json.loads(out.read_text())
+    assert [each["layer_type"] for each in found["audits"]] == ["full_attention", "sliding_attention"]
+    assert found["audit"] == found["audits"][0]
 
 
 @pytest.mark.parametrize(

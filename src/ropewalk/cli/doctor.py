@@ -47,7 +47,7 @@ def doctor(
     from ropewalk.cli.tables import difference_table, loss_table, print_inspection
     from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
     from ropewalk.context.protocol import Protocol
-    from ropewalk.context.report import answer_lines, config_changes, document
+    from ropewalk.context.report import answer_lines, config_changes, document, shared_sentences
     from ropewalk.context.sources import read_source, read_text
     from ropewalk.context.state import State, default_path, fingerprint
 
@@ -87,7 +87,7 @@ def doctor(
     console.print(loss_table(measurement))
     console.print(difference_table(measurement))
     answer = measurement.recommendation()
-    for line in answer_lines(answer):
+    for line in (*shared_sentences(measurement), *answer_lines(answer)):
         console.print(line, markup=False, highlight=False)
     if answer.method not in (None, "plain"):
         pasted = json.dumps(config_changes(answer.method, measurement), indent=2)

@@ -148,8 +148,7 @@ def markdown(
         changes = json.dumps(finite(config_changes(answer.method, measurement)), indent=2)
         lines += ["To use it, put this into the checkpoint's config.json:", "", "```json", changes, "```", ""]
     lines += ["## Measured", "", measurement.protocol.sentence(), "", *_table(measurement, answer), ""]
-    for method, first in measurement.same_as.items():
-        lines += [f"{method} turns by the same frequencies as {first} at this length: measured once.", ""]
+    lines += [line for sentence in shared_sentences(measurement) for line in (sentence, "")]
     for file, caption in figures:
         lines += [f"![{caption}]({file})", ""]
     lines += ["## Audit", ""]
@@ -158,6 +157,17 @@ def markdown(
     lines += ["", "## Lint of the config", ""]
     lines += [f"- **{f.severity}** `{f.code}`: {f.message} {f.cure}" for f in findings] or ["No known trap."]
     return "\n".join(lines) + "\n"
+
+
+def shared_sentences(measurement: Measurement) -> list[str]:
+    """Which methods were measured once for two, and where they differ all the same."""
+    sentences = []
+    for method, first in measurement.same_as.items():
+        sentence = f"{method} turns by the same frequencies as {first} at this length: measured once."
+        if method == "dynamic":
+            sentence += " In use it leaves texts within the trained length as they are."
+        sentences.append(sentence)
+    return sentences
 
 
 def answer_lines(answer: Recommendation) -> list[str]:

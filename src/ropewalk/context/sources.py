@@ -33,10 +33,10 @@ class Source:
     ropes: Mapping[str | None, RopeConfig]
 
     def audits(self, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
-        """The audit of each rope; lengths in tokens, as `audit` takes them."""
+        """The audit of each rope, full attention's first: it reaches furthest. Lengths in tokens, as for `audit`."""
         return [
             audit(rope, trained_length=trained_length, target=target, layer_type=layer_type)
-            for layer_type, rope in self.ropes.items()
+            for layer_type, rope in sorted(self.ropes.items(), key=lambda item: item[0] != "full_attention")
         ]
 
     def findings(self, target: int) -> list[Finding]:
