@@ -110,7 +110,12 @@ def test_truncate_select_reset() -> None:
     assert cache.lengths.tolist() == [3, 3, 3]
     cache.reset()
     assert cache.lengths.tolist() == [0, 0, 0]
-    for call in (lambda: cache.truncate(-1), lambda: cache.truncate([1]), lambda: cache.select([3])):
+    for call in (
+        lambda: cache.truncate(-1),
+        lambda: cache.truncate([1]),
+        lambda: cache.select([3]),
+        lambda: cache.select(torch.tensor([True] * 3)),
+    ):
         with pytest.raises(RopeError, match="KVCache"):
             call()
 

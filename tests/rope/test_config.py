@@ -67,6 +67,9 @@ def test_bad_configs(changes, message):
     [
         (lambda: rw.scaling.Linear(0.5), "Linear: `factor`"),
         (lambda: rw.scaling.NTK(float("nan")), "NTK: `factor`"),
+        (lambda: YaRN(4.0, 64, attention_factor=-1.0), "YaRN: `attention_factor` must be"),
+        (lambda: YaRN(4.0, 64, mscale=-1.0), "YaRN: `mscale` must be"),
+        (lambda: LongRoPE((1.0,), (1.0,), 1), "must be above 1"),
         (lambda: YaRN(4.0, 0), "whole number of tokens"),
         (lambda: YaRN(4.0, 64, beta_fast=1, beta_slow=32), "`beta_fast` must not be below"),
         (lambda: YaRN(4.0, 64, variant="hf"), "unknown variant"),

@@ -36,5 +36,11 @@ def test_bad_input():
     cis = rw.freqs_cis(torch.ones(4, 2), torch.zeros(4, 2))
     with pytest.raises(rw.RopeError, match="must be complex"):
         rw.apply_rotary_complex(torch.zeros(1, 4, 1, 4), torch.ones(4, 2))
+    with pytest.raises(rw.RopeError, match="batch of `freqs_cis`"):
+        rw.apply_rotary_complex(torch.zeros(1, 4, 1, 4), cis.expand(5, 4, 2))
+    with pytest.raises(rw.RopeError, match="must be floating point"):
+        rw.apply_rotary_complex(torch.zeros(1, 4, 1, 4).long(), cis)
+    with pytest.raises(rw.RopeError, match="must have one shape"):
+        rw.freqs_cis(torch.ones(4, 2).half(), torch.zeros(4, 2).half())
     with pytest.raises(rw.RopeError, match=r"\[seq, pairs\]"):
         rw.apply_rotary_complex(torch.zeros(1, 5, 1, 4), cis)

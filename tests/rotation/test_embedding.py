@@ -103,6 +103,23 @@ def test_length_dependent_rules_ask_for_the_length(name):
         rope.cos_sin(ids[0], torch.tensor([6, 40]))
 
 
+@pytest.mark.rejects
+@pytest.mark.parametrize("seq_len", [-5, 0, 70.9, True, "70", [70, 80], torch.tensor([70.0]), torch.tensor([0])])
+def test_an_impossible_length_is_refused(seq_len):
+    """A length that frequencies depend on is a whole number of tokens, and never silently something else."""
+    config = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0), max_position_embeddings=16)
+    with pytest.raises(rw.RopeError, match="whole number of tokens"):
+        rw.RotaryEmbedding(config).cos_sin(torch.arange(6).expand(1, 6), seq_len)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32], ids=str)
+def test_tables_are_never_16_bit(dtype):
+    """Tables are float32 or float64 and nothing else (law 2)."""
+    with pytest.raises(rw.RopeError, match="tables are float32 or float64"):
+        rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True)).cos_sin(torch.arange(6), dtype=dtype)
+
+
 def test_attention_factor_by_length():
     """Phi-3.5-MoE's two mscales: each side has its own, and a mixed batch is refused."""
     rule = rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16, short_mscale=1.1, long_mscale=1.2)

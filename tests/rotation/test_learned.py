@@ -77,6 +77,17 @@ def test_meta_then_reset():
     assert torch.equal(copy.deepcopy(learned).freqs, learned.freqs)
 
 
+def test_a_16_bit_checkpoint_is_widened():
+    """Assigning 16-bit weights to a module made on meta leaves a float32 parameter, also through another cast."""
+    with torch.device("meta"):
+        learned = rw.LearnedFrequencies(CONFIG, mixed=False)
+    state = {"freqs": torch.rand(1, 2, 8).bfloat16()}
+    learned.load_state_dict(state, assign=True)
+    assert learned.freqs.dtype == torch.float32
+    assert torch.equal(learned.freqs, state["freqs"].float())
+    assert learned.half().freqs.dtype == torch.float32
+
+
 @pytest.mark.rejects
 def test_bad_input():
     """Coordinates without their axes, and no heads, are refused."""

@@ -230,6 +230,7 @@ BAD = [
     ("must both be float32 or both float64", lambda: rw.rotate(X, C.bfloat16(), C.bfloat16(), interleaved=True)),
     ("must both be float32 or both float64", lambda: rw.rotate(X, C.double(), C, interleaved=True)),
     ("one shape", lambda: rw.rotate(X, C, C[:, :16], interleaved=True)),
+    ("`interleaved` must be True or False", lambda: rw.rotate(X, C, C, interleaved="half")),
     ("unknown layout", lambda: rw.rotate(X, C, C, interleaved=True, layout="sbhd")),
     ("wrong number of dimensions", lambda: rw.rotate(X[0], C, C, interleaved=True)),
     ("wrong number of dimensions", lambda: rw.rotate(X, C[0], C[0], interleaved=True)),

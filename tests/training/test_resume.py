@@ -113,6 +113,12 @@ def test_other_arguments_are_refused_by_name(text: str, tmp_path: Path) -> None:
     Path(text).write_text(prose(1200, seed=1))
     with pytest.raises(RopeError, match=r"text \(contents\)"):
         train(small(text), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(RopeError, match="Pass one of them"):
+        train(small(text), tmp_path / "run", restart=True, resume=True, housekeeping=EVERY)
+    with pytest.raises(RopeError):
+        train(small(text, tokenizer="nosuch"), tmp_path / "run", restart=True, housekeeping=EVERY)
+    assert {path: path.read_bytes() for path in before} == before  # a refused restart loses nothing
     train(small(text), tmp_path / "run", restart=True, housekeeping=EVERY)
     assert load(tmp_path / "run").config.vocab_size == 257
 

@@ -224,8 +224,9 @@ class KVCache:
 
     def select(self, rows: Sequence[int] | Tensor) -> None:
         """Keep the named rows, in that order, repeated where named twice: beams, or rows that are not finished."""
-        chosen = [int(row) for row in (rows.tolist() if isinstance(rows, Tensor) else rows)]
-        if not chosen or not all(0 <= row < self.batch for row in chosen):
+        chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
+        whole = all(isinstance(row, int) and not isinstance(row, bool) for row in chosen)
+        if not chosen or not whole or not all(0 <= row < self.batch for row in chosen):
             raise RopeError(
                 "KVCache.select: `rows` must name rows of the cache.",
                 facts={"rows": chosen, "cache": self},

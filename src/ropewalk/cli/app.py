@@ -47,9 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         build()(args=None if arguments is None else list(arguments), prog_name="ropewalk")
     except RopeError as error:
         sys.exit(_fail(str(error)))
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as error:
+        sys.exit(_fail(f"ropewalk: {error.strerror or error}: {error.filename or 'output'}"))
     sys.exit(0)
 
 

@@ -46,12 +46,15 @@ def doctor(
 
     from ropewalk.cli.tables import difference_table, loss_table, print_inspection
     from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
+    from ropewalk.context.output import check_writable
     from ropewalk.context.protocol import Protocol
     from ropewalk.context.report import answer_lines, config_changes, document, shared_sentences
     from ropewalk.context.sources import read_source, read_text
     from ropewalk.context.state import State, default_path, fingerprint
 
     console = Console()
+    if json_file is not None:
+        check_writable(json_file)
     if report is not None:
         from ropewalk.models.extras import need
 
@@ -76,7 +79,7 @@ def doctor(
     chosen = take_windows(tokens, protocol)
     key = fingerprint(decoder, chosen, protocol)
     kept = State(state or default_path(key), key)
-    taken_up = kept.resume() if resume else 0
+    taken_up = kept.resume() if resume else kept.begin()
     work = plan(decoder, protocol, method, kept)
     console.print(f"\n{protocol.sentence()}", markup=False, highlight=False)
     if taken_up:

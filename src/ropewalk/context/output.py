@@ -11,7 +11,16 @@ from ropewalk.errors import RopeError
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file under another name in the same folder, then move it into place: never half a file."""
+    """Write a file under another name in the same folder, then move it into place: never half a file.
+
+    What a symbolic link points to is replaced, not the link; a device or a pipe (/dev/stdout) is written into.
+    """
+    check_writable(path)
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+        return
+    path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -31,6 +40,16 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before any work is done, a path that no file can be written to."""
+    if path.is_dir() or not path.name:
+        raise RopeError(
+            "ropewalk: there is a folder where the file should be.",
+            facts={"file": str(path)},
+            cure="Name a file.",
+        )
 
 
 def finite(value: Any) -> Any:

@@ -74,6 +74,12 @@ class DecoderConfig:
             raise RopeError(
                 "DecoderConfig: sizes must be whole numbers of at least 1.", facts=facts, cure="Give whole numbers."
             )
+        if not 0.0 <= self.norm_eps < 1.0:
+            raise RopeError(
+                "DecoderConfig: `norm_eps` must lie between 0 and 1.",
+                facts={"norm_eps": self.norm_eps},
+                cure="Published models have 1e-5 or 1e-6.",
+            )
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if self.head_dim is None:

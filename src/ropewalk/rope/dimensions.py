@@ -9,7 +9,7 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import axes_from_sections
 from ropewalk.rope.families import Family
-from ropewalk.rope.rope_parameters import number
+from ropewalk.rope.rope_parameters import is_number, number
 
 
 def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int | None:
@@ -40,7 +40,7 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
         return stated
     if family.head_dim is not None and "head_dim" not in fields:
         return family.head_dim
-    return _derived_head_dim(
+    return family.head_width * _derived_head_dim(
         fields, ("embed_dim", "hidden_size") if family.axial else ("hidden_size", "n_embd", "d_model")
     )
 
@@ -180,7 +180,7 @@ def _whole(fields: Mapping[str, Any], *keys: str) -> int | None:
     if found is None:
         return None
     key, value = found
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1:
+    if not is_number(value) or value != int(value) or value < 1:
         raise RopeError(
             f"from_hf: `{key}` must be a whole number of at least 1.",
             facts={key: value},

@@ -30,6 +30,7 @@ class Family:
     - `switch`: the key that turns rotation on or off for the whole model, the value that turns it on, the default.
     - `mrope`, `mrope_section`: how pairs follow the axes (temporal, height, width), and the default sections.
     - `head_dim_of`: for a layer type, the key of its own head_dim and that key's default.
+    - `head_width`: head_dim is this many times hidden_size / num_attention_heads (Zamba2 attends over two streams).
     - `rotary_dim`: the class reads `rotary_dim` alone, and this is its default (GPT-J).
     - `dynamic_alpha`: `dynamic` with `alpha` is NTK-aware scaling by a fixed alpha (HunYuan).
     - `yarn_is_longrope`: a block of type "yarn" means LongRoPE (Phi-3's first configs).
@@ -43,6 +44,7 @@ class Family:
     theta: float = 10_000.0
     head_dim: int | None = None
     max_position_embeddings: int | None = None
+    head_width: int = 1
     block: Block = field(default_factory=dict)
     mla: bool = False
     blocks: Mapping[str, Block | None] = field(default_factory=dict)
@@ -99,7 +101,7 @@ _add("neucodec xcodec2 voxtral_realtime_encoder", _HALF, head_dim=64)
 _add("hunyuan_v1_dense hunyuan_v1_moe", _HALF, dynamic_alpha=True)
 _add("jetmoe", _HALF)
 _add("falcon", _HALF, switch=("alibi", False, False))
-_add("zamba2", _HALF, switch=("use_mem_rope", True, False))
+_add("zamba2", _HALF, head_width=2, switch=("use_mem_rope", True, False))
 _add("granitemoehybrid", _HALF, switch=("position_embedding_type", "rope", None))
 _add("exaone4 exaone_moe", _HALF)
 _add("afmoe flint", _HALF, head_dim=128, nope=("full_attention",))

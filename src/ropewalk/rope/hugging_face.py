@@ -7,6 +7,7 @@ and comes from `families`. Where numbers disagree with each other, transformers'
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from os import PathLike
@@ -26,7 +27,7 @@ from ropewalk.rope.dimensions import (
 )
 from ropewalk.rope.families import FAMILIES, REFUSED, Family, family_name
 from ropewalk.rope.layer_types import block_of_layer
-from ropewalk.rope.rope_parameters import block_of, nearest, rope_type_of, scaling_of
+from ropewalk.rope.rope_parameters import block_of, rope_type_of, scaling_of
 
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _FLAGS = ("rope_interleave", "rope_interleaved")
@@ -125,14 +126,14 @@ def _read(config: Any) -> dict[str, Any]:
 def _read_file(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise RopeError(
             "from_hf: there is no such config file.",
             facts={"path": str(file)},
             cure="Pass a config.json or the folder that holds it.",
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise RopeError(
             "from_hf: the config file cannot be read as JSON.",
             facts={"path": str(file), "error": str(error)},
@@ -174,14 +175,23 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
     if flag is not None:
         return Family(interleaved=flag, partial=1.0), str(model_type)
-    close = nearest(model_type, FAMILIES) if isinstance(model_type, str) else ""
-    hint = f"{close} Else add" if close.startswith("Did you mean") else "Add"
+    close = _misspelt(model_type)
+    hint = f"Did you mean `{close}`? Else add" if close else "Add"
     raise RopeError(
         "from_hf: which features this model pairs is not known, and it is never guessed.",
         facts={"model_type": model_type},
         cure=f'{hint} "rope_interleave" to the config: true for {_WAYS[True]} or false for {_WAYS[False]}; '
         "or write RopeConfig(...) yourself.",
     )
+
+
+def _misspelt(model_type: object) -> str | None:
+    """The family that a model_type misspells; another version or another model of a like name is not one."""
+    if not isinstance(model_type, str):
+        return None
+    close = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.87)
+    bare = model_type.rstrip("0123456789._-")
+    return close[0] if close and close[0].rstrip("0123456789._-") != bare else None
 
 
 def _interleaved(fields: Mapping[str, Any], family: Family, name: str) -> bool:

@@ -210,13 +210,19 @@ def _ratio(rope_type: str, longest: int | None, trained: int) -> float:
     return longest / trained
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> bool:
+    """A finite number of a size that float64 holds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def number(value: object, name: str) -> float:
     """A finite number, or the error that names the key."""
-    if not _is_number(value):
+    if not is_number(value):
         raise RopeError(
             f"from_hf: `{name}` must be a finite number.", facts={name: value}, cure="Correct the config's value."
         )
@@ -235,7 +241,7 @@ def _number(block: Mapping[str, Any], name: str, default: float | None = None) -
 
 def _numbers(block: Mapping[str, Any], name: str) -> tuple[float, ...]:
     values = block[name]
-    if not isinstance(values, (list, tuple)) or not all(_is_number(v) for v in values):
+    if not isinstance(values, (list, tuple)) or not all(is_number(v) for v in values):
         raise RopeError(
             f"from_hf: `{name}` must be a list of numbers, one for each pair.",
             facts={name: values},

@@ -84,6 +84,16 @@ def _check_length(name: str, length: int) -> None:
         )
 
 
+def _check_above_zero(name: str, **values: float | None) -> None:
+    for key, value in values.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise RopeError(
+                f"{name}: `{key}` must be a finite number above 0.",
+                facts={key: value},
+                cure="It multiplies queries and keys; leave it out for the rule's own.",
+            )
+
+
 def _check_variant(name: str, variant: str) -> None:
     if variant not in ("transformers", "paper"):
         raise RopeError(
@@ -198,6 +208,9 @@ class YaRN(Scaling):
         _check_factor("YaRN", self.factor)
         _check_length("YaRN", self.original_max_position_embeddings)
         _check_variant("YaRN", self.variant)
+        _check_above_zero("YaRN", attention_factor=self.attention_factor)
+        for name in ("mscale", "mscale_all_dim"):  # 0 means absent, as in transformers
+            _check_above_zero("YaRN", **{name: getattr(self, name) or None})
         if not self.beta_fast >= self.beta_slow > 0:
             raise RopeError(
                 "YaRN: `beta_fast` must not be below `beta_slow`, and both above 0 (turns within the trained length).",
@@ -273,6 +286,14 @@ class LongRoPE(Scaling):
         _check_length("LongRoPE", self.original_max_position_embeddings)
         if self.factor is not None:
             _check_factor("LongRoPE", self.factor)
+        _check_above_zero("LongRoPE", attention_factor=self.attention_factor)
+        _check_above_zero("LongRoPE", short_mscale=self.short_mscale, long_mscale=self.long_mscale)
+        if self.original_max_position_embeddings == 1:
+            raise RopeError(
+                "LongRoPE: `original_max_position_embeddings` must be above 1: the attention factor divides by its ln.",
+                facts={"original_max_position_embeddings": 1},
+                cure="Give the length the model was trained at before extension.",
+            )
         object.__setattr__(self, "short_factor", tuple(float(f) for f in self.short_factor))
         object.__setattr__(self, "long_factor", tuple(float(f) for f in self.long_factor))
         for name in ("short_factor", "long_factor"):

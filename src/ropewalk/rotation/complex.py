@@ -15,6 +15,12 @@ def freqs_cis(cos: Float[Tensor, "*rows pairs"], sin: Float[Tensor, "*rows pairs
     >>> freqs_cis(torch.ones(2, 3), torch.zeros(2, 3)).dtype
     torch.complex64
     """
+    if cos.dtype not in (torch.float32, torch.float64) or cos.dtype != sin.dtype or cos.shape != sin.shape:
+        raise RopeError(
+            "freqs_cis: `cos` and `sin` must have one shape, and be both float32 or both float64.",
+            facts={"cos": cos, "sin": sin},
+            cure="Build both with rope.cos_sin(position_ids).",
+        )
     return torch.complex(cos, sin)
 
 
@@ -38,6 +44,12 @@ def apply_rotary_complex(
             "apply_rotary_complex: `freqs_cis` must be [seq, pairs] or [batch, seq, pairs] of `x`.",
             facts={"x": x, "freqs_cis": freqs_cis},
             cure="freqs_cis(*rope.cos_sin(position_ids)) builds it; for partial rotation use rotate.",
+        )
+    if not x.is_floating_point() or (freqs_cis.ndim == 3 and freqs_cis.shape[0] not in (1, x.shape[0])):
+        raise RopeError(
+            "apply_rotary_complex: `x` must be floating point, and the batch of `freqs_cis` 1 or that of `x`.",
+            facts={"x": x, "freqs_cis": freqs_cis},
+            cure="Build freqs_cis from position_ids [seq] or [batch, seq].",
         )
     if not freqs_cis.is_complex():
         raise RopeError(

@@ -71,6 +71,12 @@ class RotaryEmbedding(nn.Module):
         """
         config = self.config
         check_position_ids(position_ids, config.num_axes, "cos_sin")
+        if dtype not in (torch.float32, torch.float64):
+            raise RopeError(
+                "cos_sin: tables are float32 or float64: 16 bits lose the angle.",
+                facts={"dtype": dtype},
+                cure="Leave `dtype` out; rotate takes queries of any float dtype.",
+            )
         columns = self._columns(position_ids, seq_len)
         axes = None if config.num_axes == 1 else config.axes
         return make_tables(position_ids, columns, axes, first=first_columns_of(config), dtype=dtype)
@@ -86,8 +92,9 @@ class RotaryEmbedding(nn.Module):
                 facts={"position_ids": position_ids, "max_position_embeddings": config.max_position_embeddings},
                 cure="Pass seq_len=...: the total length that the window or the cache will reach (an int or [batch]).",
             )
+        _check_seq_len(seq_len)
         if not isinstance(seq_len, Tensor):
-            return columns_of(config, int(seq_len))
+            return columns_of(config, seq_len)
         if seq_len.ndim == 0:
             return columns_of(config, int(seq_len.item()))
         batch = position_ids.shape[0] if position_ids.ndim == (2 if config.num_axes == 1 else 3) else None
@@ -142,6 +149,21 @@ class RotaryEmbedding(nn.Module):
             "rotary_dim": self.config.rotary_dim,
             "scale": self.attention_factor_at(seq_len),
         }
+
+
+def _check_seq_len(seq_len: int | Tensor) -> None:
+    """A whole number of tokens, at least 1, or a tensor of integers."""
+    if isinstance(seq_len, Tensor):
+        whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
+        whole = whole and bool((seq_len >= 1).all())
+    else:
+        whole = isinstance(seq_len, int | torch.SymInt) and not isinstance(seq_len, bool) and seq_len >= 1
+    if not whole:
+        raise RopeError(
+            "cos_sin: `seq_len` must be a whole number of tokens, at least 1, or integers [batch].",
+            facts={"seq_len": seq_len},
+            cure="Pass the total length that the window or the cache will reach.",
+        )
 
 
 class _Turning(TypedDict):

@@ -81,5 +81,16 @@ class LearnedFrequencies(nn.Module):
         before: Any = self.freqs.data
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.freqs.dtype != torch.float32:
-            self.freqs.data = before.to(device=self.freqs.device)
+            here = self.freqs.device
+            self.freqs.data = (
+                before.to(here, torch.float32)
+                if not before.is_meta
+                else torch.empty_like(self.freqs.data, dtype=torch.float32)
+            )
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """A checkpoint in 16 bits is widened, also where its tensors are assigned."""
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.freqs.dtype != torch.float32:
+            self.freqs = nn.Parameter(self.freqs.detach().to(torch.float32))

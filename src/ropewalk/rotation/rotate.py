@@ -53,7 +53,7 @@ def rotate(
     >>> rotate(x, *quarter, interleaved=True).flatten().tolist()
     [0.0, 1.0]
     """
-    cos_rows, sin_rows = _rows_for(x, cos, sin, rotary_dim, layout, "x")
+    cos_rows, sin_rows = _rows_for(x, cos, sin, interleaved, rotary_dim, layout, "x")
     _check_target(x, cos, inplace, out)
     module = choose(x, backend)
     source = x.clone() if inplace and torch.is_grad_enabled() and cos.requires_grad else x
@@ -86,7 +86,7 @@ def rotate_qk(
     """
     if inplace and torch.is_grad_enabled():
         _check_target(k, cos, True, None)  # before q is touched
-    _rows_for(k, cos, sin, rotary_dim, layout, "k")
+    _rows_for(k, cos, sin, interleaved, rotary_dim, layout, "k")
     turned = [
         rotate(
             x, cos, sin, interleaved=interleaved, rotary_dim=rotary_dim, scale=scale, layout=layout,
@@ -98,10 +98,10 @@ def rotate_qk(
 
 
 def _rows_for(
-    x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int | None, layout: str, name: str
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, rotary_dim: int | None, layout: str, name: str
 ) -> tuple[Tensor, Tensor]:
     """cos and sin shaped to broadcast against `x`, once everything about them has been checked."""
-    _check_kinds(x, cos, sin, layout, name)
+    _check_kinds(x, cos, sin, interleaved, layout, name)
     packed = layout == "thd"
     if x.ndim != (3 if packed else 4) or cos.ndim not in ((2, 3) if packed else (2, 3, 4)):
         raise RopeError(
@@ -149,9 +149,15 @@ def _rows_for(
     return shaped
 
 
-def _check_kinds(x: Tensor, cos: Tensor, sin: Tensor, layout: str, name: str) -> None:
+def _check_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: str, name: str) -> None:
     if layout not in get_args(Layout):
         raise RopeError("rotate: unknown layout.", facts={"layout": layout}, cure='Choose "bshd", "bhsd" or "thd".')
+    if not isinstance(interleaved, bool):
+        raise RopeError(
+            "rotate: `interleaved` must be True or False.",
+            facts={"interleaved": interleaved},
+            cure="True pairs (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).",
+        )
     if x.dtype not in _ROTATABLE:
         raise RopeError(
             f"rotate: `{name}` must be float64, float32, bfloat16 or float16.",

@@ -77,9 +77,13 @@ class _Run:
                 "validation": [sha256(path) for path in settings.validation],
             },
         }
-        if restart:
-            folder.clear()
-        begun = folder.begun()
+        if restart and resume:
+            raise RopeError(
+                "train: --resume goes on with a run and --restart throws it away.",
+                facts={"out": str(folder.path)},
+                cure="Pass one of them.",
+            )
+        begun = None if restart else folder.begun()
         if begun is None:
             if resume:
                 raise RopeError(
@@ -87,7 +91,8 @@ class _Run:
                     facts={"out": str(folder.path)},
                     cure="Leave out --resume to begin one, or pass the --out of the run.",
                 )
-            folder.check_free()
+            if not restart:
+                folder.check_free()
         else:
             folder.check_same(begun, asked)
             if begun.get("finished"):
@@ -99,11 +104,14 @@ class _Run:
             texts, held_out = [part[0] for part in parts], [part[1] for part in parts]
         if begun is None:
             self.tokenizer = make_tokenizer(settings, texts)
-            self.tokenizer.save(folder.path)
         else:
             self.tokenizer = TextTokenizer.from_folder(folder.path)
         self._prepare_data(texts, held_out)
         self._prepare_model()
+        if begun is None:
+            if restart:
+                folder.clear()  # not before everything that could be refused has been accepted
+            self.tokenizer.save(folder.path)
         self.run = {
             **asked,
             "steps": self.steps,
