@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk import RopeConfig, RopeError
+from ropewalk import RopeConfig, RopeError, load
 from ropewalk.attention.cache import KVCache
 from ropewalk.models import generate as module
 from ropewalk.models.decoder import Decoder, DecoderConfig
@@ -253,3 +253,9 @@ def test_tables_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RotaryEmbedding, "cos_sin", watching)
     generate(make(), [[1, 2, 3]], max_new_tokens=4)
     assert sizes == [(3,), (1,), (1,), (1,)]
+
+
+def test_stop_tokens_are_ids() -> None:
+    """A string would never stop anything, so it is refused."""
+    with pytest.raises(RopeError, match="`stop_tokens` must be token ids"):
+        generate(load("tiny"), [[1, 2]], stop_tokens=[" "])  # type: ignore[list-item]

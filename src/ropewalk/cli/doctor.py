@@ -115,7 +115,7 @@ def _load(model: str, dtype: str, device: str) -> Any:
         raise RopeError("doctor: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose from {', '.join(_DTYPES)}.")
     try:
         place = torch.device(device)
-        torch.empty(1, device=place)
+        torch.zeros(1, device=place).item()  # also refuses "meta", which holds no numbers
     except (RuntimeError, AssertionError) as error:
         raise RopeError(
             "doctor: this device cannot be used.",

@@ -116,6 +116,12 @@ class _Run:
     ) -> _Run:
         """Check everything that was asked, before anything is computed."""
         _check_sampling(max_new_tokens, temperature, top_k, top_p)
+        if not all(isinstance(token, int) for token in stop_tokens):
+            raise RopeError(
+                "generate: `stop_tokens` must be token ids.",
+                facts={"stop_tokens": stop_tokens},
+                cure="Pass integers: a text that ends generation is encoded first.",
+            )
         tokens = _token_lists(model, prompts)
         final = [len(row) + max_new_tokens for row in tokens]
         ropes = {rope for rope in model.config.ropes if rope is not None and rope.needs_seq_len}

@@ -88,6 +88,12 @@ class RopeConfig:
 
     def _check_axes(self) -> None:
         if self.axes is None:
+            if self.axes_restart:
+                raise RopeError(
+                    "RopeConfig: `axes_restart` says how several axes share frequencies, and there are no axes.",
+                    facts={"axes": None, "axes_restart": True},
+                    cure="Pass axes=axes_from_sections([...]), or leave axes_restart out.",
+                )
             return
         if len(self.axes) != self.pairs or sorted(set(self.axes)) != list(range(max(self.axes, default=-1) + 1)):
             raise RopeError(
