@@ -8,9 +8,9 @@ Three contenders on the same weights (float32) and the same tokens, each in a pr
   user would write to keep the logits out of memory.
 
 Correctness first: a fourth process, not timed, runs transformers with its float32 angles replaced by float64 ones, and
-unless every loss agrees with it, no time is recorded. (transformers' own float32 angles move single losses by hundredths
-of a nat beyond the trained length; the record holds by how much.) Seconds are of the measurement alone, after 256 tokens
-to warm up; the peak is the whole process's resident memory, in bytes. The record is appended to
+unless every loss agrees with it, no time is recorded. (Float32 angles move single losses by hundredths of a nat beyond
+the trained length; the record holds by how much.) Seconds are of the measurement alone, after 256 tokens to warm up;
+the peak is the whole process's resident memory, in bytes. The record is appended to
 `results/doctor_vs_transformers.jsonl`. Usage:
 
     python benchmarks/doctor_vs_transformers.py [--model FILE.gguf] [--tokens 16384] [--repeats 3]
