@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from ropewalk.errors import RopeError
@@ -38,18 +40,52 @@ def build() -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; always ends in SystemExit: 0, 2 for bad input, 130 after Ctrl-C."""
+    """Run the command line; always ends in SystemExit.
+
+    The status is 0, 2 for bad input, 130 after Ctrl-C, and 141 where whoever read the output has gone (`| head -1`):
+    what a shell reports of `cat` or `grep` then, so that `set -o pipefail` can tell a cut output from a failure.
+    """
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = 141
+    if status == 141:
+        _silence()
+    sys.exit(status)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """The exit status of one command; its errors are already on standard error."""
     try:
         import typer  # noqa: F401
     except ImportError:
-        sys.exit(_fail("ropewalk: the command line is not installed. Install it: pip install 'ropewalk[cli]'"))
+        return _fail("ropewalk: the command line is not installed. Install it: pip install 'ropewalk[cli]'")
     try:
         build()(args=None if arguments is None else list(arguments), prog_name="ropewalk")
     except RopeError as error:
-        sys.exit(_fail(str(error)))
+        return _fail(str(error))
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        sys.exit(_fail(f"ropewalk: {error.strerror or error}: {error.filename or 'output'}"))
-    sys.exit(0)
+        return _fail(f"ropewalk: {error.strerror or error}: {error.filename or 'output'}")
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich and click end with 1 then, which says "failed"
+            return 141
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    return 0
+
+
+def _silence() -> None:
+    """Let what is still buffered for a closed pipe go nowhere, or Python would complain of it at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError):  # no file behind it: then there is no pipe to complain of
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
 
 
 def _fail(message: str) -> int:
