@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from ropewalk.backends.request import Norm, Store, Turn
+
 name = "reference"
+kernels = False
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
@@ -13,29 +18,76 @@ def reasons_not_to(x: Tensor) -> list[str]:
     return []
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, scale: float, inverse: bool) -> Tensor:
-    """`x` with its leading 2 * pairs features turned by each token's angles and multiplied by `scale`; a new tensor.
+def rotate(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """Each of `xs` with its leading 2 * pairs features turned by each token's angles and multiplied by the scale.
 
-    `cos` and `sin` broadcast against `x[..., :pairs]`. Arithmetic in float32, in float64 for float64 `x`; one rounding.
+    Arithmetic in float32, in float64 for float64 `x`; one rounding.
     """
-    cos, sin = _placed_as(x, cos), _placed_as(x, sin)
-    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = cos.to(compute), sin.to(compute)
-    if scale != 1.0:
-        cos, sin = cos * scale, sin * scale
-    rotary_dim = 2 * cos.shape[-1]
-    turning = x[..., :rotary_dim].to(compute)
+    turned = [_rotate(x, cos, sin, turn) for x in xs]
+    return turned if outs is None else [out.copy_(new) for out, new in zip(outs, turned, strict=True)]
+
+
+def norm_rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of each head, then rotation, in float32 (float64 for float64) with one rounding at the end."""
+    dtype = q.dtype
+    if norm is not None:
+        q, k = _normalise(q, norm.q_weight, norm.eps), _normalise(k, norm.k_weight, norm.eps)
+    q, k = (_rotate(x, cos, sin, turn).to(dtype) for x in (q, k))
+    if store is None:
+        return q, k
+    for buffer, new in ((store.keys, k), (store.values, store.fresh)):
+        new = new[None] if turn.layout == "thd" else new.transpose(1, 2) if turn.layout == "bhsd" else new
+        rows, columns = (store.slots >= 0).expand(new.shape[:2]).nonzero(as_tuple=True)
+        buffer[rows, :, store.slots.expand(new.shape[:2])[rows, columns]] = new[rows, columns].to(buffer.dtype)
+    return q, store.keys
+
+
+def broadcast_rows(cos: Tensor, layout: str) -> Tensor:
+    """A table shaped to broadcast against `x[..., :pairs]` of a layout."""
+    if layout == "thd":
+        return cos[:, None] if cos.ndim == 2 else cos
+    if cos.ndim == 4:
+        return cos if layout == "bshd" else cos.transpose(1, 2)
+    if layout == "bshd":
+        return cos.unsqueeze(-2)
+    return cos if cos.ndim == 2 else cos.unsqueeze(-3)
+
+
+def pairs_of(x: Tensor, pairs: int, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """First and second features of every pair, each `[..., pairs]`."""
     if interleaved:
-        a, b = turning[..., 0::2], turning[..., 1::2]
-    else:
-        a, b = turning[..., : rotary_dim // 2], turning[..., rotary_dim // 2 :]
-    if inverse:
+        return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
+    return x[..., :pairs], x[..., pairs : 2 * pairs]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
+    cos, sin = (_placed_as(x, broadcast_rows(table, turn.layout)) for table in (cos, sin))
+    compute = _compute_dtype(x)
+    cos, sin = cos.to(compute), sin.to(compute)
+    if turn.scale != 1.0:
+        cos, sin = cos * turn.scale, sin * turn.scale
+    pairs = cos.shape[-1]
+    a, b = pairs_of(x[..., : 2 * pairs].to(compute), pairs, turn.interleaved)
+    if turn.inverse:
         first, second = a * cos + b * sin, b * cos - a * sin
     else:
         first, second = a * cos - b * sin, b * cos + a * sin
-    joined = torch.stack((first, second), dim=-1).flatten(-2) if interleaved else torch.cat((first, second), dim=-1)
+    joined = torch.stack((first, second), -1).flatten(-2) if turn.interleaved else torch.cat((first, second), -1)
     turned = joined.to(x.dtype)
-    return turned if rotary_dim == x.shape[-1] else torch.cat((turned, x[..., rotary_dim:]), dim=-1)
+    return turned if 2 * pairs == x.shape[-1] else torch.cat((turned, x[..., 2 * pairs :]), dim=-1)
+
+
+def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.to(_compute_dtype(x))
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * _placed_as(x, weight.to(x.dtype))
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _placed_as(x: Tensor, table: Tensor) -> Tensor:

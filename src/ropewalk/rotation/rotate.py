@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ropewalk.backends import choose
+from ropewalk.backends.autograd import note_written, rotated
+from ropewalk.backends.eager import reasons_for_mathematics
+from ropewalk.backends.request import Backend, Turn
 from ropewalk.errors import RopeError
 from ropewalk.shapes import Float
 
 Layout = Literal["bshd", "bhsd", "thd"]
 
-_ROTATABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_ROTATABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
+_TABLES = frozenset((torch.float32, torch.float64))
+_AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # where tokens and heads are
 
 
 def rotate(
@@ -53,13 +58,11 @@ def rotate(
     >>> rotate(x, *quarter, interleaved=True).flatten().tolist()
     [0.0, 1.0]
     """
-    cos_rows, sin_rows = _rows_for(x, cos, sin, interleaved, rotary_dim, layout, "x")
-    _check_target(x, cos, inplace, out)
-    module = choose(x, backend)
-    source = x.clone() if inplace and torch.is_grad_enabled() and cos.requires_grad else x
-    turned: Tensor = module.rotate(source, cos_rows, sin_rows, interleaved=interleaved, scale=scale, inverse=inverse)
-    target = x if inplace else out
-    return turned if target is None else target.copy_(turned)
+    check_tables(x, cos, sin, interleaved, rotary_dim, layout, "x")
+    turn = Turn(interleaved, scale, inverse, layout)
+    if inplace or out is not None:
+        return _rotate_into(x, cos, sin, turn, inplace, out, backend)
+    return rotated(choose(x, backend), [x], cos, sin, turn)[0]
 
 
 def rotate_qk(
@@ -84,33 +87,118 @@ def rotate_qk(
     >>> bool((q2 == q).all() and (k2 == k).all())
     True
     """
-    if inplace and torch.is_grad_enabled():
+    check_tables(q, cos, sin, interleaved, rotary_dim, layout, "q")
+    check_tables(k, cos, sin, interleaved, rotary_dim, layout, "k")
+    turn = Turn(interleaved, scale, inverse, layout)
+    module = choose(q, backend)
+    if inplace:
+        _check_target(q, cos, True, None)
         _check_target(k, cos, True, None)  # before q is touched
-    _rows_for(k, cos, sin, interleaved, rotary_dim, layout, "k")
-    turned = [
-        rotate(
-            x, cos, sin, interleaved=interleaved, rotary_dim=rotary_dim, scale=scale, layout=layout,
-            inverse=inverse, inplace=inplace, backend=backend,
-        )
-        for x in (q, k)
-    ]  # fmt: skip
-    return turned[0], turned[1]
+        _check_apart(q, k)
+        if not (_written_by_kernels(module, q) and _written_by_kernels(module, k)):
+            return tuple(_rotate_into(x, cos, sin, turn, True, None, backend) for x in (q, k))  # type: ignore[return-value]
+    if q.dtype == k.dtype:
+        turned = rotated(module, [q, k], cos, sin, turn, inplace=inplace)
+        return turned[0], turned[1]
+    one, other = (rotated(choose(x, backend), [x], cos, sin, turn, inplace=inplace)[0] for x in (q, k))
+    return one, other
 
 
-def _rows_for(
+def _rotate_into(
+    x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
+) -> Tensor:
+    """The rotation written into `x` itself or into `out`: by the kernel where it may, else through a new tensor."""
+    _check_target(x, cos, inplace, out)
+    module = choose(x, backend)
+    target = x if out is None else out
+    if not _written_by_kernels(module, target) or (out is not None and _overlap(x, out)):
+        source = x.clone() if inplace and torch.is_grad_enabled() and cos.requires_grad else x
+        return target.copy_(rotated(module, [source], cos, sin, turn)[0])
+    if inplace:
+        return rotated(module, [x], cos, sin, turn, inplace=True)[0]
+    with torch.no_grad():
+        module.rotate([x], cos, sin, turn, [target])
+    note_written([target])
+    return target
+
+
+def _written_by_kernels(module: Backend, target: Tensor) -> bool:
+    """Whether a kernel may write into `target`: each of its elements has its own place in memory."""
+    if not module.kernels or module.reasons_not_to(target):
+        return False
+    if target.is_contiguous():
+        return True
+    reach = 0
+    for stride, size in sorted(zip(target.stride(), target.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def _extent(x: Tensor) -> tuple[int, int]:
+    """First byte of a tensor in memory, and the one after its last."""
+    reach = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size() if x.numel() else x.data_ptr()
+
+
+def _overlap(x: Tensor, out: Tensor) -> bool:
+    """Whether writing `out` could destroy what is still to be read of `x`."""
+    (start, end), (first, last) = _extent(x), _extent(out)
+    return start < last and first < end and not (start == first and x.stride() == out.stride())
+
+
+def _check_apart(q: Tensor, k: Tensor) -> None:
+    """In place, queries and keys must not share elements: those would turn twice. Heads of one buffer are apart."""
+    if reasons_for_mathematics(q) or reasons_for_mathematics(k):
+        return
+    if q.data_ptr() > k.data_ptr():
+        q, k = k, q
+    (start, end), (first, last) = _extent(q), _extent(k)
+    if first >= end or last == first or start == end:
+        return
+    if q.stride() == k.stride():
+        gap = (first - start) // q.element_size()
+        outer = [stride for stride, size in zip(q.stride(), q.shape, strict=True) if stride > gap and size > 1]
+        if _span(q, gap) <= gap and gap + _span(k, gap) <= min(outer, default=gap):
+            return
+    raise RopeError(
+        "rotate_qk: `q` and `k` share memory, and in place it would be turned twice.",
+        facts={"q": q, "k": k},
+        cure="Rotate new tensors (inplace=False), or one of them alone.",
+    )
+
+
+def _span(x: Tensor, gap: int) -> int:
+    """Elements from the first to the last of the dimensions whose stride is at most `gap`."""
+    return 1 + sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True) if stride <= gap)
+
+
+def check_tables(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, rotary_dim: int | None, layout: str, name: str
-) -> tuple[Tensor, Tensor]:
-    """cos and sin shaped to broadcast against `x`, once everything about them has been checked."""
-    _check_kinds(x, cos, sin, interleaved, layout, name)
+) -> None:
+    """Everything that must hold between a tensor and its tables, cheapest first; `name` is what errors call it."""
+    sizes, rows = x.shape, cos.shape
+    dims, table_dims = len(sizes), len(rows)
+    if (
+        (interleaved is not True and interleaved is not False)
+        or layout not in _AXES
+        or x.dtype not in _ROTATABLE
+        or cos.dtype not in _TABLES
+        or sin.dtype != cos.dtype
+        or sin.shape != rows
+        or not (x.device == cos.device == sin.device)
+    ):
+        _refuse_kinds(x, cos, sin, interleaved, layout, name)
     packed = layout == "thd"
-    if x.ndim != (3 if packed else 4) or cos.ndim not in ((2, 3) if packed else (2, 3, 4)):
+    if dims != (3 if packed else 4) or not 2 <= table_dims <= dims:
         raise RopeError(
             f'rotate: wrong number of dimensions for layout "{layout}".',
             facts={name: x, "cos": cos},
             cure="bshd: x [batch, seq, heads, head_dim], cos [seq, pairs], [batch, seq, pairs] or [batch, seq, heads, "
             "pairs]; thd: x [tokens, heads, head_dim], cos [tokens, pairs] or [tokens, heads, pairs].",
         )
-    pairs, head_dim = cos.shape[-1], x.shape[-1]
+    pairs, head_dim = rows[-1], sizes[-1]
     if 2 * pairs != (head_dim if rotary_dim is None else rotary_dim) or 2 * pairs > head_dim:
         raise RopeError(
             f"rotate: `cos` has {pairs} pairs, which is not half of "
@@ -118,39 +206,27 @@ def _rows_for(
             facts={name: x, "cos": cos, "rotary_dim": rotary_dim},
             cure="For partial rotation name the features that turn: rotary_dim=2 * pairs.",
         )
-    if packed:
-        tokens, heads, rows = x.shape[0], x.shape[1], cos.shape[0]
-        fits = cos.ndim == 2 or cos.shape[1] in (1, heads)
-        shaped = (cos[:, None], sin[:, None]) if cos.ndim == 2 else (cos, sin)
-    else:
-        batch, tokens, heads = x.shape[0], x.shape[1], x.shape[2]
-        if layout == "bhsd":
-            tokens, heads = heads, tokens
-        rows = cos.shape[0] if cos.ndim == 2 else cos.shape[1]
-        fits = cos.ndim == 2 or cos.shape[0] in (1, batch)
-        fits = fits and (cos.ndim < 4 or cos.shape[2] in (1, heads))
-        if cos.ndim == 4:
-            shaped = (cos, sin) if layout == "bshd" else (cos.transpose(1, 2), sin.transpose(1, 2))
-        else:
-            at = -2 if layout == "bshd" else -3
-            shaped = (cos.unsqueeze(at), sin.unsqueeze(at)) if cos.ndim == 3 or at == -2 else (cos, sin)
-    if rows != tokens:
+    token_axis, head_axis = _AXES[layout]
+    tokens, row_axis = sizes[token_axis], 0 if packed or table_dims == 2 else 1
+    if rows[row_axis] != tokens:
         raise RopeError(
-            f"rotate: `{name}` has {tokens} tokens but `cos` has {rows} rows.",
+            f"rotate: `{name}` has {tokens} tokens but `cos` has {rows[row_axis]} rows.",
             facts={name: x, "cos": cos, "layout": layout},
             cure="Build both from the same positions: rope.cos_sin(position_ids).",
         )
-    if not fits:
+    if (row_axis == 1 and rows[0] != 1 and rows[0] != sizes[0]) or (
+        table_dims == dims and rows[-2] != 1 and rows[-2] != sizes[head_axis]
+    ):
         raise RopeError(
             f"rotate: the batch or heads of `cos` are neither 1 nor those of `{name}`.",
             facts={name: x, "cos": cos, "layout": layout},
             cure="Tables are [seq, pairs], [batch, seq, pairs] or [batch or 1, seq, heads or 1, pairs].",
         )
-    return shaped
 
 
-def _check_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: str, name: str) -> None:
-    if layout not in get_args(Layout):
+def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: str, name: str) -> None:
+    """The error for an unknown layout or pairing, or for dtypes, shapes and devices that do not fit."""
+    if layout not in _AXES:
         raise RopeError("rotate: unknown layout.", facts={"layout": layout}, cure='Choose "bshd", "bhsd" or "thd".')
     if not isinstance(interleaved, bool):
         raise RopeError(
@@ -164,18 +240,17 @@ def _check_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout:
             facts={name: x},
             cure="Convert it first; features are real numbers.",
         )
-    if cos.dtype not in (torch.float32, torch.float64) or cos.dtype != sin.dtype:
+    if cos.dtype not in _TABLES or cos.dtype != sin.dtype:
         raise RopeError(
             "rotate: `cos` and `sin` must both be float32 or both float64: a 16-bit table loses the angle.",
             facts={"cos": cos, "sin": sin},
             cure="Build them with rope.cos_sin(position_ids), which is float32 whatever the model's dtype.",
         )
-    if cos.shape != sin.shape or cos.device != sin.device or x.device != cos.device:
-        raise RopeError(
-            f"rotate: `cos` and `sin` must have one shape, and the device of `{name}`.",
-            facts={name: x, "cos": cos, "sin": sin},
-            cure="Build both from position_ids on the device of the queries.",
-        )
+    raise RopeError(
+        f"rotate: `cos` and `sin` must have one shape, and the device of `{name}`.",
+        facts={name: x, "cos": cos, "sin": sin},
+        cure="Build both from position_ids on the device of the queries.",
+    )
 
 
 def _check_target(x: Tensor, cos: Tensor, inplace: bool, out: Tensor | None) -> None:

@@ -1,0 +1,117 @@
+"""Gradients of the hand-written kernels: a rotation's backward is the rotation by the opposite angle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.backends import reference
+from ropewalk.backends.request import Backend, Norm, Turn
+
+
+class Rotation(torch.autograd.Function):
+    """Rotates one or two tensors by a kernel; differentiable twice, in the tensors and in both tables."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, backend: Backend, turn: Turn, inplace: bool, cos: Tensor, sin: Tensor, *xs: Tensor
+    ) -> tuple[Tensor, ...] | Tensor:
+        """`inplace` takes one tensor: autograd allows a view to be changed only by a function of one result."""
+        tables = cos.requires_grad or sin.requires_grad
+        kept = [x.clone() if inplace else x for x in xs] if tables else []
+        ctx.save_for_backward(cos, sin, *kept)
+        ctx.backend, ctx.turn = backend, turn
+        ctx.set_materialize_grads(False)
+        if inplace:
+            ctx.mark_dirty(*xs)
+        outs = backend.rotate(xs, cos, sin, turn, xs if inplace else None)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The transposed rotation of each gradient; cos and sin collect theirs over everything that shares a row."""
+        cos, sin, *xs = ctx.saved_tensors
+        needed = ctx.needs_input_grad[5:]
+        wanted = [grad for grad, need in zip(grads, needed, strict=True) if need and grad is not None]
+        back = iter(rotated(ctx.backend, wanted, cos, sin, ctx.turn.transposed()) if wanted else ())
+        to_xs = [
+            next(back) if need and grad is not None else None for grad, need in zip(grads, needed, strict=True)
+        ]
+        to_cos = to_sin = None
+        for x, grad in zip(xs, grads, strict=False):
+            if grad is not None:
+                for_cos, for_sin = _table_gradients(x, grad, cos, ctx.turn)
+                to_cos = for_cos if to_cos is None else to_cos + for_cos
+                to_sin = for_sin if to_sin is None else to_sin + for_sin
+        return None, None, None, to_cos, to_sin, *to_xs
+
+
+class NormRotation(torch.autograd.Function):
+    """RMSNorm of queries and keys and their rotation in one pass, each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, backend: Backend, turn: Turn, eps: float, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor,
+        q_weight: Tensor, k_weight: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Nothing but the inputs is kept: the norm is formed again in backward."""
+        ctx.save_for_backward(cos, sin, q, k, q_weight, k_weight)
+        ctx.backend, ctx.turn, ctx.eps = backend, turn, eps
+        return backend.norm_rotate(q, k, cos, sin, turn, Norm(q_weight, k_weight, eps), None)
+
+    @staticmethod
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of q, k and both weights; through plain expressions where they are to be differentiated again."""
+        cos, sin, *inputs = ctx.saved_tensors
+        q, k, q_weight, k_weight = inputs
+        norm = Norm(q_weight, k_weight, ctx.eps)
+        if torch.is_grad_enabled():
+            found = reference.norm_rotate(q, k, cos, sin, ctx.turn, norm, None)
+            wanted = [x for x in inputs if x.requires_grad]
+            grads = iter(torch.autograd.grad(found, wanted, (grad_q, grad_k), create_graph=True))
+            return None, None, None, None, None, *(next(grads) if x.requires_grad else None for x in inputs)
+        to_q, to_k, *to_weights = ctx.backend.norm_rotate_backward((grad_q, grad_k), q, k, cos, sin, ctx.turn, norm)
+        to_q_weight, to_k_weight = (to.to(w.dtype) for to, w in zip(to_weights, (q_weight, k_weight), strict=True))
+        return None, None, None, None, None, to_q, to_k, to_q_weight, to_k_weight
+
+
+def rotated(
+    backend: Backend, xs: list[Tensor], cos: Tensor, sin: Tensor, turn: Turn, *, inplace: bool = False
+) -> list[Tensor]:
+    """`xs` rotated by a backend: directly where nothing requires grad, else through its autograd function."""
+    if not backend.kernels or backend.reasons_not_to(xs[0]):
+        return reference.rotate(xs, cos, sin, turn, xs if inplace else None)
+    if not torch.is_grad_enabled() or not (
+        cos.requires_grad or sin.requires_grad or any([x.requires_grad for x in xs])
+    ):
+        if not inplace:
+            return backend.rotate(xs, cos, sin, turn)
+        backend.rotate(xs, cos, sin, turn, xs)
+        note_written(xs)
+        return xs
+    if inplace:
+        return [Rotation.apply(backend, turn, True, cos, sin, x) for x in xs]  # type: ignore[no-untyped-call]
+    outs = Rotation.apply(backend, turn, False, cos, sin, *xs)  # type: ignore[no-untyped-call]
+    return [outs] if isinstance(outs, Tensor) else list(outs)
+
+
+def note_written(tensors: list[Tensor]) -> None:
+    """Tell autograd that a kernel has written into these tensors behind its back."""
+    torch.autograd.graph.increment_version([x for x in tensors if not x.is_inference()])
+
+
+def _table_gradients(x: Tensor, grad: Tensor, cos: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+    """What one tensor adds to the gradients of cos and sin, in their shape and dtype."""
+    rows = reference.broadcast_rows(cos, turn.layout)
+    pairs = cos.shape[-1]
+    compute = torch.promote_types(x.dtype, torch.float32)
+    a, b = reference.pairs_of(x.to(compute), pairs, turn.interleaved)
+    first, second = reference.pairs_of(grad.to(compute), pairs, turn.interleaved)
+    sign = -turn.scale if turn.inverse else turn.scale
+    for_cos = (turn.scale * (first * a + second * b)).sum_to_size(rows.shape)
+    for_sin = (sign * (second * a - first * b)).sum_to_size(rows.shape)
+    if cos.ndim == 4 and turn.layout == "bhsd":
+        for_cos, for_sin = for_cos.transpose(1, 2), for_sin.transpose(1, 2)
+    return for_cos.reshape(cos.shape).to(cos.dtype), for_sin.reshape(cos.shape).to(cos.dtype)

@@ -1,0 +1,129 @@
+"""The compiled kernels for CPU tensors: C++ in csrc/, given pointers and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk import compiled
+from ropewalk.backends.eager import reasons_for_mathematics
+from ropewalk.backends.request import Norm, Store, Turn
+
+name = "cpu"
+kernels = True
+
+_native: Any = compiled.kernels
+_DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+_LAYOUTS = {"bshd": 0, "bhsd": 1, "thd": 2}
+_HUGE = 4 << 20  # bytes from which fresh memory is asked for in huge pages
+
+
+def reasons_not_to(x: Tensor) -> list[str]:
+    """Why the compiled kernels cannot take `x`; empty if they can."""
+    reasons = reasons_for_mathematics(x)
+    if _native is None:
+        reasons.append(compiled.why_not)
+    if not reasons:
+        if not x.is_cpu:
+            reasons.append(f"`x` is on {x.device.type}, not on the CPU")
+        elif x.is_neg():
+            reasons.append("`x` is a lazily negated view")
+    return reasons
+
+
+def rotate(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """One or two tensors, in one call to the kernel."""
+    cos, sin = _tables(xs[0], cos, sin)
+    results = [_fresh(x) for x in xs] if outs is None else list(outs)
+    numbers: list[object] = []
+    for x, out in zip(xs, results, strict=True):
+        numbers += (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride())
+    _native.rotate(*_request(xs[0], cos, sin, turn), *numbers)
+    return results
+
+
+def norm_rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
+) -> tuple[Tensor, Tensor]:
+    """Norm, rotation, and the cache's new rows, in one pass over q, k and the values."""
+    cos, sin = _tables(q, cos, sin)
+    q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
+    q_out, k_out = _fresh(q), _fresh(k) if store is None else store.keys
+    sides = [_side(q, q_out, turn.layout, q_weight, None), _side(k, k_out, turn.layout, k_weight, store)]
+    if store is not None:
+        sides.append(_side(store.fresh, store.values, turn.layout, None, store, copied=True))
+    _native.norm_rotate(*_request(q, cos, sin, turn), 0.0 if norm is None else norm.eps, sides)
+    return q_out, k_out
+
+
+def norm_rotate_backward(
+    grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k and both weights in one pass; the same to the last bit for any number of threads."""
+    cos, sin = _tables(q, cos, sin)
+    weights = _weight(q, norm.q_weight), _weight(q, norm.k_weight)
+    results = [_fresh(q), _fresh(k)]
+    sums = torch.zeros(2, q.shape[-1], dtype=torch.float64)
+    sides = [
+        (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride(), g.data_ptr(), g.stride(), weight.data_ptr())
+        for x, out, g, weight in zip((q, k), results, grads, weights, strict=True)
+    ]
+    _native.norm_rotate_backward(
+        *_request(q, cos, sin, turn.transposed()), norm.eps, sides, sums.data_ptr()
+    )  # fmt: skip
+    to_weights = sums.to(weights[0].dtype)
+    return results[0], results[1], to_weights[0], to_weights[1]
+
+
+def _request(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
+    """The arguments that every kernel begins with."""
+    interleaved, scale, inverse, layout = turn
+    return (
+        _LAYOUTS[layout], _DTYPES[x.dtype], interleaved, scale, -scale if inverse else scale, torch.get_num_threads(),
+        cos.data_ptr(), cos.shape, cos.stride(), sin.data_ptr(),
+    )  # fmt: skip
+
+
+def _side(
+    x: Tensor, out: Tensor, layout: str, weight: Tensor | None, store: Store | None, *, copied: bool = False
+) -> tuple[object, ...]:
+    """One tensor as `norm_rotate` of the extension takes it; into a cache's buffer where there is a `store`."""
+    out_layout = layout if store is None else "bhsd"
+    slots, slot_strides = (0, ()) if store is None else (store.slots.data_ptr(), _slot_strides(store.slots))
+    return (
+        x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride(), _LAYOUTS[out_layout],
+        0 if weight is None else weight.data_ptr(), slots, slot_strides, copied,
+    )  # fmt: skip
+
+
+def _slot_strides(slots: Tensor) -> tuple[int, int]:
+    batch, token = slots.stride()
+    return (batch if slots.shape[0] > 1 else 0), token
+
+
+def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Both tables in the compute dtype, with one set of strides and contiguous features: nearly always as they are."""
+    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if cos.dtype != compute:
+        cos, sin = cos.to(compute), sin.to(compute)
+    strides = cos.stride()
+    if strides[-1] != 1 or sin.stride() != strides:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    return cos, sin
+
+
+def _weight(x: Tensor, weight: Tensor) -> Tensor:
+    return weight.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+
+
+def _fresh(x: Tensor) -> Tensor:
+    """A new tensor like `x`, its memory in huge pages where it is large."""
+    out = torch.empty_like(x)
+    if out.nbytes >= _HUGE:
+        _native.use_huge_pages(out.data_ptr(), out.nbytes)
+    return out

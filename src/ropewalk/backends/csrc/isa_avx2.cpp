@@ -1,0 +1,8 @@
+#include "simd_avx2.h"
+
+#include "kernels.h"
+
+const ropewalk::Kernels& ropewalk::avx2_kernels() {
+    static constexpr Kernels kernels{"avx2", rotate, norm_backward, tables};
+    return kernels;
+}

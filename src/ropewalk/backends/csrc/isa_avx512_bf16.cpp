@@ -1,0 +1,8 @@
+#include "simd_avx512.h"
+
+#include "kernels.h"
+
+const ropewalk::Kernels& ropewalk::avx512_bf16_kernels() {
+    static constexpr Kernels kernels{"avx512_bf16", rotate, norm_backward, tables};
+    return kernels;
+}

@@ -1,0 +1,77 @@
+// What one call asks of the kernels: tensors as pointers and strides, counted in elements.
+#pragma once
+#include <cstdint>
+
+namespace ropewalk {
+
+enum class Dtype : int { float64 = 0, float32 = 1, bfloat16 = 2, float16 = 3 };
+
+struct Strides {
+    int64_t batch, token, head, feature;
+};
+
+// One tensor of a call: queries, keys, or values that are only copied into a cache.
+struct Side {
+    const char* in = nullptr;
+    char* out = nullptr;
+    const char* grad = nullptr;      // backward of the norm: the gradient of the result
+    int64_t heads = 0;
+    Strides in_strides{}, out_strides{}, grad_strides{};
+    const int64_t* slots = nullptr;  // where each token goes in `out`; negative: nowhere
+    int64_t slot_batch = 0, slot_token = 0;
+    const void* weight = nullptr;    // RMSNorm's, in the compute dtype; null: no norm
+    bool copied = false;             // neither norm nor rotation
+    bool stream = false;             // write past the caches
+};
+
+struct Rotation {
+    Dtype dtype = Dtype::float32;
+    bool interleaved = false;
+    int64_t batch = 0, tokens = 0, head_dim = 0, pairs = 0;
+    const void *cos = nullptr, *sin = nullptr;  // in the compute dtype, features contiguous
+    int64_t table_batch = 0, table_token = 0, table_head = 0;
+    double cos_scale = 1.0, sin_scale = 1.0;    // sin_scale is negative for the inverse
+    double eps = 0.0;
+    int sides = 0;
+    Side side[3];
+};
+
+// cos and sin of positions times frequencies, formed in float64 and rounded once.
+struct Tables {
+    const void* positions = nullptr;  // [rows, axes]
+    bool integral = true;             // int64 or float64 positions
+    int64_t position_row = 0, position_axis = 0;
+    const double* columns = nullptr;  // [groups, pairs]
+    int64_t rows_per_group = 0;       // rows that share one row of columns
+    const int32_t* axes = nullptr;    // which coordinate each pair follows; null: the only one
+    const double* first = nullptr;    // frequencies of the positions below first_count; null: none
+    double first_count = 0.0;
+    int64_t rows = 0, pairs = 0;
+    void *cos = nullptr, *sin = nullptr;
+    bool doubles = false;             // write float64 tables
+};
+
+// Tokens are handed out in blocks, so that a table row is read once for all heads.
+constexpr int64_t token_block = 16;
+
+// One instruction set's kernels. Units are blocks of tokens (rotations) or rows (tables), begin <= unit < end.
+struct Kernels {
+    const char* name;
+    void (*rotate)(const Rotation&, int64_t begin, int64_t end);
+    // Adds the weights' gradients of each side into `sums` (2 x head_dim doubles).
+    void (*norm_backward)(const Rotation&, int64_t begin, int64_t end, double* sums);
+    void (*tables)(const Tables&, int64_t begin, int64_t end);
+};
+
+inline int64_t blocks_of(const Rotation& job) {
+    return job.batch * ((job.tokens + token_block - 1) / token_block);
+}
+
+const Kernels& portable_kernels();
+#ifdef ROPEWALK_X86
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& avx512_bf16_kernels();
+#endif
+
+}  // namespace ropewalk

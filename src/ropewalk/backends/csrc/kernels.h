@@ -1,0 +1,284 @@
+// The kernels, written once over the vectors of an instruction set. Each isa_*.cpp includes its vectors, then this.
+// Everything here has internal linkage, and no library template is used: code for one instruction set must never
+// be merged with another's by the linker.
+#pragma once
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "job.h"
+#include "sincos.h"
+
+namespace {
+
+using ropewalk::Dtype;
+using ropewalk::Kernels;
+using ropewalk::Rotation;
+using ropewalk::Side;
+using ropewalk::Strides;
+using ropewalk::Tables;
+using ropewalk::token_block;
+
+template <typename T>
+struct ComputesIn {
+    using Vector = Floats;
+};
+template <>
+struct ComputesIn<double> {
+    using Vector = Doubles;
+};
+
+// What all rows of a call share.
+template <typename C>
+struct Turning {
+    int64_t head_dim, pairs;
+    C cos_scale, sin_scale;
+};
+
+// `pairs` pairs from features x to y, a multiple of 2 * width (half-split: b lies `apart` after a) or of width
+// (interleaved). With Norm each feature is first multiplied by `r` and its weight.
+template <bool Interleaved, bool Norm, typename V, typename In, typename Out, typename C = typename V::scalar>
+inline void turn_chunks(const In* x, Out* y, int64_t in_apart, int64_t out_apart, const C* cos, const C* sin,
+                        const C* weight, int64_t pairs, const Turning<C>& turning, V r, bool stream) {
+    constexpr int W = V::width;
+    const V cos_scale = V::of(turning.cos_scale), sin_scale = V::of(turning.sin_scale);
+    const auto feature = [&](int64_t at) {
+        V v = V::load(x + at);
+        if constexpr (Norm) v = v * (r * V::load(weight + at));
+        return v;
+    };
+    if constexpr (Interleaved) {
+        for (int64_t j = 0; j < pairs; j += W) {
+            const V x0 = feature(2 * j), x1 = feature(2 * j + W);
+            const V c0 = V::load_twice(cos + j) * cos_scale, c1 = V::load_twice(cos + j + W / 2) * cos_scale;
+            const V s0 = V::load_twice(sin + j) * sin_scale, s1 = V::load_twice(sin + j + W / 2) * sin_scale;
+            store(y + 2 * j, alternate(x0, c0, x0.swapped() * s0), alternate(x1, c1, x1.swapped() * s1), stream);
+        }
+    } else {
+        for (int64_t j = 0; j < pairs; j += 2 * W) {
+            const V a0 = feature(j), a1 = feature(j + W);
+            const V b0 = feature(in_apart + j), b1 = feature(in_apart + j + W);
+            const V c0 = V::load(cos + j) * cos_scale, c1 = V::load(cos + j + W) * cos_scale;
+            const V s0 = V::load(sin + j) * sin_scale, s1 = V::load(sin + j + W) * sin_scale;
+            store(y + j, multiply_subtract(a0, c0, b0 * s0), multiply_subtract(a1, c1, b1 * s1), stream);
+            store(y + out_apart + j, multiply_add(b0, c0, a0 * s0), multiply_add(b1, c1, a1 * s1), stream);
+        }
+    }
+}
+
+// The leading 2 * pairs features of one head, whatever their number: what is no whole chunk goes through a buffer.
+template <bool Interleaved, bool Norm, typename V, typename In, typename Out, typename C = typename V::scalar>
+inline void turn_row(const In* x, Out* y, const C* cos, const C* sin, const C* weight, const Turning<C>& turning,
+                     V r, bool stream) {
+    constexpr int chunk = (Interleaved ? 1 : 2) * V::width;
+    const int64_t pairs = turning.pairs, whole = pairs / chunk * chunk, rest = pairs - whole;
+    turn_chunks<Interleaved, Norm>(x, y, pairs, pairs, cos, sin, weight, whole, turning, r, stream);
+    if (rest == 0) return;
+    In xs[2 * chunk] = {};
+    Out ys[2 * chunk];
+    C cs[chunk] = {}, ss[chunk] = {}, ws[2 * chunk] = {};
+    const int64_t first = Interleaved ? 2 * whole : whole, count = Interleaved ? 2 * rest : rest;
+    std::memcpy(xs, x + first, count * sizeof(In));
+    std::memcpy(cs, cos + whole, rest * sizeof(C));
+    std::memcpy(ss, sin + whole, rest * sizeof(C));
+    if (Norm) std::memcpy(ws, weight + first, count * sizeof(C));
+    if (!Interleaved) {
+        std::memcpy(xs + chunk, x + pairs + first, count * sizeof(In));
+        if (Norm) std::memcpy(ws + chunk, weight + pairs + first, count * sizeof(C));
+    }
+    turn_chunks<Interleaved, Norm>(xs, ys, chunk, chunk, cs, ss, ws, chunk, turning, r, false);
+    std::memcpy(y + first, ys, count * sizeof(Out));
+    if (!Interleaved) std::memcpy(y + pairs + first, ys + chunk, count * sizeof(Out));
+}
+
+// 1 / sqrt(mean(x^2) + eps) of one head.
+template <typename V, typename T>
+inline double inverse_rms(const T* x, int64_t size, double eps) {
+    V squares = V::of(0);
+    int64_t j = 0;
+    for (; j + V::width <= size; j += V::width) {
+        const V v = V::load(x + j);
+        squares = multiply_add(v, v, squares);
+    }
+    double sum = squares.sum();
+    for (; j < size; ++j) sum += static_cast<double>(widen(x[j])) * widen(x[j]);
+    return 1.0 / std::sqrt(sum / static_cast<double>(size) + eps);
+}
+
+template <typename T>
+inline void gather(const T* x, T* to, int64_t stride, int64_t size) {
+    for (int64_t j = 0; j < size; ++j) to[j] = x[j * stride];
+}
+template <typename T>
+inline void scatter(const T* from, T* y, int64_t stride, int64_t size) {
+    for (int64_t j = 0; j < size; ++j) y[j * stride] = from[j];
+}
+
+// One head of one token: normed if there is a weight, turned, the features that do not turn passed on.
+template <typename T, bool Interleaved>
+inline void head(const Rotation& job, const Side& side, const T* x, T* y, int64_t row, T* buffer) {
+    using V = typename ComputesIn<T>::Vector;
+    using C = typename V::scalar;
+    const Turning<C> turning{job.head_dim, job.pairs, static_cast<C>(job.cos_scale), static_cast<C>(job.sin_scale)};
+    const C *cos = static_cast<const C*>(job.cos) + row, *sin = static_cast<const C*>(job.sin) + row;
+    const C* weight = static_cast<const C*>(side.weight);
+    const int64_t turned = side.copied ? 0 : 2 * job.pairs, size = job.head_dim;
+    T* target = y;
+    if (side.in_strides.feature != 1) {
+        gather(x, buffer, side.in_strides.feature, size);
+        x = buffer;
+    }
+    if (side.out_strides.feature != 1) target = buffer + size;
+    if (weight) {
+        const C r = static_cast<C>(inverse_rms<V>(x, size, job.eps));
+        turn_row<Interleaved, true>(x, target, cos, sin, weight, turning, V::of(r), side.stream);
+        for (int64_t j = turned; j < size; ++j) narrow(widen(x[j]) * (r * weight[j]), target[j]);
+    } else {
+        if (turned) turn_row<Interleaved, false>(x, target, cos, sin, weight, turning, V::of(0), side.stream);
+        if (turned < size && x != target) std::memcpy(target + turned, x + turned, (size - turned) * sizeof(T));
+    }
+    if (target != y) scatter(target, y, side.out_strides.feature, size);
+}
+
+// Calls visit(batch, token, head) for the units' tokens and a side's heads, in the order in which they lie in memory.
+template <typename Visit>
+inline void each_head(const Rotation& job, const Side& side, int64_t unit, const Visit& visit) {
+    const int64_t blocks = (job.tokens + token_block - 1) / token_block;
+    const int64_t b = unit / blocks, from = unit % blocks * token_block;
+    const int64_t to = from + token_block < job.tokens ? from + token_block : job.tokens;
+    if (side.in_strides.head > side.in_strides.token) {
+        for (int64_t h = 0; h < side.heads; ++h)
+            for (int64_t t = from; t < to; ++t) visit(b, t, h);
+    } else {
+        for (int64_t t = from; t < to; ++t)
+            for (int64_t h = 0; h < side.heads; ++h) visit(b, t, h);
+    }
+}
+
+inline int64_t row_of(const Rotation& job, int64_t b, int64_t t, int64_t h) {
+    return b * job.table_batch + t * job.table_token + h * job.table_head;
+}
+inline int64_t offset(const Strides& s, int64_t b, int64_t t, int64_t h) {
+    return b * s.batch + t * s.token + h * s.head;
+}
+
+template <typename T, bool Interleaved>
+void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
+    T* buffer = nullptr;  // for heads whose features lie apart
+    bool streamed = false;
+    for (int i = 0; i < job.sides; ++i) {
+        if (!buffer && (job.side[i].in_strides.feature != 1 || job.side[i].out_strides.feature != 1))
+            buffer = static_cast<T*>(std::malloc(2 * job.head_dim * sizeof(T)));
+        streamed = streamed || job.side[i].stream;
+    }
+    for (int64_t unit = begin; unit < end; ++unit) {
+        for (int i = 0; i < job.sides; ++i) {
+            const Side& side = job.side[i];
+            const T* in = reinterpret_cast<const T*>(side.in);
+            T* out = reinterpret_cast<T*>(side.out);
+            each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t h) {
+                const int64_t slot = side.slots ? side.slots[b * side.slot_batch + t * side.slot_token] : t;
+                if (slot < 0) return;
+                head<T, Interleaved>(job, side, in + offset(side.in_strides, b, t, h),
+                                     out + offset(side.out_strides, b, slot, h), row_of(job, b, t, h), buffer);
+            });
+        }
+    }
+    if (streamed) fence();
+    std::free(buffer);
+}
+
+// The gradient of one normed head: h is the gradient turned back, dx = r (w h) - x r^3 mean(w h x), dw += h x r.
+template <typename T, bool Interleaved>
+inline void head_backward(const Rotation& job, const Side& side, const T* x, const T* grad, T* y, int64_t row,
+                          typename ComputesIn<T>::Vector::scalar* h,
+                          typename ComputesIn<T>::Vector::scalar* sums) {
+    using V = typename ComputesIn<T>::Vector;
+    using C = typename V::scalar;
+    constexpr int W = V::width;
+    const Turning<C> turning{job.head_dim, job.pairs, static_cast<C>(job.cos_scale), static_cast<C>(job.sin_scale)};
+    const C *cos = static_cast<const C*>(job.cos) + row, *sin = static_cast<const C*>(job.sin) + row;
+    const C* weight = static_cast<const C*>(side.weight);
+    const int64_t size = job.head_dim;
+    turn_row<Interleaved, false>(grad, h, cos, sin, weight, turning, V::of(0), false);
+    for (int64_t j = 2 * job.pairs; j < size; ++j) h[j] = widen(grad[j]);
+    const C r = static_cast<C>(inverse_rms<V>(x, size, job.eps));
+    V products = V::of(0);
+    int64_t j = 0;
+    for (; j + W <= size; j += W) products = multiply_add(V::load(h + j) * V::load(weight + j), V::load(x + j), products);
+    double dot = products.sum();
+    for (; j < size; ++j) dot += static_cast<double>(h[j] * weight[j]) * widen(x[j]);
+    const C pull = static_cast<C>(-dot * r * r * r / static_cast<double>(size));
+    const V rs = V::of(r), pulls = V::of(pull);
+    C line[2 * W];
+    for (j = 0; j + 2 * W <= size; j += 2 * W) {
+        const V h0 = V::load(h + j), h1 = V::load(h + j + W), x0 = V::load(x + j), x1 = V::load(x + j + W);
+        store(y + j, multiply_add(h0 * V::load(weight + j), rs, x0 * pulls),
+              multiply_add(h1 * V::load(weight + j + W), rs, x1 * pulls), false);
+        store(line, multiply_add(h0 * rs, x0, V::load(sums + j)), multiply_add(h1 * rs, x1, V::load(sums + j + W)), false);
+        std::memcpy(sums + j, line, sizeof line);
+    }
+    for (; j < size; ++j) {
+        const C value = widen(x[j]);
+        sums[j] += h[j] * r * value;
+        narrow(h[j] * weight[j] * r + value * pull, y[j]);
+    }
+}
+
+template <typename T, bool Interleaved>
+void norm_backward_units(const Rotation& job, int64_t begin, int64_t end, double* sums) {
+    using C = typename ComputesIn<T>::Vector::scalar;
+    const int64_t size = job.head_dim;
+    // Three rows of features that lie apart; the gradient turned back; the sums of one block of tokens.
+    char* memory = static_cast<char*>(std::malloc(size * (3 * sizeof(T) + 2 * sizeof(C))));
+    C *h = reinterpret_cast<C*>(memory), *block = h + size;
+    T* buffer = reinterpret_cast<T*>(block + size);
+    for (int64_t unit = begin; unit < end; ++unit) {
+        for (int i = 0; i < job.sides; ++i) {
+            const Side& side = job.side[i];
+            std::memset(block, 0, size * sizeof(C));
+            each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t head_index) {
+                const T* x = reinterpret_cast<const T*>(side.in) + offset(side.in_strides, b, t, head_index);
+                const T* grad = reinterpret_cast<const T*>(side.grad) + offset(side.grad_strides, b, t, head_index);
+                T* y = reinterpret_cast<T*>(side.out) + offset(side.out_strides, b, t, head_index);
+                if (side.in_strides.feature != 1) gather(x, buffer, side.in_strides.feature, size), x = buffer;
+                if (side.grad_strides.feature != 1)
+                    gather(grad, buffer + size, side.grad_strides.feature, size), grad = buffer + size;
+                T* target = side.out_strides.feature != 1 ? buffer + 2 * size : y;
+                head_backward<T, Interleaved>(job, side, x, grad, target, row_of(job, b, t, head_index), h, block);
+                if (target != y) scatter(target, y, side.out_strides.feature, size);
+            });
+            for (int64_t j = 0; j < size; ++j) sums[i * size + j] += block[j];
+        }
+    }
+    std::free(memory);
+}
+
+template <typename T>
+void rotate_as(const Rotation& job, int64_t begin, int64_t end) {
+    job.interleaved ? rotate_units<T, true>(job, begin, end) : rotate_units<T, false>(job, begin, end);
+}
+void rotate(const Rotation& job, int64_t begin, int64_t end) {
+    switch (job.dtype) {
+        case Dtype::float64: return rotate_as<double>(job, begin, end);
+        case Dtype::float32: return rotate_as<float>(job, begin, end);
+        case Dtype::bfloat16: return rotate_as<bf16>(job, begin, end);
+        case Dtype::float16: return rotate_as<f16>(job, begin, end);
+    }
+}
+
+template <typename T>
+void norm_backward_as(const Rotation& job, int64_t begin, int64_t end, double* sums) {
+    job.interleaved ? norm_backward_units<T, true>(job, begin, end, sums)
+                    : norm_backward_units<T, false>(job, begin, end, sums);
+}
+void norm_backward(const Rotation& job, int64_t begin, int64_t end, double* sums) {
+    switch (job.dtype) {
+        case Dtype::float64: return norm_backward_as<double>(job, begin, end, sums);
+        case Dtype::float32: return norm_backward_as<float>(job, begin, end, sums);
+        case Dtype::bfloat16: return norm_backward_as<bf16>(job, begin, end, sums);
+        case Dtype::float16: return norm_backward_as<f16>(job, begin, end, sums);
+    }
+}
+
+}  // namespace

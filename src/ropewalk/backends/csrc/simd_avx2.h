@@ -1,0 +1,102 @@
+// AVX2 vectors with FMA and F16C: 8 floats or 4 doubles.
+#pragma once
+#include <immintrin.h>
+
+#include "numbers.h"
+
+namespace {
+
+struct Floats {
+    using scalar = float;
+    static constexpr int width = 8;
+    __m256 v;
+    static Floats of(float x) { return {_mm256_set1_ps(x)}; }
+    static Floats load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static Floats load(const bf16* p) {
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16))};
+    }
+    static Floats load(const f16* p) {
+        return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    }
+    // p[0], p[0], p[1], p[1], p[2], p[2], p[3], p[3]
+    static Floats load_twice(const float* p) {
+        const __m256i twice = _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0);
+        return {_mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), twice)};
+    }
+    Floats swapped() const { return {_mm256_permute_ps(v, 0xB1)}; }
+    double sum() const {
+        __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+        return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+    }
+};
+inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline Floats multiply_subtract(Floats a, Floats b, Floats c) { return {_mm256_fmsub_ps(a.v, b.v, c.v)}; }
+inline Floats alternate(Floats a, Floats b, Floats c) { return {_mm256_fmaddsub_ps(a.v, b.v, c.v)}; }
+
+inline void store(float* p, Floats a, Floats b, bool stream) {
+    if (stream) {
+        _mm256_stream_ps(p, a.v);
+        _mm256_stream_ps(p + 8, b.v);
+    } else {
+        _mm256_storeu_ps(p, a.v);
+        _mm256_storeu_ps(p + 8, b.v);
+    }
+}
+inline void store_half_line(void* p, __m256i half, bool stream) {
+    if (stream)
+        _mm256_stream_si256(static_cast<__m256i*>(p), half);
+    else
+        _mm256_storeu_si256(static_cast<__m256i*>(p), half);
+}
+inline __m256i rounded(__m256 v) {  // the 16 bits in each 32-bit lane
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(up, nan, is_nan), 16);
+}
+inline void store(bf16* p, Floats a, Floats b, bool stream) {
+    const __m256i mixed = _mm256_packus_epi32(rounded(a.v), rounded(b.v));
+    store_half_line(p, _mm256_permute4x64_epi64(mixed, 0xD8), stream);
+}
+inline void store(f16* p, Floats a, Floats b, bool stream) {
+    store_half_line(p, _mm256_set_m128i(_mm256_cvtps_ph(b.v, 0), _mm256_cvtps_ph(a.v, 0)), stream);
+}
+
+struct Doubles {
+    using scalar = double;
+    static constexpr int width = 4;
+    __m256d v;
+    static Doubles of(double x) { return {_mm256_set1_pd(x)}; }
+    static Doubles load(const double* p) { return {_mm256_loadu_pd(p)}; }
+    static Doubles load_twice(const double* p) {
+        return {_mm256_permute4x64_pd(_mm256_castpd128_pd256(_mm_loadu_pd(p)), 0x50)};
+    }
+    Doubles swapped() const { return {_mm256_permute_pd(v, 0x5)}; }
+    double sum() const {
+        const __m128d s = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+        return _mm_cvtsd_f64(_mm_add_sd(s, _mm_unpackhi_pd(s, s)));
+    }
+};
+inline Doubles operator+(Doubles a, Doubles b) { return {_mm256_add_pd(a.v, b.v)}; }
+inline Doubles operator*(Doubles a, Doubles b) { return {_mm256_mul_pd(a.v, b.v)}; }
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
+inline Doubles multiply_subtract(Doubles a, Doubles b, Doubles c) { return {_mm256_fmsub_pd(a.v, b.v, c.v)}; }
+inline Doubles alternate(Doubles a, Doubles b, Doubles c) { return {_mm256_fmaddsub_pd(a.v, b.v, c.v)}; }
+inline void store(double* p, Doubles a, Doubles b, bool stream) {
+    if (stream) {
+        _mm256_stream_pd(p, a.v);
+        _mm256_stream_pd(p + 4, b.v);
+    } else {
+        _mm256_storeu_pd(p, a.v);
+        _mm256_storeu_pd(p + 4, b.v);
+    }
+}
+inline void fence() { _mm_sfence(); }
+
+}  // namespace

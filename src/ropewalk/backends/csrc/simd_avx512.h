@@ -1,0 +1,104 @@
+// AVX-512 vectors: 16 floats or 8 doubles. bf16 stores use the BF16 instructions where they are compiled in.
+#pragma once
+#include <immintrin.h>
+
+#include "numbers.h"
+
+namespace {
+
+struct Floats {
+    using scalar = float;
+    static constexpr int width = 16;
+    __m512 v;
+    static Floats of(float x) { return {_mm512_set1_ps(x)}; }
+    static Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static Floats load(const bf16* p) {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
+    }
+    static Floats load(const f16* p) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
+    // p[0], p[0], p[1], p[1], ... p[7], p[7]
+    static Floats load_twice(const float* p) {
+        const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+        return {_mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(p)))};
+    }
+    Floats swapped() const { return {_mm512_permute_ps(v, 0xB1)}; }
+    double sum() const { return _mm512_reduce_add_ps(v); }
+};
+inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Floats multiply_subtract(Floats a, Floats b, Floats c) { return {_mm512_fmsub_ps(a.v, b.v, c.v)}; }
+// even lanes a * b - c, odd lanes a * b + c
+inline Floats alternate(Floats a, Floats b, Floats c) { return {_mm512_fmaddsub_ps(a.v, b.v, c.v)}; }
+
+inline void store(float* p, Floats a, Floats b, bool stream) {
+    if (stream) {
+        _mm512_stream_ps(p, a.v);
+        _mm512_stream_ps(p + 16, b.v);
+    } else {
+        _mm512_storeu_ps(p, a.v);
+        _mm512_storeu_ps(p + 16, b.v);
+    }
+}
+inline void store_line(void* p, __m512i line, bool stream) {
+    if (stream)
+        _mm512_stream_si512(static_cast<__m512i*>(p), line);
+    else
+        _mm512_storeu_si512(p, line);
+}
+inline __m256i rounded(__m512 v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i nan = _mm512_or_epi32(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, up, nan), 16));
+}
+inline void store(bf16* p, Floats a, Floats b, bool stream) {
+#ifdef __AVX512BF16__
+    // The instruction flushes subnormal numbers to zero: those few take the longer way.
+    if (__builtin_expect(!(_mm512_fpclass_ps_mask(a.v, 0x20) | _mm512_fpclass_ps_mask(b.v, 0x20)), 1)) {
+        store_line(p, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v), stream);
+        return;
+    }
+#endif
+    store_line(p, _mm512_inserti64x4(_mm512_castsi256_si512(rounded(a.v)), rounded(b.v), 1), stream);
+}
+inline void store(f16* p, Floats a, Floats b, bool stream) {
+    const __m256i low = _mm512_cvtps_ph(a.v, 0), high = _mm512_cvtps_ph(b.v, 0);
+    store_line(p, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), stream);
+}
+
+struct Doubles {
+    using scalar = double;
+    static constexpr int width = 8;
+    __m512d v;
+    static Doubles of(double x) { return {_mm512_set1_pd(x)}; }
+    static Doubles load(const double* p) { return {_mm512_loadu_pd(p)}; }
+    static Doubles load_twice(const double* p) {
+        const __m512i twice = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0);
+        return {_mm512_permutexvar_pd(twice, _mm512_castpd256_pd512(_mm256_loadu_pd(p)))};
+    }
+    Doubles swapped() const { return {_mm512_permute_pd(v, 0x55)}; }
+    double sum() const { return _mm512_reduce_add_pd(v); }
+};
+inline Doubles operator+(Doubles a, Doubles b) { return {_mm512_add_pd(a.v, b.v)}; }
+inline Doubles operator*(Doubles a, Doubles b) { return {_mm512_mul_pd(a.v, b.v)}; }
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
+inline Doubles multiply_subtract(Doubles a, Doubles b, Doubles c) { return {_mm512_fmsub_pd(a.v, b.v, c.v)}; }
+inline Doubles alternate(Doubles a, Doubles b, Doubles c) { return {_mm512_fmaddsub_pd(a.v, b.v, c.v)}; }
+inline void store(double* p, Doubles a, Doubles b, bool stream) {
+    if (stream) {
+        _mm512_stream_pd(p, a.v);
+        _mm512_stream_pd(p + 8, b.v);
+    } else {
+        _mm512_storeu_pd(p, a.v);
+        _mm512_storeu_pd(p + 8, b.v);
+    }
+}
+inline void fence() { _mm_sfence(); }
+
+}  // namespace

@@ -1,0 +1,27 @@
+"""Law 7: whether a tensor is plain and eager, so that a kernel may serve it; all else gets the plain mathematics."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def reasons_for_mathematics(x: Tensor) -> list[str]:
+    """Why `x` must go through expressions that compilers and transforms can see; empty for a plain eager tensor."""
+    if torch.compiler.is_compiling():
+        return ["a compiler is tracing: it fuses the plain expression with its neighbours"]
+    reasons = []
+    if type(x) not in _PLAIN:
+        reasons.append(f"{type(x).__name__} is a tensor subclass")
+    if torch._C._len_torch_dispatch_stack():
+        reasons.append("a dispatch mode is active")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        reasons.append("a function transform (torch.func) is active")
+    if forward_ad._current_level >= 0:
+        reasons.append("forward-mode differentiation is active")
+    if torch._C._get_tracing_state() is not None:
+        reasons.append("torch.jit is tracing")
+    return reasons

@@ -1,0 +1,89 @@
+"""What a backend is asked for, beside the tensors; and how it reads their strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Turn(NamedTuple):
+    """How pairs are turned: which features pair, by which factor and direction, and what the dimensions mean."""
+
+    interleaved: bool
+    scale: float
+    inverse: bool
+    layout: str
+
+    def transposed(self) -> Turn:
+        """The same by the opposite angle: what a gradient goes through."""
+        return self._replace(inverse=not self.inverse)
+
+
+class Norm(NamedTuple):
+    """RMSNorm of each head before the rotation: weights `[head_dim]` of any float dtype, and epsilon."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+class Store(NamedTuple):
+    """Where rotated keys and untouched values go instead of into new tensors: a cache's buffers.
+
+    - `keys`, `values`: `[batch, kv_heads, capacity, head_dim]`, any strides but those of the features, which are 1.
+    - `fresh`: the new values, of the shape of the keys in the call's layout.
+    - `slots`: int64 `[batch, seq]` (thd: `[1, tokens]`), each token's place in 0 .. capacity - 1; below 0 is skipped.
+    """
+
+    keys: Tensor
+    values: Tensor
+    fresh: Tensor
+    slots: Tensor
+
+
+class Backend(Protocol):
+    """One way to compute a rotation. Arguments have been checked; tables are as `rotate` documents them."""
+
+    name: str
+    kernels: bool  # written by hand: without autograd of its own, and writing where it is told
+
+    def reasons_not_to(self, x: Tensor) -> list[str]:
+        """Why `x` cannot be rotated by it here and now; empty if it can."""
+
+    def rotate(
+        self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        """One or two tensors of one dtype by the same tables, into `outs` (which may be `xs`) or into new tensors."""
+
+    def norm_rotate(
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
+    ) -> tuple[Tensor, Tensor]:
+        """Norm (if any), then rotation; with `store` the keys and values go there, and its keys are returned."""
+
+    def norm_rotate_backward(
+        self, grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of q and k in their dtype, and of both weights in float32 (float64 for float64 q)."""
+
+
+def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
+    """Strides of batch, token, head and feature of a tensor in `layout`, in elements."""
+    strides = x.stride()
+    if layout == "bshd":
+        return strides  # type: ignore[return-value]
+    if layout == "bhsd":
+        return strides[0], strides[2], strides[1], strides[3]
+    return 0, *strides  # type: ignore[return-value]
+
+
+def table_strides(table: Tensor, layout: str) -> tuple[int, int, int]:
+    """Strides of batch, token and head of cos or sin, in elements; 0 where one row serves all."""
+    strides, sizes = table.stride(), table.shape
+    if table.ndim == 2:
+        return 0, strides[0], 0
+    if layout == "thd":
+        return 0, strides[0], strides[1] if sizes[1] > 1 else 0
+    batch = strides[0] if sizes[0] > 1 else 0
+    return batch, strides[1], strides[2] if table.ndim == 4 and sizes[2] > 1 else 0
