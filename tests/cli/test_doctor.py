@@ -6,9 +6,11 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,3 +259,25 @@ def test_a_target_within_the_trained_length_recommends_nothing(checkpoint: Path,
     assert found["recommended"] is None
     assert [method["name"] for method in found["methods"]] == ["plain"]
     assert found["methods"][0]["loss_beyond"] is None
+
+
+def test_no_number_is_lost_in_a_narrow_terminal(
+    checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables that do not fit are stacked: whole while a number fits beside a name, folded in the narrowest."""
+    printed = {}
+    for columns in (200, 80, 40, 24, 12):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        again = ["--resume"] if printed else []  # the same seconds
+        assert doctor(checkpoint, "--text", text, "--windows", 3, "--method", "pi", "--method", "yarn", *again) == 0
+        out = capsys.readouterr().out
+        printed[columns] = out[out.index("\nLoss by") : out.index("\nReco")]
+        assert max(map(len, printed[columns].splitlines())) <= columns
+    tables = printed[200]
+    assert len(re.findall(r"\d\.\d\d", tables)) > 3 * 12
+    for columns, narrow in printed.items():
+        assert Counter(filter(str.isdigit, narrow)) == Counter(filter(str.isdigit, tables)), columns
+        if columns >= 24:
+            assert Counter(re.findall(r"[-+±]?\d\.\d+", narrow)) == Counter(re.findall(r"[-+±]?\d\.\d+", tables)), (
+                columns
+            )

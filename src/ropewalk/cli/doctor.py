@@ -44,7 +44,7 @@ def doctor(
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from rich.console import Console
 
-    from ropewalk.cli.tables import difference_table, loss_table, print_inspection
+    from ropewalk.cli.tables import difference_tables, loss_tables, print_inspection
     from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
     from ropewalk.context.output import check_writable
     from ropewalk.context.protocol import Protocol
@@ -87,8 +87,8 @@ def doctor(
     with _stoppable(kept, work), _progress(work) as (begin, advance):
         measurement = run(decoder, chosen, work, kept, chunk=chunk, begin=begin, advance=advance)
     console.print()
-    console.print(loss_table(measurement))
-    console.print(difference_table(measurement))
+    for table in (*loss_tables(measurement, console), *difference_tables(measurement, console)):
+        console.print(table)
     answer = measurement.recommendation()
     for line in (*shared_sentences(measurement), *answer_lines(answer)):
         console.print(line, markup=False, highlight=False)

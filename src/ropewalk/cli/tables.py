@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ropewalk.context.audit import Audit
@@ -37,42 +37,29 @@ def print_inspection(console: Console, name: str, audits: Sequence[Audit], findi
         console.print(line)
 
 
-def loss_table(measurement: Measurement) -> Table:
+def loss_tables(measurement: Measurement, console: Console) -> list[Table]:
     """Losses in nats per token: every method by block (neighbours joined, eight columns at most)."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     protocol, answer = measurement.protocol, measurement.recommendation()
-    table = Table(title="Loss by position, nats per token", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column("method", no_wrap=True)
     groups = _groups(len(protocol.blocks))
+    heads = []
     for group in groups:
         start, end = protocol.blocks[group[0]][0], protocol.blocks[group[-1]][1]
-        beyond = start >= protocol.trained_length
-        table.add_column(
-            f"{_short(start)}-\n{_short(end)}", justify="right", header_style="bold yellow" if beyond else "bold"
-        )
-    for name in measurement.results:
-        cells = [f"{measurement.mean_over(name, group):.2f}" for group in groups]
-        table.add_row(name, *cells, style="bold green" if name == answer.method else None)
-    return table
+        style = "bold yellow" if start >= protocol.trained_length else "bold"
+        heads.append((f"{_short(start)}-\n{_short(end)}", style))
+    rows = {name: [f"{measurement.mean_over(name, group):.2f}" for group in groups] for name in measurement.results}
+    return _stacked(console, "Loss by position, nats per token", heads, rows, answer.method)
 
 
-def difference_table(measurement: Measurement) -> Table:
+def difference_tables(measurement: Measurement, console: Console) -> list[Table]:
     """Each method within and beyond the trained length, and its paired differences to plain with their intervals."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     title = f"Within and beyond the trained length of {measurement.protocol.trained_length:,} tokens"
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for column in ("method", "within", "beyond", "within - plain", "beyond - plain", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    heads = [(head, "bold") for head in ("within", "beyond", "within - plain", "beyond - plain", "seconds")]
+    rows = {}
     answer = measurement.recommendation()
     for standing in answer.standings:
         shared = measurement.same_as.get(standing.name)
         seconds = sum(result.seconds for result in measurement.results[standing.name])
-        table.add_row(
-            standing.name,
+        rows[standing.name] = [
             f"{standing.within:.3f}",
             "" if standing.beyond is None else f"{standing.beyond:.3f}",
             "" if standing.name == "plain" else plus_minus(standing.within_difference, standing.within_interval),
@@ -80,8 +67,46 @@ def difference_table(measurement: Measurement) -> Table:
             if standing.name == "plain" or standing.beyond_difference is None
             else plus_minus(standing.beyond_difference, standing.beyond_interval),
             f"as {shared}" if shared else f"{seconds:.1f}",
-            style="bold green" if standing.name == answer.method else None,
-        )
+        ]
+    return _stacked(console, title, heads, rows, answer.method)
+
+
+def _stacked(
+    console: Console, title: str, heads: Sequence[tuple[str, str]], rows: Mapping[str, Sequence[str]], best: str | None
+) -> list[Table]:
+    """One table, or several one above the other, each with as many of the columns as the console is wide.
+
+    Where not even one column fits beside the names, its cells are folded: a number is never cut.
+    """
+    from rich.measure import Measurement as Width
+
+    def table(start: int, end: int) -> Table:
+        cells = {name: row[start:end] for name, row in rows.items()}
+        return _table(None if start else title, heads[start:end], cells, best)
+
+    unlimited = console.options.update(max_width=10_000)
+    tables, start = [], 0
+    while start < len(heads):
+        end = start + 1
+        while end < len(heads) and Width.get(console, unlimited, table(start, end + 1)).maximum <= console.width:
+            end += 1
+        tables.append(table(start, end))
+        start = end
+    return tables
+
+
+def _table(
+    title: str | None, heads: Sequence[tuple[str, str]], rows: Mapping[str, Sequence[str]], best: str | None
+) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.add_column("method", overflow="fold")
+    for head, style in heads:
+        table.add_column(head, justify="right", header_style=style, overflow="fold")
+    for name, cells in rows.items():
+        table.add_row(name, *cells, style="bold green" if name == best else None)
     return table
 
 
