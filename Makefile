@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# the compiled extension is built in pip's own environment: the pins hold there too
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: demo test check bench slow format clean
 
@@ -28,14 +30,14 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/ropewalk/backends/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0 numpy
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet torch==2.13.0 numpy
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
 
 $(VENV)/.bench: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m pip install --quiet -e '.[bench]'
 	touch $@
 
 clean:
