@@ -14,14 +14,23 @@ from ropewalk.rope.rope_parameters import is_number, number
 
 def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int | None:
     """The config's longest position in tokens, under any of its spellings."""
-    stated = _whole(fields, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+    spellings = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+    stated = _whole(fields, *spellings)
     return family.max_position_embeddings if stated is None else stated
 
 
 def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> float:
-    """theta: the block's, else the config's own (GPT-NeoX: `rotary_emb_base`), else the family's."""
+    """theta: the block's, else the config's own, else the family's; ChatGLM states what it is multiplied by.
+
+    The config's own is `rope_theta`; GPT-NeoX's `rotary_emb_base`; DBRX's lies in `attn_config`.
+    """
+    inner = fields.get("attn_config")
     stated = _first(block, "rope_theta") or _first(fields, "rotary_emb_base", "rope_theta")
-    return family.theta if stated is None else number(stated[1], stated[0])
+    if stated is None and isinstance(inner, Mapping):
+        stated = _first(inner, "rope_theta")
+    ratio = _first(fields, family.theta_ratio) if family.theta_ratio is not None else None
+    theta = family.theta if stated is None else number(stated[1], stated[0])
+    return theta if ratio is None else theta * number(ratio[1], ratio[0])
 
 
 def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | None) -> int:

@@ -1,13 +1,14 @@
-"""How each model family of transformers turns its heads: facts about the classes, which no config.json states.
+"""How each model family turns its heads: facts about the classes, which no config.json states.
 
 Which two features form a pair, whether a partial rotation is honoured, and which values stand where a config is silent
 are decided by a model's class. This table names them by `model_type`, as read from transformers 5.23 and measured there
-by tests/rope/test_parity.py. A family that is not here is not guessed.
+by tests/rope/test_parity.py; for models whose code lies beside their weights, `SOURCES` says where it was read. A
+family that is not here is not guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -36,6 +37,9 @@ class Family:
     - `yarn_is_longrope`: a block of type "yarn" means LongRoPE (Phi-3's first configs).
     - `axial`: a vision tower with H in the first half of the pairs and W in the second, each with its own ladder.
     - `keys`: further keys that its block may hold; they act in attention, not on the rotation.
+    - `theta_ratio`: a key whose number multiplies theta.
+    - `holds`: for a key of the config, the values (None where it is absent) for which all this is true, and why not
+      for others.
     """
 
     interleaved: bool
@@ -60,6 +64,8 @@ class Family:
     yarn_is_longrope: bool = False
     axial: bool = False
     keys: tuple[str, ...] = ()
+    theta_ratio: str | None = None
+    holds: Mapping[str, tuple[Callable[[Any], bool], str]] = field(default_factory=dict)
 
 
 _HALF = Family(interleaved=False)
@@ -81,7 +87,7 @@ def _two_thetas(sliding: float, full: float, **full_block: Any) -> Mapping[str, 
 _add(
     "llama mistral ministral qwen2 qwen2_moe qwen3_moe olmo olmo2 olmoe starcoder2 granite granitemoe "
     "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
-    "chameleon dbrx deepseek_ocr2_text eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
+    "chameleon deepseek_ocr2_text eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
     "moshi unlimited_ocr_text voxtral_realtime_text arcee gradium_phonon_tts pocket_tts mimi_encoder mimi_decoder "
     "lasr_encoder deepseek_ocr2_encoder",
     _HALF,
@@ -100,7 +106,8 @@ _add("timesfm2_5", _HALF, head_dim=80)
 _add("neucodec xcodec2 voxtral_realtime_encoder", _HALF, head_dim=64)
 _add("hunyuan_v1_dense hunyuan_v1_moe", _HALF, dynamic_alpha=True)
 _add("jetmoe", _HALF)
-_add("falcon", _HALF, switch=("alibi", False, False))
+_add("falcon", _HALF, switch=("alibi", False, False), max_position_embeddings=2048)
+_add("dbrx", _HALF, max_position_embeddings=2048)
 _add("zamba2", _HALF, head_width=2, switch=("use_mem_rope", True, False))
 _add("granitemoehybrid", _HALF, switch=("position_embedding_type", "rope", None))
 _add("exaone4 exaone_moe", _HALF)
@@ -271,6 +278,53 @@ _add(
     _HALF,
     axial=True,
 )
+
+
+# --- model types whose code lies beside their weights
+def _is_plain(block: Any) -> bool:
+    """Whether a rope block is absent, or of a rule without an attention factor."""
+    rule = block.get("rope_type", block.get("type")) if isinstance(block, Mapping) else None
+    return rule in (None, "default", "linear", "dynamic")
+
+
+_LONGROPE = "whether its LongRoPE also scales queries and keys is not known here"
+_STEPS = "beyond seq_length its frequencies change in steps of their own (up to it, `use_dynamic_ntk` may be false)"
+_TWO_POSITIONS = "ChatGLM-6B turns each half of a head by positions of its own"
+_DIVIDED = "ChatGLM2-6B-32K divides positions by its rope_ratio, where later models multiply theta by it"
+_add("internlm2 deepseek bailing_moe exaone", _HALF)
+_add("internlm", _HALF, holds={"rotary": (lambda block: block is None, "its `rotary` block is not read here")})
+_add("minicpm", _HALF, holds=dict.fromkeys(("rope_scaling", "rope_parameters"), (_is_plain, _LONGROPE)))
+_add("baichuan", _HALF, holds={"hidden_size": (lambda size: size == 4096, "only the 7B models turn, others use ALiBi")})
+_add("qwen", _HALF, partial=1.0, holds={"use_dynamic_ntk": (lambda flag: flag is False, _STEPS)})
+_add("minimax_text_01 minimax_m1", _HALF, partial=1.0)
+_add("llada", _HALF, switch=("rope", True, False))
+_add("kimi_k2", _MLA)
+_add(
+    "chatglm",
+    _INTERLEAVED,
+    partial=0.5,
+    theta_ratio="rope_ratio",
+    holds={
+        "position_encoding_2d": (lambda flag: not flag, _TWO_POSITIONS),
+        "original_rope": (lambda flag: flag in (None, True), "false pairs otherwise (CogAgent)"),
+        "_name_or_path": (lambda name: "chatglm2-6b-32k" not in str(name).lower(), _DIVIDED),
+    },
+)
+SOURCES: dict[str, str] = {  # GitHub repositories at a commit; copies of a release where the release is no repository
+    "baichuan": "alibaba/alimama-video-narrator modeling_baichuan.py@58f8af3; 13B: Mrgengli/baichuan_python@c3b700b",
+    "bailing_moe": "inclusionAI/Ming modeling_bailing_moe.py@22f8315",
+    "chatglm": "THUDM/LongAlign modeling_chatglm.py@21d6e84; rope_ratio: vllm-project/vllm models/chatglm.py@028aedf",
+    "deepseek": "mindspore-lab/mindnlp models/deepseek/modeling_deepseek.py@4842e87",
+    "exaone": "ml-explore/mlx-lm models/exaone.py@1205638",
+    "internlm": "yangulei/internlm-20b modeling_internlm.py@5d2ec53",
+    "internlm2": "IntMeGroup/HarmonyIQA modeling_internlm2.py@79a7bf6",
+    "kimi_k2": "MoonshotAI/Kimi-K2 docs/deploy_guidance.md: DeepSeek-V3's code under another model_type",
+    "llada": "QuentinFitteRey/LLada-Reasoning modeling_llada.py@dad4f02",
+    "minicpm": "mindspore-lab/mindnlp models/minicpm/modeling_minicpm.py@8f4fefb",
+    "minimax_m1": "MiniMax-AI/vllm models/minimax_text_01.py@cc737ee",
+    "minimax_text_01": "MiniMax-AI/vllm models/minimax_text_01.py@cc737ee",
+    "qwen": "QwenLM/Qwen-Audio modeling_qwen.py@0b0e882",
+}
 
 # --- families that cannot be described, and why
 REFUSED: dict[str, str] = {

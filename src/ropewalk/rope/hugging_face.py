@@ -171,6 +171,7 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
             cure="Use the model's own code for it.",
         )
     if name is not None:
+        _check_holds(fields, FAMILIES[name], name)
         return FAMILIES[name], name
     flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
     if flag is not None:
@@ -183,6 +184,17 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
         cure=f'{hint} "rope_interleave" to the config: true for {_WAYS[True]} or false for {_WAYS[False]}; '
         "or write RopeConfig(...) yourself.",
     )
+
+
+def _check_holds(fields: Mapping[str, Any], family: Family, name: str) -> None:
+    """Refuse a config for which the family's description is not true, and say why."""
+    for key, (fits, why_not) in family.holds.items():
+        if not fits(fields.get(key)):
+            raise RopeError(
+                f"from_hf: this {name} is not described by a RopeConfig: {why_not}.",
+                facts={key: fields.get(key)},
+                cure="Use the model's own code for it, or write RopeConfig(...) for what holds of it.",
+            )
 
 
 def _misspelt(model_type: object) -> str | None:
