@@ -8,8 +8,8 @@ from pathlib import Path
 import ropewalk
 
 PACKAGE = Path(ropewalk.__file__).parent
-ORDER = ["shapes", "errors", "rope", "backends", "rotation", "encodings", "attention", "models", "training", "context",
-         "figures", "cli", "__main__"]  # fmt: skip
+ORDER = ["shapes", "errors", "compiled", "rope", "backends", "rotation", "encodings", "attention", "models",
+         "training", "context", "figures", "cli", "__main__"]  # fmt: skip
 APART = {("training", "context"), ("context", "training"), ("context", "figures"), ("figures", "context")}
 # the two doors: the package's own list of names, and the version that the command line prints
 DOORS = {"__init__"}

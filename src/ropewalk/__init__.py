@@ -3,6 +3,7 @@
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.cache import KVCache
 from ropewalk.backends import explain_backends
+from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load, save
 from ropewalk.models.decoder import Decoder, DecoderConfig
@@ -15,6 +16,7 @@ from ropewalk.rope.tables import text_positions
 from ropewalk.rotation.complex import apply_rotary_complex, freqs_cis
 from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
 from ropewalk.rotation.learned import LearnedFrequencies
+from ropewalk.rotation.qk_norm import qk_norm_rotate
 from ropewalk.rotation.rotate import rotate, rotate_qk
 
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ __all__ = [
     "RopeConfig",
     "RopeError",
     "RotaryEmbedding",
+    "Store",
     "apply_rotary_complex",
     "apply_rotary_pos_emb",
     "axes_from_sections",
@@ -38,6 +41,7 @@ __all__ = [
     "generate",
     "inverse_frequencies",
     "load",
+    "qk_norm_rotate",
     "rotate",
     "rotate_qk",
     "save",

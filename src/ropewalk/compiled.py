@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
-kernels: ModuleType | None
-try:
-    from ropewalk import _kernels as kernels
-except ImportError as error:  # not built (no compiler), or built for another Python
-    kernels, why_not = None, f"the compiled extension is missing: {error}"
-else:
-    why_not = ""
+
+def _load() -> tuple[ModuleType | None, str]:
+    """`ropewalk._kernels`, built from backends/csrc; missing where no compiler was at hand when ropewalk was built."""
+    try:
+        return importlib.import_module("ropewalk._kernels"), ""
+    except ImportError as error:
+        return None, f"the compiled extension is missing ({error})"
+
+
+kernels, why_not = _load()

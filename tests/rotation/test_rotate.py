@@ -272,5 +272,9 @@ def test_the_design_message():
 
 
 def test_explain_backends():
-    """The list says which backend runs."""
-    assert rw.explain_backends(X).splitlines() == ["float32[2, 5, 8, 64]", "reference: runs"]
+    """The list says which backend runs, and why each other would not."""
+    lines = rw.explain_backends(X).splitlines()
+    assert lines[0] == "float32[2, 5, 8, 64]"
+    assert lines[-1].startswith("reference: ")
+    assert sum(line.endswith(": runs") for line in lines) == 1
+    assert "cpu: `x` is on meta, not on the CPU" in rw.explain_backends(X.to("meta"))

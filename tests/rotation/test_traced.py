@@ -92,6 +92,71 @@ def test_compiled_with_a_sequence_length(rule):
         torch.testing.assert_close(compiled(x, ids, seq_len), turn(x, ids, seq_len))
 
 
+LENGTH_RULES = {
+    "dynamic": rw.scaling.DynamicNTK(2.0),
+    "dynamic, as the paper has it": rw.scaling.DynamicNTK(2.0, variant="paper"),
+    "longrope": rw.scaling.LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 16),
+}
+
+
+def of_length(rule, **changes):
+    config = rw.RopeConfig(8, interleaved=False, scaling=rule, max_position_embeddings=16, **changes)
+    rope = rw.RotaryEmbedding(config)
+    return lambda x, ids, seq_len: rope.rotate(x, position_ids=ids, seq_len=seq_len)
+
+
+@pytest.mark.parametrize("axes", [None, (0, 1, 0, 1)], ids=["text", "two axes"])
+@pytest.mark.parametrize("rule", list(LENGTH_RULES))
+def test_compiled_with_lengths_in_a_tensor(rule, axes):
+    """One graph serves every length, before the switch and beyond it, of all rows together or each its own."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(module, example_inputs):
+        graphs.append(module)
+        return module
+
+    turn = of_length(LENGTH_RULES[rule], axes=axes, axes_restart=axes is not None)
+    compiled = torch.compile(turn, fullgraph=True, backend=backend)
+    x, ids = torch.randn(3, 9, 4, 8), torch.randint(0, 200, (3, 9) if axes is None else (3, 9, 2))
+    for lengths in ([6, 16, 17], [200, 40, 1], 16, 17, 200):
+        seq_len = torch.tensor(lengths)
+        torch.testing.assert_close(compiled(x, ids, seq_len), turn(x, ids, seq_len), rtol=0, atol=1e-6)
+    assert len(graphs) == 2  # [3] and []
+
+
+@pytest.mark.parametrize("rule", list(LENGTH_RULES))
+def test_lengths_in_other_tracers(rule):
+    """vmap over lengths, export with the length as an input, fake and meta tensors."""
+    turn = of_length(LENGTH_RULES[rule])
+    x, ids, lengths = torch.randn(3, 1, 9, 4, 8), torch.arange(9), torch.tensor([6, 17, 200])
+    expected = torch.stack([turn(row, ids, int(length)) for row, length in zip(x, lengths, strict=True)])
+    got = torch.func.vmap(turn, in_dims=(0, None, 0))(x, ids, lengths)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+    class Module(nn.Module):
+        def forward(self, x, ids, seq_len):
+            return turn(x, ids, seq_len)
+
+    exported = torch.export.export(Module(), (x[0], ids, lengths[0])).module()
+    for row, length, right in zip(x, lengths, expected, strict=True):
+        torch.testing.assert_close(exported(row, ids, length), right, rtol=0, atol=1e-6)
+    with FakeTensorMode():
+        assert turn(torch.empty(2, 9, 4, 8), torch.arange(18).view(2, 9), torch.tensor([6, 17])).shape == (2, 9, 4, 8)
+    assert turn(x[0].to("meta"), ids.to("meta"), torch.tensor(6, device="meta")).shape == x[0].shape
+
+
+@pytest.mark.rejects
+def test_an_attention_factor_that_needs_the_number():
+    """Phi-3.5-MoE's two mscales need the length itself: the error says so, and what to pass."""
+    rule = rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16, short_mscale=1.1, long_mscale=1.2)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(rw.RopeError, match=r"(?s)depends on the sequence length.*as an int"),
+    ):
+        of_length(rule)(torch.randn(1, 9, 4, 8), torch.arange(9), torch.tensor(6))
+
+
 def test_export_then_eager():
     """torch.export takes it with a dynamic length, and leaves the module as it was (no fake tensor stored)."""
     turn = Turn(CONFIGS["yarn"])

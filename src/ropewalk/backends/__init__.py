@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from ropewalk.backends import cpu, reference
+from ropewalk.backends.eager import PLAIN
 from ropewalk.backends.request import Backend
 from ropewalk.errors import RopeError, describe
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, reference))
 
 
-def choose(x: Tensor, backend: str | None = None) -> Backend:
+def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
     """The backend for `x`: the named one, or the first of the list that can take it.
 
-    Raises `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
+    The `others` go with it: where one is no plain tensor the mathematics serves. Raises `RopeError` if the named
+    backend does not exist, or with its reasons if it cannot run.
     """
+    if not torch.compiler.is_compiling():
+        for other in others:
+            if type(other) not in PLAIN or other.is_neg():
+                x = other
     if backend is None:
         for module in BACKENDS:
             if not module.reasons_not_to(x):

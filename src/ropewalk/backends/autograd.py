@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ropewalk.backends import reference
-from ropewalk.backends.request import Backend, Norm, Turn
+from ropewalk.backends.request import Backend, Norm, Store, Turn
 
 
 class Rotation(torch.autograd.Function):
@@ -35,10 +35,10 @@ class Rotation(torch.autograd.Function):
         cos, sin, *xs = ctx.saved_tensors
         needed = ctx.needs_input_grad[5:]
         wanted = [grad for grad, need in zip(grads, needed, strict=True) if need and grad is not None]
-        back = iter(rotated(ctx.backend, wanted, cos, sin, ctx.turn.transposed()) if wanted else ())
-        to_xs = [
-            next(back) if need and grad is not None else None for grad, need in zip(grads, needed, strict=True)
-        ]
+        fits = wanted and not ctx.backend.reasons_not_to(wanted[0])  # not under torch.func or a dispatch mode
+        backend = ctx.backend if fits else cast(Backend, reference)
+        back = iter(rotated(backend, wanted, cos, sin, ctx.turn.transposed()) if wanted else ())
+        to_xs = [next(back) if need and grad is not None else None for grad, need in zip(grads, needed, strict=True)]
         to_cos = to_sin = None
         for x, grad in zip(xs, grads, strict=False):
             if grad is not None:
@@ -67,10 +67,12 @@ class NormRotation(torch.autograd.Function):
         cos, sin, *inputs = ctx.saved_tensors
         q, k, q_weight, k_weight = inputs
         norm = Norm(q_weight, k_weight, ctx.eps)
-        if torch.is_grad_enabled():
-            found = reference.norm_rotate(q, k, cos, sin, ctx.turn, norm, None)
+        again = torch.is_grad_enabled()
+        if again or ctx.backend.reasons_not_to(grad_q):
+            with torch.enable_grad():
+                found = reference.norm_rotate(q, k, cos, sin, ctx.turn, norm, None)
             wanted = [x for x in inputs if x.requires_grad]
-            grads = iter(torch.autograd.grad(found, wanted, (grad_q, grad_k), create_graph=True))
+            grads = iter(torch.autograd.grad(found, wanted, (grad_q, grad_k), create_graph=again))
             return None, None, None, None, None, *(next(grads) if x.requires_grad else None for x in inputs)
         to_q, to_k, *to_weights = ctx.backend.norm_rotate_backward((grad_q, grad_k), q, k, cos, sin, ctx.turn, norm)
         to_q_weight, to_k_weight = (to.to(w.dtype) for to, w in zip(to_weights, (q_weight, k_weight), strict=True))
@@ -81,10 +83,10 @@ def rotated(
     backend: Backend, xs: list[Tensor], cos: Tensor, sin: Tensor, turn: Turn, *, inplace: bool = False
 ) -> list[Tensor]:
     """`xs` rotated by a backend: directly where nothing requires grad, else through its autograd function."""
-    if not backend.kernels or backend.reasons_not_to(xs[0]):
-        return reference.rotate(xs, cos, sin, turn, xs if inplace else None)
+    if not backend.kernels:
+        return backend.rotate(xs, cos, sin, turn, xs if inplace else None)
     if not torch.is_grad_enabled() or not (
-        cos.requires_grad or sin.requires_grad or any([x.requires_grad for x in xs])
+        xs[0].requires_grad or xs[-1].requires_grad or cos.requires_grad or sin.requires_grad
     ):
         if not inplace:
             return backend.rotate(xs, cos, sin, turn)
@@ -95,6 +97,25 @@ def rotated(
         return [Rotation.apply(backend, turn, True, cos, sin, x) for x in xs]  # type: ignore[no-untyped-call]
     outs = Rotation.apply(backend, turn, False, cos, sin, *xs)  # type: ignore[no-untyped-call]
     return [outs] if isinstance(outs, Tensor) else list(outs)
+
+
+def norm_rotated(
+    backend: Backend, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None,
+    store: Store | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Norm, rotation and the cache's new rows by a backend; gradients reach q, k and the weights, but no cache."""
+    if backend.kernels and norm is not None and store is None and torch.is_grad_enabled():
+        if cos.requires_grad or sin.requires_grad:
+            return reference.norm_rotate(q, k, cos, sin, turn, norm, None)
+        if q.requires_grad or k.requires_grad or norm.q_weight.requires_grad or norm.k_weight.requires_grad:
+            q, k = NormRotation.apply(  # type: ignore[no-untyped-call]
+                backend, turn, norm.eps, cos, sin, q, k, norm.q_weight, norm.k_weight
+            )
+            return q, k
+    turned = backend.norm_rotate(q, k, cos, sin, turn, norm, store)
+    if backend.kernels and store is not None:
+        note_written([store.keys, store.values])
+    return turned
 
 
 def note_written(tensors: list[Tensor]) -> None:

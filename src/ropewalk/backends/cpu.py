@@ -26,11 +26,8 @@ def reasons_not_to(x: Tensor) -> list[str]:
     reasons = reasons_for_mathematics(x)
     if _native is None:
         reasons.append(compiled.why_not)
-    if not reasons:
-        if not x.is_cpu:
-            reasons.append(f"`x` is on {x.device.type}, not on the CPU")
-        elif x.is_neg():
-            reasons.append("`x` is a lazily negated view")
+    if not reasons and not x.is_cpu:
+        reasons.append(f"`x` is on {x.device.type}, not on the CPU")
     return reasons
 
 

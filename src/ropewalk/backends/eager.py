@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def reasons_for_mathematics(x: Tensor) -> list[str]:
@@ -14,7 +14,7 @@ def reasons_for_mathematics(x: Tensor) -> list[str]:
     if torch.compiler.is_compiling():
         return ["a compiler is tracing: it fuses the plain expression with its neighbours"]
     reasons = []
-    if type(x) not in _PLAIN:
+    if type(x) not in PLAIN:
         reasons.append(f"{type(x).__name__} is a tensor subclass")
     if torch._C._len_torch_dispatch_stack():
         reasons.append("a dispatch mode is active")
@@ -24,4 +24,6 @@ def reasons_for_mathematics(x: Tensor) -> list[str]:
         reasons.append("forward-mode differentiation is active")
     if torch._C._get_tracing_state() is not None:
         reasons.append("torch.jit is tracing")
+    if not reasons and x.is_neg():
+        reasons.append("it is a lazily negated view, as freqs_cis.conj().imag is")
     return reasons

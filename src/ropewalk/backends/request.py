@@ -34,7 +34,16 @@ class Store(NamedTuple):
 
     - `keys`, `values`: `[batch, kv_heads, capacity, head_dim]`, any strides but those of the features, which are 1.
     - `fresh`: the new values, of the shape of the keys in the call's layout.
-    - `slots`: int64 `[batch, seq]` (thd: `[1, tokens]`), each token's place in 0 .. capacity - 1; below 0 is skipped.
+    - `slots`: int64 `[batch or 1, seq]` (thd: `[1, tokens]`), each token's place, below capacity; below 0 is skipped.
+
+    >>> import torch, ropewalk as rw
+    >>> buffers = torch.zeros(2, 1, 2, 16, 4)  # keys and values of one row: two heads, room for 16 tokens
+    >>> q, k, v, weight = torch.randn(1, 1, 8, 4), torch.randn(1, 1, 2, 4), torch.ones(1, 1, 2, 4), torch.ones(4)
+    >>> cos, sin = torch.ones(1, 2), torch.zeros(1, 2)
+    >>> store = rw.Store(buffers[0], buffers[1], v, torch.tensor([[5]]))  # the sixth token
+    >>> q, keys = rw.qk_norm_rotate(q, k, weight, weight, cos, sin, interleaved=False, store=store)
+    >>> buffers[1, 0, 0, :, 0].tolist()
+    [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
 
     keys: Tensor

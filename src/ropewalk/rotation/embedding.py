@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, columns_of_lengths, first_columns_of
 from ropewalk.rope.tables import check_position_ids, make_tables
 from ropewalk.rotation.rotate import Layout, rotate, rotate_qk
 from ropewalk.shapes import Float, Int, Real
@@ -46,6 +46,8 @@ class RotaryEmbedding(nn.Module):
         """The attention factor at a sequence length: it depends on it only where Phi-3.5-MoE's two mscales differ."""
         if not isinstance(seq_len, Tensor):
             return attention_factor_of(self.config, seq_len)
+        if _is_traced(seq_len):
+            return _factor_of_all_lengths(self.config)
         factors = {attention_factor_of(self.config, length) for length in seq_len.flatten().tolist()}
         if len(factors) != 1:
             raise RopeError(
@@ -63,6 +65,7 @@ class RotaryEmbedding(nn.Module):
         - `position_ids`: `[seq]` or `[batch, seq]`; with several axes `[seq, axes]` or `[batch, seq, axes]`. Integers
           of any sign and order, or real coordinates.
         - `seq_len`: tokens, an int or `[batch]`; required where the frequencies depend on it (dynamic NTK, LongRoPE).
+          Under `torch.compile` an int is a constant of the graph, a tensor one of its inputs.
 
         Within 1.2e-7 of the truth up to position 10,000,000. Raises `RopeError` for a wrong shape or a missing seq_len.
 
@@ -96,7 +99,7 @@ class RotaryEmbedding(nn.Module):
         if not isinstance(seq_len, Tensor):
             return columns_of(config, seq_len)
         if seq_len.ndim == 0:
-            return columns_of(config, int(seq_len.item()))
+            return columns_of_lengths(config, seq_len) if _is_traced(seq_len) else columns_of(config, int(seq_len))
         batch = position_ids.shape[0] if position_ids.ndim == (2 if config.num_axes == 1 else 3) else None
         if seq_len.ndim != 1 or seq_len.shape[0] != batch:
             raise RopeError(
@@ -104,6 +107,8 @@ class RotaryEmbedding(nn.Module):
                 facts={"seq_len": seq_len, "position_ids": position_ids},
                 cure="Give seq_len as [batch] and position_ids as [batch, seq].",
             )
+        if _is_traced(seq_len):
+            return columns_of_lengths(config, seq_len)[:, None]
         rows = [columns_of(config, int(length)) for length in seq_len.tolist()]
         return torch.tensor(rows, dtype=torch.float64, device="cpu")[:, None]
 
@@ -155,7 +160,7 @@ def _check_seq_len(seq_len: int | Tensor) -> None:
     """A whole number of tokens, at least 1, or a tensor of integers."""
     if isinstance(seq_len, Tensor):
         whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
-        whole = whole and bool((seq_len >= 1).all())
+        whole = whole and (_is_traced(seq_len) or bool((seq_len >= 1).all()))
     else:
         whole = isinstance(seq_len, int | torch.SymInt) and not isinstance(seq_len, bool) and seq_len >= 1
     if not whole:
@@ -164,6 +169,26 @@ def _check_seq_len(seq_len: int | Tensor) -> None:
             facts={"seq_len": seq_len},
             cure="Pass the total length that the window or the cache will reach.",
         )
+
+
+def _is_traced(x: Tensor) -> bool:
+    """Whether the numbers of a tensor cannot be read, or would become constants of a graph."""
+    if torch.compiler.is_compiling() or x.device.type == "meta":
+        return True
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None
+    return transformed or type(x) not in (Tensor, nn.Parameter)
+
+
+def _factor_of_all_lengths(config: RopeConfig) -> float:
+    """The attention factor where the length is not known; it must not depend on it."""
+    try:
+        return attention_factor_of(config)
+    except RopeError as error:
+        raise RopeError(
+            "attention_factor_at: it depends on the sequence length, whose number a tracer cannot give.",
+            facts={"scaling": config.scaling},
+            cure="Pass seq_len as an int: the graph is then compiled for it.",
+        ) from error
 
 
 class _Turning(TypedDict):

@@ -62,7 +62,7 @@ def rotate(
     turn = Turn(interleaved, scale, inverse, layout)
     if inplace or out is not None:
         return _rotate_into(x, cos, sin, turn, inplace, out, backend)
-    return rotated(choose(x, backend), [x], cos, sin, turn)[0]
+    return rotated(choose(x, backend, cos, sin), [x], cos, sin, turn)[0]
 
 
 def rotate_qk(
@@ -90,17 +90,17 @@ def rotate_qk(
     check_tables(q, cos, sin, interleaved, rotary_dim, layout, "q")
     check_tables(k, cos, sin, interleaved, rotary_dim, layout, "k")
     turn = Turn(interleaved, scale, inverse, layout)
-    module = choose(q, backend)
+    module = choose(q, backend, k, cos, sin)
     if inplace:
         _check_target(q, cos, True, None)
         _check_target(k, cos, True, None)  # before q is touched
         _check_apart(q, k)
         if not (_written_by_kernels(module, q) and _written_by_kernels(module, k)):
             return tuple(_rotate_into(x, cos, sin, turn, True, None, backend) for x in (q, k))  # type: ignore[return-value]
-    if q.dtype == k.dtype:
+    if q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]:
         turned = rotated(module, [q, k], cos, sin, turn, inplace=inplace)
         return turned[0], turned[1]
-    one, other = (rotated(choose(x, backend), [x], cos, sin, turn, inplace=inplace)[0] for x in (q, k))
+    one, other = (rotated(module, [x], cos, sin, turn, inplace=inplace)[0] for x in (q, k))
     return one, other
 
 
@@ -109,7 +109,7 @@ def _rotate_into(
 ) -> Tensor:
     """The rotation written into `x` itself or into `out`: by the kernel where it may, else through a new tensor."""
     _check_target(x, cos, inplace, out)
-    module = choose(x, backend)
+    module = choose(x, backend, cos, sin)
     target = x if out is None else out
     if not _written_by_kernels(module, target) or (out is not None and _overlap(x, out)):
         source = x.clone() if inplace and torch.is_grad_enabled() and cos.requires_grad else x
