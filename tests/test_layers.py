@@ -8,7 +8,7 @@ from pathlib import Path
 import ropewalk
 
 PACKAGE = Path(ropewalk.__file__).parent
-ORDER = ["shapes", "errors", "compiled", "rope", "backends", "rotation", "encodings", "attention", "models",
+ORDER = ["shapes", "errors", "eager", "compiled", "rope", "backends", "rotation", "encodings", "attention", "models",
          "training", "context", "figures", "cli", "__main__"]  # fmt: skip
 APART = {("training", "context"), ("context", "training"), ("context", "figures"), ("figures", "context")}
 # the two doors: the package's own list of names, and the version that the command line prints

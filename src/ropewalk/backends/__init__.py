@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.backends import cpu, reference
-from ropewalk.backends.eager import PLAIN
+from ropewalk.eager import PLAIN
 from ropewalk.backends.request import Backend
 from ropewalk.errors import RopeError, describe
 

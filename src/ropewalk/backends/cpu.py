@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ropewalk import compiled
-from ropewalk.backends.eager import reasons_for_mathematics
+from ropewalk.compiled import fresh
+from ropewalk.eager import reasons_for_mathematics
 from ropewalk.backends.request import Norm, Store, Turn
 
 name = "cpu"
@@ -18,7 +19,6 @@ kernels = True
 _native: Any = compiled.kernels
 _DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 _LAYOUTS = {"bshd": 0, "bhsd": 1, "thd": 2}
-_HUGE = 4 << 20  # bytes from which fresh memory is asked for in huge pages
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
@@ -36,7 +36,7 @@ def rotate(
 ) -> list[Tensor]:
     """One or two tensors, in one call to the kernel."""
     cos, sin = _tables(xs[0], cos, sin)
-    results = [_fresh(x) for x in xs] if outs is None else list(outs)
+    results = [fresh(torch.empty_like(x)) for x in xs] if outs is None else list(outs)
     numbers: list[object] = []
     for x, out in zip(xs, results, strict=True):
         numbers += (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride())
@@ -50,7 +50,8 @@ def norm_rotate(
     """Norm, rotation, and the cache's new rows, in one pass over q, k and the values."""
     cos, sin = _tables(q, cos, sin)
     q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
-    q_out, k_out = _fresh(q), _fresh(k) if store is None else store.keys
+    q_out = fresh(torch.empty_like(q))
+    k_out = fresh(torch.empty_like(k)) if store is None else store.keys
     sides = [_side(q, q_out, turn.layout, q_weight, None), _side(k, k_out, turn.layout, k_weight, store)]
     if store is not None:
         sides.append(_side(store.fresh, store.values, turn.layout, None, store, copied=True))
@@ -64,7 +65,7 @@ def norm_rotate_backward(
     """Gradients of q, k and both weights in one pass; the same to the last bit for any number of threads."""
     cos, sin = _tables(q, cos, sin)
     weights = _weight(q, norm.q_weight), _weight(q, norm.k_weight)
-    results = [_fresh(q), _fresh(k)]
+    results = [fresh(torch.empty_like(x)) for x in (q, k)]
     sums = torch.zeros(2, q.shape[-1], dtype=torch.float64)
     sides = [
         (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride(), g.data_ptr(), g.stride(), weight.data_ptr())
@@ -116,11 +117,3 @@ def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 def _weight(x: Tensor, weight: Tensor) -> Tensor:
     return weight.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
-
-
-def _fresh(x: Tensor) -> Tensor:
-    """A new tensor like `x`, its memory in huge pages where it is large."""
-    out = torch.empty_like(x)
-    if out.nbytes >= _HUGE:
-        _native.use_huge_pages(out.data_ptr(), out.nbytes)
-    return out

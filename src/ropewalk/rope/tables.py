@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ropewalk import compiled
+from ropewalk.compiled import fresh
+from ropewalk.eager import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.shapes import Int, Real
 
@@ -41,12 +44,56 @@ def make_tables(
     """
     if position_ids.device.type in _WITHOUT_FLOAT64:
         return _tables_without_float64(position_ids, columns, axes, first, dtype)
+    if _compiled_may(position_ids, columns, axes, first):
+        return _compiled_tables(position_ids, columns, axes, first, dtype)
     positions = _per_pair(position_ids, axes).to(torch.float64)
     angles = positions * _as_float64(columns, positions.device)
     if first is not None:
         count, unscaled = first
         angles = torch.where(positions < count, positions * _as_float64(unscaled, positions.device), angles)
     return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _compiled_may(
+    position_ids: Tensor,
+    columns: Sequence[float] | Tensor,
+    axes: tuple[int, ...] | None,
+    first: tuple[int, tuple[float, ...]] | None,
+) -> bool:
+    """Whether the compiled tables can serve: plain eager tensors on the CPU, and no gradient to keep."""
+    if compiled.kernels is None or reasons_for_mathematics(position_ids) or not position_ids.is_cpu:
+        return False
+    if axes is not None and first is not None:  # each pair would need a rule of its own
+        return False
+    if position_ids.requires_grad or position_ids.dtype == torch.uint64:
+        return False
+    return not isinstance(columns, Tensor) or (type(columns) is Tensor and columns.is_cpu and not columns.requires_grad)
+
+
+def _compiled_tables(
+    position_ids: Tensor,
+    columns: Sequence[float] | Tensor,
+    axes: tuple[int, ...] | None,
+    first: tuple[int, tuple[float, ...]] | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The same numbers by the extension: one pass, both functions at once, every core."""
+    wanted = torch.float64 if position_ids.is_floating_point() else torch.int64
+    shape = position_ids.shape if axes is None else position_ids.shape[:-1]
+    flat = position_ids.to(wanted).reshape(shape.numel(), -1 if position_ids.numel() else 1)
+    rows, group = shape.numel(), shape.numel()
+    if isinstance(columns, Tensor):  # [batch, 1, pairs]: each row of the batch has frequencies of its own
+        columns = columns.to(torch.float64).contiguous()
+        pairs, group = columns.shape[-1], rows // max(1, columns.shape[0])
+    else:
+        pairs = len(columns)
+    given = columns.data_ptr() if isinstance(columns, Tensor) else tuple(columns)
+    cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype)) for _ in range(2))
+    compiled.kernels.tables(  # type: ignore[union-attr]
+        torch.get_num_threads(), flat.data_ptr(), wanted == torch.int64, flat.stride(), rows, pairs, given,
+        max(1, group), axes, first, cos.data_ptr(), sin.data_ptr(), dtype == torch.float64,
+    )  # fmt: skip
+    return cos, sin
 
 
 def _per_pair(position_ids: Tensor, axes: tuple[int, ...] | None) -> Tensor:

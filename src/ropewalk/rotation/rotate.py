@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import note_written, rotated
-from ropewalk.backends.eager import reasons_for_mathematics
+from ropewalk.eager import reasons_for_mathematics
 from ropewalk.backends.request import Backend, Turn
 from ropewalk.errors import RopeError
 from ropewalk.shapes import Float
