@@ -148,13 +148,15 @@ def test_lengths_in_other_tracers(rule):
 
 @pytest.mark.rejects
 def test_an_attention_factor_that_needs_the_number():
-    """Phi-3.5-MoE's two mscales need the length itself: the error says so, and what to pass."""
-    rule = rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16, short_mscale=1.1, long_mscale=1.2)
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        pytest.raises(rw.RopeError, match=r"(?s)depends on the sequence length.*as an int"),
-    ):
-        of_length(rule)(torch.randn(1, 9, 4, 8), torch.arange(9), torch.tensor(6))
+    """Phi-3.5-MoE's two mscales need the length itself: the error says so at trace time, and what to pass."""
+    torch._dynamo.reset()
+    turn = of_length(rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16, short_mscale=1.1, long_mscale=1.2))
+    message = r"(?s)depends on the sequence length.*Pass seq_len as an int"
+    given = torch.randn(1, 9, 4, 8), torch.arange(9), torch.tensor(6)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(rw.RopeError, match=message):
+        turn(*map(mode.from_tensor, given))
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match=message):
+        torch.compile(turn, fullgraph=True, backend="eager")(*given)
 
 
 def test_export_then_eager():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ropewalk.errors import RopeError
 
@@ -168,6 +168,10 @@ class DynamicNTK(Scaling):
         _check_factor("DynamicNTK", self.factor)
         _check_variant("DynamicNTK", self.variant)
 
+    def ratio(self, over: Any) -> Any:
+        """By what the slowest pair is divided at `over` (1 or more, a number or a tensor) times the trained length."""
+        return over if self.variant == "paper" else self.factor * over - (self.factor - 1)
+
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         trained = ladder.max_position_embeddings
         if trained is None or seq_len is None:
@@ -176,9 +180,7 @@ class DynamicNTK(Scaling):
                 facts={"seq_len": seq_len, "max_position_embeddings": trained},
                 cure="Pass seq_len=..., and give RopeConfig its max_position_embeddings.",
             )
-        ratio = max(seq_len, trained) / trained
-        if self.variant == "transformers":
-            ratio = self.factor * ratio - (self.factor - 1)
+        ratio: float = self.ratio(max(seq_len, trained) / trained)
         return ladder.inv_freq() if ratio == 1 else ladder.inv_freq(ladder.ntk_theta(ratio, "DynamicNTK"))
 
 

@@ -47,7 +47,8 @@ class RotaryEmbedding(nn.Module):
         if not isinstance(seq_len, Tensor):
             return attention_factor_of(self.config, seq_len)
         if _is_traced(seq_len):
-            return _factor_of_all_lengths(self.config)
+            factor: float = _factor_of_all_lengths(self.config)
+            return factor
         factors = {attention_factor_of(self.config, length) for length in seq_len.flatten().tolist()}
         if len(factors) != 1:
             raise RopeError(
@@ -179,6 +180,7 @@ def _is_traced(x: Tensor) -> bool:
     return transformed or type(x) not in (Tensor, nn.Parameter)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else dynamo hides an error's message
 def _factor_of_all_lengths(config: RopeConfig) -> float:
     """The attention factor where the length is not known; it must not depend on it."""
     try:
