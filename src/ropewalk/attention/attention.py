@@ -13,11 +13,14 @@ from ropewalk.attention.attend import attend, attend_openly
 from ropewalk.attention.cache import KVCache, SeqLen, same_seq_len
 from ropewalk.attention.masks import Layout, lay_out
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.backends import choose
+from ropewalk.backends.autograd import norm_rotated, rotated
+from ropewalk.backends.request import Norm, Turn
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
-from ropewalk.rotation.rotate import rotate_qk
+from ropewalk.rotation.rotate import check_tables
 from ropewalk.shapes import Float, Int, Real, Shaped
 
 
@@ -187,24 +190,7 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(batch, seq, self.num_attention_heads, self.head_dim)
         k = self.k_proj(x).view(batch, seq, self.num_key_value_heads, self.head_dim)
         v = self.v_proj(x).view(batch, seq, self.num_key_value_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if tables is not None and self.rotary is not None:
-            rope = self.rotary.config
-            q, k = rotate_qk(
-                q,
-                k,
-                tables.cos,
-                tables.sin,
-                interleaved=rope.interleaved,
-                rotary_dim=rope.rotary_dim,
-                scale=tables.scale,
-            )
-        if cache is None:
-            keys, values = k.transpose(1, 2), v.transpose(1, 2)
-        else:
-            keys, values = cache.write(layer, k, v, layout)
-            keys, values = keys.to(q.dtype), values.to(q.dtype)
+        q, keys, values = self._turn(q, k, v, layout, tables, cache, layer)
         seen = layout.visibility(self.causal, self.sliding_window, whole=need_weights)
         dropout = self.attention_dropout if self.training else 0.0
         weights: Tensor | None = None
@@ -216,6 +202,48 @@ class Attention(nn.Module):
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)
         return out, weights
+
+    def _turn(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layout: Layout,
+        tables: RotaryTables | None,
+        cache: KVCache | None,
+        layer: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm, rotation and the write into the cache, in one pass where that can be; keys and values heads first."""
+        norm = _fusable(self.q_norm, self.k_norm) if tables is not None else None
+        if norm is None and self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if tables is not None and self.rotary is not None:
+            rope = self.rotary.config
+            cos, sin, scale = tables
+            check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
+            weights = () if norm is None else (norm.q_weight, norm.k_weight)
+            backend, turn = choose(q, None, k, v, cos, sin, *weights), Turn(rope.interleaved, scale, False, "bshd")
+            store = cache.store(layer, v, layout) if cache is not None and backend.kernels else None
+            if norm is not None or store is not None:
+                q, k = norm_rotated(backend, q, k, cos, sin, turn, norm, store)
+            else:
+                q, k = rotated(backend, [q, k], cos, sin, turn)
+            if cache is not None and store is not None:
+                return q, *cache.held(layer, layout)
+        if cache is None:
+            return q, k.transpose(1, 2), v.transpose(1, 2)
+        keys, values = cache.write(layer, k, v, layout)
+        return q, keys.to(q.dtype), values.to(q.dtype)
+
+
+def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
+    """Both norms as one request, if they are ours and nobody listens in on them."""
+    for norm in (q_norm, k_norm):
+        if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
+            return None
+    assert isinstance(q_norm, RMSNorm)
+    assert isinstance(k_norm, RMSNorm)
+    return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if q_norm.eps == k_norm.eps else None
 
 
 def arrange(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.masks import Layout, real_tokens
+from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE
@@ -171,6 +172,28 @@ class KVCache:
 
         What is returned is `[batch, kv_heads, layout.total, head_dim]`, views of the buffers in the cache's dtype.
         """
+        self._check_written(layer, keys, layout)
+        for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
+            fresh = fresh.detach().to(self.dtype)
+            if layout.slots is None:
+                buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2)
+            else:
+                rows, columns, slots = layout.stored()
+                buffer[rows, :, slots] = fresh[rows, columns]
+        return self.held(layer, layout)
+
+    def store(self, layer: int, values: Float[Tensor, "batch seq kv_heads head_dim"], layout: Layout) -> Store | None:
+        """Where a kernel may write this call's keys and values itself; None where their dtype is not the cache's."""
+        self._check_written(layer, values, layout)
+        if values.dtype != self.dtype or values.device != self._keys[layer].device:
+            return None
+        return Store(self._keys[layer], self._values[layer], values, layout.places())
+
+    def held(self, layer: int, layout: Layout) -> tuple[Tensor, Tensor]:
+        """All keys and values of one layer up to this call's, `[batch, kv_heads, layout.total, head_dim]`: views."""
+        return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
+
+    def _check_written(self, layer: int, keys: Tensor, layout: Layout) -> None:
         if not 0 <= layer < self.num_layers:
             raise RopeError(
                 "KVCache: no such layer.",
@@ -183,14 +206,6 @@ class KVCache:
                 facts={"keys": keys, "cache": self, "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim},
                 cure="Write one call's keys and values, before the heads and the tokens are swapped.",
             )
-        for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
-            fresh = fresh.detach().to(self.dtype)
-            if layout.slots is None:
-                buffer[:, :, layout.start : layout.start + layout.seq] = fresh.transpose(1, 2)
-            else:
-                rows, columns, slots = layout.stored()
-                buffer[rows, :, slots] = fresh[rows, columns]
-        return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
 
     def commit(self, layout: Layout) -> None:
         """Count a call's tokens as stored, once every layer has written them."""

@@ -69,6 +69,7 @@ class Layout:
     """Tokens per row after this call (with a cache)."""
     _seen: dict[tuple[bool, int | None, bool], Visibility] = field(default_factory=dict, repr=False)
     _stored: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+    _places: Tensor | None = field(default=None, repr=False)
 
     @property
     def plain(self) -> bool:
@@ -91,6 +92,15 @@ class Layout:
             rows, columns = real.nonzero(as_tuple=True)
             self._stored = rows, columns, self.slots[rows, columns]
         return self._stored
+
+    def places(self) -> Tensor:
+        """int64 `[1 or batch, seq]`: the slot that each token is stored in, -1 for padding: what kernels write by."""
+        if self._places is None:
+            if self.slots is None:
+                self._places = torch.arange(self.start, self.start + self.seq, device=self.device)[None]
+            else:
+                self._places = self.slots if self.real is None else self.slots.masked_fill(~self.real, -1)
+        return self._places
 
     def visibility(self, causal: bool, window: int | None, *, whole: bool = False) -> Visibility:
         """What the queries see under `causal` and `window`; `whole` asks for a full-width mask, for weights."""
