@@ -37,6 +37,23 @@ def test_within_one_rounding_to_ten_million(theta, dim):
 
 
 @pytest.mark.parametrize("theta", [1e2, 1e4, 1e7])
+def test_the_error_grows_with_the_angle_beyond_ten_million(theta):
+    """Beyond the promised range an angle is off by 2^-51 of its size and no more, at any integer, as is documented."""
+    far = np.array([2**28, 2**32, -(2**32) - 7, 10**12 + 7, 2**53 - 1, 2**60 + 12_345, 2**63 - 1, -(2**63)])
+    config = rw.RopeConfig(64, interleaved=True, theta=theta)
+    size = np.abs(far.astype(np.float64))[:, None] * rw.inverse_frequencies(config).inv_freq[0].numpy()
+    angle = oracle.angles(far, theta, 64)
+    for table, truth in zip(
+        rw.RotaryEmbedding(config).cos_sin(torch.from_numpy(far)), (np.cos(angle), np.sin(angle)), strict=True
+    ):
+        error = np.abs(table.double().numpy() - truth)
+        assert (error <= 2.0**-25 + 2.0**-51 * size).all()
+        assert error[0].max() <= BOUND  # 268 million
+        assert error[3].max() > BOUND  # 10^12: no promise that holds everywhere
+        assert error[-1].max() > 0.1
+
+
+@pytest.mark.parametrize("theta", [1e2, 1e4, 1e7])
 def test_the_integer_phase_needs_no_float64(theta):
     """The path for devices without float64 holds the same bound, and keeps it where float64 angles have lost it."""
     far = np.concatenate([POSITIONS, [10**9 + 7, 10**12 + 7, -(10**12)]])

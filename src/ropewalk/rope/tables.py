@@ -31,11 +31,13 @@ def make_tables(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin of every position's angles: pure rotations, `[..., seq, pairs]`, float32 (or float64 on request).
 
-    - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any size and sign, or reals.
+    - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any sign, or reals; beyond 2^53
+      float64 no longer tells neighbours apart.
     - `columns`: inverse frequency of each pair, radians per token; float64 `[batch, 1, pairs]` where rows differ.
     - `first`: LongRoPE's unscaled first tokens and their frequencies.
 
-    Angles are formed in float64 and rounded once: within 1.2e-7 of the truth up to position 10,000,000.
+    Angles are formed in float64, off by at most 2^-51 of their own size, and the tables are rounded once: within 1.2e-7
+    of the truth up to position 10,000,000, within 2e-6 at 4 billion, and meaningless for the fastest pairs near 2^53.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 15.
 
     >>> cos, sin = make_tables(torch.tensor([0, 1]), (1.0, 0.01))

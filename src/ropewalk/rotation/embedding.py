@@ -68,7 +68,8 @@ class RotaryEmbedding(nn.Module):
         - `seq_len`: tokens, an int or `[batch]`; required where the frequencies depend on it (dynamic NTK, LongRoPE).
           Under `torch.compile` an int is a constant of the graph, a tensor one of its inputs.
 
-        Within 1.2e-7 of the truth up to position 10,000,000. Raises `RopeError` for a wrong shape or a missing seq_len.
+        Within 1.2e-7 of the truth up to position 10,000,000; beyond, the error grows in proportion (`make_tables`).
+        Raises `RopeError` for a wrong shape or a missing seq_len.
 
         >>> RotaryEmbedding(RopeConfig(head_dim=8, interleaved=True)).cos_sin(torch.arange(3))[0].shape
         torch.Size([3, 4])
