@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.backends import cpu, reference
-from ropewalk.eager import PLAIN
 from ropewalk.backends.request import Backend
+from ropewalk.eager import PLAIN
 from ropewalk.errors import RopeError, describe
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, reference))

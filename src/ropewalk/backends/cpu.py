@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ropewalk import compiled
+from ropewalk.backends.request import Norm, Store, Turn
 from ropewalk.compiled import fresh
 from ropewalk.eager import reasons_for_mathematics
-from ropewalk.backends.request import Norm, Store, Turn
 
 name = "cpu"
 kernels = True

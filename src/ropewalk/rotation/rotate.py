@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import note_written, rotated
+from ropewalk.backends.request import Turn
 from ropewalk.eager import reasons_for_mathematics
-from ropewalk.backends.request import Backend, Turn
 from ropewalk.errors import RopeError
 from ropewalk.shapes import Float
 
@@ -92,10 +92,11 @@ def rotate_qk(
     turn = Turn(interleaved, scale, inverse, layout)
     module = choose(q, backend, k, cos, sin)
     if inplace:
-        _check_target(q, cos, True, None)
-        _check_target(k, cos, True, None)  # before q is touched
-        _check_apart(q, k)
-        if not (_written_by_kernels(module, q) and _written_by_kernels(module, k)):
+        _check_target(q, cos, sin, True, None)
+        _check_target(k, cos, sin, True, None)  # before q is touched
+        if module.kernels or not (reasons_for_mathematics(q) or reasons_for_mathematics(k)):
+            _check_apart(q, k)
+        if not (module.kernels and _each_has_its_place(q) and _each_has_its_place(k)):
             return tuple(_rotate_into(x, cos, sin, turn, True, None, backend) for x in (q, k))  # type: ignore[return-value]
     if q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]:
         turned = rotated(module, [q, k], cos, sin, turn, inplace=inplace)
@@ -108,10 +109,13 @@ def _rotate_into(
     x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
 ) -> Tensor:
     """The rotation written into `x` itself or into `out`: by the kernel where it may, else through a new tensor."""
-    _check_target(x, cos, inplace, out)
+    _check_target(x, cos, sin, inplace, out)
     module = choose(x, backend, cos, sin)
     target = x if out is None else out
-    if not _written_by_kernels(module, target) or (out is not None and _overlap(x, out)):
+    by_kernel = module.kernels and _each_has_its_place(target)
+    if out is not None and by_kernel:
+        by_kernel = not module.reasons_not_to(out) and not _overlap(x, out)
+    if not by_kernel:
         source = x.clone() if inplace and torch.is_grad_enabled() and cos.requires_grad else x
         return target.copy_(rotated(module, [source], cos, sin, turn)[0])
     if inplace:
@@ -122,10 +126,8 @@ def _rotate_into(
     return target
 
 
-def _written_by_kernels(module: Backend, target: Tensor) -> bool:
-    """Whether a kernel may write into `target`: each of its elements has its own place in memory."""
-    if not module.kernels or module.reasons_not_to(target):
-        return False
+def _each_has_its_place(target: Tensor) -> bool:
+    """Whether no two elements of `target` lie at one address, so that a kernel may write them in any order."""
     if target.is_contiguous():
         return True
     reach = 0
@@ -138,8 +140,11 @@ def _written_by_kernels(module: Backend, target: Tensor) -> bool:
 
 def _extent(x: Tensor) -> tuple[int, int]:
     """First byte of a tensor in memory, and the one after its last."""
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
     reach = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
-    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size() if x.numel() else x.data_ptr()
+    return start, start + (reach + 1) * x.element_size() if x.numel() else start
 
 
 def _overlap(x: Tensor, out: Tensor) -> bool:
@@ -150,13 +155,11 @@ def _overlap(x: Tensor, out: Tensor) -> bool:
 
 def _check_apart(q: Tensor, k: Tensor) -> None:
     """In place, queries and keys must not share elements: those would turn twice. Heads of one buffer are apart."""
-    if reasons_for_mathematics(q) or reasons_for_mathematics(k):
-        return
-    if q.data_ptr() > k.data_ptr():
-        q, k = k, q
     (start, end), (first, last) = _extent(q), _extent(k)
-    if first >= end or last == first or start == end:
+    if first >= end or start >= last or start == end or first == last:
         return
+    if start > first:
+        q, k, start, first = k, q, first, start
     if q.stride() == k.stride():
         gap = (first - start) // q.element_size()
         outer = [stride for stride, size in zip(q.stride(), q.shape, strict=True) if stride > gap and size > 1]
@@ -253,7 +256,7 @@ def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout
     )
 
 
-def _check_target(x: Tensor, cos: Tensor, inplace: bool, out: Tensor | None) -> None:
+def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None) -> None:
     """In-place and `out` only where the result can be written and autograd stays right."""
     if inplace and out is not None:
         raise RopeError("rotate: `inplace` and `out` exclude each other.", cure="Pass one of them.")
@@ -267,19 +270,21 @@ def _check_target(x: Tensor, cos: Tensor, inplace: bool, out: Tensor | None) -> 
                 facts={"x": x},
                 cure="Rotate a new tensor (inplace=False), or work under torch.no_grad().",
             )
-        if out is not None and (out.requires_grad or x.requires_grad or cos.requires_grad):
+        if out is not None and (out.requires_grad or x.requires_grad or cos.requires_grad or sin.requires_grad):
             raise RopeError(
                 "rotate: `out` takes no gradients.",
                 facts={"x": x, "out": out},
                 cure="Leave `out` out while training, or work under torch.no_grad().",
             )
-    if target.shape != x.shape or target.dtype != x.dtype or target.device != x.device:
+    if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.device != x.device):
         raise RopeError(
             "rotate: `out` must have the shape, dtype and device of `x`.",
             facts={"x": x, "out": out},
             cure="torch.empty_like(x)",
         )
-    if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
+    if not target.is_contiguous() and any(
+        stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)
+    ):
         raise RopeError(
             "rotate: an expanded tensor holds one value in many places and cannot be written.",
             facts={"target": target, "strides": target.stride()},
