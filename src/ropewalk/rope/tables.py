@@ -160,12 +160,11 @@ def _tables_without_float64(
 def phase_tables(positions: Tensor, columns: Sequence[float]) -> tuple[Tensor, Tensor]:
     """cos and sin through an exact integer phase: int64 and float32 arithmetic only, `[..., pairs]`.
 
-    round(2^64 theta / 2 pi) * position modulo 2^64 is the angle in turns, exact to 2^-65 turns per token. Its nearest
-    eighth of a turn picks the octant; what is left, at most pi/4, loses nothing in float32.
+    The turns per token times the position, modulo 2^64, is the angle in turns. Its nearest eighth of a turn picks the
+    octant; what is left, at most pi/4, loses nothing in float32.
     """
-    turns = [round(f / (2 * math.pi) * 2**64) % 2**64 for f in columns]
-    signed = [t - 2**64 if t >= 2**63 else t for t in turns]
-    phase = positions.to(torch.int64) * torch.tensor(signed, dtype=torch.int64, device=positions.device)
+    turns = torch.tensor(turns_per_token(columns), dtype=torch.int64, device=positions.device)
+    phase = positions.to(torch.int64) * turns
     quadrant = (phase + 2**61) >> 62  # nearest quarter turn, -2..2 (the addition may wrap: a whole turn)
     rest = (phase - (quadrant << 62)).to(torch.float32) * (2 * math.pi / 2**64)
     c, s = rest.cos(), rest.sin()
@@ -173,3 +172,13 @@ def phase_tables(positions: Tensor, columns: Sequence[float]) -> tuple[Tensor, T
     cos = torch.where(odd, s, c) * torch.where((quarter == 1) | (quarter == 2), -1.0, 1.0)
     sin = torch.where(odd, c, s) * torch.where(quarter >= 2, -1.0, 1.0)
     return cos, sin
+
+
+def turns_per_token(columns: Sequence[float]) -> list[int]:
+    """Each frequency in radians as 2^-64 of a turn, round(2^64 f / 2 pi), wrapped into int64.
+
+    >>> turns_per_token((math.pi, math.pi / 2))
+    [-9223372036854775808, 4611686018427387904]
+    """
+    turns = (round(f / (2 * math.pi) * 2**64) % 2**64 for f in columns)
+    return [t - 2**64 if t >= 2**63 else t for t in turns]
