@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ropewalk import RopeConfig, RopeError
-from ropewalk.attention.attention import Attention
+from ropewalk.attention.attention import Attention, arrange, rotary_tables
 from ropewalk.attention.cache import KVCache
 from tests.attention import oracle
 
@@ -316,3 +316,15 @@ def test_what_is_refused() -> None:
         module(x, cache=known)
     with pytest.raises(RopeError, match="a cache needs causal attention"):
         make(causal=False)(x, cache=cache)
+
+
+def test_nothing_given_is_ignored() -> None:
+    """Arguments that a ready layout or ready tables stand for are refused, not dropped."""
+    attention, x = make(), torch.randn(1, 4, HIDDEN, dtype=torch.float64)
+    layout = arrange(x, None, None, None, where="test")
+    assert attention.rotary is not None
+    tables = rotary_tables(attention.rotary, layout, None, None, dtype=x.dtype)
+    with pytest.raises(RopeError, match=r"`layout` is already built, so `attention_mask` would be ignored"):
+        attention(x, layout=layout, attention_mask=torch.ones(1, 4))
+    with pytest.raises(RopeError, match=r"`tables` is already built, so `position_ids` would be ignored"):
+        attention(x, layout=layout, tables=tables, position_ids=torch.arange(4))

@@ -151,6 +151,10 @@ class Attention(nn.Module):
                 facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
                 cure="Add the batch with hidden_states[None], or build Attention with this hidden size.",
             )
+        _refuse_unread(
+            {"layout": layout, "attention_mask": attention_mask, "document_ids": document_ids},
+            {"tables": tables, "position_ids": position_ids, "seq_len": seq_len},
+        )
         if cache is not None and not self.causal:
             raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
         if cache is not None and layout is None:
@@ -310,6 +314,20 @@ def rotary_tables(
             return RotaryTables(cos * by_row, sin * by_row, 1.0)
         return RotaryTables(cos, sin, factors[0])
     return RotaryTables(cos, sin, rotary.attention_factor_at(length))
+
+
+def _refuse_unread(*groups: dict[str, object]) -> None:
+    """What a model has built already is not built again: the arguments that it was built from would be ignored."""
+    for group in groups:
+        ready, *rest = group
+        given = [name for name in rest if group[name] is not None]
+        if group[ready] is not None and given:
+            unread = " and ".join(f"`{name}`" for name in given)
+            raise RopeError(
+                f"Attention: `{ready}` is already built, so {unread} would be ignored.",
+                facts={name: group[name] for name in given},
+                cure=f"Leave `{ready}` out, or build it with them (arrange and rotary_tables of attention.attention).",
+            )
 
 
 def _check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
