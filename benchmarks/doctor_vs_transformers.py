@@ -31,7 +31,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import append, environment
+
+from ropewalk.bench.record import append, environment, results_file
 
 CONTENDERS = ("ropewalk", "transformers", "transformers-lean")
 GATE = "transformers-exact"
@@ -175,7 +176,7 @@ def main() -> None:
         "time_of_theirs": {other: round(median["ropewalk"] / median[other], 3) for other in CONTENDERS[1:]},
         "memory_of_theirs": {other: round(memory["ropewalk"] / memory[other], 3) for other in CONTENDERS[1:]},
     }
-    append("doctor_vs_transformers.jsonl", record)
+    append(results_file("doctor_vs_transformers.jsonl"), record)
     print(json.dumps(record, indent=1))
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("rotation.py", "training.py", "doctor_vs_transformers.py")
+BENCHMARKS = (
+    ["-m", "ropewalk", "bench", "--figure", str(HERE / "results" / "rotation")],
+    [str(HERE / "training.py")],
+    [str(HERE / "doctor_vs_transformers.py")],
+)
 
 
 def main() -> None:
     """Run them all; stop at the first whose correctness gate fails."""
-    path = os.pathsep.join([str(HERE.parent), str(HERE)])
-    for name in BENCHMARKS:
-        print(f"== {name}", flush=True)
-        subprocess.run([sys.executable, str(HERE / name)], check=True, env={**os.environ, "PYTHONPATH": path})
+    for arguments in BENCHMARKS:
+        print(f"== {' '.join(arguments)}", flush=True)
+        try:
+            done = subprocess.run([sys.executable, *arguments], check=False)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        if done.returncode:
+            sys.exit(done.returncode)
 
 
 if __name__ == "__main__":

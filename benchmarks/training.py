@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 import transformers
-from harness import Timed, append, environment, interleave
 
+from ropewalk.bench.record import append, environment, results_file
+from ropewalk.bench.timing import Timed, interleave
 from ropewalk.models.checkpoint import write_config
 from ropewalk.models.decoder import Decoder
 from ropewalk.training.data import Batch
@@ -80,11 +81,11 @@ def main() -> None:
         loose = 1 if precision == "float32" else 100
         if abs(loss - their_loss) > 1e-4 * loose or abs(norm / their_norm - 1) > 1e-3 * loose:
             raise SystemExit(f"{precision}: loss {loss} and {their_loss}, norm {norm} and {their_norm}; not timed.")
-        timed += [Timed(f"ropewalk {precision}", mine), Timed(f"transformers {precision}", plain)]
+        timed += [Timed(f"ropewalk {precision}", [mine]), Timed(f"transformers {precision}", [plain])]
     result = interleave(timed, seconds=arguments.seconds, least=3)
     speeds = {name: round(batch.tokens / times["p50"] * 1e6) for name, times in result.items()}
     record = {"case": "tiny, 16 x 256 tokens", "microseconds": result, "tokens_per_second": speeds, **environment()}
-    append("training.jsonl", record)
+    append(results_file("training.jsonl"), record)
     for name, speed in speeds.items():
         print(f"{name:<24} {speed:>7,} tokens/s")
 

@@ -1,9 +1,16 @@
-"""The truth, in float64 numpy and mpmath: shares no code with the package, and follows the paper's equations."""
+"""The truth about angles, at 60 digits. The rotation by them is the oracle of the benchmarks, which is numpy alone.
+
+Neither shares code with what it judges; `tests/bench/test_oracle.py` holds the second against mpmath as well.
+"""
 
 from __future__ import annotations
 
 import mpmath
 import numpy as np
+
+from ropewalk.bench.oracle import rotate
+
+__all__ = ["angles", "rotate"]
 
 
 def angles(positions: np.ndarray, theta: float, dim: int, rows: int = 50) -> np.ndarray:
@@ -12,23 +19,3 @@ def angles(positions: np.ndarray, theta: float, dim: int, rows: int = 50) -> np.
         freqs = [mpmath.power(mpmath.mpf(theta), mpmath.mpf(-2 * i) / dim) for i in range(dim // 2)]
         turn = 2 * mpmath.pi
         return np.array([[float(mpmath.fmod(int(m) * f, turn)) for f in freqs] for m in positions.ravel()])
-
-
-def rotate(
-    x: np.ndarray, angle: np.ndarray, *, interleaved: bool, inverse: bool = False, scale: float = 1.0
-) -> np.ndarray:
-    """Turn the leading 2 * pairs features of `x` by `angle` (broadcast over `x[..., 0]`), pair by pair, in float64.
-
-    Each pair is multiplied by the 2 x 2 matrix [[cos, -sin], [sin, cos]] of the paper's eq. 34.
-    """
-    y = np.array(x, dtype=np.float64)
-    pairs = angle.shape[-1]
-    for i in range(pairs):
-        first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + pairs)
-        c, s = np.cos(angle[..., i]), np.sin(angle[..., i])
-        if inverse:
-            s = -s
-        a, b = np.array(x[..., first], dtype=np.float64), np.array(x[..., second], dtype=np.float64)
-        y[..., first] = (a * c - b * s) * scale
-        y[..., second] = (a * s + b * c) * scale
-    return y

@@ -18,6 +18,7 @@ def build() -> typer.Typer:
     """The typer application with every command."""
     import typer
 
+    from ropewalk.cli.bench import bench
     from ropewalk.cli.doctor import doctor
     from ropewalk.cli.generate import generate
     from ropewalk.cli.inspect import inspect
@@ -32,7 +33,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (doctor, inspect, generate, train):
+    for command in (doctor, inspect, generate, train, bench):
         app.command()(command)
 
     app.callback(invoke_without_command=True)(options)
