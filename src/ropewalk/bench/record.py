@@ -35,12 +35,13 @@ def results_file(name: str) -> Path:
 
 
 def environment(device: str = "cpu") -> Record:
-    """Versions, device, threads, cache, commit and date of a run."""
+    """Versions, device, threads, load, cache, commit and date of a run."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "device": _cpu() if device == "cpu" else torch.cuda.get_device_name(device),
         "threads": torch.get_num_threads(),
+        "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "last_level_cache_bytes": last_level_cache(),
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name)) is not None},

@@ -117,16 +117,16 @@ def _rounded(values: dict[str, Any]) -> dict[str, float]:
 
 
 def usable(device: str) -> str:
-    """The device, once a tensor has been there; "cuda" is its first GPU."""
+    """The device, once a tensor has been there: "cpu", or a GPU as "cuda" or "cuda:1"."""
+    problem = "" if device.partition(":")[0] in ("cpu", "cuda") else "the benchmarks run on cpu and cuda"
     try:
-        place = torch.device(device)
-        if place.type not in ("cpu", "cuda"):
-            raise RuntimeError("the benchmarks run on cpu and cuda")
-        torch.zeros(1, device=place).item()
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
+        problem = problem or _short(error)
+    if problem:
         raise RopeError(
             "bench: this device cannot be used.",
-            facts={"device": device, "error": _short(error)},
+            facts={"device": device, "error": problem},
             cure="Try --device cpu.",
-        ) from error
-    return place.type if place.type == "cpu" else str(place)
+        )
+    return device if device.startswith("cuda") else "cpu"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ropewalk.bench.record import Record
     from ropewalk.bench.run import Report
 
+BUSY = 0.5  # load of the last minute, in processes
+
 
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small shapes, seconds in all: only to try it.")] = False,
@@ -107,10 +109,12 @@ def _show(console: Console, records: Sequence[Record], figure: Path | None) -> N
 
     first = records[0]
     console.print(Text(f"{first['device']}, {first['threads']} threads, ropewalk {first['commit'] or 'installed'}"))
+    if first["load"] and first["load"][0] > BUSY:
+        console.print(Text(f"The machine was busy at the start (load {first['load'][0]}): times are noisy."))
     for record in records:
         if record["kind"] == "gate":
             used = ", ".join(f"{share:.0%} in {dtype}" for dtype, share in record["share_of_bound"].items())
-            console.print(Text(f"{record['cases']} cases agree with the float64 oracle; they use {used} of the bound."))
+            console.print(Text(f"{record['cases']} cases agree with the float64 oracle. Of the bound used: {used}."))
     console.print(bounds_table(records))
     curves = shares(records)
     for table in share_tables(curves):
