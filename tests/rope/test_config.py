@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,12 +55,43 @@ def test_theta_reaches_the_tables():
         ({"scaling": LongRoPE((1.0,) * 4, (2.0,) * 3, 16)}, "`long_factor` needs one entry"),
         ({"scaling": Proportional(0.5), "rotary_dim": 4}, "pairs over the whole head"),
         ({"scaling": rw.scaling.DynamicNTK()}, "max_position_embeddings, which is not set"),
+        ({"head_dim": "128"}, "(?s)`head_dim` must be a whole number.*//"),
+        ({"head_dim": 128.0}, "(?s)`head_dim` must be a whole number.*//"),
+        ({"head_dim": None}, "`head_dim` must be a whole number"),
+        ({"head_dim": True}, "`head_dim` must be a whole number"),
+        ({"rotary_dim": 4.0}, "`rotary_dim` must be a whole number"),
+        ({"max_position_embeddings": "64"}, "`max_position_embeddings` must be a whole number"),
+        ({"theta": "1e4"}, "`theta` must be a finite number"),
+        ({"theta": None}, "`theta` must be a finite number"),
+        ({"theta": 10**400}, "`theta` must be a finite number"),
+        ({"axes": 3}, "`axes` must be whole numbers"),
+        ({"axes": "abcd"}, "`axes` must be whole numbers"),
+        ({"axes": (0.5, 0, 0, 0)}, "`axes` must be whole numbers"),
+        ({"axes": (0, 1, 0, 1), "axes_restart": "yes"}, "`axes_restart` must be True or False"),
     ],
 )
 def test_bad_configs(changes, message):
     """What cannot be rotated is refused, with the rule that was broken."""
     with pytest.raises(rw.RopeError, match=message):
         config(**changes)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    """They come out as Python's, so that equal configs are equal and hash alike."""
+    built = config(
+        head_dim=np.int64(8),
+        theta=np.float32(1e4),
+        max_position_embeddings=torch.tensor(64),
+        axes=np.array([0, 1, 0, 1]),
+    )
+    assert built == config(max_position_embeddings=64, axes=(0, 1, 0, 1))
+    assert hash(built) == hash(config(max_position_embeddings=64, axes=(0, 1, 0, 1)))
+    assert [type(value) for value in (built.head_dim, built.theta, built.max_position_embeddings)] == [int, float, int]
+    assert all(type(axis) is int for axis in built.axes)
+    assert rw.scaling.Linear(np.float32(2.0)) == rw.scaling.Linear(2.0)
+
+
+DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0), max_position_embeddings=16)
 
 
 @pytest.mark.rejects
@@ -78,7 +110,27 @@ def test_bad_configs(changes, message):
         (lambda: LongRoPE((0.0,), (1.0,), 64), "every entry of `short_factor`"),
         (lambda: LongRoPE((1.0,), (1.0,), 64, unscaled_tokens=-1), "must not be negative"),
         (lambda: Proportional(1.5), "between 0 and 1"),
+        (lambda: rw.scaling.Linear("2"), "Linear: `factor`"),
+        (lambda: YaRN(4.0, None), "whole number of tokens"),
+        (lambda: YaRN(4.0, float("inf")), "whole number of tokens"),
+        (lambda: YaRN(4.0, 64, attention_factor="1"), "YaRN: `attention_factor` must be"),
+        (lambda: YaRN(4.0, 64, beta_fast="32"), "`beta_fast` must not be below"),
+        (lambda: YaRN(4.0, 64, beta_fast=float("inf")), "`beta_fast` must not be below"),
+        (lambda: YaRN(4.0, 64, truncate="no"), "`truncate` must be True or False"),
+        (lambda: rw.scaling.Llama3(8.0, "1", 4.0, 64), "`high_freq_factor` must not be below"),
+        (lambda: LongRoPE(None, (1.0,), 64), "every entry of `short_factor`"),
+        (lambda: LongRoPE((1.0,), "ab", 64), "every entry of `long_factor`"),
+        (lambda: LongRoPE((1.0,), (1.0,), 64, unscaled_tokens=1.5), "must be a whole number"),
+        (lambda: Proportional(None), "between 0 and 1"),
         (lambda: rw.axes_from_sections([]), "at least one pair"),
+        (lambda: rw.axes_from_sections(3), "at least one pair"),
+        (lambda: rw.axes_from_sections(["a"]), "at least one pair"),
+        (lambda: rw.axes_from_sections([1.5, 2.5]), "at least one pair"),
+        (lambda: rw.inverse_frequencies({"head_dim": 8}), "(?s)must be a RopeConfig.*from_hf"),
+        (lambda: rw.inverse_frequencies(DYNAMIC, 5.5), "`seq_len` must be a whole number"),
+        (lambda: rw.inverse_frequencies(DYNAMIC, "5"), "`seq_len` must be a whole number"),
+        (lambda: rw.text_positions([0, 1], 3), "must be a tensor"),
+        (lambda: rw.text_positions(torch.arange(2), -1), "`axes` a whole number"),
         (lambda: rw.axes_from_sections([1, 3], interleaved=True), "do not fit"),
     ],
 )

@@ -305,8 +305,22 @@ def test_rejected_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(rw.RopeError, match="holds one object"):
         rw.RopeConfig.from_hf(tmp_path)
-    with pytest.raises(rw.RopeError, match="must be a path, a dict"):
-        rw.RopeConfig.from_hf(3)
+    for source in (3, None, "", dict):
+        with pytest.raises(rw.RopeError, match="must be a path, a dict"):
+            rw.RopeConfig.from_hf(source)
+    for source in ("x" * 5000, "a\0b"):
+        with pytest.raises(rw.RopeError, match="cannot be read as JSON"):
+            rw.RopeConfig.from_hf(source)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("layer_type", "types"), [(3, None), (["x"], None), ("full_attention", 3), ("full_attention", [{}])]
+)
+def test_layer_types_are_names(layer_type: Any, types: Any) -> None:
+    """A number where a name belongs is a RopeError, in the argument and in the config."""
+    with pytest.raises(rw.RopeError, match="a `layer_type` is a string"):
+        read(layer_type, layer_types=types)
 
 
 def test_the_caller_keeps_his_config() -> None:
@@ -415,6 +429,8 @@ def test_what_no_block_can_say() -> None:
         to_hf(rw.RopeConfig(64, interleaved=False, scaling=first))
     with pytest.raises(rw.RopeError, match="no `mrope_section` says"):
         to_hf(rw.RopeConfig(12, interleaved=True, axes=(1, 2, 1, 2, 0, 0)))
+    with pytest.raises(rw.RopeError, match="a single pair leaves NTK"):
+        to_hf(rw.RopeConfig(2, interleaved=False, scaling=NTK(2.0)))
     vision = rw.RopeConfig(64, interleaved=False, axes=axes_from_sections([8, 24]), axes_restart=True)
     even = dataclasses.replace(vision, axes=axes_from_sections([16, 16]), scaling=Linear(2.0))
     for config in (vision, even):

@@ -177,12 +177,41 @@ def test_default_dtype_and_autocast_change_nothing():
         (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), torch.ones(2).bool()), "cumsum"),
         (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), torch.tensor(2)), "wrong shape"),
         (lambda: rw.apply_rotary_pos_emb(torch.zeros(2, 1, 8), torch.arange(2)), "number of dimensions"),
+        (lambda: rw.apply_rotary_pos_emb(torch.tensor(1.0), torch.arange(2)), "number of dimensions"),
+        (lambda: rw.apply_rotary_pos_emb([[1.0]], torch.arange(2)), "is no tensor"),
+        (lambda: rw.apply_rotary_pos_emb(torch.zeros(1, 2, 1, 8), [0, 1]), r"(?s)must be a tensor.*torch\.as_tensor"),
     ],
 )
 def test_bad_input(call, message):
     """The one-call function refuses what the paper does not define."""
     with pytest.raises(rw.RopeError, match=message):
         call()
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    "ids", [[0, 1, 2], range(3), np.arange(3), 3, None], ids=["list", "range", "numpy", "int", "None"]
+)
+def test_positions_are_tensors(ids):
+    """Arrays and lists are refused with the cure, and not converted: they would come to the wrong device unseen."""
+    rope, q = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True)), torch.zeros(1, 3, 2, 8)
+    for call in (rope.cos_sin, lambda ids: rope(q, q, position_ids=ids), lambda ids: rope.rotate(q, position_ids=ids)):
+        with pytest.raises(
+            rw.RopeError, match=r"(?s)`position_ids` must be a tensor.*torch\.as_tensor\(position_ids\)"
+        ):
+            call(ids)
+
+
+@pytest.mark.rejects
+def test_queries_are_tensors_and_configs_configs():
+    """Whatever else is passed, the error is ours."""
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
+    for q in ([[1.0]], None, np.zeros((1, 3, 2, 8))):
+        with pytest.raises(rw.RopeError):
+            rope.rotate(q, position_ids=torch.arange(3))
+    for config in ({"head_dim": 8}, None):
+        with pytest.raises(rw.RopeError, match=r"(?s)must be a RopeConfig.*RopeConfig\.from_hf"):
+            rw.RotaryEmbedding(config)
 
 
 def axial(sections, **options):

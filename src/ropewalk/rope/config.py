@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from os import PathLike
 from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.scaling import DynamicNTK, Ladder, LongRoPE, Proportional, Scaling
+from ropewalk.rope.values import as_whole
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,17 @@ class RopeConfig:
     axes_restart: bool = False
 
     def __post_init__(self) -> None:
-        rotary_dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        cure = "Divide with //: hidden_size // num_attention_heads."
+        head_dim = _whole("head_dim", self.head_dim, cure)
+        rotary_dim = head_dim if self.rotary_dim is None else _whole("rotary_dim", self.rotary_dim, cure)
+        object.__setattr__(self, "head_dim", head_dim)
         object.__setattr__(self, "rotary_dim", rotary_dim)
-        object.__setattr__(self, "theta", float(self.theta))
+        if self.max_position_embeddings is not None:
+            length = _whole("max_position_embeddings", self.max_position_embeddings, "Give the length in tokens.")
+            object.__setattr__(self, "max_position_embeddings", length)
+        object.__setattr__(self, "theta", _float(self.theta))
         if self.axes is not None:
-            object.__setattr__(self, "axes", tuple(int(a) for a in self.axes))
+            object.__setattr__(self, "axes", _axes(self.axes))
         self._check_numbers(rotary_dim)
         self._check_axes()
         self._check_scaling(rotary_dim)
@@ -87,6 +94,12 @@ class RopeConfig:
             )
 
     def _check_axes(self) -> None:
+        if not isinstance(self.axes_restart, bool):
+            raise RopeError(
+                "RopeConfig: `axes_restart` must be True or False.",
+                facts={"axes_restart": self.axes_restart},
+                cure="False shares one ladder of frequencies among the axes (M-RoPE), True gives each its own.",
+            )
         if self.axes is None:
             if self.axes_restart:
                 raise RopeError(
@@ -192,6 +205,37 @@ class RopeConfig:
         return to_hf(self)
 
 
+def _whole(name: str, value: object, cure: str) -> int:
+    whole = as_whole(value)
+    if whole is None:
+        raise RopeError(f"RopeConfig: `{name}` must be a whole number.", facts={name: value}, cure=cure)
+    return whole
+
+
+def _float(theta: Any) -> float:
+    if isinstance(theta, float):
+        return float(theta)  # np.float64 is one, too
+    try:
+        if not isinstance(theta, str | bytes | bool):
+            return float(theta)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise RopeError(
+        "RopeConfig: `theta` must be a finite number above 1.", facts={"theta": theta}, cure="The paper's is 10000.0."
+    )
+
+
+def _axes(axes: Any) -> tuple[int, ...]:
+    whole = [as_whole(axis) for axis in axes] if isinstance(axes, Iterable) else [None]
+    if None in whole:
+        raise RopeError(
+            "RopeConfig: `axes` must be whole numbers, one for each pair.",
+            facts={"axes": axes},
+            cure="axes_from_sections([...]) makes it from the number of pairs of each axis.",
+        )
+    return tuple(axis for axis in whole if axis is not None)
+
+
 def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tuple[int, ...]:
     """The axis of each pair, from the number of pairs of each axis.
 
@@ -203,21 +247,22 @@ def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tu
     >>> axes_from_sections([4, 2, 2], interleaved=True)
     (0, 1, 2, 0, 1, 2, 0, 0)
     """
-    if not sections or any(s < 1 for s in sections):
+    counts = [as_whole(pairs) or 0 for pairs in sections] if isinstance(sections, Iterable) else []
+    if not counts or min(counts) < 1:
         raise RopeError(
             "axes_from_sections: every axis needs at least one pair.",
-            facts={"sections": list(sections)},
+            facts={"sections": sections},
             cure="Give the number of pairs of each axis, for example [16, 24, 24].",
         )
     if not interleaved:
-        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
-    total, axes = sum(sections), [0] * sum(sections)
-    for axis in range(1, len(sections)):
-        for pair in range(axis, axis + len(sections) * sections[axis], len(sections)):
+        return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
+    total, axes = sum(counts), [0] * sum(counts)
+    for axis in range(1, len(counts)):
+        for pair in range(axis, axis + len(counts) * counts[axis], len(counts)):
             if pair >= total:
                 raise RopeError(
                     "axes_from_sections: interleaved sections do not fit: a later axis runs past the last pair.",
-                    facts={"sections": list(sections)},
+                    facts={"sections": counts},
                     cure="The first axis must have at least as many pairs as each other axis.",
                 )
             axes[pair] = axis

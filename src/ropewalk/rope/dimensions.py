@@ -9,7 +9,8 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import axes_from_sections
 from ropewalk.rope.families import Family
-from ropewalk.rope.rope_parameters import is_number, number
+from ropewalk.rope.rope_parameters import number
+from ropewalk.rope.values import is_number
 
 
 def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int | None:

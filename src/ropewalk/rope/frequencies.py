@@ -12,6 +12,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Ladder, LongRoPE
+from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Float64, Int
 
 
@@ -40,6 +41,15 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
     >>> freqs.inv_freq.tolist(), freqs.attention_factor
     ([[1.0, 0.01]], 1.0)
     """
+    check_config(config, "inverse_frequencies")
+    tokens = as_whole(seq_len)
+    if seq_len is not None and (tokens is None or tokens < 1):
+        raise RopeError(
+            "inverse_frequencies: `seq_len` must be a whole number of tokens, at least 1.",
+            facts={"seq_len": seq_len},
+            cure="Pass the total length that the window or the cache will reach.",
+        )
+    seq_len = tokens
     columns = columns_of(config, seq_len)
     first = first_columns_of(config)
     return Frequencies(
@@ -48,6 +58,16 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
         first_tokens=0 if first is None else first[0],
         first_inv_freq=None if first is None else _matrix(config, first[1]),
     )
+
+
+def check_config(config: object, where: str) -> None:
+    """A RopeConfig, or the error that says how to make one."""
+    if not isinstance(config, RopeConfig):
+        raise RopeError(
+            f"{where}: `config` must be a RopeConfig.",
+            facts={"config": config},
+            cure="RopeConfig(head_dim, interleaved=...), or RopeConfig.from_hf(config) for a Hugging Face config.",
+        )
 
 
 def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, ...]:

@@ -112,20 +112,21 @@ def to_hf(config: RopeConfig) -> dict[str, Any]:
 def _read(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
-    if isinstance(config, (str, PathLike)):
+    if isinstance(config, (str, PathLike)) and str(config):
         return _read_file(Path(config))
-    if callable(getattr(config, "to_dict", None)):
+    if callable(getattr(config, "to_dict", None)) and not isinstance(config, type):
         return dict(config.to_dict())
     raise RopeError(
         "from_hf: `config` must be a path, a dict, or an object with `to_dict()`.",
-        facts={"config": type(config).__name__},
+        facts={"config": config},
         cure="Pass the folder of the checkpoint, its config.json, or its content.",
     )
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
+    file = path
     try:
+        file = path / "config.json" if path.is_dir() else path
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise RopeError(
@@ -133,7 +134,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             facts={"path": str(file)},
             cure="Pass a config.json or the folder that holds it.",
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: of JSON, of UTF-8, of a NUL in the path
         raise RopeError(
             "from_hf: the config file cannot be read as JSON.",
             facts={"path": str(file), "error": str(error)},

@@ -21,6 +21,13 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
 
     Raises `RopeError` where the layer types differ and none is given, for an unknown one, and for one without rotation.
     """
+    types = fields.get("layer_types")
+    if not (layer_type is None or isinstance(layer_type, str)) or not (types is None or _are_names(types)):
+        raise RopeError(
+            "from_hf: a `layer_type` is a string, and `layer_types` a list of them.",
+            facts={"layer_type": layer_type, "layer_types": types},
+            cure='For example layer_type="sliding_attention".',
+        )
     if family.switch is not None:
         key, on, default = family.switch
         if fields.get(key, default) != on:
@@ -37,6 +44,10 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
     if layer_type is not None:
         _check_flat(fields, family, name, layer_type)
     return dict(family.block) if stated is None else stated
+
+
+def _are_names(types: object) -> bool:
+    return isinstance(types, list | tuple) and all(isinstance(name, str) for name in types)
 
 
 def _stated(fields: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, describe
+from ropewalk.rope.values import as_whole
 
 Pairing = Literal["interleaved", "half"]
 
@@ -61,6 +62,12 @@ def convert_pairing(
         raise RopeError(
             "convert_pairing: unknown pairing.", facts={"to": to}, cure='Pass to="interleaved" or to="half".'
         )
+    if not isinstance(source, Tensor | Mapping):
+        raise RopeError(
+            "convert_pairing: the source must be a tensor or a state dict.",
+            facts={"source": source},
+            cure="Pass torch.as_tensor(source) for an array or a list.",
+        )
     if isinstance(source, Tensor):
         return _convert(source, to, head_dim, rotary_dim, -1 if dim is None else dim, "the tensor")
     if head_dim is None:
@@ -68,8 +75,8 @@ def convert_pairing(
             "convert_pairing: a state dict does not say where one head ends.",
             cure="Pass head_dim=... (hidden_size / num_attention_heads).",
         )
-    fused = [name for name in source if _FUSED.search(name)]
-    chosen = [name for name in source if _QUERY_OR_KEY.search(name)]
+    fused = [name for name in source if _FUSED.search(str(name))]
+    chosen = [name for name in source if _QUERY_OR_KEY.search(str(name))]
     if fused or not chosen:
         raise RopeError(
             "convert_pairing: the state dict has no separate q and k projections.",
@@ -92,14 +99,21 @@ def pairing_order(to: Pairing, head_dim: int, rotary_dim: int | None = None) -> 
 
 
 def _convert(x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | None, dim: int, name: str) -> Tensor:
-    size = x.shape[dim] if -x.ndim <= dim < x.ndim else 0
-    head_dim = size if head_dim is None else head_dim
-    rotary = head_dim if rotary_dim is None else rotary_dim
-    if head_dim < 2 or size % head_dim or rotary % 2 or not 2 <= rotary <= head_dim:
+    if not isinstance(x, Tensor):
+        raise RopeError(
+            f"convert_pairing: {name} is not a tensor.",
+            facts={name: x},
+            cure="Pass tensors: torch.as_tensor(...) makes one of an array.",
+        )
+    place = as_whole(dim)
+    size = x.shape[dim] if place is not None and -x.ndim <= place < x.ndim else 0
+    head_dim = size if head_dim is None else as_whole(head_dim) or 0
+    rotary = head_dim if rotary_dim is None else as_whole(rotary_dim) or 0
+    if head_dim < 2 or not size or size % head_dim or rotary % 2 or not 2 <= rotary <= head_dim:
         raise RopeError(
             f"convert_pairing: {name} does not hold whole heads of an even number of turning features.",
             facts={name: describe(x), "dim": dim, "head_dim": head_dim, "rotary_dim": rotary},
-            cure="Pass the head_dim (and rotary_dim) of the model, and the dim that holds the heads.",
+            cure="Pass the head_dim (and rotary_dim) of the model, and the dim that holds the heads, as whole numbers.",
         )
     order = pairing_order(to, head_dim, rotary).to(x.device)
     starts = torch.arange(0, size, head_dim, device=x.device)

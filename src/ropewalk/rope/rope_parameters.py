@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -20,6 +19,7 @@ from ropewalk.rope.scaling import (
     Scaling,
     YaRN,
 )
+from ropewalk.rope.values import is_number
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _ALIASES = {"su": "longrope", "mrope": "default", "axial": "default"}
@@ -140,7 +140,7 @@ def block_of(rule: Scaling | None, theta: float, rotary_dim: int) -> dict[str, A
     whose two lists are equal. Raises `RopeError` for LongRoPE's unscaled first tokens, which no block can say.
     """
     if isinstance(rule, NTK):
-        return {"rope_type": "default", "rope_theta": theta * rule.factor ** (rotary_dim / (rotary_dim - 2))}
+        return {"rope_type": "default", "rope_theta": Ladder(theta, rotary_dim, ()).ntk_theta(rule.factor, "to_hf")}
     if isinstance(rule, DynamicNTK):
         factor = 1.0 if rule.variant == "paper" else rule.factor
         return {"rope_type": "dynamic", "rope_theta": theta, "factor": factor}
@@ -208,16 +208,6 @@ def _ratio(rope_type: str, longest: int | None, trained: int) -> float:
             cure="Add `factor` to the rope block, or `max_position_embeddings` to the config.",
         )
     return longest / trained
-
-
-def is_number(value: object) -> bool:
-    """A finite number of a size that float64 holds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def number(value: object, name: str) -> float:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ropewalk.errors import RopeError
+from ropewalk.rope.values import as_whole, is_number
 
 Variant = Literal["transformers", "paper"]
 
@@ -67,7 +69,7 @@ class Scaling(ABC):
 
 
 def _check_factor(name: str, factor: float) -> None:
-    if not (math.isfinite(factor) and factor >= 1):
+    if not (is_number(factor) and factor >= 1):
         raise RopeError(
             f"{name}: `factor` must be a finite number of at least 1.",
             facts={"factor": factor},
@@ -76,7 +78,7 @@ def _check_factor(name: str, factor: float) -> None:
 
 
 def _check_length(name: str, length: int) -> None:
-    if isinstance(length, bool) or int(length) != length or length < 1:
+    if not is_number(length) or int(length) != length or length < 1:
         raise RopeError(
             f"{name}: `original_max_position_embeddings` must be a whole number of tokens, at least 1.",
             facts={"original_max_position_embeddings": length},
@@ -86,12 +88,16 @@ def _check_length(name: str, length: int) -> None:
 
 def _check_above_zero(name: str, **values: float | None) -> None:
     for key, value in values.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
+        if value is not None and not (is_number(value) and value > 0):
             raise RopeError(
                 f"{name}: `{key}` must be a finite number above 0.",
                 facts={key: value},
                 cure="It multiplies queries and keys; leave it out for the rule's own.",
             )
+
+
+def _are_numbers(*values: object) -> bool:
+    return all(map(is_number, values))
 
 
 def _check_variant(name: str, variant: str) -> None:
@@ -213,7 +219,13 @@ class YaRN(Scaling):
         _check_above_zero("YaRN", attention_factor=self.attention_factor)
         for name in ("mscale", "mscale_all_dim"):  # 0 means absent, as in transformers
             _check_above_zero("YaRN", **{name: getattr(self, name) or None})
-        if not self.beta_fast >= self.beta_slow > 0:
+        if not isinstance(self.truncate, bool):
+            raise RopeError(
+                "YaRN: `truncate` must be True or False.",
+                facts={"truncate": self.truncate},
+                cure="True, the default, rounds the ramp's bounds outward to whole pairs.",
+            )
+        if not (_are_numbers(self.beta_fast, self.beta_slow) and self.beta_fast >= self.beta_slow > 0):
             raise RopeError(
                 "YaRN: `beta_fast` must not be below `beta_slow`, and both above 0 (turns within the trained length).",
                 facts={"beta_fast": self.beta_fast, "beta_slow": self.beta_slow},
@@ -296,19 +308,20 @@ class LongRoPE(Scaling):
                 facts={"original_max_position_embeddings": 1},
                 cure="Give the length the model was trained at before extension.",
             )
-        object.__setattr__(self, "short_factor", tuple(float(f) for f in self.short_factor))
-        object.__setattr__(self, "long_factor", tuple(float(f) for f in self.long_factor))
         for name in ("short_factor", "long_factor"):
-            factors = getattr(self, name)
-            if not all(math.isfinite(f) and f > 0 for f in factors):
+            given = getattr(self, name)
+            factors = tuple(given) if isinstance(given, Iterable) else (None,)
+            if not all(is_number(f) and f > 0 for f in factors):
                 raise RopeError(
                     f"LongRoPE: every entry of `{name}` must be a finite number above 0.",
-                    facts={name: factors},
+                    facts={name: given},
                     cure="Each entry divides the frequency of one pair.",
                 )
-        if self.unscaled_tokens < 0:
+            object.__setattr__(self, name, tuple(float(f) for f in factors))
+        unscaled = as_whole(self.unscaled_tokens)
+        if unscaled is None or unscaled < 0:
             raise RopeError(
-                "LongRoPE: `unscaled_tokens` must not be negative.",
+                "LongRoPE: `unscaled_tokens` must be a whole number and must not be negative.",
                 facts={"unscaled_tokens": self.unscaled_tokens},
                 cure="Use 0 to scale every token.",
             )
@@ -366,7 +379,8 @@ class Llama3(Scaling):
     def __post_init__(self) -> None:
         _check_factor("Llama3", self.factor)
         _check_length("Llama3", self.original_max_position_embeddings)
-        if not self.high_freq_factor >= self.low_freq_factor > 0:
+        bands = self.high_freq_factor, self.low_freq_factor
+        if not (_are_numbers(*bands) and self.high_freq_factor >= self.low_freq_factor > 0):
             raise RopeError(
                 "Llama3: `high_freq_factor` must not be below `low_freq_factor`, and both above 0.",
                 facts={"high_freq_factor": self.high_freq_factor, "low_freq_factor": self.low_freq_factor},
@@ -404,7 +418,7 @@ class Proportional(Scaling):
 
     def __post_init__(self) -> None:
         _check_factor("Proportional", self.factor)
-        if not 0 <= self.partial_rotary_factor <= 1:
+        if not (is_number(self.partial_rotary_factor) and 0 <= self.partial_rotary_factor <= 1):
             raise RopeError(
                 "Proportional: `partial_rotary_factor` must lie between 0 and 1.",
                 facts={"partial_rotary_factor": self.partial_rotary_factor},

@@ -16,6 +16,7 @@ from ropewalk import compiled
 from ropewalk.compiled import fresh
 from ropewalk.eager import reasons_for_mathematics
 from ropewalk.errors import RopeError
+from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Int, Real
 
 _WITHOUT_FLOAT64 = frozenset({"mps"})
@@ -114,6 +115,12 @@ def _as_float64(columns: Sequence[float] | Tensor, device: torch.device) -> Tens
 
 def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
     """Positions are real numbers of one of the documented shapes, or a RopeError says which."""
+    if not isinstance(position_ids, Tensor):
+        raise RopeError(
+            f"{where}: `position_ids` must be a tensor.",
+            facts={"position_ids": position_ids},
+            cure="Pass torch.as_tensor(position_ids), on the device of the queries.",
+        )
     if position_ids.is_complex() or position_ids.dtype == torch.bool:
         raise RopeError(
             f"{where}: `position_ids` must be integers (or real coordinates).",
@@ -139,7 +146,14 @@ def text_positions(position_ids: Int[Tensor, "*positions"], axes: int) -> Int[Te
     >>> text_positions(torch.arange(3), 2).tolist()
     [[0, 0], [1, 1], [2, 2]]
     """
-    return position_ids[..., None].expand(*position_ids.shape, axes)
+    count = as_whole(axes)
+    if not isinstance(position_ids, Tensor) or count is None or count < 1:
+        raise RopeError(
+            "text_positions: `position_ids` must be a tensor, and `axes` a whole number of at least 1.",
+            facts={"position_ids": position_ids, "axes": axes},
+            cure="For example text_positions(torch.arange(5), 3).",
+        )
+    return position_ids[..., None].expand(*position_ids.shape, count)
 
 
 def _tables_without_float64(

@@ -7,9 +7,16 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from ropewalk.eager import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, columns_of_lengths, first_columns_of
+from ropewalk.rope.frequencies import (
+    attention_factor_of,
+    check_config,
+    columns_of,
+    columns_of_lengths,
+    first_columns_of,
+)
 from ropewalk.rope.tables import check_position_ids, make_tables
 from ropewalk.rotation.rotate import Layout, rotate, rotate_qk
 from ropewalk.shapes import Float, Int, Real
@@ -32,6 +39,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, config: RopeConfig) -> None:
         super().__init__()
+        check_config(config, "RotaryEmbedding")
         self.config = config
 
     def extra_repr(self) -> str:
@@ -175,10 +183,7 @@ def _check_seq_len(seq_len: int | Tensor) -> None:
 
 def _is_traced(x: Tensor) -> bool:
     """Whether the numbers of a tensor cannot be read, or would become constants of a graph."""
-    if torch.compiler.is_compiling() or x.device.type == "meta":
-        return True
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None
-    return transformed or type(x) not in (Tensor, nn.Parameter)
+    return x.device.type == "meta" or bool(reasons_for_mathematics(x))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else dynamo hides an error's message
@@ -202,6 +207,12 @@ class _Turning(TypedDict):
 
 def _table_dtype(x: Tensor) -> torch.dtype:
     """float64 queries get float64 tables, all others float32."""
+    if not isinstance(x, Tensor):
+        raise RopeError(
+            "RotaryEmbedding: queries and keys must be tensors.",
+            facts={"x": x},
+            cure="Pass torch.as_tensor(...) of an array or a list.",
+        )
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -226,6 +237,13 @@ def apply_rotary_pos_emb(
     >>> apply_rotary_pos_emb(x, torch.arange(5)).shape
     torch.Size([2, 5, 4, 8])
     """
+    if not isinstance(x, Tensor) or x.ndim != 4:
+        raise RopeError(
+            "apply_rotary_pos_emb: `x` has the wrong number of dimensions, or is no tensor.",
+            facts={"x": x},
+            cure="Give a tensor [batch, seq, heads, head_dim]; other layouts go through RotaryEmbedding.",
+        )
+    check_position_ids(position_ids, 1, "apply_rotary_pos_emb")
     if position_ids.is_floating_point():
         raise RopeError(
             "apply_rotary_pos_emb: `position_ids` must be integers.",
