@@ -228,6 +228,8 @@ def test_harmless_tensors_are_passed_over(folder: Path) -> None:
         ),
         ({"model_type": "qwen2", "architectures": None, "layer_types": ["sliding_attention"] * 3}, "no window is set"),
         ({"model_type": "qwen2", "architectures": None, "layer_types": ["full_attention"]}, "once per layer"),
+        ({"model_type": "qwen2", "architectures": None, "layer_types": 3}, "layer_types"),
+        ({"layer_types": [["full_attention"]] * 3}, "layer_types"),
         ({"model_type": "smollm3", "architectures": None, "no_rope_layers": [1]}, "one entry per layer"),
         ({"model_type": "ropewalk"}, "model_type ropewalk is damaged"),
     ],
@@ -254,6 +256,31 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": ')
     with pytest.raises(RopeError, match=r"config\.json cannot be read"):
         load(folder)
+
+
+@pytest.mark.rejects
+def test_a_path_names_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty path is not the current folder, which `save` would replace; what is no path is said to be none."""
+    save(make(), tmp_path / "model")
+    monkeypatch.chdir(tmp_path / "model")
+    before = sorted(Path().iterdir())
+    for source in ("", None, 3, b"tiny", ["tiny"]):
+        for call in (load, read_config, lambda folder: save(make(), folder)):
+            with pytest.raises(RopeError, match=r"(?s)a path is a string.*not empty"):
+                call(source)  # type: ignore[operator]
+    assert sorted(Path().iterdir()) == before
+    assert load(".").config.num_hidden_layers == 3
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(RopeError, match=r"looked up|no such file"):
+            load(name)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("dtype", ["float32", torch.int8, torch.complex64, 32], ids=str)
+def test_the_dtype_is_a_floating_one(dtype: Any) -> None:
+    """Nothing is read for another."""
+    with pytest.raises(RopeError, match="`dtype` must be a floating dtype"):
+        load("tiny", dtype=dtype)
 
 
 def test_a_pickle_is_never_opened(folder: Path) -> None:

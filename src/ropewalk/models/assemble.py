@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder, DecoderConfig
 
 _CURE = "Config and weights are of different models, or the file is damaged."
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def assemble(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torch.d
     _check_names(wanted, stored, where)
     _check_shapes(wanted, stored, where)
     for name in wanted:
-        if stored[name].dtype not in _FLOATS:
+        if stored[name].dtype not in FLOATS:
             raise RopeError(
                 "load: a weight is not stored in a plain floating type.",
                 facts={"checkpoint": where, "tensor": stored[name].name, "dtype": stored[name].dtype},

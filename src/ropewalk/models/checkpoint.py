@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.models.assemble import Stored, assemble
+from ropewalk.models.assemble import FLOATS, Stored, assemble
 from ropewalk.models.decoder import Decoder, DecoderConfig
 from ropewalk.models.extras import need
 from ropewalk.models.families import config_from_hf, config_to_hf, half_split
@@ -50,6 +50,12 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     ropewalk.errors.RopeError: load: no such file or folder, and no built-in model of that name.
     """
     path = find(source)
+    if dtype not in (None, *FLOATS):
+        raise RopeError(
+            "load: `dtype` must be a floating dtype of torch, or None.",
+            facts={"dtype": dtype},
+            cure="For example torch.bfloat16; None keeps what is stored.",
+        )
     if path.is_file():
         from ropewalk.models.gguf import load_gguf
 
@@ -79,6 +85,7 @@ def save(model: Decoder, folder: str | os.PathLike[str], *, tokenizer: TextToken
     ...     sorted(path.name for path in Path(folder, "copy").glob("*.safetensors"))
     ['model.safetensors']
     """
+    place = _path(folder, "save")
     safetensors_torch = need("safetensors.torch")
     config, weights = _hugging_face_form(model)
     written = config_to_hf(config)
@@ -92,7 +99,7 @@ def save(model: Decoder, folder: str | os.PathLike[str], *, tokenizer: TextToken
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
     }
     prefix = "" if written["model_type"] == NATIVE else "model."
-    with whole_folder(Path(folder), _OURS | _THEIRS) as staging:
+    with whole_folder(place, _OURS | _THEIRS) as staging:
         named = {name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in weights.items()}
         safetensors_torch.save_file(named, staging / _SINGLE, metadata={"format": "pt"})
         write_json(staging / "config.json", written | special | {"pad_token_id": None})
@@ -137,9 +144,16 @@ def write_config(config: DecoderConfig) -> dict[str, Any]:
 
 def find(source: str | os.PathLike[str]) -> Path:
     """The path of a checkpoint: one that exists, or the folder of the built-in model of that name."""
-    path = Path(source)
-    if path.exists():
-        return path
+    try:
+        path = _path(source, "load")
+        if path.exists():
+            return path
+    except OSError as error:  # a name that is too long for the system, a folder that may not be entered
+        raise RopeError(
+            "load: the source cannot be looked up.",
+            facts={"source": str(source), "error": error.strerror},
+            cure="Pass the path of a checkpoint that can be read.",
+        ) from error
     if isinstance(source, str) and source.isidentifier():
         builtin = files("ropewalk.models") / "builtin" / source
         if isinstance(builtin, Path) and (builtin / "config.json").is_file():
@@ -149,6 +163,17 @@ def find(source: str | os.PathLike[str]) -> Path:
         facts={"source": str(source)},
         cure='Nothing is downloaded here: fetch the checkpoint first (hf download ... --local-dir DIR), or use "tiny".',
     )
+
+
+def _path(source: object, where: str) -> Path:
+    """A path that names something: an empty one would quietly be the current folder, which is called "."."""
+    if not isinstance(source, str | os.PathLike) or not str(source):
+        raise RopeError(
+            f"{where}: a path is a string or a pathlib.Path, and not empty.",
+            facts={"path": source},
+            cure='The current folder is ".".',
+        )
+    return Path(source)
 
 
 def _stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:

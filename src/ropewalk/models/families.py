@@ -226,6 +226,12 @@ def _turning_layers(said: Mapping[str, Any], layers: int, where: str) -> list[bo
 def _windows(said: Mapping[str, Any], model_type: str, layers: int, where: str) -> int | tuple[int | None, ...] | None:
     """The sliding window of every layer, or one for all."""
     kinds = said.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise RopeError(
+            "load: `layer_types` must be a list of names, one per layer.",
+            facts={"file": where, "layer_types": kinds},
+            cure="Correct the list in config.json.",
+        )
     if model_type in ("llama", "mistral"):
         if kinds and len(set(kinds)) > 1:
             raise RopeError(
