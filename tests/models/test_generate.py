@@ -230,6 +230,18 @@ def test_what_is_refused() -> None:
         ("hello", {}, "has no tokenizer"),
         ([[1, 50]], {}, "tokens that the vocabulary has not"),
         (torch.ones(1, 2), {}, "must be integers"),
+        (torch.ones(1, 2).bool(), {}, "must be integers"),
+        (torch.zeros(0, dtype=torch.long), {}, "a prompt is empty"),
+        ([[1]], {"temperature": "1"}, "`temperature` must be a finite number"),
+        ([[1]], {"temperature": 1.0, "top_p": "0.5"}, "`top_p` must be above 0"),
+        ([[1]], {"temperature": 1.0, "top_k": 2.5}, "`top_k` must be at least 1"),
+        ([[1]], {"max_new_tokens": 2.5}, "`max_new_tokens` must be at least 1"),
+        ([[1]], {"stop_tokens": 3}, "`stop_tokens` must be token ids"),
+        ([[1]], {"seq_len": "5"}, "`seq_len` must be a whole number"),
+        *(
+            (prompts, {}, "prompts are texts, or lists")
+            for prompts in (None, 3, b"ab", [1.5], [[1.5]], [True], ["a", [1]])
+        ),
     ]
     for call in (generate, stream):
         for prompts, how, message in cases:
@@ -239,6 +251,17 @@ def test_what_is_refused() -> None:
         generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
     with pytest.raises(RopeError, match="some layers fix their frequencies"):
         generate(make(rope=(rope(LONG), rope(DynamicNTK(2.0)))), [[1]])
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-30])
+def test_the_smallest_temperature_takes_the_likeliest(temperature: float) -> None:
+    """Logits over a subnormal temperature overflow, and inf - inf is NaN; the draw must be greedy's all the same."""
+    model = make()
+    greedy = generate(model, PROMPTS, max_new_tokens=8)
+    for seed in range(3):
+        assert generate(model, PROMPTS, max_new_tokens=8, temperature=temperature, seed=seed) == greedy
+        cut = {"temperature": temperature, "top_k": 3, "top_p": 0.5, "seed": seed}
+        assert generate(model, PROMPTS, max_new_tokens=8, **cut) == greedy  # type: ignore[arg-type]
 
 
 def test_tables_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:

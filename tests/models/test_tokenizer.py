@@ -25,7 +25,7 @@ def trained() -> TextTokenizer:
     return TextTokenizer.train([PROSE * 3, ODD], vocab_size=360)
 
 
-@given(st.text())
+@given(st.text().filter(lambda text: "<|endoftext|>" not in text))  # that is one token, see below
 @settings(max_examples=100, deadline=None)
 def test_bytes_are_utf8(text: str) -> None:
     """The byte tokenizer's ids are the bytes of UTF-8, and decoding brings the text back."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ropewalk.attention.cache import KVCache, SeqLen, longest_at
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import LongRoPE
+from ropewalk.rope.values import as_whole, is_number
 
 Prompts = Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
@@ -116,7 +117,7 @@ class _Run:
     ) -> _Run:
         """Check everything that was asked, before anything is computed."""
         _check_sampling(max_new_tokens, temperature, top_k, top_p)
-        if not all(isinstance(token, int) for token in stop_tokens):
+        if not isinstance(stop_tokens, Collection) or not all(isinstance(token, int) for token in stop_tokens):
             raise RopeError(
                 "generate: `stop_tokens` must be token ids.",
                 facts={"stop_tokens": stop_tokens},
@@ -131,6 +132,12 @@ class _Run:
                 "generate: some layers fix their frequencies at the final length, others follow the tokens so far.",
                 facts={"scaling": sorted({type(rope.scaling).__name__ for rope in ropes})},
                 cure="Pass seq_len=... to fix them all: prompt + max_new_tokens.",
+            )
+        if seq_len is not None and as_whole(seq_len) is None:
+            raise RopeError(
+                "generate: `seq_len` must be a whole number of tokens.",
+                facts={"seq_len": seq_len},
+                cure="Leave it out, or pass prompt + max_new_tokens.",
             )
         if seq_len is not None:
             # The last token is never fed back, so the cache holds one less than the final length.
@@ -238,7 +245,9 @@ def _sample(run: _Run, rows: Sequence[int], logits: Tensor) -> list[int]:
     if run.temperature == 0:
         return [int(token) for token in logits.argmax(-1).tolist()]
     out = []
-    for row, scores in zip(rows, logits.double() / run.temperature, strict=True):
+    # From the largest down, so that no temperature, however small, divides to infinity (and inf - inf to NaN).
+    downward = logits.double() - logits.double().amax(-1, keepdim=True)
+    for row, scores in zip(rows, downward / run.temperature, strict=True):
         count = scores.shape[0] if run.top_k is None else min(run.top_k, scores.shape[0])
         best = scores.topk(count) if count < scores.shape[0] else scores.sort(descending=True)
         reached = best.values.softmax(-1).cumsum(-1)
@@ -267,19 +276,21 @@ def _evaluating(model: Decoder) -> Iterator[None]:
 
 def _token_lists(model: Decoder, prompts: Prompts) -> list[list[int]]:
     """The prompts as one list of ids per row, none empty, all in the vocabulary."""
+    rows: list[Any]
     if isinstance(prompts, Tensor):
-        if prompts.ndim not in (1, 2) or prompts.is_floating_point() or prompts.dtype == torch.bool:
+        whole = not (prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool)
+        if prompts.ndim not in (1, 2) or not whole:
             raise RopeError(
                 "generate: a tensor of prompts must be integers [batch, seq].",
                 facts={"prompts": prompts},
                 cure="Pass token ids of one length, or a list of lists for unequal ones.",
             )
-        rows = prompts.reshape(-1, prompts.shape[-1]).tolist()
+        rows = [prompts.tolist()] if prompts.ndim == 1 else prompts.tolist()
     elif isinstance(prompts, str):
         rows = [prompts]
     else:
-        rows = list(prompts)
-        if rows and isinstance(rows[0], int):
+        rows = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, bytes) else [None]
+        if rows and as_whole(rows[0]) is not None:
             rows = [rows]
     if rows and all(isinstance(row, str) for row in rows):
         if model.tokenizer is None:
@@ -289,6 +300,12 @@ def _token_lists(model: Decoder, prompts: Prompts) -> list[list[int]]:
                 cure="Give token ids, or load a checkpoint that has a tokenizer.",
             )
         rows = [model.tokenizer.encode(row) for row in rows]
+    if not all(isinstance(row, Sequence) and all(as_whole(token) is not None for token in row) for row in rows):
+        raise RopeError(
+            "generate: prompts are texts, or lists of token ids, not a mixture and nothing else.",
+            facts={"prompts": prompts},
+            cure="Pass str, list[str], list[int] or list[list[int]]; an array goes through torch.as_tensor.",
+        )
     tokens = [[int(token) for token in row] for row in rows]
     if not tokens or not all(tokens):
         raise RopeError(
@@ -307,21 +324,25 @@ def _token_lists(model: Decoder, prompts: Prompts) -> list[list[int]]:
 
 
 def _check_sampling(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if max_new_tokens < 1:
+    if (as_whole(max_new_tokens) or 0) < 1:
         raise RopeError(
-            "generate: `max_new_tokens` must be at least 1.",
+            "generate: `max_new_tokens` must be at least 1, and whole.",
             facts={"max_new_tokens": max_new_tokens},
             cure="Ask for one token or more.",
         )
-    if not (temperature >= 0 and math.isfinite(temperature)):
+    if not (is_number(temperature) and temperature >= 0):
         raise RopeError(
             "generate: `temperature` must be a finite number, at least 0.",
             facts={"temperature": temperature},
             cure="0 takes the likeliest token each time.",
         )
-    if top_k is not None and top_k < 1:
-        raise RopeError("generate: `top_k` must be at least 1.", facts={"top_k": top_k}, cure="None keeps all tokens.")
-    if top_p is not None and not 0 < top_p <= 1:
+    if top_k is not None and (as_whole(top_k) or 0) < 1:
+        raise RopeError(
+            "generate: `top_k` must be at least 1, and whole.",
+            facts={"top_k": top_k},
+            cure="None keeps all tokens.",
+        )
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
         raise RopeError(
             "generate: `top_p` must be above 0 and at most 1.", facts={"top_p": top_p}, cure="None keeps all tokens."
         )
