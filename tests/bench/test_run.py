@@ -135,7 +135,7 @@ def test_environment_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert json.loads(json.dumps(found)) == found
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"kind": "gate"}'])
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"kind": "gate"}', '{"run": "a", "kind": "gate"}'])
 def test_a_file_without_a_run_is_refused(content: str | None, tmp_path: Path) -> None:
     """Missing, empty, cut short, or of another benchmark."""
     path = tmp_path / "records.jsonl"

@@ -21,6 +21,8 @@ Record = dict[str, Any]
 
 PACKAGES = ("ropewalk", "torch", "transformers", "numpy", "onnxruntime", "openvino", "jax", "rotary-embedding-torch",
             "triton", "liger-kernel", "flash-attn")  # fmt: skip
+EVERY = ("run", "kind", "preset", "place", "device", "threads", "load", "commit", "date", "versions")
+GROUP = ("case", "tokens", "dtype", "bytes", "microseconds", "skipped")
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 
@@ -66,14 +68,19 @@ def last_run(path: Path) -> list[Record]:
     """The records of the last run in a file of `ropewalk bench`."""
     try:
         found = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        last = [record["run"] for record in found][-1]
+        run = found[-1]["run"]
+        last = [record for record in found if record["run"] == run]
+        for record in last:
+            missing = {*EVERY, *(() if record["kind"] == "gate" else GROUP)} - set(record)
+            if missing:
+                raise KeyError(f"a record lacks {', '.join(sorted(missing))}")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise RopeError(
             "bench: there are no records of a run to read.",
             facts={"file": str(path), "error": str(error)},
             cure="Name a file that `ropewalk bench` wrote.",
         ) from error
-    return [record for record in found if record["run"] == last]
+    return last
 
 
 def _version(name: str) -> str | None:

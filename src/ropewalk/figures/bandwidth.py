@@ -39,13 +39,14 @@ def copy_bandwidth(
     """
     with style():
         from matplotlib.figure import Figure
-        from matplotlib.ticker import NullFormatter, PercentFormatter
+        from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
         figure = Figure(figsize=(2.4 + 4.0 * len(panels), 5.0))
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         lines: dict[str, Line2D] = {}
         for axes, (name, curves) in zip(grid, panels.items(), strict=True):
             axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
             axes.axhline(1.0, color=QUIET, linewidth=1)
             for contender, curve in curves.items():
                 look = _LOOKS.get(contender, OTHER)
@@ -65,11 +66,13 @@ def copy_bandwidth(
             length_ticks(axes)
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.tick_params(axis="x", which="minor", length=0)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.tick_params(axis="y", which="minor", length=0)
             axes.set_title(name, fontsize=10, fontweight="normal", color=INK, pad=6)
             axes.set_xlabel("tokens")
         grid[0].set_ylabel("speed (the plain copy: 100 %)")
-        grid[0].set_ylim(0, None)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         if note:
             figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
