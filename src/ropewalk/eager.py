@@ -26,4 +26,6 @@ def reasons_for_mathematics(x: Tensor) -> list[str]:
         reasons.append("torch.jit is tracing")
     if not reasons and x.is_neg():
         reasons.append("it is a lazily negated view, as freqs_cis.conj().imag is")
+    if not reasons and not torch._C._has_storage(x):
+        reasons.append("it has no memory of its own, as gradients have under is_grads_batched=True")
     return reasons

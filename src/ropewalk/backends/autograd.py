@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -15,10 +16,13 @@ class Rotation(torch.autograd.Function):
     """Rotates one or two tensors by a kernel; differentiable twice, in the tensors and in both tables."""
 
     @staticmethod
-    def forward(
-        ctx: Any, backend: Backend, turn: Turn, inplace: bool, cos: Tensor, sin: Tensor, *xs: Tensor
-    ) -> tuple[Tensor, ...] | Tensor:
-        """`inplace` takes one tensor: autograd allows a view to be changed only by a function of one result."""
+    def forward(ctx: Any, backend: Backend, turn: Turn, inplace: bool, *tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
+        """`tensors`: one or two to rotate, then cos and sin.
+
+        `inplace` takes one: autograd allows a view to be changed only by a function of one result, which is its first
+        input.
+        """
+        *xs, cos, sin = tensors
         tables = cos.requires_grad or sin.requires_grad
         kept = [x.clone() if inplace else x for x in xs] if tables else []
         ctx.save_for_backward(cos, sin, *kept)
@@ -33,10 +37,9 @@ class Rotation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The transposed rotation of each gradient; cos and sin collect theirs over everything that shares a row."""
         cos, sin, *xs = ctx.saved_tensors
-        needed = ctx.needs_input_grad[5:]
+        needed = ctx.needs_input_grad[3:-2]
         wanted = [grad for grad, need in zip(grads, needed, strict=True) if need and grad is not None]
-        fits = wanted and not ctx.backend.reasons_not_to(wanted[0])  # not under torch.func or a dispatch mode
-        backend = ctx.backend if fits else cast(Backend, reference)
+        backend = ctx.backend if _takes(ctx.backend, wanted) else cast(Backend, reference)
         back = iter(rotated(backend, wanted, cos, sin, ctx.turn.transposed()) if wanted else ())
         to_xs = [next(back) if need and grad is not None else None for grad, need in zip(grads, needed, strict=True)]
         to_cos = to_sin = None
@@ -45,7 +48,7 @@ class Rotation(torch.autograd.Function):
                 for_cos, for_sin = _table_gradients(x, grad, cos, ctx.turn)
                 to_cos = for_cos if to_cos is None else to_cos + for_cos
                 to_sin = for_sin if to_sin is None else to_sin + for_sin
-        return None, None, None, to_cos, to_sin, *to_xs
+        return None, None, None, *to_xs, to_cos, to_sin
 
 
 class NormRotation(torch.autograd.Function):
@@ -66,17 +69,28 @@ class NormRotation(torch.autograd.Function):
         """Gradients of q, k and both weights; through plain expressions where they are to be differentiated again."""
         cos, sin, *inputs = ctx.saved_tensors
         q, k, q_weight, k_weight = inputs
-        norm = Norm(q_weight, k_weight, ctx.eps)
         again = torch.is_grad_enabled()
-        if again or ctx.backend.reasons_not_to(grad_q):
+        if again or not _takes(ctx.backend, (grad_q, grad_k)):
             with torch.enable_grad():
-                found = reference.norm_rotate(q, k, cos, sin, ctx.turn, norm, None)
+                # aliases, so that a tensor given twice, or k made of q, gets each place's gradient alone
+                inputs = q, k, q_weight, k_weight = [x.view_as(x) for x in inputs]
+                norm = Norm(q_weight, k_weight, ctx.eps)
+                turned = reference.norm_rotate(q, k, cos, sin, ctx.turn, norm, None)
+            found = [(out, grad) for out, grad in zip(turned, (grad_q, grad_k), strict=True) if out.requires_grad]
             wanted = [x for x in inputs if x.requires_grad]
-            grads = iter(torch.autograd.grad(found, wanted, (grad_q, grad_k), create_graph=again))
+            grads = iter(
+                torch.autograd.grad([out for out, _ in found], wanted, [g for _, g in found], create_graph=again)
+            )
             return None, None, None, None, None, *(next(grads) if x.requires_grad else None for x in inputs)
+        norm = Norm(q_weight, k_weight, ctx.eps)
         to_q, to_k, *to_weights = ctx.backend.norm_rotate_backward((grad_q, grad_k), q, k, cos, sin, ctx.turn, norm)
         to_q_weight, to_k_weight = (to.to(w.dtype) for to, w in zip(to_weights, (q_weight, k_weight), strict=True))
         return None, None, None, None, None, to_q, to_k, to_q_weight, to_k_weight
+
+
+def _takes(backend: Backend, grads: Sequence[Tensor]) -> bool:
+    """Whether the kernels can take all these gradients: not under torch.func, nor batched ones, nor negated views."""
+    return not any(backend.reasons_not_to(grad) for grad in grads)
 
 
 def rotated(
@@ -94,8 +108,8 @@ def rotated(
         note_written(xs)
         return xs
     if inplace:
-        return [Rotation.apply(backend, turn, True, cos, sin, x) for x in xs]  # type: ignore[no-untyped-call]
-    outs = Rotation.apply(backend, turn, False, cos, sin, *xs)  # type: ignore[no-untyped-call]
+        return [Rotation.apply(backend, turn, True, x, cos, sin) for x in xs]  # type: ignore[no-untyped-call]
+    outs = Rotation.apply(backend, turn, False, *xs, cos, sin)  # type: ignore[no-untyped-call]
     return [outs] if isinstance(outs, Tensor) else list(outs)
 
 

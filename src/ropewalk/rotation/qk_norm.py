@@ -61,7 +61,8 @@ def qk_norm_rotate(
     if store is not None:
         _check_store(q, k, store, layout, [q, k, q_weight, k_weight, cos, sin, store.fresh])
     turn, norm = Turn(interleaved, scale, False, layout), Norm(q_weight, k_weight, eps)
-    return norm_rotated(choose(q, backend, k, q_weight, k_weight, cos, sin), q, k, cos, sin, turn, norm, store)
+    module = choose(q, backend, k, q_weight, k_weight, cos, sin, *(store or ()))
+    return norm_rotated(module, q, k, cos, sin, turn, norm, store)
 
 
 def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor) -> None:
@@ -101,6 +102,12 @@ def _check_store(q: Tensor, k: Tensor, store: Store, layout: str, inputs: list[T
             "qk_norm_rotate: the cache's buffers do not fit these keys.",
             facts={"k": k, "store.keys": keys, "store.values": values, "store.fresh": fresh},
             cure="Buffers are [batch, kv_heads, capacity, head_dim] in the dtype of `k`; `fresh` has its shape.",
+        )
+    if any(stride == 0 and size > 1 for x in (keys, values) for stride, size in zip(x.stride(), x.shape, strict=True)):
+        raise RopeError(
+            "qk_norm_rotate: an expanded buffer holds one value in many places and cannot be written.",
+            facts={"strides of keys": keys.stride(), "strides of values": values.stride()},
+            cure="Give every sequence and head a place of its own.",
         )
     right = slots.dtype == torch.int64 and slots.ndim == 2 and slots.device == k.device
     right = right and slots.shape[0] in (1, batch) and slots.shape[1] == tokens

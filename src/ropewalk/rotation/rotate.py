@@ -116,7 +116,8 @@ def _rotate_into(
     if out is not None and by_kernel:
         by_kernel = not module.reasons_not_to(out) and not _overlap(x, out)
     if not by_kernel:
-        source = x.clone() if inplace and torch.is_grad_enabled() and cos.requires_grad else x
+        kept = inplace and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+        source = x.clone() if kept else x
         return target.copy_(rotated(module, [source], cos, sin, turn)[0])
     if inplace:
         return rotated(module, [x], cos, sin, turn, inplace=True)[0]
@@ -160,11 +161,8 @@ def _check_apart(q: Tensor, k: Tensor) -> None:
         return
     if start > first:
         q, k, start, first = k, q, first, start
-    if q.stride() == k.stride():
-        gap = (first - start) // q.element_size()
-        outer = [stride for stride, size in zip(q.stride(), q.shape, strict=True) if stride > gap and size > 1]
-        if _span(q, gap) <= gap and gap + _span(k, gap) <= min(outer, default=gap):
-            return
+    if q.element_size() == k.element_size() and _interleave(q, k, (first - start) // q.element_size()):
+        return
     raise RopeError(
         "rotate_qk: `q` and `k` share memory, and in place it would be turned twice.",
         facts={"q": q, "k": k},
@@ -172,9 +170,24 @@ def _check_apart(q: Tensor, k: Tensor) -> None:
     )
 
 
-def _span(x: Tensor, gap: int) -> int:
-    """Elements from the first to the last of the dimensions whose stride is at most `gap`."""
-    return 1 + sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True) if stride <= gap)
+def _interleave(q: Tensor, k: Tensor, gap: int) -> bool:
+    """Whether memory is made of cells that repeat, in which heads of `q` come first and heads of `k` from `gap` on."""
+    of_q = of_k = 0  # reach of each inside a cell
+    steps = []
+    for q_stride, q_size, k_stride, k_size in zip(q.stride(), q.shape, k.stride(), k.shape, strict=True):
+        stride = q_stride if q_size > 1 else k_stride
+        if q_size > 1 and k_size > 1 and q_stride != k_stride:
+            return False
+        if stride <= gap:
+            of_q, of_k = of_q + stride * (q_size - 1), of_k + stride * (k_size - 1)
+        else:
+            steps.append((stride, max(q_size, k_size)))
+    reach = gap + of_k
+    for stride, size in sorted(steps):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return of_q < gap
 
 
 def check_tables(
@@ -263,19 +276,14 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
     target = x if inplace else out
     if target is None:
         return
-    if torch.is_grad_enabled():
-        if inplace and x.requires_grad and x.is_leaf:
-            raise RopeError(
-                "rotate: a leaf that requires grad cannot be rotated in place: its gradient would be lost.",
-                facts={"x": x},
-                cure="Rotate a new tensor (inplace=False), or work under torch.no_grad().",
-            )
-        if out is not None and (out.requires_grad or x.requires_grad or cos.requires_grad or sin.requires_grad):
+    if torch.is_grad_enabled() and (x.requires_grad or cos.requires_grad or sin.requires_grad or target.requires_grad):
+        if out is not None:
             raise RopeError(
                 "rotate: `out` takes no gradients.",
                 facts={"x": x, "out": out},
                 cure="Leave `out` out while training, or work under torch.no_grad().",
             )
+        _check_recorded(x)
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.device != x.device):
         raise RopeError(
             "rotate: `out` must have the shape, dtype and device of `x`.",
@@ -289,4 +297,23 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
             "rotate: an expanded tensor holds one value in many places and cannot be written.",
             facts={"target": target, "strides": target.stride()},
             cure="Rotate a new tensor, or pass target.contiguous().",
+        )
+
+
+def _check_recorded(x: Tensor) -> None:
+    """Autograd can record a change of `x`: it would refuse only after the kernel has written."""
+    view = not torch.compiler.is_compiling() and type(x) is Tensor and x._is_view()
+    leaf = x._base if view and x.requires_grad else x
+    if leaf is not None and leaf.is_leaf and leaf.requires_grad:
+        raise RopeError(
+            "rotate: a leaf that requires grad cannot be rotated in place: its gradient would be lost.",
+            facts={"x": x},
+            cure="Rotate a new tensor (inplace=False), or work under torch.no_grad().",
+        )
+    made = torch._C._autograd._get_creation_meta(x) if view else torch._C._autograd.CreationMeta.DEFAULT
+    if made != torch._C._autograd.CreationMeta.DEFAULT:
+        raise RopeError(
+            "rotate: autograd cannot follow a change of this view: unbind, split, chunk, or no_grad made it.",
+            facts={"x": x, "made by": made.name},
+            cure="Make it by slicing (qkv[:, :, :heads]) with gradients on, or rotate a new tensor.",
         )
