@@ -20,6 +20,7 @@ from ropewalk.models.extras import need
 from ropewalk.models.families import config_from_hf, config_to_hf, half_split
 from ropewalk.models.files import read_json, whole_folder, write_json
 from ropewalk.models.native import NATIVE
+from ropewalk.models.pieces import Pieces
 from ropewalk.models.tokenizer import TextTokenizer
 from ropewalk.rope.pairing import convert_pairing
 
@@ -38,8 +39,8 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
 
     Families: Llama, Mistral, Qwen2, Qwen3, SmolLM2, SmolLM3, and what `save` wrote. Weights come out half-split, as
     Hugging Face has them: a GGUF's permuted q and k are put back. They are memory-mapped: what needs no conversion is
-    never copied, what does is read tensor by tensor. A file must not be overwritten in place while it is mapped; `save`
-    never does. Nothing is unpickled, downloaded or run.
+    never copied; what does is converted tensor by tensor, so that memory peaks at little more than one copy. A file
+    must not be overwritten in place while it is mapped; `save` never does. Nothing is unpickled, downloaded or run.
 
     Raises `RopeError` that names the file or the tensor: missing, truncated, unexpected, of a wrong shape; an unknown
     architecture.
@@ -180,7 +181,7 @@ def _stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
     """The tensors of a folder's safetensors files, keyed by the Decoder's names."""
     stored: dict[str, Stored] = {}
     for path, names in _shards(folder).items():
-        file = _open(path, open_files)
+        file, pieces = _open(path, open_files), Pieces(path)
         for name in sorted(names if names is not None else file.keys()):
             if name not in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                 raise RopeError(
@@ -199,17 +200,20 @@ def _stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
                     cure="Keep the shards of one checkpoint in the folder, and remove others.",
                 )
             dtype = _DTYPES.get(part.get_dtype(), torch.int8)
-            stored[ours] = Stored(name, tuple(part.get_shape()), dtype, partial(_read, file, name))
+            read = partial(_read, file, name, dtype, pieces)
+            stored[ours] = Stored(name, tuple(part.get_shape()), dtype, read)
     return _without_tied_head(folder, stored)
 
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def _read(file: Any, name: str, dtype: torch.dtype | None) -> Tensor:
+def _read(file: Any, name: str, stored: torch.dtype, pieces: Pieces, dtype: torch.dtype | None) -> Tensor:
     """A tensor of an open safetensors file: a view of the mapping, unless its dtype must change."""
+    if dtype is not None and dtype != stored:
+        return pieces.read(name, tuple(file.get_slice(name).get_shape()), stored, dtype)
     tensor: Tensor = file.get_tensor(name)
-    return tensor if dtype is None else tensor.to(dtype)
+    return tensor
 
 
 def _without_tied_head(folder: Path, stored: dict[str, Stored]) -> dict[str, Stored]:

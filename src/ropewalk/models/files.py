@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import shutil
 import tempfile
@@ -60,6 +61,16 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def forget_pages(mapped: mmap.mmap, begin: int, size: int) -> None:
+    """Let the kernel take back the pages of a mapping that hold these bytes alone; nobody may have written to them."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    page = mmap.PAGESIZE
+    first, last = -(-begin // page) * page, (begin + size) // page * page
+    if last > first:
+        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.models.extras import need
+from ropewalk.models.files import forget_pages
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -69,13 +70,16 @@ class GGUFFile:
         if tensor.kind in _STORED:
             stored, _ = _STORED[tensor.kind]
             flat = torch.frombuffer(self._map, dtype=stored, count=prod(tensor.shape), offset=tensor.offset)
-            return flat.view(tensor.shape).to(dtype or torch.float32)
+            values = flat.view(tensor.shape).to(dtype or torch.float32)
+            if values.dtype != stored:
+                self._forget(tensor)
+            return values
         gguf = need("gguf")
         kind = gguf.GGMLQuantizationType(tensor.kind)
         block, size = gguf.GGML_QUANT_SIZES[kind]
         rows = np.frombuffer(self._map, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
         try:
-            values: npt.NDArray[np.float32] = gguf.quants.dequantize(
+            dequantised: npt.NDArray[np.float32] = gguf.quants.dequantize(
                 rows.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * size), kind
             )
         except NotImplementedError as error:
@@ -84,18 +88,13 @@ class GGUFFile:
                 facts={"tensor": name, "type": kind.name},
                 cure="Use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or one of the K types.",
             ) from error
-        weights = torch.from_numpy(values).to(dtype or torch.float32)
+        weights = torch.from_numpy(dequantised).to(dtype or torch.float32)
         self._forget(tensor)
         return weights
 
     def _forget(self, tensor: GGUFTensor) -> None:
-        """Let the kernel take back the pages that only held this tensor's quantised blocks."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        page = mmap.PAGESIZE
-        first, last = -(-tensor.offset // page) * page, (tensor.offset + tensor.size) // page * page
-        if last > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        """Let the kernel take back the pages that held this tensor alone, as it is in the file."""
+        forget_pages(self._map, tensor.offset, tensor.size)
 
     def _take(self, code: str) -> Any:
         """The next number of the file."""
