@@ -214,7 +214,8 @@ def test_harmless_tensors_are_passed_over(folder: Path) -> None:
         ({"model_type": "mamba"}, r"(?s)unknown architecture.*'mamba'"),
         ({"model_type": ...}, "unknown architecture"),
         ({"architectures": ["MyLlamaForCausalLM"]}, r"(?s)unknown architecture.*MyLlamaForCausalLM"),
-        ({"auto_map": {"AutoModel": "code.py"}}, "auto_map"),
+        ({"model_type": "mylm", "auto_map": {"AutoModel": "code.My"}}, r"(?s)is never run here.*'mylm'.*code\.My"),
+        ({"architectures": ["My"], "auto_map": {"AutoModel": "code.My"}}, r"(?s)unknown architecture.*never run here"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "gated by silu"),
         ({"hidden_size": ...}, r"(?s)`hidden_size` must be a whole number.*missing"),
@@ -260,6 +261,16 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": ')
     with pytest.raises(RopeError, match=r"config\.json cannot be read"):
         load(folder)
+
+
+def test_code_beside_a_known_family_is_not_run(folder: Path) -> None:
+    """Many re-uploads carry an auto_map: the family is read as without it, and a trap in the code never springs."""
+    expected = logits(load(folder))
+    change_config(folder, auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"})
+    (folder / "code.py").write_text(f"open({str(folder / 'sprung')!r}, 'w')")
+    assert torch.equal(logits(load(folder)), expected)
+    assert read_config(folder) == load(folder).config
+    assert not (folder / "sprung").exists()
 
 
 @pytest.mark.rejects

@@ -40,7 +40,8 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     Families: Llama, Mistral, Qwen2, Qwen3, SmolLM2, SmolLM3, and what `save` wrote. Weights come out half-split, as
     Hugging Face has them: a GGUF's permuted q and k are put back. They are memory-mapped: what needs no conversion is
     never copied; what does is converted tensor by tensor, so that memory peaks at little more than one copy. A file
-    must not be overwritten in place while it is mapped; `save` never does. Nothing is unpickled, downloaded or run.
+    must not be overwritten in place while it is mapped; `save` never does. Nothing is unpickled, downloaded or run: of
+    a checkpoint that brings code of its own (`auto_map`) the family's computation is what you get.
 
     Raises `RopeError` that names the file or the tensor: missing, truncated, unexpected, of a wrong shape; an unknown
     architecture.

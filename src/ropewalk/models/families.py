@@ -146,16 +146,24 @@ def half_split(config: DecoderConfig) -> DecoderConfig:
 
 
 def _family(config: Mapping[str, Any], where: str) -> Family:
-    """The family that a config names; unknown architectures and code of one's own are refused."""
+    """The family that a config names; unknown architectures are refused.
+
+    Code of its own (`auto_map`) is never run, so it is no reason to refuse a family that is known without it.
+    """
     model_type, architectures = config.get("model_type"), config.get("architectures")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None or (architectures and architectures != [family.architecture]):
         # A bare base model's architecture ("LlamaModel") has the same weights without a head.
         base = family is not None and architectures == [family.architecture.removesuffix("ForCausalLM") + "Model"]
         if family is None or not base:
+            own = config.get("auto_map")
+            rule = "load: unknown architecture."
+            if own:
+                rule = "load: unknown architecture, and the code that the config names for it is never run here."
             raise RopeError(
-                "load: unknown architecture.",
-                facts={"file": where, "model_type": model_type, "architectures": architectures},
+                rule,
+                facts={"file": where, "model_type": model_type, "architectures": architectures}
+                | ({"auto_map": own} if own else {}),
                 cure=f"Known are {', '.join(f'{k} ({f.architecture})' for k, f in FAMILIES.items())}.",
             )
     return family
@@ -171,12 +179,12 @@ def _check_known(said: Mapping[str, Any], family: Family, where: str) -> None:
             facts=facts,
             cure="Use the model's own code for another function.",
         )
-    for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts", "auto_map"):
+    for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts"):
         if said.get(key):
             raise RopeError(
                 f"load: the config's `{key}` asks for what cannot be done here.",
                 facts={**facts, key: said[key]},
-                cure="Quantised weights, experts and code of its own are refused; GGUF files are dequantised.",
+                cure="Quantised weights and experts are refused; GGUF files are dequantised.",
             )
     block = said.get("rope_parameters") or said.get("rope_scaling") or {}
     for holder in (said, block if isinstance(block, Mapping) else {}):
