@@ -152,6 +152,16 @@ def test_half_a_unit_in_the_last_place(dtype: torch.dtype) -> None:
     np.testing.assert_array_equal(gate.half_unit(values.double().numpy(), dtype), expected.numpy())
 
 
+def test_the_bounds_are_those_that_are_promised() -> None:
+    """float32: 1e-6. 16-bit: half a unit in the last place, and 2e-7 of the pair's length. 0 where nothing turns."""
+    result, lengths = np.array([1.0, 2.5, 1.0]), np.array([3.0, 3.0, 0.0])
+    for dtype, rounding in ((torch.bfloat16, [2**-8, 2**-7, 0.0]), (torch.float16, [2**-11, 2**-10, 0.0])):
+        found = gate.bounds(result, lengths, dtype)
+        assert found[0].tolist() == rounding
+        assert found[1].tolist() == pytest.approx([6e-7, 6e-7, 0.0])
+    assert [part.tolist() for part in gate.bounds(result, lengths, torch.float32)] == [[0.0] * 3, [1e-6, 1e-6, 0.0]]
+
+
 def test_long_cases_are_sampled_to_their_ends() -> None:
     """The last token of a long case is among those checked."""
     case = replace(CASE, seq=1000)
