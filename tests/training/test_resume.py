@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load
-from ropewalk.training import Event, train
+from ropewalk.training import Event, Housekeeping, train
 from ropewalk.training.resume import RunFolder
 from tests.training.killed import digest
 from tests.training.material import EVERY, prose, small
@@ -42,6 +43,72 @@ def test_a_resumed_run_is_the_same_bit_for_bit(text: str, tmp_path: Path, kind: 
     assert not (tmp_path / "stopped" / "config.json").exists()
     train(small(text), tmp_path / "stopped", housekeeping=EVERY)
     assert digest(tmp_path / "stopped") == digest(tmp_path / "whole")
+
+
+def raising(error: BaseException):
+    """A reporter that raises when the run is about to begin."""
+
+    def report(event: Event) -> None:
+        if event.kind == "start":
+            raise error
+
+    return report
+
+
+@pytest.mark.parametrize(
+    ("settings", "how", "error"),
+    [
+        ({"text": ("nowhere.txt",)}, {}, RopeError),
+        ({}, {"resume": True}, RopeError),
+        ({"seq_len": 10_000_000}, {}, RopeError),
+        ({"tokenizer": "nowhere.json"}, {}, RopeError),
+        ({"lr": 1e38, "warmup": 0, "clip": 1e38}, {"housekeeping": Housekeeping(log_every=10**6)}, RopeError),
+        ({}, {"report": raising(KeyboardInterrupt())}, KeyboardInterrupt),
+        ({}, {"report": raising(OSError(28, "No space left on device"))}, OSError),
+    ],
+    ids=["no text", "nothing to resume", "text too short", "no tokenizer", "diverges", "Ctrl-C", "disk full"],
+)
+def test_a_failure_before_anything_is_trained_leaves_nothing(text, tmp_path, settings, how, error) -> None:
+    """Folders that the call made are gone, those that were there stay as they were."""
+    run = dataclasses.replace(small(text), **settings)
+    with pytest.raises(error):
+        train(run, tmp_path / "runs" / "new", **how)
+    assert not (tmp_path / "runs").exists()
+    for name, before in (("empty", []), ("mine", ["notes.txt"]), ("left by an older version", [".lock"])):
+        (tmp_path / name).mkdir()
+        for file in before:
+            (tmp_path / name / file).touch()
+    for name, after in (("empty", set()), ("mine", {"notes.txt"}), ("left by an older version", set())):
+        with pytest.raises(error):
+            train(run, tmp_path / name, **how)
+        left = {path.name for path in (tmp_path / name).iterdir()}
+        assert left == after or (name == "mine" and "run.json" in left)  # among other files a run that began stays
+
+
+def test_what_was_trained_stays(text: str, tmp_path: Path) -> None:
+    """A run that is broken off after a line of its log, or whose settings are refused, keeps all its files."""
+    with pytest.raises(Stop):
+        train(small(text), tmp_path / "run", housekeeping=EVERY, report=stop_at(2, "log"))
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    assert {"run.json", "training-log.jsonl", "tokenizer.json"} <= set(before)
+    with pytest.raises(RopeError, match="other settings"):
+        train(small(text, layers=1), tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_a_lock_that_was_taken_away_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opened the lock just before a failed run removed it would train beside the next one: he is refused."""
+    opened = os.open
+
+    def just_before(path, *arguments):
+        handle = opened(path, *arguments)
+        if Path(path).name == ".lock":
+            Path(path).unlink()
+        return handle
+
+    monkeypatch.setattr("ropewalk.training.resume.os.open", just_before)
+    with pytest.raises(RopeError, match="another process is training"), RunFolder(tmp_path / "run").locked():
+        pytest.fail("two runs in one folder")
 
 
 def test_killed_at_any_line_it_resumes_bit_for_bit(text: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,20 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder against a second run; the system lets go when the process dies, however it dies."""
+        """Hold the folder against a second run; the system lets go when the process dies, however it dies.
+
+        What this call made is taken away again if it fails before anything was trained.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise RopeError(
                 "train: the output is a file.", facts={"out": str(self.path)}, cure="Pass a new folder: --out DIR."
             )
+        lock = self.path / ".lock"
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            empty, new_lock = not set(self.path.iterdir()) - {lock}, not lock.exists()
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise RopeError(
                 "train: the output folder cannot be written.",
@@ -52,8 +58,19 @@ class RunFolder:
                 cure="Pass a folder that may be written: --out DIR.",
             ) from error
         try:
-            _lock(handle, self.path)
-            yield
+            _lock(handle, lock)
+            try:
+                yield
+            except BaseException:
+                if empty and not self.log.exists() and not self.checkpoints():
+                    self.remove_leftovers()
+                    self.clear()
+                if (empty or new_lock) and self.begun() is None:
+                    lock.unlink(missing_ok=True)
+                with suppress(OSError):  # not empty, or held by somebody: then it stays
+                    for folder in made:
+                        folder.rmdir()
+                raise
         finally:
             os.close(handle)
 
@@ -192,18 +209,20 @@ def sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _lock(handle: int, path: Path) -> None:
-    """Take the lock, or say that another run has it; systems without flock go without."""
+def _lock(handle: int, lock: Path) -> None:
+    """Take the lock, or say that another run has it (or took the file away); systems without flock go without."""
     try:
         import fcntl
     except ImportError:
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(handle), lock.stat()):
+            raise FileNotFoundError
     except OSError as error:
         raise RopeError(
             "train: another process is training into this folder.",
-            facts={"out": str(path)},
+            facts={"out": str(lock.parent)},
             cure="Wait for it, or pass another --out.",
         ) from error
 
