@@ -76,6 +76,7 @@ def test_bad_configs(changes, message):
         config(**changes)
 
 
+@pytest.mark.rejects  # its annotations say Python's numbers: run-time checks would stop it
 def test_numbers_of_numpy_and_torch_are_numbers():
     """They come out as Python's, so that equal configs are equal and hash alike."""
     built = config(

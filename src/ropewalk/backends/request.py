@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -52,6 +52,7 @@ class Store(NamedTuple):
     slots: Tensor
 
 
+@runtime_checkable
 class Backend(Protocol):
     """One way to compute a rotation. Arguments have been checked; tables are as `rotate` documents them."""
 
