@@ -66,7 +66,7 @@ def norm_rotate_backward(
     cos, sin = _tables(q, cos, sin)
     weights = _weight(q, norm.q_weight), _weight(q, norm.k_weight)
     results = [fresh(torch.empty_like(x)) for x in (q, k)]
-    sums = torch.zeros(2, q.shape[-1], dtype=torch.float64)
+    sums = torch.zeros(2, q.shape[-1], dtype=torch.float64, device="cpu")
     sides = [
         (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride(), g.data_ptr(), g.stride(), weight.data_ptr())
         for x, out, g, weight in zip((q, k), results, grads, weights, strict=True)

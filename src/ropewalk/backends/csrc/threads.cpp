@@ -2,9 +2,11 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <dlfcn.h>
+#include <pthread.h>
 #endif
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -13,11 +15,17 @@ namespace {
 
 using Team = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
+#if defined(__unix__)
+// A forked child has no thread of its parent's team, and would wait for them for ever.
+std::atomic<bool> forked{false};
+const int watching_forks = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+#endif
+
 // GOMP_parallel of the OpenMP runtime that PyTorch has loaded into the process; null without one.
 Team team() {
 #if defined(__unix__)
     static const Team found = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    return found;
+    return forked ? nullptr : found;
 #else
     return nullptr;
 #endif
@@ -51,7 +59,11 @@ void parallel(int64_t units, int threads, const std::function<void(int64_t, int6
         return;
     }
     std::vector<std::thread> others;
-    for (int64_t i = 1; i < used; ++i) others.emplace_back([&pieces] { pieces.run(); });
+    try {
+        for (int64_t i = 1; i < used; ++i) others.emplace_back([&pieces] { pieces.run(); });
+    } catch (const std::system_error&) {
+        // no more threads to be had: those that run take the pieces
+    }
     pieces.run();
     for (std::thread& other : others) other.join();
 }
