@@ -1,0 +1,18 @@
+"""The benchmarks' cases, on every backend and instruction set, in every form, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+
+from ropewalk.bench.cases import CASES, DTYPES
+from tests.backends.checks import FORMS, check_case
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cases(dtype, form, place):
+    """Every case of this dtype: numbers within half a unit and 2e-7 of the pair, all else as it was to the last bit."""
+    cases = [case for case in CASES if case.dtype == dtype]
+    assert {case.interleaved for case in cases} == {False, True}
+    for case in cases:
+        check_case(case, form, place)
