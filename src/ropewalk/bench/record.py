@@ -70,17 +70,24 @@ def last_run(path: Path) -> list[Record]:
         found = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         run = found[-1]["run"]
         last = [record for record in found if record["run"] == run]
-        for record in last:
-            missing = {*EVERY, *(() if record["kind"] == "gate" else GROUP)} - set(record)
-            if missing:
-                raise KeyError(f"a record lacks {', '.join(sorted(missing))}")
+        missing = {field for record in last for field in _fields(record) - set(record)}
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise RopeError(
-            "bench: there are no records of a run to read.",
-            facts={"file": str(path), "error": str(error)},
-            cure="Name a file that `ropewalk bench` wrote.",
-        ) from error
+        raise _unreadable(path, str(error)) from error
+    if missing:
+        raise _unreadable(path, f"a record lacks {', '.join(sorted(missing))}")
     return last
+
+
+def _fields(record: Record) -> set[str]:
+    return {*EVERY, *(() if record["kind"] == "gate" else GROUP)}
+
+
+def _unreadable(path: Path, error: str) -> RopeError:
+    return RopeError(
+        "bench: there are no records of a run to read.",
+        facts={"file": str(path), "error": error},
+        cure="Name a file that `ropewalk bench` wrote.",
+    )
 
 
 def _version(name: str) -> str | None:
