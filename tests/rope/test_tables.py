@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.rope.tables import make_tables, phase_tables
+from ropewalk.rope.tables import make_tables, phase_tables, turns_of
 from tests import oracle
 
 BOUND = 1.2e-7
@@ -58,7 +58,8 @@ def test_the_integer_phase_needs_no_float64(theta):
     """The path for devices without float64 holds the same bound, and keeps it where float64 angles have lost it."""
     far = np.concatenate([POSITIONS, [10**9 + 7, 10**12 + 7, -(10**12)]])
     columns = rw.inverse_frequencies(rw.RopeConfig(64, interleaved=True, theta=theta)).inv_freq[0].tolist()
-    cos, sin = phase_tables(torch.from_numpy(far)[:, None], columns)
+    positions = torch.from_numpy(far)[:, None]
+    cos, sin = phase_tables(positions, turns_of(tuple(columns), positions))
     assert cos.dtype == sin.dtype == torch.float32
     # beyond 1e8 the frequency's own float64 rounding shows: 1e12 tokens times half a unit in its last place
     bound = BOUND + 2.0**-53 * np.abs(far)[:, None]

@@ -12,6 +12,7 @@ from ropewalk import compiled
 from ropewalk.backends.request import Norm, Store, Turn
 from ropewalk.compiled import fresh
 from ropewalk.eager import reasons_for_mathematics
+from ropewalk.rope.tables import phase_tables
 
 name = "cpu"
 kernels = True
@@ -35,6 +36,8 @@ def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
     """One or two tensors, in one call to the kernel."""
+    if turn.phases:
+        cos, sin = phase_tables(cos[..., None], sin, torch.float64 if xs[0].dtype == torch.float64 else torch.float32)
     cos, sin = _tables(xs[0], cos, sin)
     results = [fresh(torch.empty_like(x)) for x in xs] if outs is None else list(outs)
     numbers: list[object] = []
@@ -80,7 +83,7 @@ def norm_rotate_backward(
 
 def _request(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
     """The arguments that every kernel begins with."""
-    interleaved, scale, inverse, layout = turn
+    interleaved, scale, inverse, layout, _ = turn
     return (
         _LAYOUTS[layout], _DTYPES[x.dtype], interleaved, scale, -scale if inverse else scale, torch.get_num_threads(),
         cos.data_ptr(), cos.shape, cos.stride(), sin.data_ptr(),

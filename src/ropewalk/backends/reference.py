@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.backends.request import Norm, Store, Turn
+from ropewalk.rope.tables import phase_tables
 
 name = "reference"
 kernels = False
@@ -25,6 +26,8 @@ def rotate(
 
     Arithmetic in float32, in float64 for float64 `x`; one rounding.
     """
+    if turn.phases:
+        cos, sin = phase_tables(cos[..., None], sin, _compute_dtype(xs[0]))
     turned = [_rotate(x, cos, sin, turn) for x in xs]
     return turned if outs is None else [out.copy_(new) for out, new in zip(outs, turned, strict=True)]
 

@@ -9,12 +9,17 @@ from torch import Tensor
 
 
 class Turn(NamedTuple):
-    """How pairs are turned: which features pair, by which factor and direction, and what the dimensions mean."""
+    """How pairs are turned: which features pair, by which factor and direction, and what the dimensions mean.
+
+    With `phases` there are no tables: in place of cos are position ids, int64 `[seq]` or `[batch or 1, seq]`, and in
+    place of sin each pair's turns per token in 2^-64 of a turn, int64 `[pairs]`.
+    """
 
     interleaved: bool
     scale: float
     inverse: bool
     layout: str
+    phases: bool = False
 
     def transposed(self) -> Turn:
         """The same by the opposite angle: what a gradient goes through."""

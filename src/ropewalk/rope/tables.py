@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -168,24 +169,35 @@ def _tables_without_float64(
     if not integral or isinstance(columns, Tensor) or first is not None or dtype != torch.float32:
         cos, sin = make_tables(position_ids.cpu(), columns, axes, first=first, dtype=dtype)
         return cos.to(position_ids.device), sin.to(position_ids.device)
-    return phase_tables(_per_pair(position_ids, axes), columns)
+    return phase_tables(_per_pair(position_ids, axes), turns_of(tuple(columns), position_ids))
 
 
-def phase_tables(positions: Tensor, columns: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """cos and sin through an exact integer phase: int64 and float32 arithmetic only, `[..., pairs]`.
+def phase_tables(positions: Tensor, turns: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """cos and sin through an exact integer phase: int64 arithmetic and that of `dtype` only, `[..., pairs]`.
 
-    The turns per token times the position, modulo 2^64, is the angle in turns. Its nearest eighth of a turn picks the
-    octant; what is left, at most pi/4, loses nothing in float32.
+    The turns per token (`turns_per_token`) times the position, modulo 2^64, is the angle in turns. Its nearest quarter
+    turn picks the quadrant; what is left, at most pi/4, loses nothing in float32.
     """
-    turns = torch.tensor(turns_per_token(columns), dtype=torch.int64, device=positions.device)
     phase = positions.to(torch.int64) * turns
     quadrant = (phase + 2**61) >> 62  # nearest quarter turn, -2..2 (the addition may wrap: a whole turn)
-    rest = (phase - (quadrant << 62)).to(torch.float32) * (2 * math.pi / 2**64)
+    rest = (phase - (quadrant << 62)).to(dtype) * (2 * math.pi / 2**64)
     c, s = rest.cos(), rest.sin()
     odd, quarter = (quadrant & 1).bool(), quadrant & 3
     cos = torch.where(odd, s, c) * torch.where((quarter == 1) | (quarter == 2), -1.0, 1.0)
     sin = torch.where(odd, c, s) * torch.where(quarter >= 2, -1.0, 1.0)
     return cos, sin
+
+
+def turns_of(columns: tuple[float, ...], positions: Tensor) -> Tensor:
+    """`turns_per_token` as int64 `[pairs]` beside the positions; kept for plain tensors only."""
+    if reasons_for_mathematics(positions):
+        return torch.tensor(turns_per_token(columns), dtype=torch.int64, device=positions.device)
+    return _turns_memo(columns, positions.device)
+
+
+@lru_cache(maxsize=64)
+def _turns_memo(columns: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(turns_per_token(columns), dtype=torch.int64, device=device)
 
 
 def turns_per_token(columns: Sequence[float]) -> list[int]:

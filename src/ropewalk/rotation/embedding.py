@@ -7,6 +7,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from ropewalk.backends.request import Turn
 from ropewalk.eager import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
@@ -17,8 +18,8 @@ from ropewalk.rope.frequencies import (
     columns_of_lengths,
     first_columns_of,
 )
-from ropewalk.rope.tables import check_position_ids, make_tables
-from ropewalk.rotation.rotate import Layout, rotate, rotate_qk
+from ropewalk.rope.tables import check_position_ids, make_tables, turns_of
+from ropewalk.rotation.rotate import Layout, check_tables, rotate, rotate_qk, turn_both, turn_one
 from ropewalk.shapes import Float, Int, Real
 
 SeqLen = int | Tensor | None
@@ -131,11 +132,21 @@ class RotaryEmbedding(nn.Module):
         seq_len: SeqLen = None,
         layout: Layout = "bshd",
         inplace: bool = False,
+        tables: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys turned by their positions and multiplied by the attention factor.
 
         Shapes and layouts as in `rotate`; `k` may have fewer heads. `seq_len` as in `cos_sin`.
+
+        `tables=False` forms each angle where it is used, from an exact integer phase: on a GPU inside the one kernel,
+        without tables in memory. For integer positions on one axis; positions count as integers modulo 2^64, so only
+        the frequency's own rounding, 2^-65 turns per token, grows with them.
         """
+        if not tables:
+            positions, turns, turn = self._phases(q, position_ids, seq_len, layout, False)
+            _check_positions(q, positions, turns, turn, "q")
+            _check_positions(k, positions, turns, turn, "k")
+            return turn_both(q, k, positions, turns, turn, inplace, None)
         cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(q))
         return rotate_qk(q, k, cos, sin, layout=layout, inplace=inplace, **self._turning(seq_len))
 
@@ -150,13 +161,40 @@ class RotaryEmbedding(nn.Module):
         inplace: bool = False,
         out: Tensor | None = None,
         backend: str | None = None,
+        tables: bool = True,
     ) -> Tensor:
         """One tensor alone, as `forward` turns queries; `inverse=True` is its transpose (see `rotate`)."""
+        if not tables:
+            positions, turns, turn = self._phases(x, position_ids, seq_len, layout, inverse)
+            _check_positions(x, positions, turns, turn, "x")
+            return turn_one(x, positions, turns, turn, inplace, out, backend)
         cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(x))
         return rotate(
             x, cos, sin, layout=layout, inverse=inverse, inplace=inplace, out=out, backend=backend,
             **self._turning(seq_len),
         )  # fmt: skip
+
+    def _phases(
+        self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, layout: str, inverse: bool
+    ) -> tuple[Tensor, Tensor, Turn]:
+        """Positions, turns per token, and a `Turn` that calls for them instead of tables."""
+        config = self.config
+        _table_dtype(x)
+        check_position_ids(position_ids, config.num_axes, "RotaryEmbedding")
+        columns = self._columns(position_ids, seq_len)
+        if (
+            isinstance(columns, Tensor)
+            or config.num_axes > 1
+            or first_columns_of(config) is not None
+            or position_ids.is_floating_point()
+        ):
+            raise RopeError(
+                "RotaryEmbedding: without tables only integer positions on one axis turn, by one frequency for a pair.",
+                facts={"position_ids": position_ids, "axes": config.num_axes, "scaling": config.scaling},
+                cure="Leave `tables=False` out.",
+            )
+        turn = Turn(config.interleaved, self.attention_factor_at(seq_len), inverse, layout, phases=True)
+        return position_ids.to(torch.int64), turns_of(columns, position_ids), turn
 
     def _turning(self, seq_len: SeqLen) -> _Turning:
         return {
@@ -164,6 +202,12 @@ class RotaryEmbedding(nn.Module):
             "rotary_dim": self.config.rotary_dim,
             "scale": self.attention_factor_at(seq_len),
         }
+
+
+def _check_positions(x: Tensor, positions: Tensor, turns: Tensor, turn: Turn, name: str) -> None:
+    """As for the tables that these positions would give."""
+    table = torch.empty((), device=positions.device).expand(*positions.shape, turns.shape[0])
+    check_tables(x, table, table, turn.interleaved, 2 * turns.shape[0], turn.layout, name)
 
 
 def _check_seq_len(seq_len: int | Tensor) -> None:

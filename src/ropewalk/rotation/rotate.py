@@ -59,10 +59,7 @@ def rotate(
     [0.0, 1.0]
     """
     check_tables(x, cos, sin, interleaved, rotary_dim, layout, "x")
-    turn = Turn(interleaved, scale, inverse, layout)
-    if inplace or out is not None:
-        return _rotate_into(x, cos, sin, turn, inplace, out, backend)
-    return rotated(choose(x, backend, cos, sin), [x], cos, sin, turn)[0]
+    return turn_one(x, cos, sin, Turn(interleaved, scale, inverse, layout), inplace, out, backend)
 
 
 def rotate_qk(
@@ -89,7 +86,22 @@ def rotate_qk(
     """
     check_tables(q, cos, sin, interleaved, rotary_dim, layout, "q")
     check_tables(k, cos, sin, interleaved, rotary_dim, layout, "k")
-    turn = Turn(interleaved, scale, inverse, layout)
+    return turn_both(q, k, cos, sin, Turn(interleaved, scale, inverse, layout), inplace, backend)
+
+
+def turn_one(
+    x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
+) -> Tensor:
+    """`rotate` of arguments that fit; `turn` may call for phases instead of tables."""
+    if inplace or out is not None:
+        return _rotate_into(x, cos, sin, turn, inplace, out, backend)
+    return rotated(choose(x, backend, cos, sin), [x], cos, sin, turn)[0]
+
+
+def turn_both(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, backend: str | None
+) -> tuple[Tensor, Tensor]:
+    """`rotate_qk` of arguments that fit; `turn` may call for phases instead of tables."""
     module = choose(q, backend, k, cos, sin)
     if inplace:
         _check_target(q, cos, sin, True, None)
