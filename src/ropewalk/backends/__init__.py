@@ -7,12 +7,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ropewalk.backends import cpu, reference
+from ropewalk.backends import cpu, reference, triton
 from ropewalk.backends.request import Backend
 from ropewalk.eager import PLAIN
 from ropewalk.errors import RopeError, describe
 
-BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, reference))
+BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
 
 
 def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:

@@ -1,0 +1,1 @@
+"""Device code in Triton, imported only when a tensor asks for it: `import ropewalk` works without Triton."""

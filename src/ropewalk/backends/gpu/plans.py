@@ -1,0 +1,215 @@
+"""From the shapes and strides of a call to its tiles, its grid and the numbers that its kernel takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ropewalk.backends.gpu.constants import Constants, Tile
+from ropewalk.backends.gpu.launch import ACCESS, Plan, is_interpreted
+from ropewalk.backends.gpu.norm import norm_rotate_kernel
+from ropewalk.backends.gpu.norm_backward import norm_rotate_backward_kernel
+from ropewalk.backends.gpu.rotation import rotate_kernel
+from ropewalk.backends.request import Store, Turn, table_strides, token_strides
+
+_FILLED = 0.8  # share of a tile's rows that should hold heads before smaller tiles are tried
+_PER_PROCESSOR = 4  # programs of the backward kernel on each multiprocessor: each goes through many tiles
+
+Pair = tuple[Tensor, Tensor]
+
+
+def rotation_plan(
+    xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, pairs: int, turn: Turn, inplace: bool
+) -> Plan:
+    """One or two tensors rotated by tables, or with `turn.phases` by positions in place of `cos`."""
+    strides = _position_strides(cos) if turn.phases else table_strides(cos, turn.layout)
+    tiles = [_tile(x, pairs, turn) for x in xs]
+    constants = _constants(xs[0], [*xs, *outs], pairs, strides, tiles, turn)
+    if turn.phases:
+        constants = constants._replace(phases=True, repeat=False)  # what is computed is shared
+    if inplace:
+        constants = constants._replace(sections=1)
+    values = {
+        **_numbers(xs[0], strides, turn),
+        **_strides({"": (xs[0], xs[-1]), "_out": (outs[0], outs[-1])}, turn.layout),
+        "C": constants,
+        "Q_TILE": tiles[0],
+        "K_TILE": tiles[1] if len(xs) == 2 else Tile(0, 0, 1, 1),
+    }
+    return Plan(rotate_kernel, _grid(xs[0], tiles, constants.group, turn.layout), values, _num_warps(constants.block))
+
+
+def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None) -> Plan:
+    """Norm (unless `eps` is None) and rotation of queries and keys, and with `store` the write into its buffers."""
+    pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
+    tiles = [_tile(x, pairs, turn) for x in xs]
+    cached = [] if store is None else [store.fresh, store.values]
+    constants = _constants(xs[0], [*xs, *outs, *cached], pairs, strides, tiles, turn)
+    values = {
+        **_numbers(xs[0], strides, turn),
+        **_strides({"": xs, "_out": outs}, turn.layout),
+        "slot_strides": (0, 0),
+        "fresh_strides": (0, 0, 0, 0),
+        "value_strides": (0, 0, 0, 0),
+        "eps": 0.0 if eps is None else float(eps),
+        "C": constants._replace(normed=eps is not None, stored=store is not None),
+        "Q_TILE": tiles[0],
+        "K_TILE": tiles[1],
+    }
+    if store is not None:
+        values["k_out_strides"] = token_strides(store.keys, "bhsd")
+        values["value_strides"] = token_strides(store.values, "bhsd")
+        values["fresh_strides"] = token_strides(store.fresh, turn.layout)
+        values["slot_strides"] = _position_strides(store.slots)[:2]
+    return Plan(
+        norm_rotate_kernel, _grid(xs[0], tiles, constants.group, turn.layout), values, _num_warps(constants.block)
+    )
+
+
+def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float) -> Plan:
+    """The gradients of `norm_plan`; `turn` is the transposed one."""
+    pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
+    tiles = [_tile(x, pairs, turn, halved=True) for x in xs]
+    constants = _constants(xs[0], [*xs, *grads, *outs], pairs, strides, tiles, turn)
+    batch, length = _sizes(xs[0], turn.layout)
+    groups = [batch * _ceil(length, tile.tile_tokens) for tile in tiles]
+    work = [count * tile.blocks for count, tile in zip(groups, tiles, strict=True)]
+    most = _PER_PROCESSOR * _processors(xs[0].device)
+    programs = [min(count, max(1, most * count // max(1, sum(work)))) for count in work]
+    values = {
+        **_numbers(xs[0], strides, turn),
+        **_strides({"": xs, "_grad": grads, "_out": outs}, turn.layout),
+        "groups_q": groups[0],
+        "groups_k": groups[1],
+        "programs_q": programs[0],
+        "programs_k": programs[1],
+        "eps": float(eps),
+        "C": constants,
+        "Q_TILE": tiles[0],
+        "K_TILE": tiles[1],
+    }
+    plan = Plan(norm_rotate_backward_kernel, sum(programs), values, _num_warps(constants.block))
+    plan.programs_q = programs[0]
+    return plan
+
+
+def _numbers(x: Tensor, strides: tuple[int, int, int], turn: Turn) -> dict[str, object]:
+    """The numbers that every kernel takes."""
+    sin_scale = -turn.scale if turn.inverse else turn.scale
+    return {
+        "length": _sizes(x, turn.layout)[1],
+        "table_strides": strides,
+        "cos_scale": float(turn.scale),
+        "sin_scale": float(sin_scale),
+    }
+
+
+def _strides(of: dict[str, Pair], layout: str) -> dict[str, object]:
+    """Strides of queries' and keys' tensors, by the names of the kernels' arguments."""
+    return {
+        f"{which}{name}_strides": token_strides(x, layout)
+        for name, pair in of.items()
+        for which, x in zip("qk", pair, strict=True)
+    }
+
+
+def _constants(
+    x: Tensor, tensors: Sequence[Tensor], pairs: int, strides: tuple[int, int, int], tiles: Sequence[Tile], turn: Turn
+) -> Constants:
+    head_dim, block = x.shape[-1], _block(pairs, x.shape[-1])
+    between_rows = [s for y in tensors for s, size in zip(y.stride()[:-1], y.shape[:-1], strict=True) if size > 1]
+    return Constants(
+        pairs=pairs,
+        head_dim=head_dim,
+        block=block,
+        block_head=_power_of_2(head_dim),
+        sections=1 + _ceil(head_dim - 2 * pairs, 2 * block),
+        group=max(tile.tile_tokens for tile in tiles),
+        interleaved=turn.interleaved,
+        of_heads=strides[2] != 0,
+        repeat=not _shares_angles(x, turn),
+        phases=False,
+        normed=True,
+        stored=False,
+        align=math.gcd(16, *between_rows),
+        table_align=math.gcd(16, *strides),
+        compute=tl.float64 if x.dtype == torch.float64 else tl.float32,
+        interpreted=is_interpreted(rotate_kernel),
+    )
+
+
+def _block(pairs: int, head_dim: int) -> int:
+    """A power of two that holds the pairs; at least a sixteenth of the head, so that its sections are few."""
+    return max(_power_of_2(pairs), _power_of_2(head_dim) // 16)
+
+
+def _num_warps(block: int) -> int:
+    """More threads than a row of angles has elements: then each thread reads its own, without an exchange."""
+    return 8 if block > 64 else 4
+
+
+def _shares_angles(x: Tensor, turn: Turn) -> bool:
+    """Interleaved float32 of several tokens: each thread's angles come in the order in which it needs them."""
+    return turn.interleaved and x.element_size() == 4
+
+
+def _tile(x: Tensor, pairs: int, turn: Turn, *, halved: bool = False) -> Tile:
+    """As many heads as fill a tile well, then tokens.
+
+    A tile has rows enough for each thread to access 16 bytes twice (`halved`: once) in either half of its pairs. Where
+    heads lie farther apart in memory than tokens, it has at least 8 of these.
+    """
+    block = _block(pairs, x.shape[-1])
+    threads = 32 * _num_warps(block)
+    rows = max(1, (1 if halved else 2) * threads * (ACCESS // x.element_size()) // block)
+    _, length = _sizes(x, turn.layout)
+    _, token, head, _ = token_strides(x, turn.layout)
+    heads, most_tokens = x.shape[2 if turn.layout == "bshd" else 1], _power_of_2(length)
+    most = min(rows, _power_of_2(heads))
+    if head > token and length > 1:
+        most = max(1, min(most, rows // 8))
+    best = next(size for size in _halves(most) if heads >= _FILLED * size * _ceil(heads, size))
+    if _shares_angles(x, turn) and best < rows:  # so many tokens that each thread gets two neighbouring angles
+        best = max(1, min(best, rows * block // (2 * threads)))
+    return Tile(heads, max(1, _ceil(heads, best)), best, min(rows // best, most_tokens))
+
+
+def _grid(x: Tensor, tiles: Sequence[Tile], group: int, layout: str) -> int:
+    """Programs of a launch, all on the first axis, which may be 2^31 - 1 long."""
+    batch, length = _sizes(x, layout)
+    return batch * _ceil(length, group) * sum(tile.blocks * (group // tile.tile_tokens) for tile in tiles)
+
+
+def _sizes(x: Tensor, layout: str) -> tuple[int, int]:
+    """Batch and tokens of a tensor; packed tokens are one sequence."""
+    return (1, x.shape[0]) if layout == "thd" else (x.shape[0], x.shape[2 if layout == "bhsd" else 1])
+
+
+def _position_strides(position_ids: Tensor) -> tuple[int, int, int]:
+    """Strides of batch, token and head of `[seq]` or `[batch or 1, seq]`."""
+    strides = position_ids.stride()
+    if position_ids.ndim == 1:
+        return 0, strides[0], 0
+    return strides[0] if position_ids.shape[0] > 1 else 0, strides[1], 0
+
+
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; one for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _halves(size: int) -> list[int]:
+    return [size >> n for n in range(size.bit_length())]
+
+
+def _ceil(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def _power_of_2(n: int) -> int:
+    """The least power of two that is at least `n` (and 1)."""
+    return 1 << max(0, n - 1).bit_length()

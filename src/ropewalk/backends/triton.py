@@ -1,0 +1,139 @@
+"""The Triton kernels for GPU tensors; with TRITON_INTERPRET=1 they run in numpy, on CPU tensors as well.
+
+Triton is imported when the first tensor asks for it, not by `import ropewalk`. A call like an earlier one costs little
+host time: its launch has been kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ropewalk.backends.request import Norm, Store, Turn
+from ropewalk.eager import reasons_for_mathematics
+
+name = "triton"
+kernels = True
+
+
+def reasons_not_to(x: Tensor) -> list[str]:
+    """Why the Triton kernels cannot take `x`; empty if they can."""
+    reasons = reasons_for_mathematics(x)
+    if reasons:
+        return reasons
+    if not _is_installed():
+        return ["Triton is not installed"]
+    if x.is_cuda:
+        return []
+    if x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
+        return [f"`x` is on {x.device.type}, not on a GPU"]
+    return [] if _is_interpreted() else ["Triton was imported before TRITON_INTERPRET was set"]
+
+
+def rotate(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """One or two tensors in one launch; with `turn.phases` each program forms the angles of its tokens itself.
+
+    The phase is exact, so cos and sin are within 2e-7 of the truth in float32, and 1e-8 in float64, at any position up
+    to 10,000,000.
+    """
+    results = [torch.empty_like(x) for x in xs] if outs is None else list(outs)
+    if not turn.phases:
+        cos, sin = _alike(cos, sin)
+    _rotate(xs, results, cos, sin, turn)
+    return results
+
+
+def norm_rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
+) -> tuple[Tensor, Tensor]:
+    """Norm, rotation and the cache's new rows in one launch."""
+    cos, sin = _alike(cos, sin)
+    outs = torch.empty_like(q), torch.empty_like(k) if store is None else store.keys
+    weights = (q, k) if norm is None else (norm.q_weight.contiguous(), norm.k_weight.contiguous())
+    kept = (q, q, q) if store is None else (store.slots, store.fresh, store.values)
+    eps = None if norm is None else norm.eps
+    key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, (turn, eps))
+    plans, launch = _gpu()
+    plan = launch.planned(key) or launch.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store))
+    plan(q, k, *outs, cos, sin, *weights, *kept)
+    return outs
+
+
+def norm_rotate_backward(
+    grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k and both weights in one launch and two sums; the same to the last bit every time."""
+    cos, sin = _alike(cos, sin)
+    outs = torch.empty_like(q), torch.empty_like(k)
+    weights = norm.q_weight.contiguous(), norm.k_weight.contiguous()
+    key = _key((q, k, cos, *grads), weights, (turn, norm.eps))
+    plans, launch = _gpu()
+    plan = launch.planned(key) or launch.keep(
+        key, plans.backward_plan((q, k), grads, outs, cos, turn.transposed(), norm.eps)
+    )
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    sums = torch.empty(plan.grid[0], q.shape[-1], dtype=compute, device=q.device)
+    plan(q, k, *grads, *outs, cos, sin, *weights, sums)
+    return *outs, sums[: plan.programs_q].sum(0), sums[plan.programs_q :].sum(0)
+
+
+def _rotate(xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> None:
+    """Through the plan for calls like this one."""
+    q, k, q_out, k_out = xs[0], xs[-1], outs[0], outs[-1]
+    inplace = q_out is q and k_out is k
+    key = (
+        turn, len(xs), inplace, sin.shape[-1], q.get_device(), q.dtype, cos.dtype, q.shape, q.stride(),
+        q_out.stride(), k.shape, k.stride(), k_out.stride(), cos.shape, cos.stride(),
+    )  # fmt: skip
+    plans, launch = _gpu()
+    plan = launch.planned(key)
+    if plan is None:
+        if (q.shape[0] != k.shape[0] and turn.layout != "thd") or q.shape[-1] != k.shape[-1]:
+            for x, out in zip(xs, outs, strict=True):
+                _rotate([x], [out], cos, sin, turn)
+            return
+        plan = launch.keep(key, plans.rotation_plan(xs, outs, cos, sin.shape[-1], turn, inplace))
+    plan(q, k, q_out, k_out, cos, sin)
+
+
+def _key(strided: Sequence[Tensor], weights: Sequence[Tensor], others: tuple[object, ...]) -> tuple[object, ...]:
+    """What a launch depends on; new tensors have the strides that those of q and k call for."""
+    parts: list[object] = [others, strided[0].get_device(), weights[0].dtype, weights[1].dtype]
+    for x in strided:
+        parts += (x.shape, x.stride(), x.dtype)
+    return tuple(parts)
+
+
+def _alike(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Both tables with one set of strides and contiguous features: nearly always as they are."""
+    strides = cos.stride()
+    if strides[-1] != 1 or sin.stride() != strides:
+        return cos.contiguous(), sin.contiguous()
+    return cos, sin
+
+
+@functools.cache
+def _is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _gpu() -> tuple[ModuleType, ModuleType]:
+    """The modules that need Triton."""
+    from ropewalk.backends.gpu import launch, plans
+
+    return plans, launch
+
+
+@functools.cache
+def _is_interpreted() -> bool:
+    plans, launch = _gpu()
+    return bool(launch.is_interpreted(plans.rotate_kernel))
