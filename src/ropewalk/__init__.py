@@ -1,5 +1,6 @@
 """ropewalk: rotary position embeddings, exact in every published variant."""
 
+from ropewalk import encodings
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.cache import KVCache
 from ropewalk.backends import explain_backends
@@ -36,6 +37,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "axes_from_sections",
     "convert_pairing",
+    "encodings",
     "explain_backends",
     "freqs_cis",
     "generate",

@@ -18,13 +18,17 @@ def attend(
     values: Float[Tensor, "batch kv_heads total head_dim"],
     seen: Visibility,
     dropout: float = 0.0,
+    bias: Tensor | None = None,
 ) -> Float[Tensor, "batch heads seq head_dim"]:
-    """softmax(q k^T / sqrt(head_dim)) v by torch's fused kernels.
+    """softmax(q k^T / sqrt(head_dim) + bias) v by torch's fused kernels.
 
     q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`; returns q's shape.
+    `bias` is `[1 or batch, heads, seq, total]` and holds the mask as well: `seen` is not asked then.
     """
     if q.numel() == 0:
         return torch.zeros_like(q)  # the CPU's flash kernel divides by zero and takes the process with it
+    if bias is not None:
+        return _attend_with_bias(q, keys, values, bias, dropout)
     if seen.band:
         return _attend_in_blocks(q, keys, values, seen, dropout)
     if seen.prefix and not dropout and _splits(q, keys, values):
@@ -51,6 +55,20 @@ def attend(
         is_causal=seen.is_causal,
         enable_gqa=keys.shape[1] != heads,
     )
+
+
+def _attend_with_bias(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """A mask with a number for each head: fused where nothing asks for the bias's gradient, else in the open."""
+    batch, heads, seq, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    groups = heads // kv_heads
+    if seq == 1 and groups > 1:
+        folded, rows = q.reshape(batch, kv_heads, groups, head_dim), bias.reshape(-1, kv_heads, groups, keys.shape[2])
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=rows, dropout_p=dropout)
+        return out.reshape(batch, heads, seq, head_dim)
+    if groups > 1:
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout)
 
 
 def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
@@ -108,6 +126,7 @@ def attend_openly(
     values: Float[Tensor, "batch kv_heads total head_dim"],
     seen: Visibility,
     dropout: float = 0.0,
+    bias: Tensor | None = None,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch heads seq total"]]:
     """The same as `attend`, written out, with the weights `[batch, heads, seq, total]` (before dropout)."""
     groups = q.shape[1] // keys.shape[1]
@@ -115,9 +134,9 @@ def attend_openly(
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     scores = (q.to(exact) @ keys.to(exact).transpose(-1, -2)) / math.sqrt(q.shape[-1])
-    bias = seen.additive(exact)
-    if bias is not None:
-        scores = scores + bias
+    added = seen.additive(exact) if bias is None else bias
+    if added is not None:
+        scores = scores + added
     weights = scores.softmax(-1)
     out = (F.dropout(weights, dropout) if dropout else weights) @ values.to(exact)
     return out.to(q.dtype), weights

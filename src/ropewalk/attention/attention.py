@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from ropewalk.attention.attend import attend, attend_openly
 from ropewalk.attention.cache import KVCache, SeqLen, same_seq_len
-from ropewalk.attention.masks import Layout, lay_out
+from ropewalk.attention.masks import Layout, Visibility, lay_out
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import norm_rotated, rotated
 from ropewalk.backends.request import Norm, Turn
+from ropewalk.encodings import Encoding, EncodingConfig, Places, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of
@@ -33,11 +34,12 @@ class RotaryTables(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Multi-head, grouped-query or multi-query attention; queries and keys are rotated, values never.
+    """Multi-head, grouped-query or multi-query attention; queries and keys know positions, values never.
 
     - `hidden_size`, `num_attention_heads`, `num_key_value_heads` (None: as many as heads; 1: multi-query), `head_dim`
       (None: hidden_size / heads): sizes.
-    - `rope`: a RopeConfig, or None for attention without position (NoPE).
+    - `rope`: a RopeConfig, or None for attention without position (NoPE). `encoding`: instead of it one of
+      `ropewalk.encodings`, by name ("alibi", "t5", "rope", ...) or with its settings.
     - `causal`: False sees both ways. `sliding_window`: tokens; query p sees key j where p - window < j <= p, and where
       not causal |p - j| <= window, both as transformers does.
     - `qk_norm`: RMSNorm over each head before the rotation, as Qwen3. `norm_eps` is its epsilon.
@@ -60,6 +62,7 @@ class Attention(nn.Module):
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         rope: RopeConfig | None = None,
+        encoding: str | EncodingConfig | RopeConfig | Encoding | None = None,
         causal: bool = True,
         sliding_window: int | None = None,
         qk_norm: bool = False,
@@ -96,12 +99,37 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else None
         self.rotary: RotaryEmbedding | None = None
-        self.set_rope(rope)
+        self.encoding: Encoding | None = None
+        self._shared: tuple[Encoding, ...] = ()
+        self._set_encoding(rope, encoding)
 
     @property
     def rope(self) -> RopeConfig | None:
         """The rule that queries and keys are rotated by, or None."""
         return None if self.rotary is None else self.rotary.config
+
+    def _set_encoding(
+        self, rope: RopeConfig | None, encoding: str | EncodingConfig | RopeConfig | Encoding | None
+    ) -> None:
+        """A rope, an encoding of this layer's own, or one that a model shares among its layers (and registers)."""
+        if rope is not None and encoding is not None:
+            raise RopeError(
+                "Attention: `rope` and `encoding` both say how positions are known.",
+                facts={"rope": rope, "encoding": encoding},
+                cure="Pass one of them.",
+            )
+        if isinstance(encoding, Encoding):
+            self._shared = (encoding,)
+        elif encoding is not None:
+            chosen = resolve(encoding, self.head_dim)
+            if isinstance(chosen, RopeConfig):
+                rope = chosen
+            else:
+                self.encoding = chosen.build(self._sizes())
+        self.set_rope(rope)
+
+    def _sizes(self) -> Sizes:
+        return Sizes(self.hidden_size, self.num_attention_heads, self.head_dim, self.causal)
 
     def set_rope(self, rope: RopeConfig | RotaryEmbedding | None) -> None:
         """Rotate by another rule from now on; raises `RopeError` where it is for another head_dim."""
@@ -127,6 +155,7 @@ class Attention(nn.Module):
         need_weights: bool = False,
         layout: Layout | None = None,
         tables: RotaryTables | None = None,
+        places: Places | None = None,
     ) -> (
         Float[Tensor, "batch seq hidden"]
         | tuple[Float[Tensor, "batch seq hidden"], Float[Tensor, "batch heads seq keys"]]
@@ -140,7 +169,8 @@ class Attention(nn.Module):
         - `document_ids`: integers `[batch, seq]`; a new document begins where the id changes; no attention across.
         - `seq_len`: tokens, an int or `[batch]`: required where frequencies depend on length, unless the cache has it.
         - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout, computed in the open.
-        - `layout`, `tables`: a model builds them once per forward and hands them to its layers, instead of the above.
+        - `layout`, `tables`, `places`: a model builds them once per forward and hands them to its layers, instead of
+          the above: tables for a rope, places (`encodings.Places`) for another encoding.
 
         Returns `[batch, seq, hidden]`, or that and the weights. With a cache no gradients are kept, and the cache
         counts the tokens as stored when its last layer has written. Raises `RopeError` for arguments that do not fit.
@@ -154,6 +184,7 @@ class Attention(nn.Module):
         _refuse_unread(
             {"layout": layout, "attention_mask": attention_mask, "document_ids": document_ids},
             {"tables": tables, "position_ids": position_ids, "seq_len": seq_len},
+            {"places": places, "position_ids": position_ids},
         )
         if cache is not None and not self.causal:
             raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
@@ -164,8 +195,12 @@ class Attention(nn.Module):
             layout = arrange(hidden_states, attention_mask, document_ids, cache, where="Attention")
         if tables is None and self.rotary is not None:
             tables = rotary_tables(self.rotary, layout, position_ids, length, dtype=hidden_states.dtype)
+        if places is None and (self.encoding is not None or self._shared):
+            places = find_places(layout, position_ids)
         with torch.no_grad() if cache is not None else nullcontext():
-            out, weights = self._attend(hidden_states, layout, tables, cache, layer, need_weights)
+            if self.encoding is not None and places is not None:
+                hidden_states = self.encoding.embedded(hidden_states, places.queries)
+            out, weights = self._attend(hidden_states, layout, tables, places, cache, layer, need_weights)
         if cache is not None and whose is None and layer == cache.num_layers - 1:
             cache.commit(layout)
         return (out, weights) if weights is not None else out
@@ -186,6 +221,7 @@ class Attention(nn.Module):
         x: Tensor,
         layout: Layout,
         tables: RotaryTables | None,
+        places: Places | None,
         cache: KVCache | None,
         layer: int,
         need_weights: bool,
@@ -194,14 +230,20 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(batch, seq, self.num_attention_heads, self.head_dim)
         k = self.k_proj(x).view(batch, seq, self.num_key_value_heads, self.head_dim)
         v = self.v_proj(x).view(batch, seq, self.num_key_value_heads, self.head_dim)
-        q, keys, values = self._turn(q, k, v, layout, tables, cache, layer)
-        seen = layout.visibility(self.causal, self.sliding_window, whole=need_weights)
+        q, keys, values = self._turn(q, k, v, layout, tables, places, cache, layer)
+        encoding = self._shared[0] if self._shared else self.encoding
+        bias: Tensor | None = None
+        if encoding is not None and places is not None:
+            q, bias = encoding.biased(q, places)
+        seen = layout.visibility(self.causal, self.sliding_window, whole=need_weights or bias is not None)
+        if bias is not None and places is not None:
+            bias = _masked(bias, seen, places, (encoding, self.causal, self.sliding_window))
         dropout = self.attention_dropout if self.training else 0.0
         weights: Tensor | None = None
         if need_weights:
-            out, weights = attend_openly(q.transpose(1, 2), keys, values, seen, dropout)
+            out, weights = attend_openly(q.transpose(1, 2), keys, values, seen, dropout, bias)
         else:
-            out = attend(q.transpose(1, 2), keys, values, seen, dropout)
+            out = attend(q.transpose(1, 2), keys, values, seen, dropout, bias)
         out = self.o_proj(out.transpose(1, 2).reshape(batch, seq, self.num_attention_heads * self.head_dim))
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)
@@ -214,6 +256,7 @@ class Attention(nn.Module):
         v: Tensor,
         layout: Layout,
         tables: RotaryTables | None,
+        places: Places | None,
         cache: KVCache | None,
         layer: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,10 +277,49 @@ class Attention(nn.Module):
                 q, k = rotated(backend, [q, k], cos, sin, turn)
             if cache is not None and store is not None:
                 return q, *cache.held(layer, layout)
+        elif places is not None:
+            encoding = self._shared[0] if self._shared else self.encoding
+            if encoding is not None:
+                q, k = encoding.turned(q, k, places.queries)
         if cache is None:
             return q, k.transpose(1, 2), v.transpose(1, 2)
         keys, values = cache.write(layer, k, v, layout)
         return q, keys.to(q.dtype), values.to(q.dtype)
+
+
+def _masked(bias: Tensor, seen: Visibility, places: Places, key: tuple[object, ...]) -> Tensor:
+    """A bias with minus infinity where nothing is seen, `[1 or batch, heads, seq, keys]`; once if layers share it."""
+
+    def join() -> Tensor:
+        added = seen.additive(bias.dtype)
+        whole = bias if bias.ndim == 4 else bias[None]
+        return whole if added is None else whole + added
+
+    # a bias of each layer's own, or one that queries take part in, comes anew; a shared one is the same tensor
+    return places.once((id(bias), *key), join) if places.holds(bias) else join()
+
+
+def find_places(layout: Layout, position_ids: Tensor | None) -> Places:
+    """Positions of a call's queries and keys; `position_ids` None are the layout's own.
+
+    In a cache a key's position is its slot, so other position ids are refused with one.
+    """
+    if layout.cached:
+        if position_ids is not None:
+            raise RopeError(
+                "Attention: with this encoding a key in a cache is at its index in the row.",
+                facts={"position_ids": position_ids},
+                cure="Leave `position_ids` out, or run without a cache.",
+            )
+        queries, keys = layout.position_ids(), torch.arange(layout.total, device=layout.device)
+        if queries.ndim == 1:
+            return Places(queries, keys, run=(layout.start, 0))
+        return Places(queries, keys.expand(layout.batch, -1))
+    if position_ids is None:
+        position_ids = layout.position_ids()
+        if position_ids.ndim == 1:
+            return Places(position_ids, position_ids, run=(layout.start, layout.start))
+    return Places(position_ids, position_ids)
 
 
 def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:

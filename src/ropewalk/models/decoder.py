@@ -11,9 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import Attention, RotaryTables, agreed_seq_len, arrange, rotary_tables
+from ropewalk.attention.attention import (
+    Attention,
+    RotaryTables,
+    agreed_seq_len,
+    arrange,
+    find_places,
+    rotary_tables,
+)
 from ropewalk.attention.cache import KVCache, SeqLen
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.encodings import Encoding, EncodingConfig, NoPE, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.models.layers import ACTIVATIONS, NORMS, DecoderLayer, FeedForward, make_norm
 from ropewalk.rope.config import RopeConfig
@@ -33,6 +41,8 @@ class DecoderConfig:
 
     - `num_key_value_heads` None: as many as heads. `head_dim` None: hidden_size / num_attention_heads.
     - `rope`: one RopeConfig for all layers, None for no position at all, or a tuple with one entry (or None) per layer.
+    - `encoding`: instead of a rope one of `ropewalk.encodings`, by name or with its settings; "rope" and "axial" become
+      a `rope`.
     - `sliding_window`: tokens, None, or a tuple with one entry per layer.
     - `hidden_act`: "swiglu", "gelu", "gelu_tanh", "relu". `norm`: "rmsnorm", "layernorm".
     - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, used in training only.
@@ -54,6 +64,7 @@ class DecoderConfig:
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     rope: Ropes = None
+    encoding: str | EncodingConfig | None = None
     sliding_window: int | tuple[int | None, ...] | None = None
     hidden_act: str = "swiglu"
     norm: str = "rmsnorm"
@@ -97,6 +108,8 @@ class DecoderConfig:
                     facts={name: getattr(self, name), "known": known},
                     cure="Choose one of the known.",
                 )
+        if self.encoding is not None:
+            self._resolve_encoding(self.head_dim or 0)
         for name, kind in (("rope", RopeConfig), ("sliding_window", int)):
             value = getattr(self, name)
             if isinstance(value, list | tuple):
@@ -114,6 +127,18 @@ class DecoderConfig:
                         facts={name: value},
                         cure="Give one for all layers, or a tuple with one entry per layer.",
                     )
+
+    def _resolve_encoding(self, head_dim: int) -> None:
+        """A name becomes its settings; RoPE becomes a rope, and "none" neither."""
+        if self.rope is not None:
+            raise RopeError(
+                "DecoderConfig: `rope` and `encoding` both say how positions are known.",
+                facts={"rope": self.rope, "encoding": self.encoding},
+                cure="Pass one of them.",
+            )
+        chosen = resolve(self.encoding or "", head_dim)
+        object.__setattr__(self, "rope", chosen if isinstance(chosen, RopeConfig) else None)
+        object.__setattr__(self, "encoding", None if isinstance(chosen, RopeConfig | NoPE) else chosen)
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
@@ -155,8 +180,13 @@ class Decoder(nn.Module):
         self.config = config
         self.tokenizer: TextTokenizer | None = None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.encoding: Encoding | None = None
+        if isinstance(config.encoding, EncodingConfig) and config.encoding.shared:
+            sizes = Sizes(config.hidden_size, config.num_attention_heads, config.head_dim or 0)
+            self.encoding = config.encoding.build(sizes)
         self.layers = nn.ModuleList(
-            _make_layer(config, rope, window) for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
+            _make_layer(config, rope, window, self.encoding)
+            for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
         )
         self.norm = make_norm(config.norm, config.hidden_size, config.norm_eps)
         self.lm_head = None
@@ -175,6 +205,9 @@ class Decoder(nn.Module):
                 bias = getattr(module, "bias", None)
                 if isinstance(bias, Tensor):
                     bias.zero_()
+            for module in self.modules():
+                if isinstance(module, Encoding):
+                    module.reset_parameters()
 
     def forward(
         self,
@@ -228,12 +261,15 @@ class Decoder(nn.Module):
         tables: dict[RopeConfig, RotaryTables] = {}
         with torch.no_grad() if cache is not None else nullcontext():
             x = self.embed_tokens(input_ids)
+            places = None if self.config.encoding is None else find_places(layout, position_ids)
+            if self.encoding is not None and places is not None:
+                x = self.encoding.embedded(x, places.queries)
             for index, layer in enumerate(self.layers):
                 rotary = cast(DecoderLayer, layer).self_attn.rotary
                 if rotary is not None and rotary.config not in tables:
                     tables[rotary.config] = rotary_tables(rotary, layout, position_ids, seq_len, dtype=x.dtype)
                 of_layer = None if rotary is None else tables[rotary.config]
-                x = layer(x, layout=layout, tables=of_layer, cache=cache, layer=index)
+                x = layer(x, layout=layout, tables=of_layer, places=places, cache=cache, layer=index)
             x = self.norm(x)
         if cache is not None:
             cache.commit(layout)
@@ -250,6 +286,12 @@ class Decoder(nn.Module):
         A RopeConfig for all layers (those without a rope stay without), None for none, or a tuple with one per layer.
         A cache of one is refused by the other.
         """
+        if self.config.encoding is not None:
+            raise RopeError(
+                "with_rope: this model was trained with another encoding, which no rope can stand for.",
+                facts={"encoding": self.config.encoding},
+                cure='Train a model with encoding="rope".',
+            )
         if isinstance(rope, RopeConfig):
             rope = tuple(None if old is None else rope for old in self.config.ropes)
             if len(set(rope)) == 1:
@@ -326,13 +368,16 @@ class Decoder(nn.Module):
             )
 
 
-def _make_layer(config: DecoderConfig, rope: RopeConfig | None, window: int | None) -> DecoderLayer:
+def _make_layer(
+    config: DecoderConfig, rope: RopeConfig | None, window: int | None, shared: Encoding | None
+) -> DecoderLayer:
     attention = Attention(
         config.hidden_size,
         config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         rope=rope,
+        encoding=config.encoding if shared is None else shared,
         sliding_window=window,
         qk_norm=config.qk_norm,
         norm_eps=config.norm_eps,

@@ -9,6 +9,7 @@ from ropewalk.attention.attention import Attention, RotaryTables
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.masks import Layout
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.encodings import Places
 from ropewalk.errors import RopeError
 
 ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
@@ -73,10 +74,18 @@ class DecoderLayer(nn.Module):
         self.residual_dropout = residual_dropout
 
     def forward(
-        self, x: Tensor, *, layout: Layout, tables: RotaryTables | None, cache: KVCache | None = None, layer: int = 0
+        self,
+        x: Tensor,
+        *,
+        layout: Layout,
+        tables: RotaryTables | None,
+        places: Places | None = None,
+        cache: KVCache | None = None,
+        layer: int = 0,
     ) -> Tensor:
-        """`[batch, seq, hidden]` to the same; `layout` and `tables` are the forward's."""
-        x = x + self.self_attn(self.input_layernorm(x), layout=layout, tables=tables, cache=cache, layer=layer)
+        """`[batch, seq, hidden]` to the same; `layout`, `tables` and `places` are the forward's."""
+        normed = self.input_layernorm(x)
+        x = x + self.self_attn(normed, layout=layout, tables=tables, places=places, cache=cache, layer=layer)
         out = self.mlp(self.post_attention_layernorm(x))
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)

@@ -1,0 +1,62 @@
+"""Position encodings side by side: RoPE's rivals, one file each, behind one interface (`Encoding`)."""
+
+from __future__ import annotations
+
+from ropewalk.encodings.alibi import ALiBi
+from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes
+from ropewalk.encodings.fire import FIRE
+from ropewalk.encodings.kerple import KERPLE
+from ropewalk.encodings.learned import LearnedAbsolute
+from ropewalk.encodings.none import NoPE
+from ropewalk.encodings.relative import RelativeBias
+from ropewalk.encodings.sinusoidal import Sinusoidal
+from ropewalk.encodings.t5 import T5Bias
+from ropewalk.encodings.transformer_xl import TransformerXL
+from ropewalk.encodings.xpos import XPos
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+
+__all__ = [
+    "ENCODINGS", "FIRE", "KERPLE", "ROPE_NAMES", "ALiBi", "Encoding", "EncodingConfig", "LearnedAbsolute", "NoPE",
+    "Places", "RelativeBias", "Sinusoidal", "Sizes", "T5Bias", "TransformerXL", "XPos", "resolve",
+]  # fmt: skip
+
+ENCODINGS: dict[str, type[EncodingConfig]] = {
+    rival.name: rival
+    for rival in (NoPE, Sinusoidal, LearnedAbsolute, RelativeBias, T5Bias, TransformerXL, ALiBi, KERPLE, FIRE, XPos)
+}
+"""The rivals by name."""
+
+ROPE_NAMES = ("rope", "axial")
+
+
+def resolve(encoding: str | EncodingConfig | RopeConfig, head_dim: int) -> EncodingConfig | RopeConfig:
+    """An encoding by its name, with its default settings; settings come back as they are.
+
+    "rope" is half-split RoPE of the whole head; "axial" gives the first half of the pairs to the first coordinate of a
+    grid and the second half to the other. Raises `RopeError` for an unknown name.
+
+    >>> resolve("alibi", 64)
+    ALiBi()
+    """
+    if isinstance(encoding, EncodingConfig | RopeConfig):
+        return encoding
+    if encoding == "rope":
+        return RopeConfig(head_dim, interleaved=False)
+    if encoding == "axial":
+        if head_dim % 4:
+            raise RopeError(
+                "encodings: axial RoPE needs a head_dim that is a multiple of 4.",
+                facts={"head_dim": head_dim},
+                cure="Each of the two axes needs as many pairs.",
+            )
+        return RopeConfig(
+            head_dim, interleaved=False, axes=(0,) * (head_dim // 4) + (1,) * (head_dim // 4), axes_restart=True
+        )
+    if not isinstance(encoding, str) or encoding not in ENCODINGS:
+        raise RopeError(
+            "encodings: there is no encoding of this name.",
+            facts={"encoding": encoding, "known": sorted([*ENCODINGS, *ROPE_NAMES])},
+            cure="Choose one of these, or give its settings, as rw.encodings.T5Bias(num_buckets=64).",
+        )
+    return ENCODINGS[encoding]()

@@ -1,0 +1,132 @@
+"""The one interface of all encodings: what embeddings become, what turns queries and keys, what is added to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError
+
+
+class Sizes(NamedTuple):
+    """What an encoding is built for: a layer's sizes, and whether queries see later keys."""
+
+    hidden_size: int
+    num_attention_heads: int
+    head_dim: int
+    causal: bool = True
+
+
+class Places:
+    """Positions of the queries and keys of one call, int64 `[seq]` and `[keys]`, or `[batch, ...]` both.
+
+    Layers share one, and what it has computed. `run` is (first query, first key) where both count on by one from there.
+    """
+
+    def __init__(self, queries: Tensor, keys: Tensor, *, run: tuple[int, int] | None = None) -> None:
+        if queries.is_floating_point() or queries.ndim not in (1, 2) or queries.ndim != keys.ndim:
+            raise RopeError(
+                "Attention: this encoding counts tokens: its `position_ids` are integers [seq] or [batch, seq].",
+                facts={"position_ids": queries},
+                cure="Real or several coordinates need a RopeConfig.",
+            )
+        self.queries, self.keys, self.run = queries, keys, run
+        self._made: dict[object, Tensor] = {}
+
+    @property
+    def distance(self) -> Tensor:
+        """query - key, int64 `[seq, keys]` or `[batch, seq, keys]`; negative for later keys."""
+        return self.once("distance", lambda: self.queries[..., :, None] - self.keys[..., None, :])
+
+    def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` gives, computed by the first layer that asks under `key`."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def holds(self, made: Tensor) -> bool:
+        """Whether this tensor is one that `once` gave."""
+        return any(made is held for held in self._made.values())
+
+
+class Encoding(nn.Module):
+    """One way to let a model know the order of its tokens. Each of its three doors may leave things as they are."""
+
+    in_embeddings: ClassVar[bool] = False
+    """Whether it acts on embeddings: once in a model, before its first layer."""
+
+    def __init__(self, config: EncodingConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def extra_repr(self) -> str:
+        return repr(self.config)
+
+    def embedded(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        """Token embeddings `[batch, seq, hidden]` with what the encoding adds to them."""
+        return x
+
+    def turned(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys `[batch, seq, heads, head_dim]` of the same new tokens, before keys go into a cache."""
+        return q, k
+
+    def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
+        """Queries as they meet the keys, and what is added to scores (after 1/sqrt(head_dim)), or None.
+
+        The second is `[heads, seq, keys]` or `[batch, heads, seq, keys]`.
+        """
+        return q, None
+
+    def reset_parameters(self) -> None:
+        """Draw what is learned anew, where it is neither a Linear nor an Embedding."""
+
+
+class DistanceBias(Encoding):
+    """A bias that is a function of the distance alone, for each head."""
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        """Bias `[heads, n]` of int64 distances `[n]`, query - key."""
+        raise AssertionError("each bias says its own")
+
+    def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
+        return q, places.once((self, q.dtype), lambda: self._spread(places, q.dtype))
+
+    def _spread(self, places: Places, dtype: torch.dtype) -> Tensor:
+        """Each distance's bias computed once, then laid out for every query and key."""
+        device = places.queries.device
+        if places.run is not None:
+            seq, keys = places.queries.shape[-1], places.keys.shape[-1]
+            first_query, first_key = places.run
+            nearest = first_query - (first_key + keys - 1)
+            distances = torch.arange(nearest + seq + keys - 2, nearest - 1, -1, device=device)
+            by_distance = self.of_distance(distances).to(dtype)
+            return by_distance.unfold(-1, keys, 1).flip(-2)  # a query's row slides by one from the last one's
+        least, most = (int(bound) for bound in places.distance.aminmax()) if places.distance.numel() else (0, 0)
+        by_distance = self.of_distance(torch.arange(least, most + 1, device=device)).to(dtype)
+        spread = by_distance[:, places.distance - least]
+        return spread if spread.ndim == 3 else spread.transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class EncodingConfig:
+    """An encoding's settings; `build` makes its module. `shared`: one for all layers, or one for each."""
+
+    name: ClassVar[str]
+    shared: ClassVar[bool] = True
+
+    def build(self, sizes: Sizes) -> Encoding:
+        """The module for layers of these sizes; raises `RopeError` where it cannot serve them."""
+        raise AssertionError("each encoding builds its own")
+
+
+def check_positive(name: str, **numbers: int | float | None) -> None:
+    """Every number is above 0, or a RopeError names the one that is not."""
+    for key, value in numbers.items():
+        if value is not None and not value > 0:
+            raise RopeError(
+                f"{name}: `{key}` must be above 0.", facts={key: value}, cure="Leave it out for the default."
+            )

@@ -1,0 +1,97 @@
+"""xPos: RoPE whose pairs also shrink with distance. Sun et al. 2022, arXiv:2212.10554, section 3, Algorithm 1.
+
+Queries at m are multiplied by zeta_i^((m - centre)/scale_base), keys at n by its inverse, zeta_i = (2i/d + gamma) /
+(1 + gamma): their product falls as zeta_i^((m - n)/scale_base). The centre cancels as long as queries and keys have the
+same: here it is a setting, so keys in a cache stay right. (The published code moves it with the length: then they do
+not.) It only decides how far from it numbers can reach.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ropewalk.encodings.encoding import Encoding, EncodingConfig, Sizes, check_positive
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.rotation.rotate import rotate
+
+
+@dataclass(frozen=True)
+class XPos(EncodingConfig):
+    """For causal attention: later keys would grow.
+
+    - `rope`: how pairs turn (None: the head's default, half-split). `scale_base`: tokens. `gamma`: as published 0.4.
+    - `center`: the position whose scale is 1. Float32 and bfloat16 reach 35,000 tokens to either side of it, float16
+      4,000; positions beyond are refused.
+
+    >>> q, k = XPos().build(Sizes(8, 2, 4)).turned(*torch.ones(2, 1, 1, 2, 4), torch.tensor([512]))
+    >>> bool(q.norm() < 2 < k.norm())
+    True
+    """
+
+    name: ClassVar[str] = "xpos"
+    rope: RopeConfig | None = None
+    scale_base: float = 512.0
+    gamma: float = 0.4
+    center: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("XPos", scale_base=self.scale_base, gamma=self.gamma)
+
+    def build(self, sizes: Sizes) -> Encoding:
+        if not sizes.causal:
+            raise RopeError(
+                "XPos: it is for causal attention: scores of later keys would grow with their distance.",
+                cure="Use RoPE where queries see both ways.",
+            )
+        return _Scaled(self, sizes)
+
+
+class _Scaled(Encoding):
+    config: XPos
+
+    def __init__(self, config: XPos, sizes: Sizes) -> None:
+        super().__init__(config)
+        rope = config.rope or RopeConfig(sizes.head_dim, interleaved=False)
+        if rope.head_dim != sizes.head_dim or rope.num_axes != 1 or rope.needs_seq_len:
+            raise RopeError(
+                "XPos: `rope` must be for this head_dim, on one axis, with frequencies that do not depend on length.",
+                facts={"rope": rope, "head_dim": sizes.head_dim},
+                cure="Leave `rope` out, or give RopeConfig(head_dim, interleaved=...).",
+            )
+        self.rotary = RotaryEmbedding(rope)
+
+    def turned(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        cos, sin = self.rotary.cos_sin(position_ids, dtype=exact)
+        pairs = cos.shape[-1]
+        exponent = (position_ids - self.config.center).to(torch.float64) / self.config.scale_base
+        share = torch.arange(pairs, dtype=torch.float64, device=q.device) / pairs
+        log_zeta = ((share + self.config.gamma) / (1 + self.config.gamma)).log()
+        self._check_reach(position_ids, q.dtype)
+        scale = (exponent[..., None] * log_zeta).exp().to(exact)
+        return self._rotate(q, cos * scale, sin * scale), self._rotate(k, cos / scale, sin / scale)
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        rope = self.rotary.config
+        factor = self.rotary.attention_factor
+        return rotate(x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor)
+
+    def _check_reach(self, position_ids: Tensor, dtype: torch.dtype) -> None:
+        if torch.compiler.is_compiling() or position_ids.device.type != "cpu" or not position_ids.numel():
+            return
+        room = {torch.float64: 600.0, torch.float16: 9.7}.get(dtype, 87.0)  # nats between 1 and the least normal number
+        most = room * self.config.scale_base / math.log((1 + self.config.gamma) / self.config.gamma)
+        farthest = int((position_ids - self.config.center).abs().max())
+        if farthest > most:
+            raise RopeError(
+                "XPos: this position is so far from the centre that its scale leaves the numbers of the dtype.",
+                facts={"farthest": farthest, "reach": int(most), "dtype": dtype, "center": self.config.center},
+                cure="Put `center` in the middle of the context, or choose a larger `scale_base`.",
+            )

@@ -1,0 +1,165 @@
+"""Every encoding in a decoder: a cache, padding, packing, saving and gradients change nothing and miss nothing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk import encodings
+from ropewalk.encodings import ENCODINGS, ROPE_NAMES
+
+NAMES = [*ENCODINGS, *ROPE_NAMES]
+SEQ = 20
+
+
+@pytest.fixture(params=NAMES)
+def model(request):
+    """Three layers with grouped queries in float64, every weight drawn wide, so that positions matter."""
+    config = rw.DecoderConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, encoding=request.param,
+    )  # fmt: skip
+    model = rw.Decoder(config).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith("threshold"):  # FIRE tells a shift beyond its threshold: these texts are shorter
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 50, (2, SEQ))
+
+
+def places(model, position_ids):
+    """The same number on each axis."""
+    axes = 1 if model.config.rope is None else model.config.rope.num_axes
+    return position_ids if axes == 1 else rw.text_positions(position_ids, axes)
+
+
+def test_cached_equals_full(model, ids):
+    """A chunk, another, then token by token: the logits of one forward."""
+    cache = model.new_cache(2)
+    bounds = [0, 7, 12, *range(13, SEQ + 1)]
+    parts = [model(ids[:, a:b], cache=cache) for a, b in pairwise(bounds)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids), atol=1e-11, rtol=0)
+
+
+def test_padded_equals_unpadded(model, ids):
+    """Padding on the left is not there, with a cache of rows of different lengths as well."""
+    mask = torch.ones(2, SEQ + 4, dtype=torch.long)
+    mask[:, :4] = 0
+    padded = torch.cat([torch.zeros_like(ids[:, :4]), ids], 1)
+    torch.testing.assert_close(model(padded, attention_mask=mask)[:, 4:], model(ids), atol=1e-11, rtol=0)
+    cache, mask = model.new_cache(2), torch.ones_like(ids)
+    mask[1, :5] = 0
+    model(ids, attention_mask=mask, cache=cache)
+    more = torch.randint(0, 50, (2, 1))
+    got = model(more, cache=cache)
+    for row, first in ((0, 0), (1, 5)):
+        whole = torch.cat([ids[row, first:], more[row]])[None]
+        torch.testing.assert_close(got[row], model(whole)[0, -1:], atol=1e-11, rtol=0)
+
+
+def test_packed_equals_separate(model, ids):
+    """Documents in one row are as alone."""
+    documents = torch.tensor([[0] * 8 + [1] * (SEQ - 8)] * 2)
+    packed = model(ids, document_ids=documents)
+    separate = torch.cat([model(ids[:, :8]), model(ids[:, 8:])], 1)
+    torch.testing.assert_close(packed, separate, atol=1e-11, rtol=0)
+
+
+def test_saved_and_loaded(model, ids, tmp_path):
+    """Through ropewalk's own config, with every setting and learned number."""
+    rw.save(model, tmp_path / "model")
+    loaded = rw.load(tmp_path / "model")
+    assert loaded.config.encoding == model.config.encoding
+    assert torch.equal(loaded.double()(ids), model(ids))
+
+
+def test_everything_learned_gets_a_gradient(model, ids):
+    """No parameter is left out; none but the position's own is added."""
+    model(ids).logsumexp(-1).sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_order_matters(model, ids):
+    """Other positions for the same tokens, other logits: the encoding reaches the scores."""
+    if model.config.rope is None and model.config.encoding is None:
+        pytest.skip("NoPE knows order by the causal mask alone")
+    assert (model(ids, position_ids=places(model, torch.randperm(SEQ))) - model(ids)).abs().max() > 1e-3
+
+
+def test_only_absolute_ones_feel_a_shift(model, ids):
+    """All tokens 9 later: relative encodings cannot tell."""
+    moved = (model(ids, position_ids=places(model, torch.arange(SEQ) + 9)) - model(ids)).abs().max()
+    encoding = model.config.encoding
+    absolute = isinstance(encoding, encodings.Sinusoidal | encodings.LearnedAbsolute)
+    assert moved > 1e-3 if absolute else moved < 1e-9
+
+
+def test_weights_are_the_fused_ones(model):
+    """`need_weights` shows what was attended to: they sum to 1, see no later key, and give the same output."""
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+    attention = model.layers[1].self_attn
+    out, weights = attention(x, need_weights=True)
+    torch.testing.assert_close(out, attention(x), atol=1e-11, rtol=0)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert not weights.triu(1).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_low_precision(name, dtype):
+    """Casts do not spoil it: logits stay near float64's."""
+    config = rw.DecoderConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, encoding=name
+    )
+    model, ids = rw.Decoder(config).eval(), torch.randint(0, 50, (1, 64))
+    with torch.no_grad():
+        exact = model.double()(ids)
+        error = (model.to(dtype)(ids).double() - exact).abs().max()
+    assert error < (2e-5 if dtype == torch.float32 else 0.1) * max(1.0, float(exact.abs().max()))
+
+
+@pytest.mark.rejects
+def test_bad_calls():
+    """Names, doubled positions, tables that end, caches that count for themselves."""
+    shape = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+             "num_attention_heads": 2}  # fmt: skip
+    with pytest.raises(rw.RopeError, match="no encoding of this name"):
+        rw.DecoderConfig(**shape, encoding="rotary")
+    with pytest.raises(rw.RopeError, match="both say"):
+        rw.DecoderConfig(**shape, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
+    with pytest.raises(rw.RopeError, match="both say"):
+        rw.Attention(8, 2, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
+    learned = rw.Decoder(rw.DecoderConfig(**shape, encoding=encodings.LearnedAbsolute(4)))
+    with pytest.raises(rw.RopeError, match="no vector for this position"):
+        learned(torch.zeros(1, 5, dtype=torch.long))
+    alibi = rw.Decoder(rw.DecoderConfig(**shape, encoding="alibi"))
+    with pytest.raises(rw.RopeError, match="at its index in the row"):
+        alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.arange(5) + 3, cache=alibi.new_cache())
+    with pytest.raises(rw.RopeError, match="another encoding"):
+        alibi.with_rope(rw.RopeConfig(4, interleaved=False))
+    with pytest.raises(rw.RopeError, match="counts tokens"):
+        alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.rand(5))
+    with pytest.raises(rw.RopeError, match="causal attention"):
+        rw.Attention(8, 2, encoding="xpos", causal=False)
+    with pytest.raises(rw.RopeError, match="so far from the centre"):
+        encodings.XPos().build(encodings.Sizes(8, 2, 4)).turned(*torch.zeros(2, 1, 1, 2, 4), torch.tensor([40_000]))
+    for config in (lambda: encodings.T5Bias(num_buckets=6), lambda: encodings.FIRE(width=0),
+                   lambda: encodings.RelativeBias(max_distance=-1)):  # fmt: skip
+        with pytest.raises(rw.RopeError):
+            config()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "xpos"])
+def test_bidirectional(name):
+    """Padding hides in both directions, and a layer alone applies its encoding itself."""
+    attention = rw.Attention(16, 4, encoding=name, causal=False).double()
+    x, mask = torch.randn(1, 6, 16, dtype=torch.float64), torch.tensor([[0, 0, 1, 1, 1, 1]])
+    torch.testing.assert_close(attention(x, attention_mask=mask)[:, 2:], attention(x[:, 2:]), atol=1e-11, rtol=0)
