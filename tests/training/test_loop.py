@@ -13,9 +13,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load
+from ropewalk.models.generate import generate
 from ropewalk.training import Housekeeping, loop, train
 from ropewalk.training.resume import RunFolder
 from ropewalk.training.schedule import learning_rate
+from ropewalk.training.settings import TEXT_ENCODINGS
 from tests.training.material import EVERY, prose, small
 
 
@@ -192,3 +194,19 @@ def test_a_given_tokenizer_is_used(text: str, tmp_path: Path) -> None:
     second = train(small(text, tokenizer=str(first / "tokenizer.json"), steps=1), tmp_path / "second")
     assert (second / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
     assert load(second).config.vocab_size == 270
+
+
+@pytest.mark.parametrize("encoding", [name for name in TEXT_ENCODINGS if name != "rope"])
+def test_every_encoding_is_trained_saved_and_continued(text: str, tmp_path: Path, encoding: str) -> None:
+    """The finished folder loads with its encoding, and writes text with a cache as without one."""
+    settings = small(text, encoding=encoding, steps=3)
+    model = load(train(settings, tmp_path / "run", dtype="float32"))
+    assert model.config.encoding == settings.decoder_config(9).encoding
+    assert model.config.rope is None
+    prompt = [1, 2, 3]
+    (new,) = generate(model, prompt, max_new_tokens=6)
+    alone = list(prompt)
+    with torch.no_grad():
+        while len(alone) < 9:
+            alone.append(int(model(torch.tensor([alone]))[0, -1].argmax()))
+    assert new == alone[3:]

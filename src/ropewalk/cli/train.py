@@ -9,6 +9,7 @@ import typer
 
 from ropewalk.training import SIZES, Event, Housekeeping, TrainSettings
 from ropewalk.training import train as run_training
+from ropewalk.training.settings import TEXT_ENCODINGS
 
 
 def train(
@@ -33,7 +34,8 @@ def train(
     heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
     kv_heads: Annotated[int | None, typer.Option(help="Key and value heads [default with --heads: the same].")] = None,
     intermediate_size: Annotated[int | None, typer.Option(help="Features inside the feed-forward.")] = None,
-    theta: Annotated[float, typer.Option(help="Rotary base.")] = 10_000.0,
+    encoding: Annotated[str, typer.Option(help=f"How positions are known: {', '.join(TEXT_ENCODINGS)}.")] = "rope",
+    theta: Annotated[float, typer.Option(help="Base of rope, xpos, sinusoidal, transformer_xl.")] = 10_000.0,
     seq_len: Annotated[int, typer.Option(help="Tokens of a window: the trained length.")] = 256,
     dropout: Annotated[float, typer.Option(help="Of the residual branches.")] = 0.0,
     batch_size: Annotated[int, typer.Option(help="Windows at a time.")] = 16,

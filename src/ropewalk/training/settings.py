@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.encodings import ENCODINGS, EncodingConfig, LearnedAbsolute, Sinusoidal, TransformerXL, XPos
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import DecoderConfig
 from ropewalk.rope.config import RopeConfig
@@ -21,6 +22,7 @@ SIZES: dict[str, tuple[int, int, int, int, int]] = {
     "base": (12, 768, 12, 4, 2048),  # 79 M
 }
 _SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "intermediate_size")
+TEXT_ENCODINGS = ("rope", *ENCODINGS)
 PRECISIONS = ("auto", "float32", "bfloat16")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,7 +39,9 @@ class TrainSettings:
 
     Shape
     - `size` names a row of `SIZES`; `layers`, `hidden_size`, `heads`, `kv_heads`, `intermediate_size` override it.
-    - `theta`: the rotary base. `seq_len`: tokens of a window, the trained length. `dropout`: of residual branches.
+    - `encoding`: how positions are known, a name of `ropewalk.encodings` ("rope", "alibi", "none", ...); "learned" has
+      `seq_len` positions. `theta`: the base of rope, xpos, sinusoidal and transformer_xl.
+    - `seq_len`: tokens of a window, the trained length. `dropout`: of residual branches.
 
     Optimisation (AdamW; decay on matrices only)
     - `batch_size` windows at a time, `accumulation` batches per update; `steps` updates, or `epochs` over the text.
@@ -64,6 +68,7 @@ class TrainSettings:
     heads: int | None = None
     kv_heads: int | None = None
     intermediate_size: int | None = None
+    encoding: str = "rope"
     theta: float = 10_000.0
     seq_len: int = 256
     dropout: float = 0.0
@@ -88,6 +93,7 @@ class TrainSettings:
         self._check_texts()
         self._check_numbers()
         _choice("size", self.size, tuple(SIZES))
+        _choice("encoding", self.encoding, TEXT_ENCODINGS)
         _choice("precision", self.precision, PRECISIONS)
         _choice("device", self.device.partition(":")[0], ("auto", "cpu", "cuda"))
         layers, hidden, heads, kv_heads, inner = SIZES[self.size]
@@ -143,7 +149,7 @@ class TrainSettings:
                 )
 
     def decoder_config(self, vocab_size: int) -> DecoderConfig:
-        """The model's shape: Llama's (RMSNorm, SwiGLU, tied head), half-split rotary pairs."""
+        """The model's shape: Llama's (RMSNorm, SwiGLU, tied head), by default with half-split rotary pairs."""
         hidden, heads = int(self.hidden_size or 0), int(self.heads or 0)
         if hidden % heads or (hidden // heads) % 2 or heads % int(self.kv_heads or 1):
             raise RopeError(
@@ -151,6 +157,9 @@ class TrainSettings:
                 facts={"hidden_size": hidden, "heads": heads, "kv_heads": self.kv_heads},
                 cure="For example --hidden-size 192 --heads 3 --kv-heads 1.",
             )
+        rope = RopeConfig(
+            head_dim=hidden // heads, interleaved=False, theta=self.theta, max_position_embeddings=self.seq_len
+        )
         return DecoderConfig(
             vocab_size=vocab_size,
             hidden_size=hidden,
@@ -158,14 +167,20 @@ class TrainSettings:
             num_hidden_layers=int(self.layers or 0),
             num_attention_heads=heads,
             num_key_value_heads=self.kv_heads,
-            rope=RopeConfig(
-                head_dim=hidden // heads,
-                interleaved=False,
-                theta=self.theta,
-                max_position_embeddings=self.seq_len,
-            ),
+            rope=rope if self.encoding == "rope" else None,
+            encoding=None if self.encoding == "rope" else self._encoding(rope),
             residual_dropout=self.dropout,
         )
+
+    def _encoding(self, rope: RopeConfig) -> EncodingConfig:
+        """The rival of this name, with the trained length and the base where it has them."""
+        if self.encoding == "learned":
+            return LearnedAbsolute(self.seq_len)
+        if self.encoding == "sinusoidal":
+            return Sinusoidal(self.theta)
+        if self.encoding == "transformer_xl":
+            return TransformerXL(self.theta)
+        return XPos(rope) if self.encoding == "xpos" else ENCODINGS[self.encoding]()
 
     def on_this_machine(self) -> TrainSettings:
         """These settings with `device` and `precision` chosen, where they say "auto"."""
