@@ -96,6 +96,7 @@ def check_call(call: Call, place: Place) -> None:
     options = {"interleaved": call.interleaved, "rotary_dim": 2 * call.pairs, "scale": call.scale,
                "inverse": call.inverse, "layout": call.layout, "backend": place.backend}  # fmt: skip
     cos_sin = [table.x for table in tables]
+    cos, sin = (call.against(truth.wide(table.x)) for table in tables)
     inverse = call.inverse
     sources = [truth.wide(g.x) for g in given]
     if call.form == "backward":
@@ -106,7 +107,6 @@ def check_call(call: Call, place: Place) -> None:
         results = [rw.rotate(g.x, *cos_sin, out=o.x, **options) for g, o in zip(given, other, strict=True)]
     else:
         results = _rotate([g.x for g in given], cos_sin, {**options, "inplace": call.form == "in place"})
-    cos, sin = (call.against(truth.wide(table.x)) for table in tables)
     for arena, out, x, y in zip(given, other, sources, results, strict=True):
         expected, lengths = truth.turn(x, cos, sin, interleaved=call.interleaved, inverse=inverse, scale=call.scale)
         truth.Allowed(expected, truth.slack(lengths, call.dtype), call.dtype).check(y, str(call))

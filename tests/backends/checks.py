@@ -94,7 +94,7 @@ def _in_place(inputs, tables, options, case) -> Found:
     versions = [x._version for x in sources]
     turned = _rotate(sources, tables, {**options, "inplace": True})
     assert all(a is b for a, b in zip(turned, sources, strict=True))
-    assert all(x._version > version for x, version in zip(sources, versions, strict=True))
+    assert all(x._version > version for x, version in zip(sources, versions, strict=True)), "version of what was written"
     return inputs, turned, (False, 1.0)
 
 
@@ -112,6 +112,8 @@ def _backward(inputs, tables, options, case) -> Found:
     leaves = [x.detach().requires_grad_() for x in inputs]
     incoming = case.tensors(str(inputs[0].device), seed=NEXT_SEED)
     found = torch.autograd.grad(_rotate(leaves, tables, {**options, "scale": 0.75}), leaves, incoming)
+    for x, old in zip(incoming, case.tensors(str(inputs[0].device), seed=NEXT_SEED), strict=True):
+        assert truth.same_bits(x, old), f"{case.name}, backward: the gradient that came in was changed"
     return incoming, found, (True, 0.75)
 
 
