@@ -1,4 +1,7 @@
-"""Set-up of the test run: fresh memory is full of NaN; `--shapes` checks every shape in a signature at run time."""
+"""Set-up of the test run: fresh memory is full of NaN; `--shapes` checks every shape in a signature at run time.
+
+Without a GPU the Triton kernels run in Triton's interpreter.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():  # read when Triton is imported: its kernels run in numpy then, on CPU tensors
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)  # the shapes are tiny: a second thread costs more than it brings, above all on a busy machine
 settings.register_profile("ropewalk", deadline=None)  # a busy machine is not a failure
 settings.load_profile("ropewalk")

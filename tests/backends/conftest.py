@@ -9,6 +9,29 @@ import torch
 
 from tests.backends.places import KERNELS, PLACES, Place
 
+pytest.register_assert_rewrite("tests.backends.calls", "tests.backends.checks", "tests.backends.norms")
+
+
+# What takes Triton's interpreter, at 10 ms a program, longer than it is worth every time.
+SLOW_WHEN_INTERPRETED = {
+    "test_any_call", "test_any_gradient", "test_backward_is_the_inverse_to_the_bit", "test_derivatives_of_norms",
+    "test_derivatives_of_rotations", "test_guarded", "test_heads_and_features", "test_large_equals_small",
+    "test_any_store", "test_large_in_every_layout", "test_models", "test_threads_give_the_same_bits",
+}  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark these slow there: `-m slow` runs them. Two threads at once are beyond that interpreter."""
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        where = params.get("place", params.get("kernels"))
+        if isinstance(where, Place) and where.interpreted:
+            if item.originalname in SLOW_WHEN_INTERPRETED:
+                item.add_marker(pytest.mark.slow)
+            if item.originalname == "test_two_python_threads":
+                item.add_marker(pytest.mark.skip("Triton's interpreter is for one thread"))
+
 
 @pytest.fixture(params=PLACES, ids=str)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:

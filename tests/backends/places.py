@@ -23,6 +23,11 @@ class Place:
     def __str__(self) -> str:
         return self.instructions or (self.backend if self.device == "cpu" else f"{self.backend} on {self.device}")
 
+    @property
+    def interpreted(self) -> bool:
+        """Triton's kernels without a GPU: correct, and slow."""
+        return self.backend == "triton" and self.device == "cpu"
+
     @contextmanager
     def held(self) -> Iterator[Place]:
         """Run with this instruction set; the one before comes back afterwards."""
