@@ -12,7 +12,7 @@ import ropewalk
 PROMISED = {
     "apply_rotary_pos_emb", "RopeConfig", "scaling", "inverse_frequencies", "RotaryEmbedding", "rotate", "rotate_qk",
     "explain_backends", "freqs_cis", "apply_rotary_complex", "convert_pairing", "text_positions", "KVCache",
-    "Attention", "Decoder", "load", "RopeError",
+    "Attention", "Decoder", "TextClassifier", "load", "RopeError",
 }  # fmt: skip
 
 

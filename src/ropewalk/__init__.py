@@ -7,6 +7,7 @@ from ropewalk.backends import explain_backends
 from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load, save
+from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.models.decoder import Decoder, DecoderConfig
 from ropewalk.models.generate import generate, stream
 from ropewalk.rope import scaling
@@ -33,6 +34,8 @@ __all__ = [
     "RopeError",
     "RotaryEmbedding",
     "Store",
+    "TextClassifier",
+    "TextClassifierConfig",
     "apply_rotary_complex",
     "apply_rotary_pos_emb",
     "axes_from_sections",

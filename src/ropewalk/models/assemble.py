@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder, DecoderConfig
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _CURE = "Config and weights are of different models, or the file is damaged."
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -41,8 +43,13 @@ def assemble(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torch.d
     sizes = _sizes(config)  # before damaged sizes are built, which torch cannot even count
     _check_names(sizes, {name: stored[name] for name in sizes if name in stored}, where)
     _check_shapes(sizes, stored, where)
+    return fill(lambda: Decoder(config), stored, dtype, where)
+
+
+def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> ModuleT:
+    """The module that `build` makes, in eval mode, with the stored tensors: each checked before any is read."""
     with torch.device("meta"):
-        model = Decoder(config)
+        model = build()
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names(wanted, stored, where)
     _check_shapes(wanted, stored, where)

@@ -64,7 +64,7 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
         return load_gguf(path, dtype)
     config = read_config(path)
     with ExitStack() as open_files:
-        model = assemble(config, _stored_tensors(path, open_files), dtype, str(path))
+        model = assemble(config, stored_tensors(path, open_files), dtype, str(path))
     if (path / "tokenizer.json").is_file():
         model.tokenizer = TextTokenizer.from_folder(path)
     return model
@@ -178,7 +178,7 @@ def _path(source: object, where: str) -> Path:
     return Path(source)
 
 
-def _stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
+def stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
     """The tensors of a folder's safetensors files, keyed by the Decoder's names."""
     stored: dict[str, Stored] = {}
     for path, names in _shards(folder).items():

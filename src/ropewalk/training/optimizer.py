@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
-
-from ropewalk.models.decoder import Decoder
-from ropewalk.training.settings import TrainSettings
+from torch import nn
 
 
-def make_optimizer(model: Decoder, settings: TrainSettings) -> torch.optim.AdamW:
+class Rates(Protocol):
+    """The settings that AdamW reads."""
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def weight_decay(self) -> float: ...
+
+    @property
+    def beta1(self) -> float: ...
+
+    @property
+    def beta2(self) -> float: ...
+
+
+def make_optimizer(model: nn.Module, settings: Rates) -> torch.optim.AdamW:
     """Fused AdamW; weight decay on matrices alone, not on norms and biases.
 
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101.

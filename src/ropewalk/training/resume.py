@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load, save
@@ -132,7 +132,7 @@ class RunFolder:
         target.parent.mkdir(exist_ok=True)
         with whole_folder(target, frozenset()) as staging:
             save(model, staging / "model")
-            tensors = {**_optimizer_tensors(model, optimizer), **_random_states()}
+            tensors = {**optimizer_tensors(model, optimizer), **random_states()}
             need("safetensors.torch").save_file(tensors, staging / "optimizer.safetensors")
             write_json(staging / "state.json", {"step": step, **carried})
         for old in self.checkpoints()[:-keep]:
@@ -154,10 +154,8 @@ class RunFolder:
                 facts={"file": str(path / "optimizer.safetensors"), "error": str(error)},
                 cure="Remove this checkpoint's folder: the run goes on from the one before it.",
             ) from error
-        _restore_optimizer(model, optimizer, tensors)
-        torch.set_rng_state(tensors["random.cpu"])
-        if "random.cuda" in tensors and torch.cuda.is_available():
-            torch.cuda.set_rng_state(tensors["random.cuda"])
+        restore_optimizer(model, optimizer, tensors)
+        restore_random(tensors)
         return state
 
     def remove_leftovers(self) -> None:
@@ -227,7 +225,7 @@ def _lock(handle: int, lock: Path) -> None:
         ) from error
 
 
-def _optimizer_tensors(model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """AdamW's state by parameter: `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`."""
     return {
         f"{kind}.{name}": value.detach().cpu().contiguous()
@@ -236,15 +234,24 @@ def _optimizer_tensors(model: Decoder, optimizer: torch.optim.Optimizer) -> dict
     }
 
 
-def _restore_optimizer(model: Decoder, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put into the optimizer what `optimizer_tensors` gave."""
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
             kind: tensors[f"{kind}.{name}"].to(parameter.device) for kind in ("step", "exp_avg", "exp_avg_sq")
         }
 
 
-def _random_states() -> dict[str, Tensor]:
+def random_states() -> dict[str, Tensor]:
+    """The states of torch's generators."""
     states = {"random.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["random.cuda"] = torch.cuda.get_rng_state()
     return states
+
+
+def restore_random(tensors: Mapping[str, Tensor]) -> None:
+    """Put torch's generators into the states that `random_states` gave."""
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])

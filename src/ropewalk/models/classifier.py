@@ -1,0 +1,310 @@
+"""The text classifier: a bidirectional encoder, one vector for each text, one logit for each label."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropewalk.attention.attention import Attention, arrange, find_places, rotary_tables
+from ropewalk.attention.masks import Layout
+from ropewalk.attention.norm import RMSNorm
+from ropewalk.encodings import Encoding, EncodingConfig, LearnedAbsolute, Sizes
+from ropewalk.errors import RopeError
+from ropewalk.models.decoder import DecoderConfig
+from ropewalk.models.layers import DecoderLayer, FeedForward, make_norm
+from ropewalk.rope.config import RopeConfig
+from ropewalk.shapes import Float, Int, Shaped
+
+if TYPE_CHECKING:
+    from ropewalk.models.tokenizer import TextTokenizer
+
+POOLINGS = ("mean", "first")
+
+
+@dataclass(frozen=True)
+class TextClassifierConfig:
+    """The shape of a text classifier; names are `DecoderConfig`'s where both have them.
+
+    - `labels`: the classes by name, in the order of the logits; two or more.
+    - `encoding`: one of `ropewalk.encodings` by name or with its settings, a RopeConfig, or None for no position.
+      Queries see both ways, so "xpos" is refused.
+    - `pooling`: "mean" of the real tokens' vectors, or the "first" real token's.
+    - `max_length`: tokens; longer texts are cut by `encode`, and a learned table has so many positions.
+    - `dropout`: of embeddings, residual branches and the pooled vector; `attention_dropout`: of attention's weights;
+      both in training only.
+
+    Raises `RopeError` where numbers do not fit.
+
+    >>> TextClassifierConfig(vocab_size=32, labels=("no", "yes"), hidden_size=16, intermediate_size=32,
+    ...                      num_hidden_layers=2, num_attention_heads=2).encoder.rope.head_dim
+    8
+    """
+
+    _: KW_ONLY
+    vocab_size: int
+    labels: Sequence[str]
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    encoding: str | EncodingConfig | RopeConfig | None = "rope"
+    pooling: str = "mean"
+    max_length: int = 512
+    hidden_act: str = "swiglu"
+    norm: str = "rmsnorm"
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(self.labels))
+        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+            raise RopeError(
+                "TextClassifierConfig: `labels` must be two or more different names.",
+                facts={"labels": self.labels},
+                cure="Name each class once.",
+            )
+        if self.pooling not in POOLINGS:
+            raise RopeError(
+                "TextClassifierConfig: unknown `pooling`.",
+                facts={"pooling": self.pooling, "known": POOLINGS},
+                cure="Choose one of the known.",
+            )
+        if self.max_length < 1 or not 0.0 <= self.dropout < 1.0:
+            raise RopeError(
+                "TextClassifierConfig: `max_length` is at least 1 token, `dropout` a probability below 1.",
+                facts={"max_length": self.max_length, "dropout": self.dropout},
+                cure="Leave them out for the defaults.",
+            )
+        try:
+            encoder = self.encoder
+        except RopeError as error:
+            rule = error.rule.replace("DecoderConfig", "TextClassifierConfig")
+            raise RopeError(rule, facts=error.facts, cure=error.cure) from None
+        for name in ("num_key_value_heads", "head_dim"):
+            object.__setattr__(self, name, getattr(encoder, name))
+        object.__setattr__(self, "encoding", encoder.rope or encoder.encoding)
+
+    @property
+    def encoder(self) -> DecoderConfig:
+        """The layers alone, as a decoder of the same shape would have them."""
+        encoding = LearnedAbsolute(self.max_length) if self.encoding == "learned" else self.encoding
+        return DecoderConfig(
+            **{name: getattr(self, name) for name in SHARED},
+            rope=encoding if isinstance(encoding, RopeConfig) else None,
+            encoding=None if isinstance(encoding, RopeConfig) else encoding,
+            residual_dropout=self.dropout,
+        )
+
+
+SHARED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "hidden_act", "norm", "norm_eps", "attention_dropout", "initializer_range",
+)  # fmt: skip
+"""The fields that mean the same in DecoderConfig."""
+
+
+class TextClassifier(nn.Module):
+    """A bidirectional encoder with a pooled vector and a linear head; the layers are the decoder's, without its mask.
+
+    `tokenizer` is None until training or a checkpoint brings one. Nothing but parameters is stored. Padding changes no
+    logit: a padded token is seen by nobody and has no part in the pooled vector.
+
+    Sources: Devlin et al. 2019, arXiv:1810.04805 (first-token pooling); Reimers and Gurevych 2019, arXiv:1908.10084,
+    section 3 (mean pooling).
+
+    >>> config = TextClassifierConfig(vocab_size=32, labels=("no", "yes"), hidden_size=16, intermediate_size=32,
+    ...                               num_hidden_layers=2, num_attention_heads=2, encoding="alibi")
+    >>> TextClassifier(config)(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 2])
+    """
+
+    def __init__(self, config: TextClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer: TextTokenizer | None = None
+        shape = config.encoder
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.encoding: Encoding | None = None
+        if isinstance(shape.encoding, EncodingConfig) and shape.encoding.shared:
+            sizes = Sizes(config.hidden_size, config.num_attention_heads, shape.head_dim or 0, causal=False)
+            self.encoding = shape.encoding.build(sizes)
+        self.layers = nn.ModuleList(_make_layer(shape, self.encoding) for _ in range(config.num_hidden_layers))
+        self.norm = make_norm(config.norm, config.hidden_size, config.norm_eps)
+        self.classifier = nn.Linear(config.hidden_size, len(config.labels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew from torch's generator: normal matrices, zero biases, unit norms."""
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, nn.Linear | nn.Embedding):
+                    module.weight.normal_(0.0, self.config.initializer_range)
+                elif isinstance(module, RMSNorm | nn.LayerNorm):
+                    module.weight.fill_(1.0)
+                bias = getattr(module, "bias", None)
+                if isinstance(bias, Tensor):
+                    bias.zero_()
+            for module in self.modules():
+                if isinstance(module, Encoding):
+                    module.reset_parameters()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        *,
+        attention_mask: Shaped[Tensor, "batch seq"] | None = None,
+    ) -> Float[Tensor, "batch labels"]:
+        """Logits `[batch, labels]` in the model's dtype, for token ids `[batch, seq]`.
+
+        `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side. A token's position is
+        its index among the real tokens of its row; where frequencies depend on length, that is the row's own.
+
+        Raises `RopeError` for ids that the vocabulary has not, and for a row without a real token.
+        """
+        self._check_call(input_ids, attention_mask)
+        layout = arrange(input_ids, attention_mask, None, None, where="TextClassifier")
+        vectors = self._encode(input_ids, layout)
+        pooled = _first(vectors, layout) if self.config.pooling == "first" else _mean(vectors, layout)
+        return self.classifier(self._dropped(pooled))  # type: ignore[no-any-return]
+
+    def _encode(self, input_ids: Tensor, layout: Layout) -> Tensor:
+        """What comes out of the last norm, `[batch, seq, hidden]`."""
+        x = self.embed_tokens(input_ids)
+        shape = self.config.encoder
+        tables = places = None
+        rotary = cast(DecoderLayer, self.layers[0]).self_attn.rotary
+        if rotary is not None:
+            lengths: int | Tensor | None = None
+            if shape.needs_seq_len:
+                lengths = layout.seq if layout.real is None else layout.real.sum(1)
+            tables = rotary_tables(rotary, layout, None, lengths, dtype=x.dtype)
+        elif shape.encoding is not None:
+            places = find_places(layout, None)
+            if self.encoding is not None:
+                x = self.encoding.embedded(x, places.queries)
+        x = self._dropped(x)
+        for layer in self.layers:
+            x = layer(x, layout=layout, tables=tables, places=places)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.config.dropout) if self.training and self.config.dropout else x
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, at most `max_length`; with first-token pooling after the token that begins a text.
+
+        Raises `RopeError` for a text without a token, or where there is no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise RopeError(
+                "TextClassifier: there is no tokenizer to read a text with.",
+                cure="Set `tokenizer`, or load a folder that `ropewalk classify train` wrote.",
+            )
+        ids = self.tokenizer.encode(text.strip())
+        if not ids:
+            raise RopeError("TextClassifier: the text is empty.", facts={"text": text}, cure="Leave out empty texts.")
+        start = self.tokenizer.bos_id
+        if self.config.pooling == "first" and start is not None:
+            ids = [start, *ids]
+        return ids[: self.config.max_length]
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write config.json, model.safetensors and the tokenizer into `folder`: whole, or not at all.
+
+        The folder is made, or replaced in one step if it holds such files and nothing else (else `RopeError`).
+        """
+        from ropewalk.models.classifier_files import save_classifier
+
+        save_classifier(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> TextClassifier:
+        """A classifier in eval mode, with its tokenizer, from what `save` or `ropewalk classify train` wrote.
+
+        `dtype` None keeps what is stored. Raises `RopeError` naming the file or tensor that is missing, damaged or of
+        another shape; nothing is unpickled.
+        """
+        from ropewalk.models.classifier_files import load_classifier
+
+        return load_classifier(folder, dtype)
+
+    def num_parameters(self) -> int:
+        """Numbers that are learned."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def extra_repr(self) -> str:
+        return f"labels={len(self.config.labels)}, pooling={self.config.pooling}"
+
+    def _check_call(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
+        if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+            raise RopeError(
+                "TextClassifier: `input_ids` must be integers [batch, seq].",
+                facts={"input_ids": input_ids},
+                cure="Add the batch: input_ids[None].",
+            )
+        if torch.compiler.is_compiling() or input_ids.device.type != "cpu":
+            return
+        if not input_ids.shape[1] or (attention_mask is not None and not bool((attention_mask != 0).any(-1).all())):
+            facts: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+            raise RopeError(
+                "TextClassifier: a text without a single token has no class.",
+                facts=facts,
+                cure="Leave out empty texts.",
+            )
+        if input_ids.numel():
+            low, high = (int(bound) for bound in input_ids.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                raise RopeError(
+                    "TextClassifier: `input_ids` holds a token that the vocabulary has not.",
+                    facts={"lowest": low, "highest": high, "vocab_size": self.config.vocab_size},
+                    cure="Use the tokenizer that the model was trained with.",
+                )
+
+
+def _mean(vectors: Tensor, layout: Layout) -> Tensor:
+    """The mean over real tokens, `[batch, hidden]`."""
+    if layout.real is None:
+        return vectors.mean(1)
+    real = layout.real[:, :, None]
+    # `where`, not a product: what a padded token holds may be anything
+    return torch.where(real, vectors, 0.0).sum(1) / real.sum(1)
+
+
+def _first(vectors: Tensor, layout: Layout) -> Tensor:
+    """The first real token of each row, `[batch, hidden]`."""
+    if layout.real is None:
+        return vectors[:, 0]
+    first = layout.real.long().argmax(1)
+    return vectors[torch.arange(layout.batch, device=vectors.device), first]
+
+
+def _make_layer(shape: DecoderConfig, shared: Encoding | None) -> DecoderLayer:
+    attention = Attention(
+        shape.hidden_size,
+        shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        rope=shape.rope if isinstance(shape.rope, RopeConfig) else None,
+        encoding=shape.encoding if shared is None else shared,
+        causal=False,
+        norm_eps=shape.norm_eps,
+        attention_dropout=shape.attention_dropout,
+        residual_dropout=shape.residual_dropout,
+    )
+    return DecoderLayer(
+        attention,
+        FeedForward(shape.hidden_size, shape.intermediate_size, hidden_act=shape.hidden_act),
+        make_norm(shape.norm, shape.hidden_size, shape.norm_eps),
+        make_norm(shape.norm, shape.hidden_size, shape.norm_eps),
+        residual_dropout=shape.residual_dropout,
+    )
