@@ -94,7 +94,8 @@ def _in_place(inputs, tables, options, case) -> Found:
     versions = [x._version for x in sources]
     turned = _rotate(sources, tables, {**options, "inplace": True})
     assert all(a is b for a, b in zip(turned, sources, strict=True))
-    assert all(x._version > version for x, version in zip(sources, versions, strict=True)), "version of what was written"
+    counted = [x._version > version for x, version in zip(sources, versions, strict=True)]
+    assert all(counted), "version of what was written"
     return inputs, turned, (False, 1.0)
 
 

@@ -173,7 +173,7 @@ WRONG = "wrong; at"
 EVERYWHERE = {
     sign: WRONG, pairing: WRONG, row: WRONG, last_row: WRONG, table_in_16_bits: WRONG, table_of_one_head: WRONG,
     table_of_one_sequence: WRONG, unwritten: WRONG, truncated: WRONG, neighbour: WRONG,
-    spoiled_table: f"an input was changed|the tables|backward: .* {WRONG}",
+    spoiled_table: f"an input was changed|the tables|backward.* {WRONG}",
 }  # fmt: skip
 SOMEWHERE = [
     *((scale, _call, form, WRONG) for form in calls.FORMS),
