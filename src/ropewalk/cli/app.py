@@ -19,6 +19,7 @@ def build() -> typer.Typer:
     import typer
 
     from ropewalk.cli.bench import bench
+    from ropewalk.cli.compare import compare
     from ropewalk.cli.doctor import doctor
     from ropewalk.cli.generate import generate
     from ropewalk.cli.inspect import inspect
@@ -33,7 +34,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (doctor, inspect, generate, train, bench):
+    for command in (doctor, inspect, generate, train, compare, bench):
         app.command()(command)
 
     app.callback(invoke_without_command=True)(options)
