@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test check bench slow format clean
+.PHONY: demo test check bench slow sanitize format clean
 
 demo: $(READY)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
@@ -25,6 +25,16 @@ bench: $(VENV)/.bench
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# The extension under AddressSanitizer and UndefinedBehaviourSanitizer, in a build of its own. GCC's runtime has to be
+# in the process before Python is; Python's own leaks are not ours.
+sanitize: $(READY)
+	rm -f build/sanitize/_kernels*.so
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/sanitize/wheel \
+	  --config-settings=build-dir=build/sanitize --config-settings=cmake.define.ROPEWALK_SANITIZE=ON .
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TRITON_INTERPRET=0 \
+	  $(BIN)/python scripts/pytest_with.py build/sanitize/_kernels*.so -q tests/backends tests/rotation
 
 format: $(READY)
 	$(BIN)/ruff format .
