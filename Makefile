@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test check bench slow sanitize format clean
+.PHONY: demo test check bench docs docs-serve slow sanitize format clean
 
 demo: $(READY)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
@@ -22,6 +22,13 @@ check: $(READY)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py
+
+# The site, into build/site: opened from the folder, it fetches nothing.
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: $(READY)
+	$(BIN)/python -m mkdocs serve
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600
