@@ -19,6 +19,7 @@ def build() -> typer.Typer:
     import typer
 
     from ropewalk.cli.bench import bench
+    from ropewalk.cli.classify import classify
     from ropewalk.cli.compare import compare
     from ropewalk.cli.doctor import doctor
     from ropewalk.cli.generate import generate
@@ -36,6 +37,7 @@ def build() -> typer.Typer:
     )
     for command in (doctor, inspect, generate, train, compare, bench):
         app.command()(command)
+    app.add_typer(classify)
 
     app.callback(invoke_without_command=True)(options)
     return app

@@ -77,27 +77,10 @@ class _Run:
                 "validation": [sha256(path) for path in settings.validation],
             },
         }
-        if restart and resume:
-            raise RopeError(
-                "train: --resume goes on with a run and --restart throws it away.",
-                facts={"out": str(folder.path)},
-                cure="Pass one of them.",
-            )
-        begun = None if restart else folder.begun()
-        if begun is None:
-            if resume:
-                raise RopeError(
-                    "train: there is no run to resume.",
-                    facts={"out": str(folder.path)},
-                    cure="Leave out --resume to begin one, or pass the --out of the run.",
-                )
-            if not restart:
-                folder.check_free()
-        else:
-            folder.check_same(begun, asked)
-            if begun.get("finished"):
-                self.tell(Event("done", begun["steps"], begun["steps"], {"out": str(folder.path), "already": True}))
-                return False
+        begun = folder.find(asked, resume=resume, restart=restart)
+        if begun is not None and begun.get("finished"):
+            self.tell(Event("done", begun["steps"], begun["steps"], {"out": str(folder.path), "already": True}))
+            return False
         folder.remove_leftovers()
         if not held_out and settings.validation_fraction > 0:
             parts = [split_text(text, settings.validation_fraction) for text in texts]

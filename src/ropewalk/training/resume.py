@@ -79,6 +79,27 @@ class RunFolder:
         path = self.path / RUN
         return read_json(path) if path.is_file() else None
 
+    def find(self, asked: Mapping[str, Any], *, resume: bool, restart: bool) -> dict[str, Any] | None:
+        """The run to go on with, or None to begin one; a `RopeError` where the folder does not hold what was asked."""
+        if restart and resume:
+            raise RopeError(
+                "train: --resume goes on with a run and --restart throws it away.",
+                facts={"out": str(self.path)},
+                cure="Pass one of them.",
+            )
+        begun = None if restart else self.begun()
+        if begun is not None:
+            self.check_same(begun, asked)
+        elif resume:
+            raise RopeError(
+                "train: there is no run to resume.",
+                facts={"out": str(self.path)},
+                cure="Leave out --resume to begin one, or pass the --out of the run.",
+            )
+        elif not restart:
+            self.check_free()
+        return begun
+
     def begin(self, run: Mapping[str, Any]) -> None:
         """Write run.json: from now on the folder holds a run."""
         write_json(self.path / RUN, dict(run))

@@ -184,18 +184,7 @@ class TrainSettings:
 
     def on_this_machine(self) -> TrainSettings:
         """These settings with `device` and `precision` chosen, where they say "auto"."""
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise RopeError(
-                "train: this machine has no CUDA device that torch can use.",
-                facts={"device": device},
-                cure="Pass --device cpu, or install a torch with CUDA.",
-            )
-        precision = self.precision
-        if precision == "auto":
-            precision = "bfloat16" if fast_bfloat16(device) else "float32"
+        device, precision = on_machine(self.device, self.precision)
         return replace(self, device=device, precision=precision)
 
     def to_json(self) -> dict[str, Any]:
@@ -211,6 +200,21 @@ class TrainSettings:
     def names(cls) -> tuple[str, ...]:
         """The settings' names, in order."""
         return tuple(field.name for field in fields(cls) if field.name != "_")
+
+
+def on_machine(device: str, precision: str) -> tuple[str, str]:
+    """Device and precision, chosen where they say "auto"; a `RopeError` for CUDA on a machine without."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise RopeError(
+            "train: this machine has no CUDA device that torch can use.",
+            facts={"device": device},
+            cure="Pass --device cpu, or install a torch with CUDA.",
+        )
+    if precision == "auto":
+        precision = "bfloat16" if fast_bfloat16(device) else "float32"
+    return device, precision
 
 
 def fast_bfloat16(device: str) -> bool:

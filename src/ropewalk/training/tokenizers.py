@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from ropewalk.errors import RopeError
 from ropewalk.models.tokenizer import TextTokenizer
-from ropewalk.training.settings import TrainSettings
 
 
-def make_tokenizer(settings: TrainSettings, texts: list[str]) -> TextTokenizer:
+class Asked(Protocol):
+    """The settings that say which tokenizer."""
+
+    @property
+    def tokenizer(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+def make_tokenizer(settings: Asked, texts: Sequence[str]) -> TextTokenizer:
     """The tokenizer that the settings ask for: trained on the texts, bytes, or read from a tokenizer.json."""
     if settings.tokenizer == "bpe":
         return TextTokenizer.train(texts, settings.vocab_size)

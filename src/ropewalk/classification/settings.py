@@ -1,0 +1,168 @@
+"""Everything that decides what the training of a classifier computes: one frozen, checked record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk.models.classifier import POOLINGS, TextClassifierConfig
+from ropewalk.training.settings import PRECISIONS, on_machine
+
+CLASS_WEIGHTS = ("none", "balanced")
+SELECT = ("accuracy", "macro_f1", "loss")
+
+
+@dataclass(frozen=True)
+class ClassifySettings:
+    """What a run computes; two runs with equal settings on equal files and threads give the same bits.
+
+    Files
+    - `data`: a UTF-8 CSV file with the columns `text_column` and `label_column`. `validation`: another; None: the
+      `validation_fraction` of each class of `data`, drawn by `seed`, is kept out of training (0: no validation, so no
+      early stopping).
+    - `tokenizer`: "bpe" (byte-level, trained on the texts, at most `vocab_size` tokens, in lower case if `lowercase`),
+      "bytes", or a tokenizer.json. Texts beyond `max_length` tokens are cut.
+
+    Shape
+    - `layers`, `hidden_size`, `heads`, `intermediate_size`; `encoding`: a name of `ropewalk.encodings`; `pooling`.
+
+    Optimisation (AdamW; decay on matrices only)
+    - `batch_size` texts of like length; at most `epochs` over them. After each, validation; where `select` (of
+      validation) has not improved for `patience` epochs, training ends. The best epoch's weights are kept.
+    - `lr` peak, after `warmup` updates (None: a twentieth of them, at most 200), then a cosine to `final_lr` * `lr`.
+    - `dropout`, `attention_dropout`, `token_dropout` (whole tokens left out), `label_smoothing`; `class_weights`:
+      "balanced" gives each class the same part in the loss.
+
+    Raises `RopeError` naming what does not fit.
+
+    >>> ClassifySettings("train.csv", heads=4).config(("no", "yes"), vocab_size=512).head_dim
+    48
+    """
+
+    data: str
+    _: KW_ONLY
+    text_column: str = "text"
+    label_column: str = "label"
+    validation: str | None = None
+    validation_fraction: float = 0.1
+    tokenizer: str = "bpe"
+    vocab_size: int = 4096
+    lowercase: bool = True
+    max_length: int = 256
+    layers: int = 3
+    hidden_size: int = 192
+    heads: int = 3
+    intermediate_size: int = 512
+    encoding: str = "rope"
+    pooling: str = "mean"
+    dropout: float = 0.2
+    attention_dropout: float = 0.0
+    token_dropout: float = 0.1
+    label_smoothing: float = 0.1
+    class_weights: str = "none"
+    batch_size: int = 64
+    epochs: int = 40
+    patience: int = 10
+    select: str = "accuracy"
+    lr: float = 2e-3
+    final_lr: float = 0.01
+    warmup: int | None = None
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.98
+    clip: float = 1.0
+    precision: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", str(self.data))
+        if self.validation is not None:
+            object.__setattr__(self, "validation", str(self.validation))
+        for name, known in (
+            ("pooling", POOLINGS), ("class_weights", CLASS_WEIGHTS), ("select", SELECT), ("precision", PRECISIONS),
+        ):  # fmt: skip
+            if getattr(self, name) not in known:
+                raise RopeError(
+                    f"classify: unknown `{name}`.",
+                    facts={name: getattr(self, name), "known": known},
+                    cure="Pass one of these.",
+                )
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        whole = (
+            "max_length",
+            "layers",
+            "hidden_size",
+            "heads",
+            "intermediate_size",
+            "batch_size",
+            "epochs",
+            "patience",
+        )
+        for name, low in {**dict.fromkeys(whole, 1), "vocab_size": 257, "warmup": 0, "seed": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise RopeError(
+                    f"classify: `{name}` must be at least {low}.",
+                    facts={name: value},
+                    cure=f"Pass --{name.replace('_', '-')} {low} or more.",
+                )
+        below = ("validation_fraction", "dropout", "attention_dropout", "token_dropout", "label_smoothing", "beta1")
+        tops = dict.fromkeys((*below, "beta2"), False) | {"final_lr": True, "weight_decay": True}
+        for name, reached in tops.items():
+            value = getattr(self, name)
+            if not (0.0 <= value < 1.0 or (reached and value == 1.0)):
+                raise RopeError(
+                    f"classify: `{name}` must be from 0 to {'1' if reached else 'below 1'}.",
+                    facts={name: value},
+                    cure="Leave it out for the default.",
+                )
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise RopeError(
+                    f"classify: `{name}` must be a finite number above 0.",
+                    facts={name: value},
+                    cure="Leave it out for the default.",
+                )
+
+    def config(self, labels: Sequence[str], vocab_size: int) -> TextClassifierConfig:
+        """The model's shape."""
+        return TextClassifierConfig(
+            vocab_size=vocab_size,
+            labels=labels,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            encoding=self.encoding,
+            pooling=self.pooling,
+            max_length=self.max_length,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+        )
+
+    def on_this_machine(self) -> ClassifySettings:
+        """These settings with `device` and `precision` chosen, where they say "auto"."""
+        device, precision = on_machine(self.device, self.precision)
+        return replace(self, device=device, precision=precision)
+
+    def to_json(self) -> dict[str, Any]:
+        """These settings as JSON holds them; paths absolute, so that another folder means the same run."""
+        plain = asdict(self)
+        for name in ("data", "validation"):
+            plain[name] = None if plain[name] is None else str(Path(plain[name]).resolve())
+        if Path(self.tokenizer).suffix == ".json":
+            plain["tokenizer"] = str(Path(self.tokenizer).resolve())
+        return plain
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The settings' names, in order."""
+        return tuple(field.name for field in fields(cls) if field.name != "_")

@@ -1,0 +1,119 @@
+"""Which classes are taken for which: the matrix where it can be read, else its worst block, and the worst pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ropewalk.figures.style import INK, LOOKS, QUIET, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Counts = Sequence[Sequence[int]]
+READABLE = 16
+"""Classes in a matrix whose names and numbers can still be read."""
+
+
+def confusion(
+    counts: Counts,
+    labels: Sequence[str],
+    *,
+    most: int = READABLE,
+    pairs: int = 15,
+    title: str = "Which class for which",
+) -> Figure:
+    """How many rows of each class (`counts[true][predicted]`) were given to each, and the `pairs` worst pairs.
+
+    With more than `most` classes the matrix shows those of the most confused pairs alone; rows given to classes outside
+    of it are in its last column.
+    """
+    with style():
+        from matplotlib.figure import Figure
+
+        worst = worst_pairs(counts)
+        shown = _block(worst, len(labels), most)
+        bars = worst[:pairs]
+        figure = Figure(figsize=(13.5, 7.0) if bars else (8.0, 7.0))
+        ratios = (1.3, 1.0) if bars else (1.0,)
+        grid = figure.add_gridspec(1, len(ratios), width_ratios=ratios)
+        matrix = figure.add_subplot(grid[0, 0])
+        _draw_matrix(matrix, counts, labels, shown)
+        if bars:
+            _draw_pairs(figure.add_subplot(grid[0, 1]), bars, labels)
+        total, right = sum(map(sum, counts)), sum(counts[i][i] for i in range(len(labels)))
+        wrong, named = total - right, sum(rows for _, _, rows in bars)
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=13)
+        which = f"{len(shown)} of {len(labels)} classes" if len(shown) < len(labels) else f"{len(labels)} classes"
+        errors = f"; the pairs hold {named} of {wrong} errors" if wrong else ""
+        figure.supxlabel(
+            f"{which}; {right:,} of {total:,} rows right{errors}",
+            fontsize=9, color=QUIET, x=0.01, ha="left",
+        )  # fmt: skip
+        return figure
+
+
+def worst_pairs(counts: Counts) -> list[tuple[int, int, int]]:
+    """(true class, predicted class, rows) of every confusion, most rows first.
+
+    >>> worst_pairs([[5, 1], [3, 4]])
+    [(1, 0, 3), (0, 1, 1)]
+    """
+    found = [(a, b, int(n)) for a, row in enumerate(counts) for b, n in enumerate(row) if a != b and n]
+    return sorted(found, key=lambda pair: (-pair[2], pair[:2]))
+
+
+def _block(worst: Sequence[tuple[int, int, int]], classes: int, most: int) -> list[int]:
+    """All classes, or those of the worst pairs up to `most`, partners beside each other."""
+    if classes <= most:
+        return list(range(classes))
+    chosen: list[int] = []
+    for true, predicted, _ in worst:
+        new = [index for index in (true, predicted) if index not in chosen]
+        if len(chosen) + len(new) > most:
+            break
+        beside = next((chosen.index(index) for index in (true, predicted) if index in chosen), len(chosen))
+        chosen[beside + 1 : beside + 1] = new
+    return chosen or list(range(most))
+
+
+def _draw_matrix(axes: Axes, counts: Counts, labels: Sequence[str], shown: Sequence[int]) -> None:
+    """Rows as shares of the class in colour, as numbers in the cells."""
+    rest = len(shown) < len(labels)
+    cells = [[counts[a][b] for b in shown] for a in shown]
+    if rest:
+        for row, a in zip(cells, shown, strict=True):
+            row.append(sum(counts[a]) - sum(row))
+    sums = [max(1, sum(counts[a])) for a in shown]
+    shares = [[n / total for n in row] for row, total in zip(cells, sums, strict=True)]
+    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
+    axes.grid(False)
+    for place, values in enumerate(cells):
+        for column, n in enumerate(values):
+            if n:
+                dark = shares[place][column] > 0.55
+                axes.text(column, place, str(n), ha="center", va="center", fontsize=8, color="white" if dark else INK)
+    names = [*(labels[b] for b in shown), *(["another class"] if rest else [])]
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+    axes.set_yticks(range(len(shown)), [labels[a] for a in shown], fontsize=8)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    axes.set_title("Rows (test rows; colour: share of the true class)", fontsize=10, fontweight="normal")
+
+
+def _draw_pairs(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[str]) -> None:
+    """The worst pairs by name."""
+    from matplotlib.ticker import MaxNLocator
+
+    places = range(len(bars))
+    axes.barh(list(places), [rows for _, _, rows in bars], height=0.35, color=LOOKS["yarn"].color)
+    for place, (true, predicted, rows) in zip(places, bars, strict=True):
+        axes.text(0, place - 0.28, f"{labels[true]} \u2192 {labels[predicted]}", fontsize=8, va="bottom", ha="left")
+        axes.annotate(str(rows), (rows, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_ylim(len(bars) - 0.5, -0.9)
+    axes.set_yticks([])
+    axes.grid(False, axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("test rows")
+    axes.set_title("Most confused pairs (true \u2192 predicted)", fontsize=10, fontweight="normal")

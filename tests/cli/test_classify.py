@@ -1,0 +1,157 @@
+"""`ropewalk classify`: train, score, predict; errors; a process that is stopped."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk.classification import ClassifySettings
+from ropewalk.cli import app
+from ropewalk.cli.classify import train
+from tests.classification.material import texts, write
+
+SHAPE = ["--vocab-size=300", "--layers=1", "--hidden-size=16", "--heads=2", "--intermediate-size=32", "--lr=0.01"]
+SHAPE += ["--batch-size=16", "--precision=float32", "--device=cpu", "--validation-fraction=0.2", "--dropout=0.1"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """What a small model needs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    """A training and a test file, with columns of other names."""
+    header = ("question", "intent")
+    return write(tmp_path / "train.csv", texts(120), header), write(tmp_path / "test.csv", texts(60, seed=1), header)
+
+
+COLUMNS = ["--text-column", "question", "--label-column", "intent"]
+
+
+def run(*arguments: str) -> int:
+    """The command line in this process; its exit status."""
+    with pytest.raises(SystemExit) as end:
+        app.main(["classify", *arguments])
+    return int(end.value.code or 0)
+
+
+def test_train_then_predict(files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scores on standard output, the rest on standard error; predictions as a file and on standard output."""
+    out = str(tmp_path / "run")
+    arguments = ["train", "--data", files[0], "--test", files[1], "--out", out, *COLUMNS, *SHAPE, "--epochs", "6"]
+    assert run(*arguments) == 0
+    printed = capsys.readouterr()
+    assert "classify begins: 96 rows to train on, 24 to validate on, 3 classes" in printed.err
+    assert "epoch   6" in printed.err
+    assert "60 test rows, 3 classes" in printed.out
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    for key in ("test", "baseline"):
+        assert f"{result[key]['accuracy']['value']:.4f}" in printed.out
+    assert {"confusion.png", "confusion.svg", "model.safetensors", "config.json"} <= set(os.listdir(out))
+    assert run(*arguments) == 0
+    assert "epoch" not in capsys.readouterr().err  # trained before
+    assert run("predict", out, files[1], "--text-column", "question", "--out", str(tmp_path / "p.csv")) == 0
+    assert capsys.readouterr().out == ""
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text())))
+    assert [row["text"] for row in rows] == [text for text, _ in texts(60, seed=1)]
+    right = [row["label"] == label for row, (_, label) in zip(rows, texts(60, seed=1), strict=True)]
+    assert sum(right) / 60 == pytest.approx(result["test"]["accuracy"]["value"])
+    assert all(1 / 3 <= float(row["probability"]) <= 1 for row in rows)
+    assert run("predict", out, files[1], "--text-column", "question") == 0
+    assert list(csv.DictReader(io.StringIO(capsys.readouterr().out))) == rows
+
+
+def test_every_setting_is_an_option_with_the_same_default() -> None:
+    """What the library can be told, the command line can; nobody's defaults drift."""
+    options = inspect.signature(train).parameters
+    for name, field in ClassifySettings.__dataclass_fields__.items():
+        if name not in ("data", "_"):
+            assert options[name].default == field.default, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--data", "nowhere.csv", "--out", "run"], "cannot be read"),
+        (["train", "--data", "TRAIN", "--out", "run"], "no such column"),
+        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--encoding", "xpos"], "XPos: it is for causal"),
+        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--epochs", "0"], "--epochs 1 or more"),
+        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--resume"], "no run to resume"),
+        (["predict", "nowhere", "TRAIN"], "no such folder"),
+        (["predict", "MODEL", "nowhere.csv"], "cannot be read"),
+        (["predict", "MODEL", "TRAIN"], "no such column"),
+        (["predict", "MODEL", "TRAIN", "--text-column", "question", "--out", "."], "folder where the file"),
+    ],
+)
+def test_bad_input_is_a_message_and_status_2(
+    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str,
+) -> None:  # fmt: skip
+    """Never a traceback, and no folder is left."""
+    from ropewalk import TextClassifier, TextClassifierConfig
+
+    monkeypatch.chdir(tmp_path)
+    config = TextClassifierConfig(
+        vocab_size=9, labels="ab", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    TextClassifier(config).save("model")
+    named = {"TRAIN": files[0], "MODEL": "model"}
+    assert run(*[named.get(argument, argument) for argument in arguments]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
+    assert not Path("run").exists()
+
+
+def test_a_missing_baseline_is_said_before_the_training(
+    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without scikit-learn: the extra's name; --no-baseline goes without."""
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    arguments = ["train", "--data", files[0], "--test", files[1], "--out", str(tmp_path / "run"), *COLUMNS, *SHAPE]
+    assert run(*arguments) == 2
+    assert "pip install ropewalk[classify]" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert run(*arguments, "--epochs", "1", "--no-baseline") == 0
+    assert "TF-IDF" not in capsys.readouterr().out
+
+
+def test_ctrl_c_is_status_130_and_the_same_command_goes_on(files: tuple[str, str], tmp_path: Path) -> None:
+    """A real process; what it ends with is what a run never stopped ends with."""
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    arguments = ["train", "--data", files[0], *COLUMNS, *SHAPE, "--epochs", "60", "--patience", "60"]
+    code = "from ropewalk.cli.app import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "classify", *arguments, "--out", str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log = out / "training-log.jsonl"
+    for _ in range(12_000):
+        if log.exists() and log.stat().st_size:
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, printed = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "The same command goes on" in printed
+    assert "Traceback" not in printed
+    assert not (out / "config.json").exists()
+    assert run(*arguments, "--out", str(out), "--resume") == 0
+    assert run(*arguments, "--out", str(whole)) == 0
+    assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
