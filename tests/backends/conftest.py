@@ -14,23 +14,25 @@ pytest.register_assert_rewrite("tests.backends.calls", "tests.backends.checks", 
 
 # What takes Triton's interpreter, at 10 ms a program, longer than it is worth every time.
 SLOW_WHEN_INTERPRETED = {
-    "test_any_call", "test_any_gradient", "test_backward_is_the_inverse_to_the_bit", "test_derivatives_of_norms",
-    "test_derivatives_of_rotations", "test_guarded", "test_heads_and_features", "test_large_equals_small",
-    "test_any_store", "test_large_in_every_layout", "test_models", "test_threads_give_the_same_bits",
+    "test_any_call", "test_any_gradient", "test_any_store", "test_backward_is_the_inverse_to_the_bit",
+    "test_derivatives_of_norms", "test_derivatives_of_rotations", "test_guarded", "test_heads_and_features",
+    "test_models", "test_threads_give_the_same_bits",
 }  # fmt: skip
+# Thousands of programs, or two threads at once, for which that interpreter is not made.
+NOT_INTERPRETED = {"test_large_equals_small", "test_large_in_every_layout", "test_two_python_threads"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark these slow there: `-m slow` runs them. Two threads at once are beyond that interpreter."""
+    """Mark the first slow there, so that `-m slow` runs them; skip the second."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         where = params.get("place", params.get("kernels"))
         if isinstance(where, Place) and where.interpreted:
             if item.originalname in SLOW_WHEN_INTERPRETED:
                 item.add_marker(pytest.mark.slow)
-            if item.originalname == "test_two_python_threads":
-                item.add_marker(pytest.mark.skip("Triton's interpreter is for one thread"))
+            if item.originalname in NOT_INTERPRETED:
+                item.add_marker(pytest.mark.skip("too much for Triton's interpreter"))
 
 
 @pytest.fixture(params=PLACES, ids=str)
