@@ -18,6 +18,11 @@ INK = "#222222"
 QUIET = "#767676"
 GRID = "#e4e4e4"
 SHADE = "#f3f0e8"
+PALE = "#c9c9c9"
+# Okabe and Ito's colours by name; as greys they stand in this order from dark to light
+BLUE, RED, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
+# one colour map for every table of numbers: its lightness grows evenly, so it survives a grey print
+MAP = "cividis"
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ LOOKS = {
     "dynamic": Look("#009e73", ":", "v"),
     "yarn": Look("#0072b2", "-", "D"),
     "llama3": Look("#cc79a7", "--", "X"),
+    "longrope": Look("#d55e00", "-", "h"),
     "crop": Look("#d55e00", ":", "."),
 }
 OTHER = Look("#767676", "-", "o")
@@ -92,6 +98,31 @@ def new_figure(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
 
     figure = Figure(figsize=(width, height))
     return figure, figure.add_subplot()
+
+
+def caption(figure: Figure, title: str, note: str = "") -> None:
+    """A title over all panels, and a small line below them: what was computed, and with which settings."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    if note:
+        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
+
+
+def panel(axes: Axes, title: str) -> None:
+    """A panel's own title, quieter than the figure's."""
+    axes.set_title(title, fontsize=10, fontweight="normal", color=INK, pad=6)
+
+
+def heat(axes: Axes, values: Any, **more: Any) -> Any:
+    """A table as colours, row 0 on top, without grid lines; returns the image for its colour bar."""
+    axes.grid(False)
+    return axes.imshow(values, cmap=more.pop("cmap", MAP), interpolation="nearest", aspect="auto", **more)
+
+
+def bar(figure: Figure, image: Any, axes: Any, label: str, **more: Any) -> Any:
+    """The colour bar of an image, with its unit."""
+    drawn = figure.colorbar(image, ax=axes, label=label, **more)
+    drawn.outline.set_visible(False)
+    return drawn
 
 
 def render(figure: Figure, kind: str) -> bytes:
