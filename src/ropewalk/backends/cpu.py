@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ropewalk import compiled
 from ropewalk.backends.request import Norm, Store, Turn
-from ropewalk.compiled import fresh
+from ropewalk.compiled import new_like
 from ropewalk.eager import reasons_for_mathematics
 from ropewalk.rope.tables import phase_tables
 
@@ -39,7 +39,7 @@ def rotate(
     if turn.phases:
         cos, sin = phase_tables(cos[..., None], sin, torch.float64 if xs[0].dtype == torch.float64 else torch.float32)
     cos, sin = _tables(xs[0], cos, sin)
-    results = [fresh(torch.empty_like(x)) for x in xs] if outs is None else list(outs)
+    results = [new_like(x) for x in xs] if outs is None else list(outs)
     numbers: list[object] = []
     for x, out in zip(xs, results, strict=True):
         numbers += (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride())
@@ -53,8 +53,8 @@ def norm_rotate(
     """Norm, rotation, and the cache's new rows, in one pass over q, k and the values."""
     cos, sin = _tables(q, cos, sin)
     q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
-    q_out = fresh(torch.empty_like(q))
-    k_out = fresh(torch.empty_like(k)) if store is None else store.keys
+    q_out = new_like(q)
+    k_out = new_like(k) if store is None else store.keys
     sides = [_side(q, q_out, turn.layout, q_weight, None), _side(k, k_out, turn.layout, k_weight, store)]
     if store is not None:
         sides.append(_side(store.fresh, store.values, turn.layout, None, store, copied=True))
@@ -68,7 +68,7 @@ def norm_rotate_backward(
     """Gradients of q, k and both weights in one pass; the same to the last bit for any number of threads."""
     cos, sin = _tables(q, cos, sin)
     weights = _weight(q, norm.q_weight), _weight(q, norm.k_weight)
-    results = [fresh(torch.empty_like(x)) for x in (q, k)]
+    results = [new_like(x) for x in (q, k)]
     sums = torch.zeros(2, q.shape[-1], dtype=torch.float64, device="cpu")
     sides = [
         (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride(), g.data_ptr(), g.stride(), weight.data_ptr())

@@ -85,8 +85,24 @@ def rotate_qk(
     True
     """
     check_tables(q, cos, sin, interleaved, rotary_dim, layout, "q")
-    check_tables(k, cos, sin, interleaved, rotary_dim, layout, "k")
+    if not _fits_alike(q, k, cos, layout):
+        check_tables(k, cos, sin, interleaved, rotary_dim, layout, "k")
     return turn_both(q, k, cos, sin, Turn(interleaved, scale, inverse, layout), inplace, backend)
+
+
+def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
+    """Whether all that has been checked of `q` holds for `k`: they differ in their heads at most, and tables do not."""
+    of_q, of_k = q.shape, k.shape
+    return (
+        layout == "bshd"
+        and cos.ndim < 4
+        and len(of_k) == 4
+        and of_k[1] == of_q[1]
+        and of_k[0] == of_q[0]
+        and of_k[3] == of_q[3]
+        and k.dtype == q.dtype
+        and k.device == q.device
+    )
 
 
 def turn_one(

@@ -1,23 +1,20 @@
-// Fresh memory in huge pages: zeroing and mapping 4 KiB at a time costs more than the arithmetic on it.
+// Memory of large results: in huge pages, and taken up again after use. Mapping and zeroing fresh pages costs more than
+// the arithmetic on them.
 #pragma once
 #include <cstdint>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace ropewalk {
 
 // Asks the kernel for 2 MiB pages inside [start, start + bytes), which must not have been touched; false if it cannot.
-inline bool use_huge_pages(uintptr_t start, int64_t bytes) {
-#if defined(__linux__)
-    constexpr uintptr_t page = uintptr_t{2} << 20;
-    const uintptr_t first = (start + page - 1) & ~(page - 1), last = (start + static_cast<uintptr_t>(bytes)) & ~(page - 1);
-    return first < last && madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE) == 0;
-#else
-    (void)start, (void)bytes;
-    return false;
-#endif
-}
+bool use_huge_pages(uintptr_t start, int64_t bytes);
+
+// Memory of at least `bytes` in huge pages, aligned to one, its contents anything; null where there is none to be had.
+// `put_back` takes it again, from any thread: some is kept for the next result of the same size, marked as the system's
+// to take whenever it is short of memory (MADV_FREE); the rest is unmapped.
+void* take_memory(int64_t bytes);
+void put_back(void* start, int64_t bytes);
+
+// Unmaps all that is kept; returns how many bytes that was.
+int64_t release_memory();
 
 }  // namespace ropewalk

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "dlpack.h"
 #include "job.h"
 #include "memory.h"
 #include "threads.h"
@@ -271,6 +272,43 @@ void tables(int threads, uintptr_t positions, bool integral, nb::tuple position_
     });
 }
 
+// A result's memory as a DLPack tensor: what it needs until it is freed, in one piece.
+struct Result {
+    DLManagedTensor managed;
+    std::vector<int64_t> shape, strides;
+    int64_t bytes;
+};
+
+void free_result(DLManagedTensor* managed) {
+    Result* const result = static_cast<Result*>(managed->context);
+    put_back(managed->tensor.data, result->bytes);
+    delete result;
+}
+
+// A capsule "dltensor" over uninitialized memory for a tensor of this dtype, shape and these strides, which fill it
+// without gaps; None where there is no such memory. torch.from_dlpack makes a tensor of it, and frees it.
+nb::object new_result(int dtype, std::vector<int64_t> shape, std::vector<int64_t> strides) {
+    int64_t bytes = item_size(static_cast<Dtype>(dtype));
+    for (const int64_t size : shape) bytes *= size;
+    void* const memory = take_memory(bytes);
+    if (!memory) return nb::none();
+    Result* const result = new Result{{}, std::move(shape), std::move(strides), bytes};
+    const uint8_t bits = static_cast<uint8_t>(8 * item_size(static_cast<Dtype>(dtype)));
+    const uint8_t code = static_cast<Dtype>(dtype) == Dtype::bfloat16 ? 4 : 2;
+    result->managed = {{memory, {1, 0}, static_cast<int32_t>(result->shape.size()), {code, bits, 1},
+                        result->shape.data(), result->strides.data(), 0}, result, &free_result};
+    PyObject* const capsule = PyCapsule_New(&result->managed, "dltensor", [](PyObject* unused) {
+        if (!PyCapsule_IsValid(unused, "dltensor")) return;  // a tensor has taken it
+        auto* const managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(unused, "dltensor"));
+        managed->deleter(managed);
+    });
+    if (!capsule) {
+        free_result(&result->managed);
+        throw nb::python_error();
+    }
+    return nb::steal(capsule);
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, module) {
@@ -282,6 +320,8 @@ NB_MODULE(_kernels, module) {
     module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
                nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
     module.def("use_huge_pages", &use_huge_pages);
+    module.def("new_result", &new_result);
+    module.def("release_memory", &release_memory);
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", &instruction_set);
     module.def("use_instruction_set", &use_instruction_set);
