@@ -25,8 +25,8 @@ def test_few_classes_are_shown_whole() -> None:
     assert cells(figure) == {
         ("a", "a"): 8, ("a", "b"): 2, ("b", "b"): 9, ("c", "a"): 3, ("c", "b"): 1, ("c", "c"): 6,
     }  # fmt: skip
-    named = [text.get_text() for text in figure.axes[1].texts]
-    assert named == ["c → a", "3", "a → b", "2", "c → b", "1"]
+    assert [tick.get_text() for tick in figure.axes[1].get_yticklabels()] == ["c\n→ a", "a\n→ b", "c\n→ b"]
+    assert [text.get_text() for text in figure.axes[1].texts] == ["3", "2", "1"]
     assert [bar.get_width() for bar in figure.axes[1].patches] == [3, 2, 1]
     assert "23 of 29 rows right; the pairs hold 6 of 6 errors" in figure.get_supxlabel()
     shares = np.asarray(figure.axes[0].images[0].get_array())
@@ -42,9 +42,16 @@ def test_of_many_classes_the_most_confused_are_shown() -> None:
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert shown == ["class 3", "class 25", "class 17", "class 8", "class 30"]
     found = cells(figure)
-    assert found["class 8", "another class"] == 1
+    assert found["class 8", "other"] == 1
     assert sum(n for (true, _), n in found.items() if true == "class 8") == 38
     assert "5 of 40 classes; 1,200 of 1,226 rows right; the pairs hold 26 of 26 errors" in figure.get_supxlabel()
+
+
+def test_long_names_are_numbered() -> None:
+    """Columns are numbers, which the rows explain."""
+    figure = confusion([[8, 2], [1, 9]], ["a name that is long", "another one of these"])
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "2"]
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()][1] == "another one of these  2"
 
 
 def test_without_an_error_there_are_no_pairs() -> None:

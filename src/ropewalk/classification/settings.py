@@ -65,8 +65,8 @@ class ClassifySettings:
     label_smoothing: float = 0.1
     class_weights: str = "none"
     batch_size: int = 64
-    epochs: int = 40
-    patience: int = 10
+    epochs: int = 20
+    patience: int = 8
     select: str = "accuracy"
     lr: float = 2e-3
     final_lr: float = 0.01

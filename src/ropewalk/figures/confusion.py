@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Counts = Sequence[Sequence[int]]
 READABLE = 16
 """Classes in a matrix whose names and numbers can still be read."""
+SHORT = 12
+"""Characters of a name that fits under a column."""
 
 
 def confusion(
@@ -27,7 +29,7 @@ def confusion(
     """How many rows of each class (`counts[true][predicted]`) were given to each, and the `pairs` worst pairs.
 
     With more than `most` classes the matrix shows those of the most confused pairs alone; rows given to classes outside
-    of it are in its last column.
+    of it are in its last column, "other".
     """
     with style():
         from matplotlib.figure import Figure
@@ -35,8 +37,9 @@ def confusion(
         worst = worst_pairs(counts)
         shown = _block(worst, len(labels), most)
         bars = worst[:pairs]
-        figure = Figure(figsize=(13.5, 7.0) if bars else (8.0, 7.0))
-        ratios = (1.3, 1.0) if bars else (1.0,)
+        height = 2.2 + 0.36 * max(len(shown), len(bars), 3)
+        figure = Figure(figsize=(13.5, height) if bars else (8.0, height))
+        ratios = (2.2, 1.0) if bars else (1.0,)
         grid = figure.add_gridspec(1, len(ratios), width_ratios=ratios)
         matrix = figure.add_subplot(grid[0, 0])
         _draw_matrix(matrix, counts, labels, shown)
@@ -94,26 +97,30 @@ def _draw_matrix(axes: Axes, counts: Counts, labels: Sequence[str], shown: Seque
             if n:
                 dark = shares[place][column] > 0.55
                 axes.text(column, place, str(n), ha="center", va="center", fontsize=8, color="white" if dark else INK)
-    names = [*(labels[b] for b in shown), *(["another class"] if rest else [])]
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-    axes.set_yticks(range(len(shown)), [labels[a] for a in shown], fontsize=8)
+    rows, columns = [labels[a] for a in shown], [labels[b] for b in shown]
+    if max(map(len, rows)) > SHORT:  # then columns are numbered, and rows say which number is whose
+        columns = [str(number) for number in range(1, len(shown) + 1)]
+        rows = [f"{label}  {number}" for label, number in zip(rows, columns, strict=True)]
+    axes.set_xticks(range(len(cells[0])), [*columns, *(["other"] if rest else [])], fontsize=8)
+    axes.set_yticks(range(len(shown)), rows, fontsize=8)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
-    axes.set_title("Rows (test rows; colour: share of the true class)", fontsize=10, fontweight="normal")
+    axes.set_title("Test rows (colour: share of the true class)", fontsize=10, fontweight="normal")
 
 
 def _draw_pairs(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[str]) -> None:
     """The worst pairs by name."""
     from matplotlib.ticker import MaxNLocator
 
-    places = range(len(bars))
-    axes.barh(list(places), [rows for _, _, rows in bars], height=0.35, color=LOOKS["yarn"].color)
-    for place, (true, predicted, rows) in zip(places, bars, strict=True):
-        axes.text(0, place - 0.28, f"{labels[true]} \u2192 {labels[predicted]}", fontsize=8, va="bottom", ha="left")
+    places = list(range(len(bars)))
+    axes.barh(places, [rows for _, _, rows in bars], height=0.6, color=LOOKS["yarn"].color)
+    for place, (_, _, rows) in zip(places, bars, strict=True):
         axes.annotate(str(rows), (rows, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_ylim(len(bars) - 0.5, -0.9)
-    axes.set_yticks([])
+    names = [f"{labels[true]}\n\u2192 {labels[predicted]}" for true, predicted, _ in bars]
+    axes.set_yticks(places, names, fontsize=7.5)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.margins(x=0.12)
     axes.grid(False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("test rows")
-    axes.set_title("Most confused pairs (true \u2192 predicted)", fontsize=10, fontweight="normal")
+    axes.set_title("The most confused pairs", fontsize=10, fontweight="normal")
