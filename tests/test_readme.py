@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ropewalk.bench.record import last_run
+from ropewalk.bench.rows import judge, rows_for
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -37,7 +40,38 @@ def test_the_quoted_table_is_the_record():
     assert f"{record['recommended']} (recommended)" in README
 
 
-@pytest.mark.parametrize("name", ["doctor", "inspect", "generate", "train"])
+QUOTED = {  # a row of the table: contender and what it is held against, as the record names them
+    "in place, `y.copy_(x)`": ("in place", "copy"),
+    "into a given tensor, `y.copy_(x)`": ("given output", "copy"),
+    "into a new tensor, `x.clone()`": ("new output", "clone"),
+    "into a given tensor, onnxruntime's RotaryEmbedding": ("given output", "onnxruntime"),
+    "into a new tensor, transformers' eager function": ("new output", "transformers"),
+    "into a new tensor, the same under torch.compile": ("new output", "torch.compile"),
+    "one decoded token (32 query heads, 8 of keys), transformers' eager function": (
+        "one decoded token",
+        "transformers",
+    ),
+    "`qk_norm_rotate`, our norm and rotation one after the other": ("qk_norm_rotate", "ropewalk, norm then rotate"),
+}
+
+
+def test_the_quoted_speeds_are_the_record():
+    """Every ratio of the table is the recorded one, rounded; none is left out."""
+    outcomes = judge(rows_for("cpu"), last_run(ROOT / "benchmarks/results/rotation.jsonl"))
+    quoted = re.findall(r"^\| (.+) \| (0\.\d\d)? ?\| (0\.\d\d)? ?\|$", README, re.MULTILINE)
+    assert [name for name, *_ in quoted] == list(QUOTED)
+    for name, *ratios in quoted:
+        contender, against = QUOTED[name]
+        for dtype, ratio in zip(("float32", "bfloat16"), ratios, strict=True):
+            found = [
+                outcome.value for outcome in outcomes
+                if against in outcome.row.against and outcome.row.dtype == dtype
+                and (outcome.row.kind == contender or outcome.row.name == f"{contender}, {dtype}")
+            ]  # fmt: skip
+            assert [f"{value:.2f}" for value in found] == [ratio] * bool(ratio), (name, dtype)
+
+
+@pytest.mark.parametrize("name", ["doctor", "inspect", "generate", "train", "figure"])
 def test_every_command_is_in_the_readme(name):
     """Each command has a line that shows it."""
     assert re.search(rf"^\$ ropewalk {name}", README, re.MULTILINE)
