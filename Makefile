@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test check bench docs docs-serve slow sanitize format clean
+.PHONY: demo test check bench figures docs docs-serve slow sanitize format clean
 
 demo: $(READY)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
@@ -25,10 +25,14 @@ bench: $(VENV)/.bench
 
 # The site, into build/site: opened from the folder, it fetches nothing.
 docs: $(READY)
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 docs-serve: $(READY)
-	$(BIN)/python -m mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+# with ROPEWALK_SMOLLM2 set, `pairing` measures that model, too (two minutes)
+figures: $(READY)
+	$(BIN)/ropewalk figure --all --out docs/figures
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -10,7 +10,7 @@ import ropewalk
 PACKAGE = Path(ropewalk.__file__).parent
 ORDER = ["shapes", "errors", "eager", "compiled", "rope", "backends", "rotation", "encodings", "attention", "models",
          "training", "classification", "context", "bench", "comparison", "figures",
-         "cli", "__main__"]  # fmt: skip
+         "gallery", "cli", "__main__"]  # fmt: skip
 APART = {("training", "context"), ("context", "training"), ("context", "figures"), ("figures", "context"),
          ("bench", "context"), ("bench", "training"), ("figures", "bench")}  # fmt: skip
 # the two doors: the package's own list of names, and the version that the command line prints

@@ -39,7 +39,11 @@ def _waves() -> Any:
 def _tables() -> Any:
     angles = np.outer(np.arange(20), [1.0, 0.1])
     return tables(
-        SQUARE, angles=angles, learned=SQUARE - 0.5, alike=dict.fromkeys(("sinusoidal", "rope", "learned"), SQUARE)
+        SQUARE,
+        angles=angles,
+        learned=SQUARE - 0.5,
+        learned_reach=0.4,
+        alike=dict.fromkeys(("sinusoidal", "rope", "learned"), SQUARE),
     )
 
 

@@ -22,6 +22,7 @@ def build() -> typer.Typer:
     from ropewalk.cli.classify import classify
     from ropewalk.cli.compare import compare
     from ropewalk.cli.doctor import doctor
+    from ropewalk.cli.figure import figure
     from ropewalk.cli.generate import generate
     from ropewalk.cli.inspect import inspect
     from ropewalk.cli.options import options
@@ -35,7 +36,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (doctor, inspect, generate, train, compare, bench):
+    for command in (doctor, inspect, generate, train, compare, bench, figure):
         app.command()(command)
     app.add_typer(classify)
 

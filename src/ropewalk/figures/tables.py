@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def tables(sinusoidal: Any, *, angles: Any, learned: Any, alike: Mapping[str, Any], note: str = "") -> Figure:
+def tables(
+    sinusoidal: Any, *, angles: Any, learned: Any, learned_reach: float, alike: Mapping[str, Any], note: str = ""
+) -> Figure:
     """Above, the three tables `[positions, features or pairs]`; below, cosines between rows `[positions, positions]`.
 
-    `angles` are in radians; a line marks the first whole turn. `alike` has "sinusoidal", "rope" and "learned".
+    `angles` are in radians; a line marks the first whole turn. Colours of the learned
+    table end at `learned_reach`. `alike` has "sinusoidal", "rope" and "learned".
     """
     with style():
         from math import pi
@@ -39,11 +42,11 @@ def tables(sinusoidal: Any, *, angles: Any, learned: Any, alike: Mapping[str, An
         drawn = bar(figure, image, top[1], "angle (radians)")
         drawn.ax.yaxis.set_minor_locator(NullLocator())
 
-        reach = float(abs(learned).max())
-        image = heat(top[2], learned, vmin=-reach, vmax=reach)
+        image = heat(top[2], learned, vmin=-learned_reach, vmax=learned_reach)
         panel(top[2], "learned: trained, added to embeddings")
         top[2].set_xlabel("feature")
-        bar(figure, image, top[2], "value (no unit)")
+        beyond = "both" if abs(learned).max() > learned_reach else "neither"
+        bar(figure, image, top[2], "value (no unit)", extend=beyond)
 
         for axes, name in zip(bottom, ("sinusoidal", "rope", "learned"), strict=True):
             image = heat(axes, alike[name], vmin=-1, vmax=1)

@@ -1,0 +1,95 @@
+"""`ropewalk figure`: the pictures of the lesson, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ropewalk.errors import RopeError
+
+if TYPE_CHECKING:
+    from ropewalk.gallery import Entry
+
+
+def figure(
+    name: Annotated[str | None, typer.Argument(help="Which figure; --list names them.", metavar="NAME")] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(help="More settings: --set A=1 B=2.", metavar="[KEY=VALUE...]")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file, .png or .svg; no ending: both [default: NAME]. With --all: the folder."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the figure (repeatable).")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Name the figures, or the settings of NAME, and end.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Draw every figure, as PNG and SVG.")] = False,
+) -> None:
+    """Draw a figure of the lesson from numbers that are computed now.
+
+    For example: ropewalk figure clocks --set head_dim=128 theta=500000 --out clocks.svg
+    """
+    from ropewalk.gallery import ENTRIES
+    from ropewalk.gallery.entry import known
+
+    words = [word for word in (name, *(more or ())) if word is not None]
+    names = [word for word in words if "=" not in word]
+    chosen = [*(settings or ()), *(word for word in words if "=" in word)]
+    if len(names) > 1 or (everything and (names or chosen)):
+        raise RopeError(
+            "figure: draw one figure by its name with its settings, or all of them without any.",
+            facts={"names": names, "settings": chosen, "--all": everything},
+            cure="ropewalk figure NAME --set key=value, or ropewalk figure --all --out FOLDER.",
+        )
+    if listing:
+        _list(known(ENTRIES, names[0]) if names else None)
+    elif everything:
+        _draw([(entry, {}, (out or Path()) / entry.name) for entry in ENTRIES.values() if entry.ready()])
+    elif names:
+        entry = known(ENTRIES, names[0])
+        _draw([(entry, dict(entry.read(chosen)), out or Path(entry.name))])
+    else:
+        raise RopeError(
+            "figure: which one?",
+            facts={"known": ", ".join(ENTRIES)},
+            cure="ropewalk figure NAME; `ropewalk figure --list` says what each shows.",
+        )
+
+
+def _list(entry: Entry | None) -> None:
+    """One line for each figure; or for each setting of one."""
+    from ropewalk.gallery import ENTRIES
+
+    if entry is None:
+        ready = [one for one in ENTRIES.values() if one.ready()]
+        width = max(len(one.name) for one in ready)
+        for one in ready:
+            typer.echo(f"{one.name:<{width}}  {one.line}")
+        return
+    typer.echo(f"{entry.name}: {entry.line}")
+    for parameter in entry.parameters.values():
+        typer.echo(f"  {parameter}")
+
+
+def _draw(work: list[tuple[Entry, dict[str, object], Path]]) -> None:
+    """Each figure computed and written; every place is checked before any work."""
+    from rich.console import Console
+
+    from ropewalk.gallery.files import targets, write
+
+    console = Console(stderr=True, highlight=False)
+    places = [targets(path) for _, _, path in work]
+    try:
+        for number, ((entry, settings, _), paths) in enumerate(zip(work, places, strict=True), 1):
+            with console.status(f"{entry.name} ({number} of {len(work)})"):
+                write(entry.figure(**settings), paths)  # type: ignore[arg-type]
+            for path in paths:
+                typer.echo(str(path))
+    except KeyboardInterrupt:
+        typer.echo("figure: stopped; the files that were named above are whole.", err=True)
+        raise typer.Exit(130) from None
