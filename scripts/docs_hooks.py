@@ -1,0 +1,100 @@
+"""What MkDocs runs while it builds: the reference from the docstrings, and figures that lie beside their records."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+import ropewalk as rw
+from ropewalk import encodings, scaling
+
+PLACE = "<!-- every public name -->"
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+RECORDED = {"figures/doctor.png": "doctor-smollm2-135m.png", "figures/classify.png": "classify-banking77.png"}
+OF_RECORDS = ("classify", "comparison", "convergence")  # drawn once there is something to draw
+PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(\.\./(figures/(\w+)\.png)\)\]\([^)]*\)$", re.MULTILINE)
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the figures of `benchmarks/results` that pages show."""
+    for place, name in RECORDED.items():
+        if (RESULTS / name).exists():
+            files.append(File.generated(config, place, abs_src_path=str(RESULTS / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, files: Any, **_: Any) -> str:
+    """Put the reference where a page asks for it; say where a record's figure is not there yet."""
+
+    def shown(found: re.Match[str]) -> str:
+        if found[3] not in OF_RECORDS or files.get_file_from_path(found[2]) is not None:
+            return found[0]
+        return f"*Not here yet: {found[1][0].lower()}{found[1][1:]}. Its record has not been made.*"
+
+    return PICTURE.sub(shown, markdown).replace(PLACE, reference() if PLACE in markdown else "")
+
+
+def reference() -> str:
+    """Every public name with its signature and its docstring, as Markdown."""
+    classes = [name for name in scaling.__dict__ if _is_rule(getattr(scaling, name))]
+    parts = ["## ropewalk"]
+    parts += [_entry("rw", name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))]
+    parts += ["## ropewalk.scaling"]
+    parts += [_entry("rw.scaling", name, getattr(scaling, name)) for name in classes]
+    parts += ["## ropewalk.encodings"]
+    parts += [_entry("rw.encodings", kind.__name__, kind) for kind in encodings.ENCODINGS.values()]
+    return "\n\n".join(parts)
+
+
+def _is_rule(thing: object) -> bool:
+    return inspect.isclass(thing) and issubclass(thing, scaling.Scaling) and thing is not scaling.Scaling
+
+
+def _entry(where: str, name: str, thing: Any) -> str:
+    """One name: heading, signature, docstring; a class's own public methods below it."""
+    parts = [f"### {where}.{name}", _signature(f"{where}.{name}", thing), as_markdown(inspect.getdoc(thing) or "")]
+    if inspect.isclass(thing):
+        for method, function in vars(thing).items():
+            if not method.startswith("_") and inspect.isfunction(inspect.unwrap(getattr(function, "__func__", function))):
+                said = inspect.getdoc(getattr(thing, method)) or ""
+                parts += [f"**`.{method}`**", _signature(f".{method}", getattr(thing, method)), as_markdown(said)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _signature(name: str, thing: Any) -> str:
+    """The call with its arguments and defaults; types are in the text below it, and in the source."""
+    try:
+        found = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return ""
+    bare = [
+        one.replace(annotation=inspect.Parameter.empty)
+        for one in found.parameters.values()
+        if one.name not in ("self", "cls", "_")
+    ]
+    call = str(inspect.Signature(bare))
+    if len(name) + len(call) > 80:
+        stars = ["*"] if any(one.kind is one.KEYWORD_ONLY for one in bare) and "*, " in call else []
+        positional = [str(one) for one in bare if one.kind is not one.KEYWORD_ONLY]
+        named = [str(one) for one in bare if one.kind is one.KEYWORD_ONLY]
+        call = "(\n    " + ",\n    ".join(positional + stars + named) + ",\n)"
+    return f"```python-signature\n{name}{call}\n```".replace("python-signature", "python")
+
+
+def as_markdown(docstring: str) -> str:
+    """Examples become blocks of code; the rest of our docstrings is Markdown already."""
+    lines, out, inside = docstring.splitlines(), [], False
+    for index, line in enumerate(lines):
+        if line.startswith(">>>") and not inside:
+            out += ["", "```pycon"]
+            inside = True
+        if inside and not line.strip() and not any(later.startswith(">>>") for later in lines[index + 1 : index + 2]):
+            out.append("```")
+            inside = False
+        out.append(line)
+    text = "\n".join([*out, "```"] if inside else out)
+    return re.sub(r"([^\n])\n(- )", lambda found: f"{found[1]}\n\n{found[2]}", text, count=1)

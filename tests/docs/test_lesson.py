@@ -1,0 +1,70 @@
+"""Every block of code in docs/ runs, and prints what the page says."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+if not (DOCS / "lesson").exists():
+    pytest.skip("the source distribution has no docs/", allow_module_level=True)
+
+OUTPUTS = runpy.run_path(str(ROOT / "scripts/docs_outputs.py"))
+PAGES = OUTPUTS["pages"]()
+LESSON = sorted((DOCS / "lesson").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_page_prints_what_it_says(page):
+    """Run page by page; `python scripts/docs_outputs.py` rewrites what differs."""
+    ran = OUTPUTS["run_page"](page)
+    assert ran.after == ran.before
+    if ran.missing:
+        pytest.skip(f"without {', '.join(ran.missing)}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_are_short(page):
+    """No block has more than 15 lines."""
+    assert OUTPUTS["too_long"](page) == []
+
+
+def test_the_lesson_has_its_fourteen_steps():
+    """Numbered without gaps, each in the navigation."""
+    assert [page.name[:2] for page in LESSON] == [f"{step:02}" for step in range(1, 15)]
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in LESSON if f"lesson/{page.name}" not in navigation] == []
+
+
+@pytest.mark.parametrize("page", LESSON, ids=lambda page: page.stem)
+def test_each_step_has_code_a_figure_and_a_mistake(page):
+    """Code with its output, a picture, and what the common mistake does, measured."""
+    text = page.read_text()
+    before, mistake = text.split("\n## The common mistake", 1)
+    assert '```text title="Output"' in before or "<!-- needs:" in before
+    assert re.search(r"!\[[^\]]+\]\(\.\./figures/\w+\.png\)", text)
+    assert '```text title="Output"' in mistake or "<!-- needs:" in mistake
+
+
+def test_a_changed_output_is_found(tmp_path, monkeypatch):
+    """One wrong digit on a page, a missing block of output, or one too many is a difference."""
+    right = '```python\nprint(1 + 1)\n```\n\n```text title="Output"\n2\n```\n'
+    page = tmp_path / "page.md"
+    for text, same in ((right, True), (right.replace("2\n", "3\n"), False), ("```python\nprint(2)\n```\n", False),
+                       (right.replace("print(1 + 1)", "x = 2"), False)):  # fmt: skip
+        page.write_text(text)
+        ran = OUTPUTS["run_page"](page)
+        assert (ran.after == ran.before) is same
+
+
+def test_a_missing_record_is_said(tmp_path):
+    """A block that needs a file which is not there is left alone, and the others run."""
+    page = tmp_path / "page.md"
+    page.write_text("<!-- needs: no/such.json -->\n```python\n1 / 0\n```\n\n```python\nprint(1)\n```\n")
+    ran = OUTPUTS["run_page"](page)
+    assert ran.after == ran.before + '\n```text title="Output"\n1\n```\n'
+    assert ran.missing == ("no/such.json",)
