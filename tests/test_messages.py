@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_rule_facts_and_cure():
     assert (error.rule, error.cure) == ("f: no.", "Do this.")
     with pytest.raises(ValueError, match="f: no"):
         raise error
+
+
+def test_errors_survive_the_way_from_another_process():
+    """A worker's error says the same where it arrives; tensors are not sent along."""
+    error = RopeError("f: no.", facts={"x": torch.zeros(10_000), "name": "a"}, cure="Do this.")
+    sent = pickle.dumps(error)
+    assert len(sent) < 1000
+    arrived = pickle.loads(pickle.dumps(pickle.loads(sent)))
+    assert type(arrived) is RopeError
+    assert str(arrived) == str(error)
+    assert (arrived.rule, arrived.cure) == (error.rule, error.cure)
 
 
 def test_long_values_are_cut():

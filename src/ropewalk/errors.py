@@ -26,6 +26,22 @@ class RopeError(ValueError):
         lines = [f"  {name:<{width}}  {describe(value)}" for name, value in self.facts.items()]
         super().__init__("\n".join([rule, *lines, cure]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Facts travel to another process as they are shown: a tensor's numbers stay behind."""
+        shown = {name: _Shown(describe(value)) for name, value in self.facts.items()}
+        return _rebuilt, (self.rule, shown, self.cure)
+
+
+class _Shown(str):
+    """A fact that has been described already."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _rebuilt(rule: str, facts: dict[str, Any], cure: str) -> RopeError:
+    return RopeError(rule, facts=facts, cure=cure)
+
 
 def describe(value: object) -> str:
     """A value as an error shows it: tensors by dtype, shape and device, long values cut.

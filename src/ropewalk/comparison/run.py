@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -66,6 +67,12 @@ def compare(
                     for line in future.result():
                         append(record, line)
                     tell(encoding, seed, settings.steps, settings.steps, {"done": True})
+        except BrokenProcessPool as error:
+            raise RopeError(
+                "compare: a run's process was killed.",
+                facts={"out": str(out)},
+                cure="The system may have been short of memory: the same command with --workers 1 goes on.",
+            ) from error
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
