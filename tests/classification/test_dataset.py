@@ -23,7 +23,7 @@ def saved(path: Path, content: str | bytes) -> Path:
 
 def test_what_csv_can_hold_is_read(tmp_path: Path) -> None:
     """A byte-order mark, quoted commas, quotes and line breaks, empty lines, space around, more columns, any order."""
-    content = '\ufeffid,kind,words\r\n1, a ,"one, ""two""\nthree"\r\n\r\n2,b,  vier \r\n'
+    content = '\ufeffkind,id,words\r\n a ,1,"one, ""two""\nthree"\r\n\r\nb,2,  vier \r\n'
     rows = read_rows(saved(tmp_path / "a.csv", content), text_column="words", label_column="kind")
     assert (rows.texts, rows.labels) == (('one, "two"\nthree', "vier"), ("a", "b"))
     assert rows.lines == (3, 5)

@@ -62,7 +62,7 @@ def test_train_then_predict(files: tuple[str, str], tmp_path: Path, capsys: pyte
     assert "60 test rows, 3 classes" in printed.out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     for key in ("test", "baseline"):
-        assert f"{result[key]['accuracy']['value']:.4f}" in printed.out
+        assert f"{result[key]['accuracy']['value']:.3f} (" in printed.out
     assert {"confusion.png", "confusion.svg", "model.safetensors", "config.json"} <= set(os.listdir(out))
     assert run(*arguments) == 0
     assert "epoch" not in capsys.readouterr().err  # trained before

@@ -150,25 +150,19 @@ def _print_scores(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=f"{result['data']['test_rows']:,} test rows, {len(result['classes'])} classes", title_justify="left"
-    )
-    table.add_column("")
+    title = f"{result['data']['test_rows']:,} test rows, {len(result['classes'])} classes; 95 % bootstrap intervals"
+    table = Table("", title=title, title_justify="left")
     for name in ("accuracy", "macro-F1"):
-        table.add_column(f"{name} (95 % interval)", justify="right")
-    for title, key in (
-        ("classifier", "test"),
-        ("TF-IDF + logistic regression", "baseline"),
-        ("difference", "difference"),
-    ):
+        table.add_column(name, justify="right")
+    for who, key in (("classifier", "test"), ("TF-IDF + regression", "baseline"), ("difference", "difference")):
         if key in result:
             scores = [result[key][name] for name in ("accuracy", "macro_f1")]
             sign = "+" if key == "difference" else ""
             cells = [
-                f"{score['value']:{sign}.4f} ({score['interval'][0]:{sign}.4f} to {score['interval'][1]:{sign}.4f})"
+                f"{score['value']:{sign}.3f} ({score['interval'][0]:{sign}.3f} to {score['interval'][1]:{sign}.3f})"
                 for score in scores
             ]
-            table.add_row(title, *cells)
+            table.add_row(who, *cells)
     Console(highlight=False).print(table)
 
 
