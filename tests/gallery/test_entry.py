@@ -84,7 +84,7 @@ def test_every_setting_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("clocks", {"head_dim": 2}), ("clocks", {"head_dim": 256, "pairs": (1,), "positions": 24, "position": 1}),
+    [("clocks", {"head_dim": 2}), ("clocks", {"head_dim": 128, "pairs": (1,), "positions": 24, "position": 1}),
      ("waves", {"head_dim": 2, "length": 2}), ("waves", {"length": 1_000_000, "trained_length": 999_999}),
      ("shift", {"head_dim": 2, "length": 4, "shifts": 1}), ("axial", {"head_dim": 4, "side": 3, "row": 0, "column": 0}),
      ("unseen", {"config": "smollm2_135m", "target": 8_193, "rows": 8}), ("ratios", {"configs": ("gemma_3_1b",)}),

@@ -29,11 +29,12 @@ def pairing(
         from matplotlib.figure import Figure
         from matplotlib.patches import FancyBboxPatch
 
-        figure = Figure(figsize=(6.9 + 1.7 * len(losses), 4.8))
-        left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(4.5, 2.4 + 1.7 * len(losses)))[0]
-        for axes, (name, joined) in zip(
-            left.subplots(2, 1, squeeze=False, height_ratios=(1, 1.6))[:, 0], pairs.items(), strict=True
-        ):
+        width = max(4.9, 2.4 + 1.7 * len(losses))
+        figure = Figure(figsize=(4.5 + width, 4.8))
+        left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(4.5, width))[0]
+        tall = [1.3 + 0.32 * len(joined) * (joined[0][1] - joined[0][0] > 1) for joined in pairs.values()]
+        grid = left.subplots(len(pairs), 1, squeeze=False, height_ratios=tall)[:, 0]
+        for axes, (name, joined) in zip(grid, pairs.items(), strict=True):
             features = 2 * len(joined)
             top = 0.0
             for number, (a, b) in enumerate(joined):
@@ -51,7 +52,7 @@ def pairing(
                 top = max(top, level)
             axes.set_xlim(-0.7, features - 0.3)
             axes.set_ylim(-0.5, top + 0.2)
-            axes.set_aspect("equal", anchor="SW")
+            axes.set_aspect("equal", anchor="NW")
             axes.grid(False)
             axes.set_yticks([])
             axes.spines["left"].set_visible(False)
@@ -60,20 +61,20 @@ def pairing(
             axes.set_xlabel("feature of the head (index)")
         caption(left, "Which features form a pair")
         axes = right.add_subplot()
-        width = 0.26
+        thick = 0.26
         for place, of_model in enumerate(losses.values()):
             for index, (case, (mean, low, high)) in enumerate(of_model["bars"].items()):
                 look = _BARS.get(case, Look(QUIET))
                 axes.bar(
-                    place + (index - 1) * width, mean, width * 0.9, color=look.color, hatch=look.line,
+                    place + (index - 1) * thick, mean, thick * 0.9, color=look.color, hatch=look.line,
                     edgecolor="white", linewidth=0, label=None if place else case,
                 )  # fmt: skip
                 axes.errorbar(
-                    place + (index - 1) * width, mean, yerr=[[mean - low], [high - mean]], color=INK, linewidth=1.2,
+                    place + (index - 1) * thick, mean, yerr=[[mean - low], [high - mean]], color=INK, linewidth=1.2,
                     capsize=3,
                 )  # fmt: skip
                 axes.annotate(
-                    f"{mean:.2f}", (place + (index - 1) * width, high), xytext=(0, 3), textcoords="offset points",
+                    f"{mean:.2f}", (place + (index - 1) * thick, high), xytext=(0, 3), textcoords="offset points",
                     ha="center", fontsize=9,
                 )  # fmt: skip
             axes.plot(

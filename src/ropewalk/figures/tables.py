@@ -36,7 +36,7 @@ def tables(
         image = heat(top[1], angles.clip(min=angles[1].min()), norm=LogNorm())
         panel(top[1], "RoPE: angles that pairs turn by")
         top[1].set_xlabel("pair (fastest first)")
-        if angles.max() > 2 * pi > angles.min():
+        if angles.max() > 2 * pi and angles.shape[1] > 1:
             line = top[1].contour(angles, levels=[2 * pi], colors="white", linewidths=2)
             top[1].clabel(line, fmt={2 * pi: "one turn"}, fontsize=9, colors="white")
         drawn = bar(figure, image, top[1], "angle (radians)")

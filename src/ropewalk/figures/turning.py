@@ -47,13 +47,13 @@ def clocks(
             apart = radians_per_token[pair] > 0.25
             for number, (a, b) in enumerate(zip(x, y, strict=True)):
                 if apart or number in (0, len(x) - 1):
-                    low = -0.12 if not apart and number == 0 else 0.0
+                    low = 0.0 if apart else 0.1 if number else -0.12
                     axes.text(1.24 * a, 1.24 * b + low, str(number), ha="center", va="center", fontsize=8)
             axes.set_xlim(-1.5, 1.5)
             axes.set_ylim(-1.5, 1.5)
             axes.set_xticks([-1, 0, 1])
             axes.set_yticks([-1, 0, 1], None if index == 0 else [""] * 3)
-            panel(axes, f"pair {pair}: {radians_per_token[pair]:.3g} rad per token")
+            panel(axes, f"pair {pair}: {radians_per_token[pair]:.3g} rad/token")
             axes.set_xlabel("first feature / length")
             if index == 0:
                 axes.set_ylabel("second feature / length")
@@ -89,10 +89,10 @@ def clocks(
 def _turns(turns: float) -> str:
     """A number of turns in few characters.
 
-    >>> _turns(40.7437), _turns(0.0053)
-    ('40.7', '0.0053')
+    >>> _turns(1303.8), _turns(40.7437), _turns(0.0407)
+    ('1,304', '40.7', '0.041')
     """
-    return f"{turns:,.0f}" if turns >= 100 else f"{turns:.3g}" if turns >= 0.01 else f"{turns:.2g}"
+    return f"{turns:,.0f}" if turns >= 100 else f"{turns:.3g}" if turns >= 0.1 else f"{turns:.2g}"
 
 
 def waves(
