@@ -59,7 +59,9 @@ def _entry(where: str, name: str, thing: Any) -> str:
     parts = [f"### {where}.{name}", _signature(f"{where}.{name}", thing), as_markdown(inspect.getdoc(thing) or "")]
     if inspect.isclass(thing):
         for method, function in vars(thing).items():
-            if not method.startswith("_") and inspect.isfunction(inspect.unwrap(getattr(function, "__func__", function))):
+            if not method.startswith("_") and inspect.isfunction(
+                inspect.unwrap(getattr(function, "__func__", function))
+            ):
                 said = inspect.getdoc(getattr(thing, method)) or ""
                 parts += [f"**`.{method}`**", _signature(f".{method}", getattr(thing, method)), as_markdown(said)]
     return "\n\n".join(part for part in parts if part)
@@ -82,7 +84,7 @@ def _signature(name: str, thing: Any) -> str:
         positional = [str(one) for one in bare if one.kind is not one.KEYWORD_ONLY]
         named = [str(one) for one in bare if one.kind is one.KEYWORD_ONLY]
         call = "(\n    " + ",\n    ".join(positional + stars + named) + ",\n)"
-    return f"```python-signature\n{name}{call}\n```".replace("python-signature", "python")
+    return f"```python\n{name}{call}\n```"
 
 
 def as_markdown(docstring: str) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-LONGEST = 15
+LONGEST, WIDEST = 15, 100
 BLOCK = re.compile(
     r"(?:<!-- needs: (?P<needs>\S+) -->\n+)?```python\n(?P<code>.*?)```\n"
     r"(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?",
@@ -30,7 +30,7 @@ BLOCK = re.compile(
 
 
 class Ran(NamedTuple):
-    """A page as it stands and as it would be with what its code prints; `missing` are the files it had to go without."""
+    """A page as it stands and with what its code prints; `missing` are the files that it had to go without."""
 
     page: Path
     before: str
@@ -71,10 +71,11 @@ def run_page(page: Path) -> Ran:
     return Ran(page, before, after, tuple(dict.fromkeys(missing)))
 
 
-def too_long(page: Path) -> list[str]:
-    """The first lines of blocks with more than 15 lines."""
-    blocks = [found["code"] for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
-    return [code.splitlines()[0] for code in blocks if len(code.splitlines()) > LONGEST]
+def too_large(page: Path) -> list[str]:
+    """The first lines of blocks with more than 15 lines, and every line of more than 100 columns."""
+    blocks = [found["code"].splitlines() for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
+    long = [block[0] for block in blocks if len(block) > LONGEST]
+    return long + [line for block in blocks for line in block if len(line) > WIDEST]
 
 
 def main() -> int:

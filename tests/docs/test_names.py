@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 from pathlib import Path
 
@@ -12,11 +13,14 @@ if not PAGE.exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
 TEXT = PAGE.read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (`.+?) \| `(.+?)` \| (.+?) \|$", TEXT, re.MULTILINE)
-KNOWN = """rope_embed apply_rope apply_rotary_pos_emb precompute_freqs_cis apply_rotary_pos_emb_complex
-compute_rotary_positional_frequencies rotary_positional_embeddings apply_rope_to_qk rope_attention RoPEMultiHeadAttention
-AttentionWithRoPE SelfAttention RelativePositionAttention RoPETransformerLayer RoPETransformer RoPELanguageModel
-RoPETextClassifier absolute_positional_encoding sinusoidal_encoding rope_encoding rope_attention_pattern
-rope_attention_decay visualize_rope_extrapolation""".split()
+KNOWN = [
+    "rope_embed", "apply_rope", "apply_rotary_pos_emb", "precompute_freqs_cis", "apply_rotary_pos_emb_complex",
+    "compute_rotary_positional_frequencies", "rotary_positional_embeddings", "apply_rope_to_qk", "rope_attention",
+    "RoPEMultiHeadAttention", "AttentionWithRoPE", "SelfAttention", "RelativePositionAttention",
+    "RoPETransformerLayer", "RoPETransformer", "RoPELanguageModel", "RoPETextClassifier",
+    "absolute_positional_encoding", "sinusoidal_encoding", "rope_encoding", "rope_attention_pattern",
+    "rope_attention_decay", "visualize_rope_extrapolation",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +43,8 @@ def test_every_call_runs(call, names):
     assert eval(call, dict(names)) is not None
 
 
-def test_what_is_mentioned_exists(names):
+def test_what_is_mentioned_exists():
     """Dotted names in the last column are there."""
-    for name in re.findall(r"`((?:rw|ropewalk)\.[\w.]+)", " ".join(note for _, _, note in ROWS)):
-        module, _, attribute = name.replace("rw.", "ropewalk.", 1).rpartition(".")
-        scope: dict[str, object] = {}
-        exec(f"import {module.split('.encodings')[0]} as found", scope)
-        found = scope["found"]
-        for part in module.split(".encodings")[1:] and ["encodings"]:
-            found = getattr(found, part)
-        assert hasattr(found, attribute), name
+    mentioned = re.findall(r"`((?:rw|ropewalk)\.[\w.]+)", " ".join(note for _, _, note in ROWS))
+    assert len(mentioned) >= 3
+    assert [name for name in mentioned if pydoc.locate(re.sub("^rw", "ropewalk", name)) is None] == []
