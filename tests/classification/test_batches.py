@@ -39,15 +39,14 @@ def test_padding_is_on_the_right_and_masked() -> None:
 
 
 def test_tokens_are_left_out_but_never_all() -> None:
-    """About the share asked for, of real tokens alone; one of each row stays however high it is."""
-    real = torch.arange(40) < torch.randint(1, 41, (500, 1))
-    kept = leave_out(real, (500, 40), 0.3)
-    assert kept is not None
-    assert not bool((kept & ~real).any())
-    assert abs(float(kept.sum() / real.sum()) - 0.7) < 0.02
-    few = leave_out(real, (500, 40), 0.999)
-    assert few is not None
-    assert bool(few.any(1).all())
-    assert leave_out(real, (500, 40), 0.0) is real
-    assert leave_out(None, (500, 40), 0.0) is None
-    assert leave_out(None, (2, 3), 0.5) is not None
+    """About the share asked for, the others in their order; one of each text stays however high it is."""
+    texts = [torch.randint(9, 99, (int(length),)).tolist() for length in torch.randint(1, 41, (500,))]
+    kept = leave_out(texts, 0.3)
+    assert abs(sum(map(len, kept)) / sum(map(len, texts)) - 0.7) < 0.02
+    for text, rest in zip(texts, kept, strict=True):
+        tokens = iter(text)
+        assert all(token in tokens for token in rest)  # a subsequence: each is found after the one before
+    few = leave_out(texts, 0.999)
+    assert {len(text) for text in few} <= {1, 2}
+    assert leave_out(texts, 0.0) == texts
+    assert leave_out(texts, 0.3) != kept

@@ -45,11 +45,15 @@ def pad(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
     return ids, None if bool(mask.all()) else mask
 
 
-def leave_out(mask: Tensor | None, shape: tuple[int, int], probability: float) -> Tensor | None:
-    """A mask that hides each token with this probability, and one token of each row at least never."""
+def leave_out(texts: Sequence[list[int]], probability: float) -> list[list[int]]:
+    """The texts without some of their tokens: each is left out with this probability, but one of each text stays."""
     if not probability:
-        return mask
-    real = torch.ones(shape, dtype=torch.bool) if mask is None else mask
-    drawn = torch.rand(shape).masked_fill(~real, -1.0)
-    kept = real & ((drawn >= probability) | (drawn == drawn.max(1, keepdim=True).values))
-    return kept
+        return list(texts)
+    drawn = torch.rand(sum(len(text) for text in texts)).tolist()
+    found, begin = [], 0
+    for text in texts:
+        chances = drawn[begin : begin + len(text)]
+        kept = [token for token, chance in zip(text, chances, strict=True) if chance >= probability]
+        found.append(kept or [text[chances.index(max(chances))]])
+        begin += len(text)
+    return found

@@ -198,8 +198,7 @@ class _Run:
         """One optimizer update; the learning rate used."""
         settings = self.settings
         rate = learning_rate(self.step, peak=settings.lr, warmup=self.warmup, steps=self.steps, final=settings.final_lr)
-        ids, mask = pad([self.ids[i] for i in batch])
-        mask = leave_out(mask, (ids.shape[0], ids.shape[1]), settings.token_dropout)
+        ids, mask = pad(leave_out([self.ids[i] for i in batch], settings.token_dropout))
         mask = None if mask is None else mask.to(settings.device)
         with autocast(settings.precision, torch.device(settings.device)):
             logits = self.model(ids.to(settings.device), attention_mask=mask)
