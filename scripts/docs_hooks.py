@@ -1,9 +1,10 @@
-"""What MkDocs runs while it builds: the reference from the docstrings, and figures that lie beside their records."""
+"""What MkDocs runs while it builds: the reference from the docstrings, and what records say, with their figures."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ropewalk import encodings, scaling
 PLACE = "<!-- every public name -->"
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 RECORDED = {"figures/doctor.png": "doctor-smollm2-135m.png", "figures/classify.png": "classify-banking77.png"}
+WITH_RECORDS = runpy.run_path(str(Path(__file__).with_name("docs_outputs.py")))["with_records"]
 OF_RECORDS = ("classify", "comparison", "convergence")  # drawn once there is something to draw
 PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(\.\./(figures/(\w+)\.png)\)\]\([^)]*\)$", re.MULTILINE)
 
@@ -28,13 +30,15 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, files: Any, **_: Any) -> str:
-    """Put the reference where a page asks for it; say where a record's figure is not there yet."""
+    """Put in the reference and what records say; say where a record's figure is not there yet."""
 
     def shown(found: re.Match[str]) -> str:
         if found[3] not in OF_RECORDS or files.get_file_from_path(found[2]) is not None:
             return found[0]
         return f"*Not here yet: {found[1][0].lower()}{found[1][1:]}. Its record has not been made.*"
 
+    if "<!-- needs:" in markdown:
+        markdown = WITH_RECORDS(markdown)
     return PICTURE.sub(shown, markdown).replace(PLACE, reference() if PLACE in markdown else "")
 
 

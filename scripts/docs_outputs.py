@@ -3,8 +3,10 @@
     python scripts/docs_outputs.py [--check] [PAGE ...]
 
 A page's python blocks run one after another in one namespace, with the repository as working folder. What a block
-prints is the `text` block titled "Output" that follows it. `<!-- needs: FILE -->` before a block: it runs where that
-file exists, and is left as it is where it does not; no other block may use its names.
+prints is the `text` block titled "Output" that follows it.
+
+`<!-- needs: FILE -->` before a block: it reads a record that is made anew now and then. It runs where the file exists,
+and what it prints is put into the built site (`with_records`), not into the page; no other block may use its names.
 """
 
 from __future__ import annotations
@@ -57,18 +59,42 @@ def run_page(page: Path) -> Ran:
         if found["needs"] and not (ROOT / found["needs"]).exists():
             missing.append(found["needs"])
             return found[0]
-        code, line = found["code"], before.count("\n", 0, found.start("code"))
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.chdir(ROOT), warnings.catch_warnings():
-            warnings.simplefilter("error")
-            exec(compile("\n" * line + code, str(page), "exec"), names)
-        said = "".join(text.rstrip() + "\n" for text in printed.getvalue().splitlines())
-        needs = f"<!-- needs: {found['needs']} -->\n" if found["needs"] else ""
-        output = f'\n```text title="Output"\n{said}```\n' if said else ""
-        return f"{needs}```python\n{code}```\n{output}"
+        line = before.count("\n", 0, found.start("code"))
+        said = printed(found["code"], names, page, line)
+        if found["needs"]:
+            return f"<!-- needs: {found['needs']} -->\n```python\n{found['code']}```\n"
+        return f"```python\n{found['code']}```\n" + _output(said)
 
     after = BLOCK.sub(run, before)
     return Ran(page, before, after, tuple(dict.fromkeys(missing)))
+
+
+def with_records(markdown: str) -> str:
+    """A page for the site: what its blocks about records print, or that a record is not there."""
+    names: dict[str, object] = {"__name__": "__main__"}
+
+    def run(found: re.Match[str]) -> str:
+        if not found["needs"]:
+            return found[0]
+        code = f"```python\n{found['code']}```\n"
+        if not (ROOT / found["needs"]).exists():
+            return f"{code}\n*Not here yet: `{found['needs']}` has not been made.*\n"
+        return code + _output(printed(found["code"], names, Path(found["needs"]), 0))
+
+    return BLOCK.sub(run, markdown)
+
+
+def printed(code: str, names: dict[str, object], page: Path, line: int) -> str:
+    """What a block prints, without spaces at the ends of lines; it stands after `line` lines of the page."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.chdir(ROOT), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(compile("\n" * line + code, str(page), "exec"), names)
+    return "".join(text.rstrip() + "\n" for text in said.getvalue().splitlines())
+
+
+def _output(said: str) -> str:
+    return f'\n```text title="Output"\n{said}```\n' if said else ""
 
 
 def too_large(page: Path) -> list[str]:

@@ -68,3 +68,11 @@ def test_a_missing_record_is_said(tmp_path):
     ran = OUTPUTS["run_page"](page)
     assert ran.after == ran.before + '\n```text title="Output"\n1\n```\n'
     assert ran.missing == ("no/such.json",)
+
+
+def test_a_record_is_read_when_the_site_is_built():
+    """What such a block prints stands in the site and not in the page."""
+    page = "<!-- needs: mkdocs.yml -->\n```python\nprint(3)\n```\n\n<!-- needs: no/such -->\n```python\n1 / 0\n```\n"
+    site = OUTPUTS["with_records"](page)
+    assert '```text title="Output"\n3\n```' in site
+    assert "Not here yet: `no/such`" in site
