@@ -78,12 +78,13 @@ def compare(
     except KeyboardInterrupt:
         typer.echo("compare: stopped. The same command goes on from the last checkpoints.", err=True)
         raise typer.Exit(130) from None
-    first, lines = read_record(record)
-    _show(console, first, lines, figure)
+    _show(console, *read_record(record))
+    for path in [] if figure is None else _draw(record, figure):
+        console.print(f"Figure: {path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Record: {record}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show(console: Console, first: dict[str, Any], lines: Sequence[dict[str, Any]], figure: Path | None) -> None:
+def _show(console: Console, first: dict[str, Any], lines: Sequence[dict[str, Any]]) -> None:
     from rich.text import Text
 
     from ropewalk.comparison import summarise
@@ -95,9 +96,6 @@ def _show(console: Console, first: dict[str, Any], lines: Sequence[dict[str, Any
     count = len(first["settings"]["seeds"])
     if count > 1:
         console.print(Text(f"Mean of {count} seeds and half of the 95 % t interval."))
-    if figure is not None:
-        for path in draw(first, lines, figure):
-            console.print(Text(f"Figure: {path}"), soft_wrap=True)
 
 
 def _table(title: str, rows: Sequence[Row], *, rise: bool) -> Table:
@@ -119,40 +117,18 @@ def _table(title: str, rows: Sequence[Row], *, rise: bool) -> Table:
     return table
 
 
-def draw(first: dict[str, Any], lines: Sequence[dict[str, Any]], path: Path) -> list[Path]:
+def _draw(record: Path, path: Path) -> list[Path]:
     """The two figures of a record, each as it is named or as .png and .svg; returns what was written."""
-    from ropewalk.comparison import convergence, summarise
     from ropewalk.context.output import write_whole
-    from ropewalk.figures.comparison import convergence as draw_convergence
-    from ropewalk.figures.comparison import loss_by_length
     from ropewalk.figures.style import render
+    from ropewalk.gallery import draw
 
-    trained = first["settings"]["seq_len"]
-    plain: dict[str, list[Any]] = {}
-    scaled: dict[str, list[Any]] = {}
-    for row in summarise(lines, trained):
-        point = (row.length, row.loss, row.interval)
-        if row.loss is None:
-            continue
-        if row.scaling is None:
-            plain.setdefault(row.encoding, []).append(point)
-        elif row.encoding == "rope":
-            scaled.setdefault(row.scaling, []).append(point)
-    if scaled:
-        at_trained = [point for point in plain["rope"] if point[0] == trained]
-        scaled = {"rope": plain["rope"], **{name: at_trained + points for name, points in scaled.items()}}
-    said = first["settings"]
-    seeds, count = len(said["seeds"]), f"{said['steps'] * said['batch_size'] * said['seq_len'] / 1e6:.1f}M tokens"
-    bands = f", {seeds} seeds; bands: 95 % t interval over seeds" if seeds > 1 else ", one seed"
-    note = f"size {said['size']}, trained on {count} of {', '.join(said['text'])} at {trained} tokens{bands}"
-    curves = {
-        curve.encoding: list(zip(curve.tokens, curve.loss, curve.intervals, strict=True))
-        for curve in convergence(lines)
-    }
-    figures = {path: loss_by_length(plain, scaled, trained_length=trained, note=note)}
-    figures[path.with_name(f"{path.stem}-convergence{path.suffix}")] = draw_convergence(curves, note=note)
     written = []
-    for place, drawn in figures.items():
+    for name, place in (
+        ("comparison", path),
+        ("convergence", path.with_name(f"{path.stem}-convergence{path.suffix}")),
+    ):
+        drawn = draw(name, record=str(record))
         for kind in [path.suffix[1:]] if path.suffix else ["png", "svg"]:
             written.append(place.with_suffix(f".{kind}"))
             write_whole(written[-1], render(drawn, kind))
