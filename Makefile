@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
 
 test: $(READY)
-	$(BIN)/python -m pytest -q --shapes tests/rope tests/rotation tests/attention
+	$(BIN)/python -m pytest -q --shapes tests/rope tests/rotation tests/encodings tests/attention
 	$(BIN)/python -m pytest
 
 check: $(READY)
