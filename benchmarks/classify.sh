@@ -15,10 +15,10 @@ record() { # NAME: the run's scores and figure into benchmarks/results
     cp "runs/classify-$1/confusion.svg" "benchmarks/results/classify-$1.svg"
 }
 "$BIN/ropewalk" classify train --data "$DATA/banking77_train.csv" --test "$DATA/banking77_test.csv" \
-    --label-column category --out runs/classify-banking77
+    --label-column category --validation-fraction 0.05 --out runs/classify-banking77
 record banking77
 "$BIN/python" benchmarks/sentence_polarity.py "$DATA/nltk_sentence_polarity.zip" runs/sentence-polarity
 "$BIN/ropewalk" classify train --data runs/sentence-polarity/train.csv --test runs/sentence-polarity/test.csv \
-    --layers 2 --hidden-size 128 --heads 2 --intermediate-size 352 --dropout 0.3 --token-dropout 0.2 --epochs 8 \
+    --hidden-size 128 --heads 2 --intermediate-size 352 --dropout 0.3 --token-dropout 0.2 --epochs 8 \
     --out runs/classify-polarity
 record polarity

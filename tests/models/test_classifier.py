@@ -92,6 +92,15 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(model(ids), model(ids))
 
 
+def test_embeddings_begin_as_wide_as_asked() -> None:
+    """`embedding_range` is theirs alone; the matrices keep `initializer_range`; None is the same for both."""
+    for asked, wanted in ((None, 0.1), (0.7, 0.7)):
+        config = small(vocab_size=2000, hidden_size=64, initializer_range=0.1, embedding_range=asked)
+        model = rw.TextClassifier(config)
+        assert float(model.embed_tokens.weight.detach().std()) == pytest.approx(wanted, rel=0.02)
+        assert float(model.layers[0].self_attn.q_proj.weight.detach().std()) == pytest.approx(0.1, rel=0.05)
+
+
 def test_every_parameter_has_a_gradient() -> None:
     """Nothing is built that has no part in the logits."""
     model = rw.TextClassifier(small(encoding="t5"))

@@ -29,6 +29,7 @@ class ClassifySettings:
 
     Shape
     - `layers`, `hidden_size`, `heads`, `intermediate_size`; `encoding`: a name of `ropewalk.encodings`; `pooling`.
+    - `initializer_range`, `embedding_range`: standard deviations of matrices and embeddings before training.
 
     Optimisation (AdamW; decay on matrices only)
     - `batch_size` texts of like length; at most `epochs` over them. After each, validation; where `select` (of
@@ -53,19 +54,21 @@ class ClassifySettings:
     vocab_size: int = 4096
     lowercase: bool = True
     max_length: int = 256
-    layers: int = 3
+    layers: int = 2
     hidden_size: int = 192
     heads: int = 3
     intermediate_size: int = 512
     encoding: str = "rope"
     pooling: str = "mean"
+    initializer_range: float = 0.04
+    embedding_range: float = 0.3
     dropout: float = 0.2
     attention_dropout: float = 0.0
     token_dropout: float = 0.1
     label_smoothing: float = 0.1
     class_weights: str = "none"
     batch_size: int = 64
-    epochs: int = 20
+    epochs: int = 16
     patience: int = 8
     select: str = "accuracy"
     lr: float = 2e-3
@@ -123,7 +126,7 @@ class ClassifySettings:
                     facts={name: value},
                     cure="Leave it out for the default.",
                 )
-        for name in ("lr", "clip"):
+        for name in ("lr", "clip", "initializer_range", "embedding_range"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise RopeError(
@@ -146,6 +149,8 @@ class ClassifySettings:
             max_length=self.max_length,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+            initializer_range=self.initializer_range,
+            embedding_range=self.embedding_range,
         )
 
     def on_this_machine(self) -> ClassifySettings:

@@ -38,6 +38,8 @@ class TextClassifierConfig:
     - `max_length`: tokens; longer texts are cut by `encode`, and a learned table has so many positions.
     - `dropout`: of embeddings, residual branches and the pooled vector; `attention_dropout`: of attention's weights;
       both in training only.
+    - `initializer_range`, `embedding_range` (None: the same): standard deviations of matrices and of embeddings at the
+      beginning. Wide embeddings keep words apart that few texts have.
 
     Raises `RopeError` where numbers do not fit.
 
@@ -64,6 +66,7 @@ class TextClassifierConfig:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
+    embedding_range: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))
@@ -154,6 +157,8 @@ class TextClassifier(nn.Module):
                 bias = getattr(module, "bias", None)
                 if isinstance(bias, Tensor):
                     bias.zero_()
+            if self.config.embedding_range is not None:
+                self.embed_tokens.weight.normal_(0.0, self.config.embedding_range)
             for module in self.modules():
                 if isinstance(module, Encoding):
                     module.reset_parameters()

@@ -20,7 +20,7 @@ from ropewalk.models.tokenizer import TextTokenizer
 
 CLASSIFIER = "ropewalk-classifier"
 FILES = frozenset({"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
-_OWN = ("pooling", "max_length", "dropout")
+_OWN = ("pooling", "max_length", "dropout", "embedding_range")
 
 
 def config_to_json(config: TextClassifierConfig) -> dict[str, Any]:
