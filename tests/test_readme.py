@@ -71,7 +71,19 @@ def test_the_quoted_speeds_are_the_record():
             assert [f"{value:.2f}" for value in found] == [ratio] * bool(ratio), (name, dtype)
 
 
-@pytest.mark.parametrize("name", ["doctor", "inspect", "generate", "train", "figure"])
+def test_the_classifiers_scores_are_the_records():
+    """Accuracy and macro-F1 of both sets, ours and the baseline's, with their intervals."""
+    for name, title in (("banking77", "banking77"), ("polarity", "sentence polarity")):
+        record = json.loads((ROOT / f"benchmarks/results/classify-{name}.json").read_text())
+        for who, key in (("classifier", "test"), ("TF-IDF + logistic regression", "baseline")):
+            scores = (record[key][score] for score in ("accuracy", "macro_f1"))
+            cells = (f"{s['value']:.3f} ({s['interval'][0]:.3f} to {s['interval'][1]:.3f})" for s in scores)
+            assert f"| {title} | {who} | {' | '.join(cells)} |" in README
+        if name == "banking77":
+            assert f"took {record['training']['cpu_seconds'] / 60:.1f} minutes of one core" in README
+
+
+@pytest.mark.parametrize("name", ["doctor", "inspect", "generate", "train", "classify", "figure"])
 def test_every_command_is_in_the_readme(name):
     """Each command has a line that shows it."""
     assert re.search(rf"^\$ ropewalk {name}", README, re.MULTILINE)
