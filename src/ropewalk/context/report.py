@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ropewalk.context.audit import Audit
+from ropewalk.context.audit import Audit, text_frequencies
 from ropewalk.context.curves import main_rope
 from ropewalk.context.doctor import Measurement
 from ropewalk.context.findings import Finding
+from ropewalk.context.methods import unscaled
 from ropewalk.context.output import finite
 from ropewalk.context.recommend import Recommendation, plus_minus
 from ropewalk.context.statistics import mean_and_interval
@@ -54,6 +55,7 @@ def document(
             {
                 "name": method,
                 **config_changes(method, measurement),
+                **turning(method, measurement),
                 "loss_by_block": [mean for mean, _ in by_block],
                 "ci_by_block": [interval for _, interval in by_block],
                 "loss_within": standing.within,
@@ -106,6 +108,14 @@ def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
     else:
         length = measurement.protocol.target
     return {"rope_parameters": rope.to_hf(), "max_position_embeddings": length}
+
+
+def turning(method: str, measurement: Measurement) -> dict[str, Any]:
+    """Radians per token of each pair of the method's main rope at the target, those of it unscaled, and the factor."""
+    rope, length = main_rope(measurement.ropes[method]), measurement.protocol.target
+    scaled, factor = text_frequencies(rope, length)
+    plain, _ = text_frequencies(unscaled(rope), length)
+    return {"inv_freq": scaled.tolist(), "inv_freq_unscaled": plain.tolist(), "attention_factor": factor}
 
 
 def audit_sentences(found: Audit) -> list[str]:
