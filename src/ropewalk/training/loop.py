@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -49,20 +50,101 @@ def train(
             "train: unknown `dtype`.", facts={"dtype": dtype, "known": tuple(DTYPES)}, cure="Pass one of these."
         )
     folder = RunFolder(out)
-    tell: Report = report or (lambda event: None)
     with folder.locked(), torch.random.fork_rng():
-        run = _Run(settings.on_this_machine(), folder, housekeeping or Housekeeping(), tell)
+        on_machine = settings.on_this_machine()
+        run = Run(on_machine, FromScratch(on_machine, folder), folder, housekeeping, report)
         if run.prepare(resume=resume, restart=restart):
             run.go()
             run.finish(DTYPES[dtype])
     return folder.path
 
 
-class _Run:
+class LoopSettings(Protocol):
+    """What the loop reads of a run's settings; see `TrainSettings` for what each means."""
+
+    @property
+    def text(self) -> tuple[str, ...]: ...
+    @property
+    def validation(self) -> tuple[str, ...]: ...
+    @property
+    def validation_fraction(self) -> float: ...
+    @property
+    def validation_windows(self) -> int: ...
+    @property
+    def validation_length(self) -> int | None: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def accumulation(self) -> int: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def epochs(self) -> float | None: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def final_lr(self) -> float: ...
+    @property
+    def warmup(self) -> int | None: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
+    @property
+    def clip(self) -> float: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    def to_json(self) -> dict[str, Any]:
+        """All that decides what the run computes."""
+
+
+class Beginning(Protocol):
+    """Where a run's tokenizer and model come from: from scratch, or from a checkpoint that is trained further."""
+
+    def tokenizer(self, texts: Sequence[str], *, begun: bool) -> TextTokenizer:
+        """The tokenizer; `begun` says that the run's folder is that of a run that goes on."""
+
+    def model(self, vocab_size: int) -> Decoder:
+        """The model before its first update, in float32; what requires a gradient is trained."""
+
+
+class FromScratch:
+    """A model with random weights, and the tokenizer that the settings ask for."""
+
+    def __init__(self, settings: TrainSettings, folder: RunFolder) -> None:
+        self.settings, self.folder = settings, folder
+
+    def tokenizer(self, texts: Sequence[str], *, begun: bool) -> TextTokenizer:
+        """Of the run that goes on, or a new one."""
+        return TextTokenizer.from_folder(self.folder.path) if begun else make_tokenizer(self.settings, texts)
+
+    def model(self, vocab_size: int) -> Decoder:
+        """Random weights, by torch's generator."""
+        return Decoder(self.settings.decoder_config(vocab_size))
+
+
+class Run:
     """One run: its texts, model, optimizer and place on disk."""
 
-    def __init__(self, settings: TrainSettings, folder: RunFolder, keeping: Housekeeping, tell: Report) -> None:
-        self.settings, self.folder, self.keeping, self.tell = settings, folder, keeping, tell
+    def __init__(
+        self,
+        settings: LoopSettings,
+        beginning: Beginning,
+        folder: RunFolder,
+        keeping: Housekeeping | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self.settings, self.beginning, self.folder = settings, beginning, folder
+        self.keeping = keeping or Housekeeping()
+        self.tell: Report = report or (lambda event: None)
         self.step, self.loss_sum, self.loss_count, self.seconds = 0, 0.0, 0, 0.0
 
     def prepare(self, *, resume: bool, restart: bool) -> bool:
@@ -85,10 +167,7 @@ class _Run:
         if not held_out and settings.validation_fraction > 0:
             parts = [split_text(text, settings.validation_fraction) for text in texts]
             texts, held_out = [part[0] for part in parts], [part[1] for part in parts]
-        if begun is None:
-            self.tokenizer = make_tokenizer(settings, texts)
-        else:
-            self.tokenizer = TextTokenizer.from_folder(folder.path)
+        self.tokenizer = self.beginning.tokenizer(texts, begun=begun is not None)
         self._prepare_data(texts, held_out)
         self._prepare_model()
         if begun is None:
@@ -139,8 +218,7 @@ class _Run:
     def _prepare_model(self) -> None:
         settings = self.settings
         torch.manual_seed(settings.seed)
-        model = Decoder(settings.decoder_config(self.tokenizer.vocab_size))
-        self.model = model.to(settings.device).train()
+        self.model = self.beginning.model(self.tokenizer.vocab_size).to(settings.device).train()
         self.optimizer = make_optimizer(self.model, settings)
 
     def go(self) -> None:

@@ -24,7 +24,8 @@ class _HeadCrossEntropy(torch.autograd.Function):
         head = weight.to(hidden.dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        # a frozen head needs no gradient, which would be as large as the head
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for start in range(0, tokens, CHUNK):
             part = slice(start, start + CHUNK)
             target = targets[part, None]
@@ -37,15 +38,17 @@ class _HeadCrossEntropy(torch.autograd.Function):
             gradient.scatter_add_(1, target, gradient.new_full(target.shape, -1.0 / tokens))
             gradient = gradient.to(hidden.dtype)
             grad_hidden[part] = gradient @ head
-            grad_weight += gradient.t() @ hidden[part]
+            if grad_weight is not None:
+                grad_weight += gradient.t() @ hidden[part]
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total / tokens
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grad_outputs[0]
-        return grad_hidden * scale.to(grad_hidden.dtype), grad_weight * scale, None
+        of_weight = None if grad_weight is None else grad_weight * scale
+        return grad_hidden * scale.to(grad_hidden.dtype), of_weight, None
 
 
 def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -76,7 +79,7 @@ def next_token_loss(model: Decoder, batch: Batch, *, precision: str = "float32")
     """Mean loss of a batch, nats per token: a float32 scalar to call `backward` on."""
     weight = _head_weight(model)
     with autocast(precision, weight.device):
-        hidden = model.hidden_states(batch.inputs, document_ids=batch.document_ids)
+        hidden = _hidden(model, batch)
     hidden = hidden.to(torch.bfloat16 if precision == "bfloat16" else torch.float32)
     return head_cross_entropy(hidden.flatten(0, 1), weight, batch.targets.flatten())
 
@@ -86,12 +89,14 @@ def token_losses(model: Decoder, batch: Batch, *, precision: str = "float32") ->
     """Loss of each token, nats, float32 `[windows, seq]`."""
     weight = _head_weight(model)
     with autocast(precision, weight.device):
-        hidden = model.hidden_states(batch.inputs, document_ids=batch.document_ids)
-        rows = [
-            torch.nn.functional.cross_entropy((row @ weight.t()).float(), target, reduction="none")
-            for row, target in zip(hidden, batch.targets, strict=True)
+        hidden = _hidden(model, batch).flatten(0, 1)
+        parts = [
+            torch.nn.functional.cross_entropy((part @ weight.t()).float(), target, reduction="none")
+            for part, target in zip(
+                torch.split(hidden, CHUNK), torch.split(batch.targets.flatten(), CHUNK), strict=True
+            )
         ]
-    return torch.stack(rows)
+    return torch.cat(parts).view(batch.targets.shape)
 
 
 def loss_by_position(
@@ -108,6 +113,12 @@ def loss_by_position(
     count = min(blocks, len(mean))
     edges = [round(i * len(mean) / count) for i in range(count + 1)]
     return [(a, b, float(mean[a:b].mean())) for a, b in pairwise(edges)]
+
+
+def _hidden(model: Decoder, batch: Batch) -> Tensor:
+    """What the head reads; where frequencies depend on length, that of the window."""
+    length = batch.inputs.shape[1] if model.config.needs_seq_len else None
+    return model.hidden_states(batch.inputs, document_ids=batch.document_ids, seq_len=length)
 
 
 def _head_weight(model: Decoder) -> Tensor:

@@ -25,14 +25,13 @@ class Rates(Protocol):
 
 
 def make_optimizer(model: nn.Module, settings: Rates) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay on matrices alone, not on norms and biases.
+    """Fused AdamW over what is trained; weight decay on matrices alone, not on norms and biases.
 
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
     """
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)

@@ -21,6 +21,7 @@ from ropewalk.models.extras import need
 from ropewalk.models.files import read_json, whole_folder, write_json
 
 RUN, LOG, CHECKPOINTS = "run.json", "training-log.jsonl", "checkpoints"
+TRAINED = "trained.safetensors"
 
 
 class RunFolder:
@@ -28,11 +29,12 @@ class RunFolder:
 
     A checkpoint is a folder that was renamed into place when all of it was on the disk: it is whole or it is not there.
     It holds model/ (a Hugging Face folder, float32), optimizer.safetensors (both moments, update counts, random states)
-    and state.json.
+    and state.json. With `trained_only` it holds trained.safetensors instead of model/: the tensors that are trained, by
+    the model's own names, for a model whose rest is frozen and comes from elsewhere.
     """
 
-    def __init__(self, out: str | Path) -> None:
-        self.path = Path(out)
+    def __init__(self, out: str | Path, *, trained_only: bool = False) -> None:
+        self.path, self.trained_only = Path(out), trained_only
         self.log = self.path / LOG
 
     @contextmanager
@@ -152,7 +154,10 @@ class RunFolder:
             return target
         target.parent.mkdir(exist_ok=True)
         with whole_folder(target, frozenset()) as staging:
-            save(model, staging / "model")
+            if self.trained_only:
+                need("safetensors.torch").save_file(trained_tensors(model), staging / TRAINED)
+            else:
+                save(model, staging / "model")
             tensors = {**optimizer_tensors(model, optimizer), **random_states()}
             need("safetensors.torch").save_file(tensors, staging / "optimizer.safetensors")
             write_json(staging / "state.json", {"step": step, **carried})
@@ -166,15 +171,11 @@ class RunFolder:
     def read_checkpoint(self, path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Put a checkpoint into model, optimizer and torch's generators; returns its state.json."""
         state = read_json(path / "state.json")
-        model.load_state_dict(load(path / "model", dtype=torch.float32).state_dict())
-        try:
-            tensors = need("safetensors.torch").load_file(path / "optimizer.safetensors")
-        except Exception as error:  # safetensors has its own exception, which is not importable when it is missing
-            raise RopeError(
-                "train: a checkpoint's optimizer state cannot be read.",
-                facts={"file": str(path / "optimizer.safetensors"), "error": str(error)},
-                cure="Remove this checkpoint's folder: the run goes on from the one before it.",
-            ) from error
+        if self.trained_only:
+            restore_trained(model, _read_tensors(path / TRAINED))
+        else:
+            model.load_state_dict(load(path / "model", dtype=torch.float32).state_dict())
+        tensors = _read_tensors(path / "optimizer.safetensors")
         restore_optimizer(model, optimizer, tensors)
         restore_random(tensors)
         return state
@@ -246,11 +247,49 @@ def _lock(handle: int, lock: Path) -> None:
         ) from error
 
 
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file of a checkpoint."""
+    try:
+        tensors: dict[str, Tensor] = need("safetensors.torch").load_file(path)
+    except Exception as error:  # safetensors has its own exception, which is not importable when it is missing
+        raise RopeError(
+            "train: a checkpoint cannot be read.",
+            facts={"file": str(path), "error": str(error)},
+            cure="Remove this checkpoint's folder: the run goes on from the one before it.",
+        ) from error
+    return tensors
+
+
+def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are trained, by name."""
+    return {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+@torch.no_grad()
+def restore_trained(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put into the model what `trained_tensors` gave; raises `RopeError` where it was of another model."""
+    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != {name: tuple(parameter.shape) for name, parameter in wanted.items()}:
+        raise RopeError(
+            "train: the checkpoint holds other tensors than the model trains.",
+            facts={"only in one of them": sorted(shapes.keys() ^ wanted.keys())[:4]},
+            cure="Begin again, or go on with the settings that it was begun with.",
+        )
+    for name, parameter in wanted.items():
+        parameter.copy_(tensors[name])
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """AdamW's state by parameter: `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`."""
     return {
         f"{kind}.{name}": value.detach().cpu().contiguous()
         for name, parameter in model.named_parameters()
+        if parameter.requires_grad
         for kind, value in optimizer.state[parameter].items()
     }
 
@@ -258,6 +297,8 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Put into the optimizer what `optimizer_tensors` gave."""
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         optimizer.state[parameter] = {
             kind: tensors[f"{kind}.{name}"].to(parameter.device) for kind in ("step", "exp_avg", "exp_avg_sq")
         }
