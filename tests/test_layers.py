@@ -9,10 +9,11 @@ import ropewalk
 
 PACKAGE = Path(ropewalk.__file__).parent
 ORDER = ["shapes", "errors", "eager", "compiled", "rope", "backends", "rotation", "encodings", "attention", "models",
-         "training", "classification", "context", "bench", "comparison", "figures",
+         "training", "classification", "context", "bench", "comparison", "extend", "figures",
          "gallery", "cli", "__main__"]  # fmt: skip
 APART = {("training", "context"), ("context", "training"), ("context", "figures"), ("figures", "context"),
-         ("bench", "context"), ("bench", "training"), ("figures", "bench")}  # fmt: skip
+         ("bench", "context"), ("bench", "training"), ("figures", "bench"),
+         ("figures", "extend")}  # fmt: skip
 # the two doors: the package's own list of names, and the version that the command line prints
 DOORS = {"__init__"}
 

@@ -89,7 +89,7 @@ def save(model: Decoder, folder: str | os.PathLike[str], *, tokenizer: TextToken
     """
     place = _path(folder, "save")
     safetensors_torch = need("safetensors.torch")
-    config, weights = _hugging_face_form(model)
+    config, weights = hugging_face_form(model)
     written = config_to_hf(config)
     weights = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     written["dtype"] = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
@@ -277,7 +277,7 @@ def _open(path: Path, open_files: ExitStack) -> Any:
         ) from error
 
 
-def _hugging_face_form(model: Decoder) -> tuple[DecoderConfig, dict[str, Tensor]]:
+def hugging_face_form(model: Decoder) -> tuple[DecoderConfig, dict[str, Tensor]]:
     """Config and weights to write: half-split if a family can say the model then, else as they are."""
     config, weights = model.config, dict(model.state_dict())
     half = half_split(config)

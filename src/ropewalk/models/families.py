@@ -136,13 +136,14 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
 
 def half_split(config: DecoderConfig) -> DecoderConfig:
     """The config of the same model with its interleaved heads re-ordered, as Hugging Face's families have them."""
-
-    def half(rope: RopeConfig | None) -> RopeConfig | None:
-        whole = rope is not None and rope.interleaved and rope.rotary_dim == rope.head_dim
-        return replace(rope, interleaved=False) if rope is not None and whole else rope
-
     rope = config.rope
-    return replace(config, rope=tuple(map(half, rope)) if isinstance(rope, tuple) else half(rope))
+    return replace(config, rope=tuple(map(half_split_rope, rope)) if isinstance(rope, tuple) else half_split_rope(rope))
+
+
+def half_split_rope(rope: RopeConfig | None) -> RopeConfig | None:
+    """The rope of a head whose features are re-ordered from interleaved to half-split; a partial one stays."""
+    whole = rope is not None and rope.interleaved and rope.rotary_dim == rope.head_dim
+    return replace(rope, interleaved=False) if rope is not None and whole else rope
 
 
 def _family(config: Mapping[str, Any], where: str) -> Family:

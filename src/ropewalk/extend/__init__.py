@@ -1,0 +1,1 @@
+"""A checkpoint that reads further: a method applied, tuned at the new length if asked, written for others to load."""

@@ -1,0 +1,219 @@
+"""What a Hugging Face config can say of a decoder's ropes: the exact block, or the reason why there is none.
+
+A block is never argued to be right. It is read back, and its frequencies and attention factor are held against the
+rope's own at lengths below, at and beyond the trained length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import suppress
+from typing import Any
+
+from ropewalk.context.methods import Ropes, unscaled
+from ropewalk.errors import RopeError
+from ropewalk.models.families import half_split_rope
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE
+
+# methods that no config.json can say: why not, and the nearest one that it can
+_DROPS = "it drops tokens while it runs, and the checkpoint stays as it is"
+_IN_ATTENTION = "it clips or regroups positions inside attention, which no config.json describes"
+INEXPRESSIBLE: dict[str, tuple[str, str]] = {
+    "crop": (_DROPS, "plain"),
+    "rerope": (_IN_ATTENTION, "yarn"),
+    "self-extend": (_IN_ATTENTION, "yarn"),
+    "dca": (_IN_ATTENTION, "yarn"),
+    "dual-chunk": (_IN_ATTENTION, "yarn"),
+    "streaming": (_DROPS, "plain"),
+    "streamingllm": (_DROPS, "plain"),
+    "log-n": ("it scales each query by its own position, and a config has one factor for all", "yarn"),
+    "drope": ("it turns no pair and scales the logits by length, for which the model families have no key", "yarn"),
+}
+EXACT = 1e-9  # relative: a block's numbers are float64, written in full
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HubRope:
+    """A rope as Hugging Face's config.json says it.
+
+    - `parameters`: the `rope_parameters` block. `max_position_embeddings`: tokens.
+    - `original_max_position_embeddings`: tokens, to be written at the top of the config as well, where some readers
+      look for it; None where the block has none.
+    - `rope`: what the block reads back as; half-split.
+    """
+
+    parameters: dict[str, Any]
+    max_position_embeddings: int
+    original_max_position_embeddings: int | None
+    rope: RopeConfig
+
+    def fields(self) -> dict[str, Any]:
+        """The keys of config.json that say it."""
+        found: dict[str, Any] = {
+            "rope_parameters": self.parameters,
+            "max_position_embeddings": self.max_position_embeddings,
+        }
+        if self.original_max_position_embeddings is not None:
+            found["original_max_position_embeddings"] = self.original_max_position_embeddings
+        return found
+
+
+def refuse_inexpressible(method: str) -> None:
+    """Raise `RopeError` for a method that no config.json can say, with the reason and the nearest one that can be said.
+
+    >>> refuse_inexpressible("yarn")
+    >>> refuse_inexpressible("rerope")
+    Traceback (most recent call last):
+        ...
+    ropewalk.errors.RopeError: extend: `rerope` cannot be exported: it clips or regroups positions inside attention...
+    """
+    name = method.lower().replace("_", "-")
+    if name in INEXPRESSIBLE:
+        reason, nearest = INEXPRESSIBLE[name]
+        raise RopeError(
+            f"extend: `{method}` cannot be exported: {reason}.",
+            facts={"method": method, "nearest that can be": nearest},
+            cure=f"Export --method {nearest}, or use `{method}` through ropewalk alone.",
+        )
+
+
+def hub_rope(ropes: Ropes, method: str, *, trained_length: int, target: int) -> HubRope:
+    """The block and length that say these ropes.
+
+    **Arguments:**
+    - `ropes`: each layer's rope with the method applied, None for a layer without.
+    - `method`: its name; `plain` and `as-is` keep the trained length and the stated length, others get `target`.
+    - `trained_length`, `target`: tokens.
+
+    A rule that transformers has no name for, but whose frequencies do not depend on the length, becomes a `longrope`
+    block whose two lists are equal: one divisor per pair.
+
+    **Raises:** `RopeError` for a method of `INEXPRESSIBLE`, ropes that differ from layer to layer, frequencies that
+    depend on position or on length in a way that no block has, and pairs that stand still.
+
+    >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=16)
+    >>> hub_rope((rope, rope), "plain", trained_length=16, target=64).fields()
+    {'rope_parameters': {'rope_type': 'default', 'rope_theta': 10000.0}, 'max_position_embeddings': 16}
+    """
+    refuse_inexpressible(method)
+    distinct = [rope for rope in dict.fromkeys(map(half_split_rope, ropes)) if rope is not None]
+    if len(distinct) != 1:
+        raise RopeError(
+            f"extend: `{method}` cannot be exported: the config of this family has one rope for all layers."
+            if distinct
+            else "extend: no layer has a rope, and the config of every family has one.",
+            facts={"ropes": distinct, "method": method},
+            cure="Use it through ropewalk, or choose a method that gives every layer the same rope.",
+        )
+    rope = distinct[0]
+    length = _stated_length(rope, method, trained_length, target)
+    lengths = sorted({1, max(1, trained_length - 1), trained_length, trained_length + 1, target, 2 * target})
+    for block in _candidates(rope, length, trained_length, target):
+        read = _read(block, rope, length)
+        if read is not None and _same(read, rope, lengths):
+            return _with_extras(block, read, length)
+    raise RopeError(
+        f"extend: `{method}` cannot be exported: {_reason(rope)}.",
+        facts={"rope": rope, "nearest that can be": _nearest(rope)},
+        cure=f"Export {_nearest(rope)}, or use this rope through ropewalk alone.",
+    )
+
+
+def _stated_length(rope: RopeConfig, method: str, trained_length: int, target: int) -> int:
+    """`max_position_embeddings`: the length that is wanted, but where the rule itself starts from the trained one."""
+    if isinstance(rope.scaling, DynamicNTK):
+        return rope.max_position_embeddings or trained_length
+    if method == "as-is":
+        return rope.max_position_embeddings or trained_length
+    return trained_length if method == "plain" else target
+
+
+def _candidates(rope: RopeConfig, length: int, trained_length: int, target: int) -> list[dict[str, Any]]:
+    """Blocks that may say the rope: its own, then one divisor per pair."""
+    blocks = []
+    if not isinstance(rope.scaling, LongRoPE):
+        with suppress(RopeError):  # a rule without a name in transformers
+            blocks.append(rope.to_hf())
+    block = _as_longrope(rope, trained_length, target)
+    return blocks if block is None else [*blocks, block]
+
+
+def _as_longrope(rope: RopeConfig, trained_length: int, target: int) -> dict[str, Any] | None:
+    """The `longrope` block with every number in it, or None where divisors cannot say the frequencies."""
+    rule = rope.scaling
+    switch = rule.original_max_position_embeddings if isinstance(rule, LongRoPE) else trained_length
+    if switch < 2 or (rope.needs_seq_len and not isinstance(rule, LongRoPE)):
+        return None
+    plain = columns_of(unscaled(rope))
+    short, long = columns_of(rope, switch), columns_of(rope, switch + 1)
+    if not all(short) or not all(long) or not all(plain):
+        return None
+    return {
+        "rope_type": "longrope",
+        "rope_theta": rope.theta,
+        "short_factor": [old / new for old, new in zip(plain, short, strict=True)],
+        "long_factor": [old / new for old, new in zip(plain, long, strict=True)],
+        "original_max_position_embeddings": switch,
+        "factor": max(1.0, target / switch),
+        "attention_factor": attention_factor_of(rope, switch + 1),
+    }
+
+
+def _read(block: dict[str, Any], rope: RopeConfig, length: int) -> RopeConfig | None:
+    """The rope that a Llama with this block has; None where the block is refused."""
+    config = {"model_type": "llama", "hidden_size": rope.head_dim, "num_attention_heads": 1, "head_dim": rope.head_dim}
+    try:
+        return RopeConfig.from_hf({**config, "max_position_embeddings": length, "rope_parameters": block})
+    except RopeError:
+        return None
+
+
+def _same(one: RopeConfig, other: RopeConfig, lengths: list[int]) -> bool:
+    """Whether two ropes turn every pair by the same angle at these lengths, and weigh logits the same."""
+
+    def close(a: float, b: float) -> bool:
+        return math.isclose(a, b, rel_tol=EXACT, abs_tol=0.0)
+
+    if (one.rotary_dim, one.axes) != (other.rotary_dim, other.axes) or first_columns_of(other) is not None:
+        return False
+    return all(
+        close(attention_factor_of(one, length), attention_factor_of(other, length))
+        and all(map(close, columns_of(one, length), columns_of(other, length)))
+        for length in lengths
+    )
+
+
+def _with_extras(block: dict[str, Any], read: RopeConfig, length: int) -> HubRope:
+    """The block, with what other readers than transformers need to see the same.
+
+    vLLM reads longrope's factor for queries and keys from `short_mscale` and `long_mscale`, and else takes
+    sqrt(1 + ln s / ln L) whatever `attention_factor` says; so they are there where that would be another number.
+    """
+    trained = block.get("original_max_position_embeddings")
+    if block["rope_type"] == "longrope" and trained is not None:
+        scale, factor = length / trained, block["attention_factor"]
+        assumed = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0
+        if not math.isclose(assumed, factor, rel_tol=EXACT):
+            block = {**block, "short_mscale": factor, "long_mscale": factor}
+    return HubRope(
+        parameters=block, max_position_embeddings=length, original_max_position_embeddings=trained, rope=read
+    )
+
+
+def _reason(rope: RopeConfig) -> str:
+    if first_columns_of(rope) is not None:
+        return "transformers has no key for LongRoPE's unscaled first tokens"
+    if rope.needs_seq_len:
+        return "its frequencies or its attention factor follow the length in a way that no config.json describes"
+    if not all(columns_of(rope)):
+        return "pairs that stand still cannot be said by divisors, and this family has no other key"
+    return "no rope_parameters block gives these frequencies back"
+
+
+def _nearest(rope: RopeConfig) -> str:
+    if first_columns_of(rope) is not None:
+        return "the same factors with unscaled_tokens=0"
+    return "--method dynamic" if rope.needs_seq_len else "--method yarn"
