@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ropewalk import RopeConfig, RopeError
-from ropewalk.attention.attention import Attention, arrange, rotary_tables
+from ropewalk.attention.attention import Attention
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.call import arrange, rotary_tables
 from tests.attention import oracle
 
 HIDDEN, HEADS, DIM, SEQ = 24, 4, 6, 11

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.attend import attend, attend_openly
-from ropewalk.attention.cache import KVCache, SeqLen, same_seq_len
-from ropewalk.attention.masks import Layout, Visibility, lay_out
+from ropewalk.attention.cache import KVCache, SeqLen
+from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, find_places, rotary_tables
+from ropewalk.attention.extension import Extension
+from ropewalk.attention.masks import Layout, Visibility
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.attention.remap import Remap, attend_remapped, attend_remapped_openly
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import norm_rotated, rotated
 from ropewalk.backends.request import Norm, Turn
 from ropewalk.encodings import Encoding, EncodingConfig, Places, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
-from ropewalk.rotation.rotate import check_tables
+from ropewalk.rotation.rotate import check_tables, rotate
 from ropewalk.shapes import Float, Int, Real, Shaped
 
 
-class RotaryTables(NamedTuple):
-    """What one call rotates by: cos and sin `[seq or batch, seq, pairs]`, and the factor for queries and keys."""
-
-    cos: Tensor
-    sin: Tensor
+class _Turning(TypedDict):
+    interleaved: bool
+    rotary_dim: int | None
     scale: float
 
 
@@ -42,6 +42,7 @@ class Attention(nn.Module):
       `ropewalk.encodings`, by name ("alibi", "t5", "rope", ...) or with its settings.
     - `causal`: False sees both ways. `sliding_window`: tokens; query p sees key j where p - window < j <= p, and where
       not causal |p - j| <= window, both as transformers does.
+    - `extension`: one of `ropewalk.attention.extension`, which remaps relative positions or scales logits.
     - `qk_norm`: RMSNorm over each head before the rotation, as Qwen3. `norm_eps` is its epsilon.
     - `bias` of q, k, v; `output_bias` of o (None: as `bias`). `attention_dropout`, `residual_dropout`: probabilities,
       applied in training only, to the weights and to the output.
@@ -65,6 +66,7 @@ class Attention(nn.Module):
         encoding: str | EncodingConfig | RopeConfig | Encoding | None = None,
         causal: bool = True,
         sliding_window: int | None = None,
+        extension: Extension | None = None,
         qk_norm: bool = False,
         norm_eps: float = 1e-6,
         bias: bool = False,
@@ -102,6 +104,8 @@ class Attention(nn.Module):
         self.encoding: Encoding | None = None
         self._shared: tuple[Encoding, ...] = ()
         self._set_encoding(rope, encoding)
+        self.extension: Extension | None = None
+        self.set_extension(extension)
 
     @property
     def rope(self) -> RopeConfig | None:
@@ -142,6 +146,22 @@ class Attention(nn.Module):
             )
         self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
 
+    def set_extension(self, extension: Extension | None) -> None:
+        """Extend by another method from now on; raises `RopeError` where this layer cannot."""
+        remaps = extension is not None and extension.remaps
+        if remaps and (self.rotary is None or not self.causal or self.sliding_window is not None):
+            raise RopeError(
+                "Attention: an extension remaps the positions of causal attention with a rope over all earlier tokens.",
+                facts={
+                    "extension": extension,
+                    "rope": self.rope,
+                    "causal": self.causal,
+                    "sliding_window": self.sliding_window,
+                },
+                cure="Leave this layer without it: a sliding window no longer than the trained length needs none.",
+            )
+        self.extension = extension
+
     def forward(
         self,
         hidden_states: Float[Tensor, "batch seq hidden"],
@@ -156,6 +176,7 @@ class Attention(nn.Module):
         layout: Layout | None = None,
         tables: RotaryTables | None = None,
         places: Places | None = None,
+        remap: Remap | None = None,
     ) -> (
         Float[Tensor, "batch seq hidden"]
         | tuple[Float[Tensor, "batch seq hidden"], Float[Tensor, "batch heads seq keys"]]
@@ -169,8 +190,9 @@ class Attention(nn.Module):
         - `document_ids`: integers `[batch, seq]`; a new document begins where the id changes; no attention across.
         - `seq_len`: tokens, an int or `[batch]`: required where frequencies depend on length, unless the cache has it.
         - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout, computed in the open.
-        - `layout`, `tables`, `places`: a model builds them once per forward and hands them to its layers, instead of
-          the above: tables for a rope, places (`encodings.Places`) for another encoding.
+        - `layout`, `tables`, `places`, `remap`: a model builds them once per forward and hands them to its layers,
+          instead of the above: tables for a rope, places (`encodings.Places`) for another encoding, a `Remap` for an
+          extension.
 
         Returns `[batch, seq, hidden]`, or that and the weights. With a cache no gradients are kept, and the cache
         counts the tokens as stored when its last layer has written. Raises `RopeError` for arguments that do not fit.
@@ -193,20 +215,23 @@ class Attention(nn.Module):
         whose, length = layout, agreed_seq_len(seq_len, cache)
         if layout is None:
             layout = arrange(hidden_states, attention_mask, document_ids, cache, where="Attention")
-        if tables is None and self.rotary is not None:
+        if remap is None and self.extension is not None:
+            remap = Remap(self.rotary, self.extension, layout, position_ids, length, hidden_states.dtype)
+        if tables is None and self.rotary is not None and not (remap and remap.extension.remaps):
             tables = rotary_tables(self.rotary, layout, position_ids, length, dtype=hidden_states.dtype)
         if places is None and (self.encoding is not None or self._shared):
             places = find_places(layout, position_ids)
         with torch.no_grad() if cache is not None else nullcontext():
             if self.encoding is not None and places is not None:
                 hidden_states = self.encoding.embedded(hidden_states, places.queries)
-            out, weights = self._attend(hidden_states, layout, tables, places, cache, layer, need_weights)
+            out, weights = self._attend(hidden_states, layout, tables, places, remap, cache, layer, need_weights)
         if cache is not None and whose is None and layer == cache.num_layers - 1:
             cache.commit(layout)
         return (out, weights) if weights is not None else out
 
     def _check_cache(self, cache: KVCache, layer: int) -> None:
         """The cache is for this layer's rope, and knows it where it must watch its length."""
+        check_unrotated(cache, self.extension, self._shared[0] if self._shared else self.encoding)
         known = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
         must_know = self.rope is not None and self.rope.needs_seq_len
         if known != self.rope and (cache.ropes is not None or must_know):
@@ -222,6 +247,7 @@ class Attention(nn.Module):
         layout: Layout,
         tables: RotaryTables | None,
         places: Places | None,
+        remap: Remap | None,
         cache: KVCache | None,
         layer: int,
         need_weights: bool,
@@ -231,6 +257,11 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(batch, seq, self.num_key_value_heads, self.head_dim)
         v = self.v_proj(x).view(batch, seq, self.num_key_value_heads, self.head_dim)
         q, keys, values = self._turn(q, k, v, layout, tables, places, cache, layer)
+        dropout = self.attention_dropout if self.training else 0.0
+        if remap is not None:
+            q = remap.scaled(q)
+            if remap.extension.remaps:
+                return self._attend_remapped(q.transpose(1, 2), keys, values, remap, dropout, need_weights)
         encoding = self._shared[0] if self._shared else self.encoding
         bias: Tensor | None = None
         if encoding is not None and places is not None:
@@ -238,16 +269,26 @@ class Attention(nn.Module):
         seen = layout.visibility(self.causal, self.sliding_window, whole=need_weights or bias is not None)
         if bias is not None and places is not None:
             bias = _masked(bias, seen, places, (encoding, self.causal, self.sliding_window))
-        dropout = self.attention_dropout if self.training else 0.0
         weights: Tensor | None = None
         if need_weights:
             out, weights = attend_openly(q.transpose(1, 2), keys, values, seen, dropout, bias)
         else:
             out = attend(q.transpose(1, 2), keys, values, seen, dropout, bias)
-        out = self.o_proj(out.transpose(1, 2).reshape(batch, seq, self.num_attention_heads * self.head_dim))
-        if self.training and self.residual_dropout:
-            out = F.dropout(out, self.residual_dropout)
-        return out, weights
+        return self._projected(out), weights
+
+    def _attend_remapped(
+        self, q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if need_weights:
+            out, weights = attend_remapped_openly(q, keys, values, remap, dropout)
+            return self._projected(out), weights
+        return self._projected(attend_remapped(q, keys, values, remap, dropout)), None
+
+    def _projected(self, out: Tensor) -> Tensor:
+        """`[batch, heads, seq, head_dim]` to `[batch, seq, hidden]`."""
+        batch, heads, seq, head_dim = out.shape
+        out = self.o_proj(out.transpose(1, 2).reshape(batch, seq, heads * head_dim))
+        return F.dropout(out, self.residual_dropout) if self.training and self.residual_dropout else out
 
     def _turn(
         self,
@@ -261,12 +302,19 @@ class Attention(nn.Module):
         layer: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, rotation and the write into the cache, in one pass where that can be; keys and values heads first."""
-        norm = _fusable(self.q_norm, self.k_norm) if tables is not None else None
+        fresh = tables is not None and tables.keys is None  # keys are turned here, not when they are read
+        norm = _fusable(self.q_norm, self.k_norm) if fresh else None
         if norm is None and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if tables is not None and tables.keys is not None and self.rotary is not None and cache is not None:
+            rope = self.rotary.config
+            turn_by = _Turning(interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=tables.scale)
+            keys, values = cache.write(layer, k, v, layout)
+            keys = rotate(keys.to(q.dtype), *tables.keys, layout="bhsd", **turn_by)
+            return rotate(q, tables.cos, tables.sin, layout="bshd", **turn_by), keys, values.to(q.dtype)
         if tables is not None and self.rotary is not None:
             rope = self.rotary.config
-            cos, sin, scale = tables
+            cos, sin, scale, _ = tables
             check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
             weights = () if norm is None else (norm.q_weight, norm.k_weight)
             backend, turn = choose(q, None, k, v, cos, sin, *weights), Turn(rope.interleaved, scale, False, "bshd")
@@ -287,6 +335,22 @@ class Attention(nn.Module):
         return q, keys.to(q.dtype), values.to(q.dtype)
 
 
+def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encoding | None) -> None:
+    """An extension reads unrotated keys; an encoding that knows positions by more than slots cannot be read so."""
+    if extension is not None and extension.remaps and cache.rotated:
+        raise RopeError(
+            "KVCache: an extension in attention reads unrotated keys.",
+            facts={"extension": extension, "cache": cache},
+            cure="Make the cache with rotated=False; model.new_cache does.",
+        )
+    if encoding is not None and not cache.rotated and not encoding.by_slots:
+        raise RopeError(
+            "KVCache: this encoding writes positions into embeddings or keys before they are stored.",
+            facts={"encoding": encoding.config, "cache": cache},
+            cure="Make the cache with rotated=True.",
+        )
+
+
 def _masked(bias: Tensor, seen: Visibility, places: Places, key: tuple[object, ...]) -> Tensor:
     """A bias with minus infinity where nothing is seen, `[1 or batch, heads, seq, keys]`; once if layers share it."""
 
@@ -299,29 +363,6 @@ def _masked(bias: Tensor, seen: Visibility, places: Places, key: tuple[object, .
     return places.once((id(bias), *key), join) if places.holds(bias) else join()
 
 
-def find_places(layout: Layout, position_ids: Tensor | None) -> Places:
-    """Positions of a call's queries and keys; `position_ids` None are the layout's own.
-
-    In a cache a key's position is its slot, so other position ids are refused with one.
-    """
-    if layout.cached:
-        if position_ids is not None:
-            raise RopeError(
-                "Attention: with this encoding a key in a cache is at its index in the row.",
-                facts={"position_ids": position_ids},
-                cure="Leave `position_ids` out, or run without a cache.",
-            )
-        queries, keys = layout.position_ids(), torch.arange(layout.total, device=layout.device)
-        if queries.ndim == 1:
-            return Places(queries, keys, run=(layout.start, 0))
-        return Places(queries, keys.expand(layout.batch, -1))
-    if position_ids is None:
-        position_ids = layout.position_ids()
-        if position_ids.ndim == 1:
-            return Places(position_ids, position_ids, run=(layout.start, layout.start))
-    return Places(position_ids, position_ids)
-
-
 def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
     """Both norms as one request, if they are ours and nobody listens in on them."""
     for norm in (q_norm, k_norm):
@@ -330,72 +371,6 @@ def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
     assert isinstance(q_norm, RMSNorm)
     assert isinstance(k_norm, RMSNorm)
     return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if q_norm.eps == k_norm.eps else None
-
-
-def arrange(
-    x: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None, cache: KVCache | None, *, where: str
-) -> Layout:
-    """The layout of a call on `x` `[batch, seq, ...]`; refuses documents together with a cache."""
-    batch, seq = x.shape[:2]
-    if cache is None:
-        return lay_out(batch, seq, x.device, attention_mask=attention_mask, document_ids=document_ids, where=where)
-    if document_ids is not None:
-        raise RopeError(
-            f"{where}: packed documents cannot go through a cache.",
-            facts={"document_ids": document_ids, "cache": cache},
-            cure="Give each document its own row, with an attention_mask.",
-        )
-    return cache.lay_out(batch, seq, attention_mask=attention_mask)
-
-
-def agreed_seq_len(seq_len: SeqLen | None, cache: KVCache | None) -> SeqLen | None:
-    """The call's `seq_len`, or its cache's; refuses a call that says otherwise than its cache."""
-    if cache is None:
-        return seq_len
-    if seq_len is not None and not same_seq_len(seq_len, cache.seq_len):
-        raise RopeError(
-            "KVCache: `seq_len` differs from the one that the cache was made for.",
-            facts={"seq_len": seq_len, "cache.seq_len": cache.seq_len},
-            cure="It is fixed for a cache's life: leave it out, or make a new cache with it.",
-        )
-    return cache.seq_len
-
-
-def rotary_tables(
-    rotary: RotaryEmbedding,
-    layout: Layout,
-    position_ids: Tensor | None,
-    seq_len: SeqLen | None,
-    *,
-    dtype: torch.dtype = torch.float32,
-) -> RotaryTables:
-    """cos, sin and factor of one rule for one call; `position_ids` None are the layout's own.
-
-    The tables are float32, or float64 where the model's `dtype` is.
-    """
-    rope = rotary.config
-    if rope.needs_seq_len and seq_len is None:
-        raise RopeError(
-            "RoPE: `seq_len` is required: these frequencies depend on the sequence's length.",
-            facts={"scaling": rope.scaling},
-            cure="Pass seq_len=... (tokens in all, to the end of generation), or a cache that was made with it.",
-        )
-    length = seq_len if rope.needs_seq_len else None
-    if position_ids is None:
-        position_ids = layout.position_ids()
-        if isinstance(length, Tensor) and position_ids.ndim == 1:
-            position_ids = position_ids.expand(layout.batch, -1)
-        if rope.num_axes > 1:
-            position_ids = position_ids[..., None].expand(*position_ids.shape, rope.num_axes)
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    cos, sin = rotary.cos_sin(position_ids, length, dtype=exact)
-    if isinstance(length, Tensor) and length.ndim == 1:
-        factors = [attention_factor_of(rope, int(row)) for row in length.tolist()]
-        if len(set(factors)) > 1:  # Phi-3.5-MoE's two factors on both sides of the switch: each row carries its own
-            by_row = torch.tensor(factors, dtype=exact, device=cos.device)[:, None, None]
-            return RotaryTables(cos * by_row, sin * by_row, 1.0)
-        return RotaryTables(cos, sin, factors[0])
-    return RotaryTables(cos, sin, rotary.attention_factor_at(length))
 
 
 def _refuse_unread(*groups: dict[str, object]) -> None:

@@ -13,6 +13,7 @@ from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE
+from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Float
 
 SeqLen = int | Tensor
@@ -32,6 +33,10 @@ class KVCache:
 
     `seq_len` is an int or int64 `[batch]`; `capacity` (tokens) reserves room ahead; `ropes` are the rules its keys
     are rotated by, one per layer. Raises `RopeError` for impossible sizes or a missing `seq_len`.
+
+    `rotated=False` keeps keys as they were before their rotation and turns them when they are read, each by its slot:
+    for extensions that act in attention, and for `drop`, after which the later tokens stand at smaller positions. It
+    costs one rotation of all keys for each call and layer.
 
     >>> cache = KVCache(num_layers=2, batch=1, num_key_value_heads=1, head_dim=4)
     >>> layout = cache.lay_out(1, 3)
@@ -55,6 +60,7 @@ class KVCache:
         device: torch.device | str = "cpu",
         ropes: Sequence[RopeConfig | None] | None = None,
         step: int = 256,
+        rotated: bool = True,
     ) -> None:
         sizes = {
             "num_layers": num_layers,
@@ -69,7 +75,7 @@ class KVCache:
                 facts={**sizes, "capacity": capacity},
                 cure="model.new_cache(batch) takes the sizes from the model.",
             )
-        self.num_layers, self.step = num_layers, step
+        self.num_layers, self.step, self.rotated = num_layers, step, rotated
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
         self.dtype, self.device = dtype, torch.device(device)
         self.ropes = tuple(ropes) if ropes is not None else None
@@ -148,7 +154,7 @@ class KVCache:
         lengths = tuple(old + count for old, count in zip(self._lengths, new, strict=True))
         self._refuse_outgrowing(lengths)
         total = max(lengths)
-        layout = Layout(batch, seq, self.device, total=total, cached=True, lengths=lengths)
+        layout = Layout(batch, seq, self.device, total=total, cached=True, lengths=lengths, unrotated=not self.rotated)
         if real is None and len(set(self._lengths)) == 1:
             layout.start = self._lengths[0]
         else:
@@ -233,6 +239,42 @@ class KVCache:
             )
         self._lengths = [min(old, new) for old, new in zip(self._lengths, wanted, strict=True)]
 
+    def drop(self, count: int | Sequence[int], *, sinks: int = 0) -> None:
+        """Forget `count` tokens of each row (an int, or one per row) after its first `sinks`; the rest move down.
+
+        A slot is a position: what was token n stands at n - count from then on, and so do the tokens that follow. Keys
+        are kept unrotated and turned by their slot when read, so that they equal keys computed afresh at the new
+        positions, however often tokens are dropped. What deeper layers took from a dropped token stays in their values.
+
+        Raises `RopeError` for a cache of rotated keys, and where a row holds fewer than `sinks` + `count` tokens.
+        Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
+        """
+        counts = list(count) if isinstance(count, Sequence) else [count] * self.batch
+        whole = all(as_whole(number) is not None for number in [*counts, sinks])
+        if len(counts) != self.batch or not whole or min([*counts, sinks]) < 0:
+            raise RopeError(
+                "KVCache.drop: one count of at least 0, or one per row, and at least 0 sinks.",
+                facts={"count": count, "sinks": sinks, "cache": self},
+                cure="Counts and sinks are tokens.",
+            )
+        if self.rotated:
+            raise RopeError(
+                "KVCache.drop: its keys are rotated by the positions that they were stored at.",
+                facts={"cache": self},
+                cure="Make it with new_cache(rotated=False).",
+            )
+        if any(drop and sinks + drop > held for drop, held in zip(counts, self._lengths, strict=True)):
+            raise RopeError(
+                "KVCache.drop: a row holds fewer tokens than its sinks and the count together.",
+                facts={"count": counts, "sinks": sinks, "lengths": self._lengths},
+                cure="Drop fewer tokens.",
+            )
+        for row, (drop, held) in enumerate(zip(counts, self._lengths, strict=True)):
+            if drop:
+                for buffer in (*self._keys, *self._values):
+                    buffer[row, :, sinks : held - drop] = buffer[row, :, sinks + drop : held].clone()
+                self._lengths[row] = held - drop
+
     def reset(self) -> None:
         """Forget every token, keep the room and `seq_len`."""
         self.truncate(0)
@@ -266,7 +308,8 @@ class KVCache:
                 facts={"rows": list(rows), "cache": self, "other": other},
                 cure="Name as many rows as `other` has, each from 0 to batch - 1.",
             )
-        if (other._seq_len is None) != (self._seq_len is None) or other.num_layers != self.num_layers:
+        alike = other.num_layers == self.num_layers and other.rotated == self.rotated
+        if (other._seq_len is None) != (self._seq_len is None) or not alike:
             raise RopeError(
                 "KVCache.replace: the caches are of different models.",
                 facts={"cache": self, "other": other},

@@ -58,6 +58,8 @@ class Layout:
     total: int = 0
     """How many keys each query is held against."""
     cached: bool = False
+    unrotated: bool = False
+    """Whether the cache keeps its keys unrotated."""
     slots: Tensor | None = None
     """int64 `[batch, seq]`, at least 0; None: `start .. start + seq - 1` in every row."""
     real: Tensor | None = None

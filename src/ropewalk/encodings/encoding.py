@@ -59,6 +59,9 @@ class Encoding(nn.Module):
     in_embeddings: ClassVar[bool] = False
     """Whether it acts on embeddings: once in a model, before its first layer."""
 
+    by_slots: ClassVar[bool] = False
+    """Whether it knows positions by the slots of queries and keys alone: then tokens of a cache can move."""
+
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__()
         self.config = config
@@ -87,6 +90,8 @@ class Encoding(nn.Module):
 
 class DistanceBias(Encoding):
     """A bias that is a function of the distance alone, for each head."""
+
+    by_slots: ClassVar[bool] = True
 
     def of_distance(self, distance: Tensor) -> Tensor:
         """Bias `[heads, n]` of int64 distances `[n]`, query - key."""

@@ -39,6 +39,7 @@ class FIRE(EncodingConfig):
 
 class _Interpolated(Encoding):
     config: FIRE
+    by_slots: ClassVar[bool] = True
 
     def __init__(self, config: FIRE, sizes: Sizes) -> None:
         super().__init__(config)

@@ -46,6 +46,7 @@ class TransformerXL(EncodingConfig):
 
 class _Relative(Encoding):
     config: TransformerXL
+    by_slots: ClassVar[bool] = True
 
     def __init__(self, config: TransformerXL, sizes: Sizes) -> None:
         super().__init__(config)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import Attention, arrange, find_places, rotary_tables
+from ropewalk.attention.attention import Attention
+from ropewalk.attention.call import arrange, find_places, rotary_tables
 from ropewalk.attention.masks import Layout
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.encodings import Encoding, EncodingConfig, LearnedAbsolute, Sizes

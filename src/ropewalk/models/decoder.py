@@ -11,16 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import (
-    Attention,
-    RotaryTables,
-    agreed_seq_len,
-    arrange,
-    find_places,
-    rotary_tables,
-)
+from ropewalk.attention.attention import Attention, check_unrotated
 from ropewalk.attention.cache import KVCache, SeqLen
+from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, find_places, rotary_tables
+from ropewalk.attention.extension import Extension, StreamingLLM
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.attention.remap import Remap
 from ropewalk.encodings import Encoding, EncodingConfig, NoPE, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.models.layers import ACTIVATIONS, NORMS, DecoderLayer, FeedForward, make_norm
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 Ropes = RopeConfig | tuple[RopeConfig | None, ...] | None
+Extensions = Extension | tuple[Extension | None, ...] | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,7 @@ class DecoderConfig:
     - `encoding`: instead of a rope one of `ropewalk.encodings`, by name or with its settings; "rope" and "axial" become
       a `rope`.
     - `sliding_window`: tokens, None, or a tuple with one entry per layer.
+    - `extension`: one of `ropewalk.attention.extension`, None, or a tuple with one entry (or None) per layer.
     - `hidden_act`: "swiglu", "gelu", "gelu_tanh", "relu". `norm`: "rmsnorm", "layernorm".
     - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, used in training only.
 
@@ -66,6 +64,7 @@ class DecoderConfig:
     rope: Ropes = None
     encoding: str | EncodingConfig | None = None
     sliding_window: int | tuple[int | None, ...] | None = None
+    extension: Extensions = None
     hidden_act: str = "swiglu"
     norm: str = "rmsnorm"
     norm_eps: float = 1e-5
@@ -110,7 +109,7 @@ class DecoderConfig:
                 )
         if self.encoding is not None:
             self._resolve_encoding(self.head_dim or 0)
-        for name, kind in (("rope", RopeConfig), ("sliding_window", int)):
+        for name, kind in (("rope", RopeConfig), ("sliding_window", int), ("extension", Extension)):
             value = getattr(self, name)
             if isinstance(value, list | tuple):
                 object.__setattr__(self, name, tuple(value))
@@ -152,6 +151,24 @@ class DecoderConfig:
         return window if isinstance(window, tuple) else (window,) * self.num_hidden_layers
 
     @property
+    def extensions(self) -> tuple[Extension | None, ...]:
+        """One extension, or None, per layer."""
+        extension = self.extension
+        return extension if isinstance(extension, tuple) else (extension,) * self.num_hidden_layers
+
+    @property
+    def remaps(self) -> bool:
+        """Whether any layer's extension reads unrotated keys."""
+        return any(extension is not None and extension.remaps for extension in self.extensions)
+
+    @property
+    def streaming(self) -> StreamingLLM | None:
+        """The StreamingLLM that every layer is under, so that a cache may forget; None where one sees further."""
+        kinds = set(self.extensions)
+        only = kinds.pop() if len(kinds) == 1 else None
+        return only if isinstance(only, StreamingLLM) else None
+
+    @property
     def kv_heads(self) -> int:
         """`num_key_value_heads`, resolved."""
         return self.num_key_value_heads or self.num_attention_heads
@@ -185,8 +202,8 @@ class Decoder(nn.Module):
             sizes = Sizes(config.hidden_size, config.num_attention_heads, config.head_dim or 0)
             self.encoding = config.encoding.build(sizes)
         self.layers = nn.ModuleList(
-            _make_layer(config, rope, window, self.encoding)
-            for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
+            _make_layer(config, rope, window, extension, self.encoding)
+            for rope, window, extension in zip(config.ropes, config.sliding_windows, config.extensions, strict=True)
         )
         self.norm = make_norm(config.norm, config.hidden_size, config.norm_eps)
         self.lm_head = None
@@ -259,17 +276,25 @@ class Decoder(nn.Module):
         seq_len = agreed_seq_len(seq_len, cache)
         layout = arrange(input_ids, attention_mask, document_ids, cache, where="Decoder")
         tables: dict[RopeConfig, RotaryTables] = {}
+        remaps: dict[tuple[RopeConfig | None, Extension], Remap] = {}
         with torch.no_grad() if cache is not None else nullcontext():
             x = self.embed_tokens(input_ids)
             places = None if self.config.encoding is None else find_places(layout, position_ids)
             if self.encoding is not None and places is not None:
                 x = self.encoding.embedded(x, places.queries)
             for index, layer in enumerate(self.layers):
-                rotary = cast(DecoderLayer, layer).self_attn.rotary
-                if rotary is not None and rotary.config not in tables:
-                    tables[rotary.config] = rotary_tables(rotary, layout, position_ids, seq_len, dtype=x.dtype)
-                of_layer = None if rotary is None else tables[rotary.config]
-                x = layer(x, layout=layout, tables=of_layer, places=places, cache=cache, layer=index)
+                attention = cast(DecoderLayer, layer).self_attn
+                rotary, extension, of_layer, remap = attention.rotary, attention.extension, None, None
+                if extension is not None:
+                    key = (attention.rope, extension)
+                    if key not in remaps:
+                        remaps[key] = Remap(rotary, extension, layout, position_ids, seq_len, x.dtype)
+                    remap = remaps[key]
+                if rotary is not None and not (extension is not None and extension.remaps):
+                    if rotary.config not in tables:
+                        tables[rotary.config] = rotary_tables(rotary, layout, position_ids, seq_len, dtype=x.dtype)
+                    of_layer = tables[rotary.config]
+                x = layer(x, layout=layout, tables=of_layer, places=places, remap=remap, cache=cache, layer=index)
             x = self.norm(x)
         if cache is not None:
             cache.commit(layout)
@@ -309,6 +334,41 @@ class Decoder(nn.Module):
         other.layers = nn.ModuleList(layers)
         return other
 
+    def with_extension(self, extension: Extensions) -> Decoder:
+        """This model under an extension in attention: the same weights (not copied), `self` left as it is.
+
+        One for all layers that it can serve (with a remapping one, layers without a rope or with a sliding window
+        stay as they are), None for none, or a tuple with one per layer. Raises `RopeError` where no layer can take it.
+
+        >>> from ropewalk.attention.extension import ReRoPE
+        >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+        >>> Decoder(config).with_extension(ReRoPE(window=128)).config.extension
+        ReRoPE(window=128, leak=0.0, log_n=None)
+        """
+        if isinstance(extension, Extension):
+            layers = zip(self.config.ropes, self.config.sliding_windows, strict=True)
+            able = [not extension.remaps or (rope is not None and window is None) for rope, window in layers]
+            if not any(able):
+                raise RopeError(
+                    "with_extension: no layer of this model has a rope over all earlier tokens.",
+                    facts={"extension": extension},
+                    cure="Choose a model with RoPE.",
+                )
+            if not all(able):
+                extension = tuple(extension if takes else None for takes in able)
+        other = _shallow(self)
+        other.config = replace(self.config, extension=extension)
+        twins = []
+        for layer, one in zip(self.layers, other.config.extensions, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            twin = _shallow(layer)
+            twin.self_attn = _shallow(layer.self_attn)
+            twin.self_attn.set_extension(one)
+            twins.append(twin)
+        other.layers = nn.ModuleList(twins)
+        return other
+
     def new_cache(
         self,
         batch: int = 1,
@@ -316,8 +376,11 @@ class Decoder(nn.Module):
         seq_len: SeqLen | None = None,
         capacity: int | None = None,
         dtype: torch.dtype | None = None,
+        rotated: bool | None = None,
     ) -> KVCache:
         """An empty cache for `batch` rows, on the model's device and in its dtype (or `dtype`).
+
+        `rotated`: False keeps keys unrotated, as `KVCache.drop` needs; None: as the model's extension wants it.
 
         `seq_len` (tokens, an int or `[batch]`) is required where frequencies depend on length, and fixed from then on.
         `capacity` (tokens) reserves room ahead: give it where the final length is known.
@@ -333,6 +396,7 @@ class Decoder(nn.Module):
             dtype=dtype or weight.dtype,
             device=weight.device,
             ropes=self.config.ropes,
+            rotated=not self.config.remaps if rotated is None else rotated,
         )
 
     def num_parameters(self) -> int:
@@ -366,10 +430,17 @@ class Decoder(nn.Module):
                 facts={"cache.ropes": cache.ropes, "config.ropes": self.config.ropes},
                 cure="Make it with this model's new_cache.",
             )
+        if cache is not None:
+            for extension in set(self.config.extensions):
+                check_unrotated(cache, extension, self.encoding)
 
 
 def _make_layer(
-    config: DecoderConfig, rope: RopeConfig | None, window: int | None, shared: Encoding | None
+    config: DecoderConfig,
+    rope: RopeConfig | None,
+    window: int | None,
+    extension: Extension | None,
+    shared: Encoding | None,
 ) -> DecoderLayer:
     attention = Attention(
         config.hidden_size,
@@ -379,6 +450,7 @@ def _make_layer(
         rope=rope,
         encoding=config.encoding if shared is None else shared,
         sliding_window=window,
+        extension=extension,
         qk_norm=config.qk_norm,
         norm_eps=config.norm_eps,
         bias=config.attention_bias,

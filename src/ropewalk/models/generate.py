@@ -20,6 +20,7 @@ from ropewalk.rope.values import as_whole, is_number
 Prompts = Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
 _PREFILL = 1024
+_FORGET = 256  # a stream drops tokens in such lots, as each drop moves those that stay
 """Tokens per row that a prompt goes through the model at a time, which bounds memory."""
 
 
@@ -194,7 +195,10 @@ def _prefill(run: _Run, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
     """A cache with all tokens of these rows, and the logits `[rows, vocab]` after the last of each."""
     model, lengths = run.model, [len(run.tokens[row]) for row in rows]
     longest = max(lengths)
-    cache = model.new_cache(len(rows), seq_len=run.fixed_length(rows), capacity=longest + min(run.max_new_tokens, 256))
+    room = longest + min(run.max_new_tokens, 256)
+    if model.config.streaming is not None:
+        room = min(room, model.config.streaming.kept + _PREFILL)
+    cache = model.new_cache(len(rows), seq_len=run.fixed_length(rows), capacity=room)
     padded = torch.zeros(len(rows), longest, dtype=torch.long)
     for at, row in enumerate(rows):
         padded[at, : lengths[at]] = torch.tensor(run.tokens[row])
@@ -211,8 +215,18 @@ def _prefill(run: _Run, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
                 torch.arange(len(rows), device=cache.device), (ends - 1 - begin).clamp(0, hidden.shape[1] - 1)
             ]
             last = at_end if last is None else torch.where(here[:, None], at_end, last)
+            _forget(model, cache, slack=0)
         assert last is not None, "prompts are never empty"
         return cache, model.logits(last)
+
+
+def _forget(model: Decoder, cache: KVCache, *, slack: int) -> None:
+    """Drop what no later token will see, once it is more than `slack` tokens: a stream runs in bounded memory."""
+    streaming = model.config.streaming
+    if streaming is not None:
+        excess = [max(0, held - streaming.kept) for held in cache.lengths.tolist()]
+        if max(excess) > slack:
+            cache.drop(excess, sinks=streaming.sinks)
 
 
 def _feed(run: _Run, rows: Sequence[int], cache: KVCache) -> Tensor:
@@ -233,6 +247,7 @@ def _feed(run: _Run, rows: Sequence[int], cache: KVCache) -> Tensor:
         mask[anew] = 0
     with _evaluating(run.model):
         logits: Tensor = run.model(newest, attention_mask=mask, cache=cache)[:, 0]
+    _forget(run.model, cache, slack=_FORGET)
     if anew:
         fresh, recomputed = _prefill(run, [rows[at] for at in anew])
         cache.replace(anew, fresh)

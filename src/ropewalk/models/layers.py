@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import Attention, RotaryTables
+from ropewalk.attention.attention import Attention
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.call import RotaryTables
 from ropewalk.attention.masks import Layout
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.attention.remap import Remap
 from ropewalk.encodings import Places
 from ropewalk.errors import RopeError
 
@@ -80,12 +82,15 @@ class DecoderLayer(nn.Module):
         layout: Layout,
         tables: RotaryTables | None,
         places: Places | None = None,
+        remap: Remap | None = None,
         cache: KVCache | None = None,
         layer: int = 0,
     ) -> Tensor:
-        """`[batch, seq, hidden]` to the same; `layout`, `tables` and `places` are the forward's."""
+        """`[batch, seq, hidden]` to the same; `layout`, `tables`, `places` and `remap` are the forward's."""
         normed = self.input_layernorm(x)
-        x = x + self.self_attn(normed, layout=layout, tables=tables, places=places, cache=cache, layer=layer)
+        x = x + self.self_attn(
+            normed, layout=layout, tables=tables, places=places, remap=remap, cache=cache, layer=layer
+        )
         out = self.mlp(self.post_attention_layernorm(x))
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)

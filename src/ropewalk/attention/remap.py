@@ -1,0 +1,242 @@
+"""Attention whose relative positions are remapped: one pass per region of keys, joined by their softmaxes' sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.attention.cache import SeqLen
+from ropewalk.attention.extension import Extension, Region, Rule
+from ropewalk.attention.masks import Layout
+from ropewalk.errors import RopeError
+from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.rotation.rotate import rotate
+
+BLOCK = 1024  # queries of one pass over their regions
+OPEN_BLOCK = 256  # queries whose scores exist at one time, where they are written out
+MadeT = TypeVar("MadeT")
+
+
+class Span(NamedTuple):
+    """Keys `first .. last - 1` of one region for one block of queries; `mask` `[rows, keys]`, None: all see all."""
+
+    first: int
+    last: int
+    mask: Tensor | None
+    none: Tensor | None
+    """bool `[rows]`: rows that see no key of the span, or None where there is none."""
+
+
+class Remap:
+    """What one forward needs of one rule and one extension, built once and shared by the layers.
+
+    `index` are the queries' and `keys` the keys' indices in their rows or documents, int64 `[seq]` and `[total]`, or
+    `[batch, ...]`. `rotary` may be None for an extension that remaps nothing.
+    """
+
+    def __init__(
+        self,
+        rotary: RotaryEmbedding | None,
+        extension: Extension,
+        layout: Layout,
+        position_ids: Tensor | None,
+        seq_len: SeqLen | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.extension, self.layout = extension, layout
+        self._rotary = rotary
+        self._seq_len = seq_len if rotary is not None and rotary.config.needs_seq_len else None
+        if position_ids is not None:
+            raise RopeError(
+                "Attention: an extension counts each row's tokens itself.",
+                facts={"position_ids": position_ids, "extension": extension},
+                cure="Leave `position_ids` out; pass an attention_mask or document_ids for rows that differ.",
+            )
+        if isinstance(self._seq_len, Tensor) and self._seq_len.ndim:
+            raise RopeError(
+                "Attention: under an extension all rows of a call share one rule, so frequencies follow one `seq_len`.",
+                facts={"seq_len": seq_len, "extension": extension},
+                cure="Pass one seq_len for all rows, or one row at a time.",
+            )
+        self.exact = torch.float64 if dtype == torch.float64 else torch.float32
+        self.index = layout.position_ids()
+        self.keys = torch.arange(layout.total, device=layout.device) if layout.cached else self.index
+        self.regions = extension.regions() if extension.remaps else ()
+        self._made: dict[object, object] = {}
+
+    def once(self, key: object, make: Callable[[], MadeT]) -> MadeT:
+        """What `make` gives, computed by the first layer that asks."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast(MadeT, self._made[key])
+
+    def scaled(self, q: Tensor) -> Tensor:
+        """Queries `[batch, seq, heads, head_dim]` times the logits' factor."""
+        factor = self.once("factor", lambda: self.extension.logit_scale(self.index))
+        if isinstance(factor, float):
+            return q if factor == 1.0 else q * factor
+        return (q * factor.to(self.exact)[..., None, None]).to(q.dtype)
+
+    def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        """`[batch, heads, rows, head_dim]` turned, with the attention factor."""
+        assert self._rotary is not None, "an extension that remaps has a rope: Attention checks it"
+        rope, factor = self._rotary.config, self._rotary.attention_factor_at(self._seq_len)
+        return rotate(x, *tables, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor, layout="bhsd")
+
+    def _tables(self, rule: Rule, index: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._rotary is not None
+        return self._rotary.cos_sin(rule(index), self._seq_len, dtype=self.exact)
+
+    def turned_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
+        """The queries `begin .. end - 1` of `[batch, heads, seq, head_dim]` as one region turns them."""
+        cos, sin = self.once(("q", number), lambda: self._tables(self.regions[number].query, self.index))
+        return self._turn(q[:, :, begin:end], (cos[..., begin:end, :], sin[..., begin:end, :]))
+
+    def turned_keys(self, keys: Tensor, number: int, first: int, last: int) -> Tensor:
+        """The keys `first .. last - 1` of `[batch, kv_heads, total, head_dim]` as one region meets them."""
+        rule, chosen = self.regions[number].key, keys[:, :, first:last]
+        assert self._rotary is not None
+        if rule is None and self._rotary.attention_factor_at(self._seq_len) == 1:
+            return chosen
+        cos, sin = self.once(("k", number), lambda: self._tables(rule or torch.zeros_like, self.keys))
+        return self._turn(chosen, (cos[..., first:last, :], sin[..., first:last, :]))
+
+    def spans(self, number: int, begin: int, end: int) -> list[Span]:
+        """The keys of one region for the queries `begin .. end - 1` of a plain call: those all see, and the fringes."""
+        return self.once(("spans", number, begin, end), lambda: self._find_spans(self.regions[number], begin, end))
+
+    def _find_spans(self, region: Region, begin: int, end: int) -> list[Span]:
+        rows = self.index[begin:end]
+        low, high = region.low(rows), region.high(rows)
+        first, last = int(low.min()), int(high.max())
+        core = int(low.max()), int(high.min())
+        if last <= first:
+            return []
+        if core[0] >= core[1]:
+            return [_masked_span(low, high, first, last)]
+        pieces = [_masked_span(low, high, first, core[0])] if first < core[0] else []
+        pieces.append(Span(*core, None, None))
+        if core[1] < last:
+            pieces.append(_masked_span(low, high, core[1], last))
+        return pieces
+
+
+def _masked_span(low: Tensor, high: Tensor, first: int, last: int) -> Span:
+    columns = torch.arange(first, last, device=low.device)
+    mask = (columns >= low[:, None]) & (columns < high[:, None])
+    none = ~mask.any(-1)
+    if not bool(none.any()):
+        return Span(first, last, mask, None)
+    return Span(first, last, mask | none[:, None], none)  # such rows see all, finite, and count for nothing
+
+
+def attend_remapped(q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0) -> Tensor:
+    """Attention under an extension; q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]` unrotated.
+
+    Returns q's shape. Numerics: each region's softmax in the kernel's own precision, joined in float32 (float64 for
+    float64). On the CPU without gradients the fused kernel serves each region; elsewhere scores are written out for 256
+    queries at a time.
+    """
+    if _splits(q, keys, values) and remap.layout.plain and not dropout and q.numel():
+        return _attend_by_spans(q, keys, values, remap)
+    return attend_remapped_openly(q, keys, values, remap, dropout, need_weights=False)[0]
+
+
+def _splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether the kernel that also returns the softmax's denominator can be used: CPU, eager, without gradients."""
+    if torch.compiler.is_compiling() or q.device.type != "cpu" or type(q) is not Tensor:
+        return False
+    grads = torch.is_grad_enabled() and (q.requires_grad or keys.requires_grad or values.requires_grad)
+    return not grads and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> Tensor:
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    batch, heads, seq, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    groups = heads // kv_heads
+    start, blocks = remap.layout.start, []
+    edges = [edge - start for edge in remap.extension.edges(start, start + seq, BLOCK)]
+    whole: dict[int, Tensor] = {}
+    for begin, end in pairwise(edges):
+        rows, parts = end - begin, []
+        for number in range(len(remap.regions)):
+            spans = remap.spans(number, begin, end)
+            if not spans:
+                continue
+            turned = remap.turned_queries(q, number, begin, end).reshape(batch, kv_heads, groups * rows, head_dim)
+            for first, last, mask, none in spans:
+                if len(edges) == 2:
+                    near = remap.turned_keys(keys, number, first, last)
+                else:  # several blocks meet the same keys: all are turned once
+                    if number not in whole:
+                        whole[number] = remap.turned_keys(keys, number, 0, keys.shape[2])
+                    near = whole[number][:, :, first:last]
+                seen = None if mask is None else _additive(mask, turned.dtype).repeat(groups, 1)
+                out, total = fused(turned, near, values[:, :, first:last], 0.0, False, attn_mask=seen)
+                if none is not None:
+                    total = total.masked_fill(none.repeat(groups), float("-inf"))
+                parts.append((out, total))
+        joined = _join(parts)
+        blocks.append(joined.reshape(batch, heads, rows, head_dim).to(q.dtype))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+
+
+def _join(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Softmaxes over disjoint keys as one: each weighted by its share of the whole sum."""
+    if len(parts) == 1:
+        return parts[0][0]
+    totals = torch.stack([total for _, total in parts])
+    shares = totals.softmax(0)[..., None]
+    whole = parts[0][0].to(shares.dtype) * shares[0]
+    for (out, _), share in zip(parts[1:], shares[1:], strict=True):
+        whole += out.to(shares.dtype) * share
+    return whole
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+
+def attend_remapped_openly(
+    q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0, *, need_weights: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """The same written out, for any layout, with the weights `[batch, heads, seq, total]` before dropout if asked."""
+    heads, seq = q.shape[1:3]
+    groups = heads // keys.shape[1]
+    total = keys.shape[2]
+    seen = remap.layout.visibility(True, None, whole=True).mask
+    turned = []
+    for number in range(len(remap.regions)):
+        near = remap.turned_keys(keys, number, 0, total)
+        turned.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
+    wide = values.repeat_interleave(groups, 1).to(remap.exact)
+    outs, weights = [], []
+    for begin in range(0, seq, OPEN_BLOCK):
+        end = min(begin + OPEN_BLOCK, seq)
+        scores = torch.full((), float("-inf"), dtype=remap.exact, device=q.device)
+        index = remap.index[..., begin:end, None]
+        for number, (region, near) in enumerate(zip(remap.regions, turned, strict=True)):
+            places = remap.keys[..., None, :]
+            here = (places >= region.low(index)) & (places < region.high(index))
+            here = here if here.ndim == 2 else here[:, None]
+            mine = remap.turned_queries(q, number, begin, end).to(remap.exact) @ near / math.sqrt(q.shape[-1])
+            scores = torch.where(here, mine, scores)
+        if seen is not None:
+            scores = scores.masked_fill(~seen[..., begin:end, :], float("-inf"))
+        if remap.layout.real is not None and not remap.layout.cached:
+            # A padded query sees itself alone, whatever its region: what it gives means nothing, but stays finite.
+            blind = (scores == float("-inf")).all(-1, keepdim=True)
+            scores = scores.masked_fill(blind, 0.0)
+        share = scores.softmax(-1)
+        outs.append((F.dropout(share, dropout) if dropout else share) @ wide)
+        if need_weights:
+            weights.append(share)
+    out = torch.cat(outs, dim=2).to(q.dtype) if outs else torch.zeros_like(q)
+    return out, torch.cat(weights, dim=2) if need_weights else None

@@ -1,0 +1,401 @@
+"""Extensions in attention against their papers' relative positions, one query and key at a time, and in every use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ropewalk as rw
+from ropewalk.attention import remap
+from ropewalk.attention.attention import Attention
+from ropewalk.attention.extension import (
+    DroPE,
+    DualChunk,
+    Extension,
+    LogN,
+    ReRoPE,
+    SelfExtend,
+    StreamingLLM,
+)
+from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.generate import generate
+from ropewalk.rope.scaling import DynamicNTK, YaRN
+from tests.attention.oracle import turn
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
+ROPE = rw.RopeConfig(head_dim=HEAD_DIM, interleaved=False)
+EXTENSIONS: list[Extension] = [
+    ReRoPE(window=5),
+    ReRoPE(window=7, leak=0.25, log_n=9),
+    SelfExtend(group=3, window=6),
+    SelfExtend(group=4, window=5, log_n=6),
+    DualChunk(chunk=6, trained_length=8),
+    DualChunk(chunk=5, trained_length=16, log_n=7),
+    StreamingLLM(window=6, sinks=3),
+    StreamingLLM(window=9, sinks=0),
+    LogN(trained_length=5),
+    DroPE(factor=4.0),
+]
+REMAPPING = [extension for extension in EXTENSIONS if extension.remaps]
+
+
+def relative(extension: Extension, m: int, n: int) -> float | None:
+    """The paper's relative position of a query at m and a key at n <= m; None where the key is not seen."""
+    d = m - n
+    match extension:
+        case ReRoPE(window=w, leak=leak):
+            return d if d < w else w + leak * (d - w)
+        case SelfExtend(group=g, window=w):
+            return d if d < w else m // g - n // g + w - w // g
+        case DualChunk(chunk=s, trained_length=c):
+            if m // s == n // s:
+                return d
+            within = min(s + m % s, c - 1) if m // s - n // s == 1 else c - 1
+            return within - n % s
+        case StreamingLLM(window=w, sinks=sinks):
+            if d < w:
+                return d
+            # the paper's: positions within the cache, which holds the sinks and the last w tokens
+            held = [*range(sinks), *range(max(sinks, m - w + 1), m + 1)]
+            return held.index(m) - held.index(n) if n in held else None
+    return d
+
+
+def factor(extension: Extension, m: int) -> float:
+    """What the logits of query m are multiplied by."""
+    if isinstance(extension, DroPE):
+        return 1 + 0.412 * math.log(extension.factor)
+    length = extension.trained_length if isinstance(extension, LogN) else getattr(extension, "log_n", None)
+    return 1.0 if length is None else max(1.0, math.log(m + 1) / math.log(length))
+
+
+def oracle(layer: Attention, x: np.ndarray, extension: Extension) -> np.ndarray:
+    """Output `[seq, hidden]` of one row: each score formed alone, in float64 NumPy."""
+    w = {name: value.detach().double().numpy() for name, value in layer.state_dict().items()}
+    seq = len(x)
+    q, k, v = ((x @ w[f"{name}_proj.weight"].T).reshape(seq, -1, HEAD_DIM) for name in "qkv")
+    out = np.zeros((seq, HEADS, HEAD_DIM))
+    for head in range(HEADS):
+        group = head * KV_HEADS // HEADS
+        for m in range(seq):
+            scores = np.full(seq, -np.inf)
+            for n in range(m + 1):
+                d = relative(extension, m, n)
+                if d is not None:
+                    turned = turn(q[m, head], d, theta=10_000.0, rotary_dim=HEAD_DIM, interleaved=False)
+                    scores[n] = turned @ k[n, group] / math.sqrt(HEAD_DIM) * factor(extension, m)
+            share = np.exp(scores - scores.max())
+            out[m, head] = share @ v[:, group] / share.sum()
+    return out.reshape(seq, -1) @ w["o_proj.weight"].T
+
+
+def make_layer(extension: Extension, dtype: torch.dtype = torch.float64) -> Attention:
+    torch.manual_seed(1)
+    layer = Attention(24, HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rope=ROPE, extension=extension)
+    for weight in layer.parameters():
+        weight.data.mul_(3)
+    return layer.to(dtype).eval()
+
+
+def make_model(extension: Extension | None, layers: int = 3) -> Decoder:
+    torch.manual_seed(2)
+    config = DecoderConfig(
+        vocab_size=50, hidden_size=24, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rope=ROPE, extension=extension,
+    )  # fmt: skip
+    model = Decoder(config).double().eval()
+    for weight in model.parameters():
+        weight.data.mul_(5)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of a few queries, so that short rows have several."""
+    monkeypatch.setattr(remap, "BLOCK", 8)
+    monkeypatch.setattr(remap, "OPEN_BLOCK", 5)
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
+@pytest.mark.parametrize("grad", [False, True], ids=["fused", "open"])
+def test_it_is_the_papers_relative_position(extension, grad):
+    """Every score against the formula, by the fused passes and written out."""
+    layer, x = make_layer(extension), torch.randn(1, 37, 24, dtype=torch.float64)
+    with torch.set_grad_enabled(grad):
+        found = layer(x)[0].detach()
+    np.testing.assert_allclose(found, oracle(layer, x[0].numpy(), extension), atol=1e-12, rtol=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from([ReRoPE, SelfExtend, DualChunk, StreamingLLM]),
+    a=st.integers(1, 20),
+    b=st.integers(1, 12),
+    seq=st.integers(1, 33),
+)
+def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int):
+    """Windows longer than the row, groups longer than the window, chunks of one token."""
+    made: dict[object, Extension] = {
+        ReRoPE: ReRoPE(window=a, leak=1 / b),
+        SelfExtend: SelfExtend(group=b, window=a),
+        DualChunk: DualChunk(chunk=a, trained_length=a + b),
+        StreamingLLM: StreamingLLM(window=a, sinks=b),
+    }
+    layer, x = make_layer(made[kind]), torch.randn(1, seq, 24, dtype=torch.float64)
+    with torch.no_grad():
+        found = layer(x)[0]
+    np.testing.assert_allclose(found, oracle(layer, x[0].numpy(), made[kind]), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("extension", [*EXTENSIONS, None], ids=repr)
+def test_token_by_token_is_the_full_forward(extension):
+    """Law 9: across every window's and chunk's edge, in one step, in lots, and one by one."""
+    model, ids = make_model(extension), torch.randint(0, 50, (2, 41))
+    with torch.no_grad():
+        full = model(ids)
+        for cuts in ([41], [13, 14, 30, 41], list(range(1, 42))):
+            cache, parts, start = model.new_cache(2, rotated=False if extension is None else None), [], 0
+            for end in cuts:
+                parts.append(model(ids[:, start:end], cache=cache))
+                start = end
+            torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("extension", REMAPPING, ids=repr)
+def test_float32_holds_the_issues_bar(extension):
+    """1e-5 in float32 between decoding and the full forward, on weights of ordinary size."""
+    torch.manual_seed(3)
+    model = Decoder(replace(make_model(extension).config)).eval()
+    ids = torch.randint(0, 50, (1, 64))
+    with torch.no_grad():
+        cache = model.new_cache()
+        steps = torch.cat([model(ids[:, i : i + 1], cache=cache) for i in range(64)], 1)
+        torch.testing.assert_close(steps, model(ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
+def test_rows_of_unequal_length_are_each_their_own(extension):
+    """Left-padded, right-padded, in a ragged cache, and packed: each row as if it were alone."""
+    model = make_model(extension)
+    rows = [torch.randint(0, 50, (1, length)) for length in (29, 11, 20)]
+    with torch.no_grad():
+        alone = [model(row)[0] for row in rows]
+        for left in (True, False):
+            ids, mask = torch.zeros(3, 29, dtype=torch.long), torch.zeros(3, 29, dtype=torch.long)
+            for at, row in enumerate(rows):
+                where = slice(29 - row.shape[1], None) if left else slice(0, row.shape[1])
+                ids[at, where], mask[at, where] = row[0], 1
+            together = model(ids, attention_mask=mask)
+            cache = model.new_cache(3)
+            cached = torch.cat(
+                [model(ids[:, a:b], attention_mask=mask[:, a:b], cache=cache) for a, b in ((0, 17), (17, 29))], 1
+            )
+            for at, want in enumerate(alone):
+                torch.testing.assert_close(together[at][mask[at].bool()], want, atol=1e-11, rtol=0)
+                torch.testing.assert_close(cached[at][mask[at].bool()], want, atol=1e-11, rtol=0)
+        documents = torch.cat([torch.full_like(row, at) for at, row in enumerate(rows)], 1)
+        packed = model(torch.cat(rows, 1), document_ids=documents)[0]
+        torch.testing.assert_close(packed, torch.cat(alone), atol=1e-11, rtol=0)
+
+
+def test_weights_are_shown():
+    """need_weights gives the same output and rows that sum to one."""
+    layer, x = make_layer(DualChunk(chunk=6, trained_length=8)), torch.randn(2, 21, 24, dtype=torch.float64)
+    with torch.no_grad():
+        out, weights = layer(x, need_weights=True)
+        torch.testing.assert_close(out, layer(x), atol=1e-12, rtol=0)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, HEADS, 21, dtype=torch.float64))
+
+
+def test_gradients_flow():
+    """The open form is differentiable: against finite differences."""
+    layer = make_layer(SelfExtend(group=2, window=3))
+    x = torch.randn(1, 7, 24, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+def test_a_scaled_rope_keeps_its_attention_factor():
+    """YaRN's factor reaches every region, also the one whose keys are not rotated."""
+    rope = replace(ROPE, scaling=YaRN(4.0, 16))
+    layer = Attention(24, HEADS, head_dim=HEAD_DIM, rope=rope, extension=ReRoPE(window=4)).double().eval()
+    plain = Attention(24, HEADS, head_dim=HEAD_DIM, rope=rope).double().eval()
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 4, 24, dtype=torch.float64)
+    with torch.no_grad():  # within the window it is the plain rope
+        torch.testing.assert_close(layer(x), plain(x), atol=1e-13, rtol=0)
+        longer = torch.randn(1, 12, 24, dtype=torch.float64)
+        fused = layer(longer)
+    torch.testing.assert_close(fused, layer(longer).detach(), atol=1e-13, rtol=0)
+    weights = layer(longer, need_weights=True)[1][0, :, 11, 0].log()
+    near = layer(longer, need_weights=True)[1][0, :, 11, 1].log()
+    q, k = (m(longer).view(12, HEADS, HEAD_DIM) for m in (layer.q_proj, layer.k_proj))
+    turned = layer.rotary.rotate(q[None, 11:], position_ids=torch.tensor([4]))[0, 0]
+    scale = rope_factor = layer.rotary.attention_factor_at(None)
+    want = ((turned * (k[0] - k[1])).sum(-1) * scale / math.sqrt(HEAD_DIM)).detach()
+    assert rope_factor > 1
+    torch.testing.assert_close((weights - near).detach(), want, atol=1e-12, rtol=0)
+
+
+def test_dropped_tokens_leave_keys_as_if_computed_afresh():
+    """After a thousand drops a layer gives what it gives for the tokens that stayed, within 1e-6 in float32."""
+    torch.manual_seed(4)
+    layer = Attention(24, HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rope=ROPE).eval()
+    cache = rw.KVCache(num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rotated=False)
+    tokens = torch.randn(1, 4000, 24)
+    stayed: list[int] = []
+    with torch.no_grad():
+        for step in range(1000):
+            new = list(range(4 * step, 4 * step + 4))
+            found = layer(tokens[:, new], cache=cache)
+            stayed += new
+            if step % 100 == 99:
+                torch.testing.assert_close(found, layer(tokens[:, stayed])[:, -4:], atol=1e-6, rtol=0)
+            if len(stayed) > 300:
+                cache.drop(5, sinks=2)
+                del stayed[2:7]
+    assert cache.lengths.tolist() == [len(stayed)]
+
+
+def test_a_stream_that_forgets_is_the_stream_that_remembers():
+    """Dropping what StreamingLLM does not see changes nothing, in any layer, row by row."""
+    streaming = StreamingLLM(window=6, sinks=3)
+    model, ids = make_model(streaming), torch.randint(0, 50, (2, 40))
+    with torch.no_grad():
+        full, cache, parts = model(ids), model.new_cache(2), []
+        for step in range(40):
+            parts.append(model(ids[:, step : step + 1], cache=cache))
+            if step % 3 == 0:
+                held = int(cache.lengths[0])
+                cache.drop(max(0, held - streaming.kept), sinks=3)
+        torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-11, rtol=0)
+    assert cache.capacity <= 256
+
+
+def test_generation_streams_in_bounded_memory(monkeypatch):
+    """Greedy tokens are those of the full forward, and the cache never holds more than its lot."""
+    from ropewalk.models import generate as module
+
+    monkeypatch.setattr(module, "_FORGET", 4)
+    monkeypatch.setattr(module, "_PREFILL", 10)
+    model = make_model(StreamingLLM(window=6, sinks=3))
+    longest: list[int] = []
+    drop = rw.KVCache.drop
+    monkeypatch.setattr(
+        rw.KVCache, "drop", lambda self, *a, **k: (longest.append(int(self.lengths.max())), drop(self, *a, **k))[1]
+    )
+    prompt = torch.randint(0, 50, (1, 33)).tolist()[0]
+    out = list(prompt)
+    with torch.no_grad():
+        for _ in range(30):
+            out.append(int(model(torch.tensor([out]))[0, -1].argmax()))
+    assert generate(model, [prompt], max_new_tokens=30, temperature=0.0)[0][-30:] == out[-30:]
+    assert longest
+    assert max(longest) <= 9 + 10
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
+def test_generation_is_the_full_forward(extension):
+    """Greedy decoding of unequal rows under each."""
+    model = make_model(extension)
+    prompts = [torch.randint(0, 50, (n,)).tolist() for n in (17, 5)]
+    found = generate(model, prompts, max_new_tokens=12, temperature=0.0)
+    for prompt, tokens in zip(prompts, found, strict=True):
+        want = list(prompt)
+        with torch.no_grad():
+            for _ in range(12):
+                want.append(int(model(torch.tensor([want]))[0, -1].argmax()))
+        assert tokens[-12:] == want[-12:]
+
+
+def test_saved_and_loaded(tmp_path):
+    """A config with an extension goes through a file of our own form."""
+    model = make_model(None).with_extension((None, SelfExtend(group=2, window=4), LogN(trained_length=9)))
+    rw.save(model, tmp_path / "m")
+    back = rw.load(tmp_path / "m", dtype=torch.float64)
+    assert back.config == model.config
+    ids = torch.randint(0, 50, (1, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(back(ids), model(ids))
+
+
+def test_layers_that_cannot_take_it_stay():
+    """A layer without a rope or with a sliding window keeps what it has."""
+    config = replace(make_model(None).config, rope=(ROPE, None, ROPE), sliding_window=(None, None, 4))
+    extended = Decoder(config).with_extension(ReRoPE(window=3))
+    assert extended.config.extensions == (ReRoPE(window=3), None, None)
+    assert extended.new_cache().rotated is False
+    with pytest.raises(rw.RopeError, match="no layer"):
+        Decoder(replace(config, rope=None, sliding_window=None)).with_extension(ReRoPE(window=3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ReRoPE(window=0),
+        lambda: ReRoPE(window=4, leak=1.5),
+        lambda: ReRoPE(window=4, log_n=1),
+        lambda: SelfExtend(group=0, window=4),
+        lambda: DualChunk(chunk=8, trained_length=8),
+        lambda: StreamingLLM(window=True),
+        lambda: StreamingLLM(window=3, sinks=-1),
+        lambda: LogN(trained_length=1),
+        lambda: DroPE(factor=0.5),
+        lambda: DroPE(factor=math.nan),
+    ],
+)
+def test_impossible_settings_are_refused(make):
+    """Each with its own message."""
+    with pytest.raises(rw.RopeError):
+        make()
+
+
+def test_impossible_uses_are_refused():
+    """A cache of rotated keys, positions of one's own, both ways at once, lengths that frequencies follow by row."""
+    model, ids = make_model(ReRoPE(window=4)), torch.randint(0, 50, (2, 6))
+    with pytest.raises(rw.RopeError, match="unrotated"):
+        model(ids, cache=model.new_cache(2, rotated=True))
+    with pytest.raises(rw.RopeError, match="counts each row's tokens itself"):
+        model(ids, position_ids=torch.arange(6))
+    with pytest.raises(rw.RopeError, match="causal"):
+        Attention(32, HEADS, rope=ROPE, causal=False, extension=ReRoPE(window=4))
+    dynamic = replace(ROPE, scaling=DynamicNTK(1.0), max_position_embeddings=4)
+    with pytest.raises(rw.RopeError, match="one"):
+        model.with_rope(dynamic)(ids, seq_len=torch.tensor([6, 12]))
+
+
+def test_impossible_drops_are_refused():
+    """A cache of rotated keys, too many tokens, negative counts, a wrong number of rows."""
+    model = make_model(None)
+    rotated, cache = model.new_cache(2), model.new_cache(2, rotated=False)
+    with torch.no_grad():
+        model(torch.randint(0, 50, (2, 6)), cache=cache)
+    with pytest.raises(rw.RopeError, match="rotated by the positions"):
+        rotated.drop(0)
+    for count, sinks in ((7, 0), (3, 4), (-1, 0), ([1, 2, 3], 0), (1.5, 0), (1, -1)):
+        with pytest.raises(rw.RopeError, match="drop"):
+            cache.drop(count, sinks=sinks)
+    cache.drop([2, 0], sinks=1)
+    assert cache.lengths.tolist() == [4, 6]
+    with pytest.raises(rw.RopeError, match="different models"):
+        cache.replace([0], model.new_cache(1))
+
+
+def test_encodings_that_write_positions_down_refuse_an_unrotated_cache():
+    """Their embeddings or keys would keep the old positions."""
+    config = replace(make_model(None).config, rope=None, encoding="sinusoidal")
+    model = Decoder(config)
+    with pytest.raises(rw.RopeError, match="writes positions"):
+        model(torch.tensor([[1, 2]]), cache=model.new_cache(rotated=False))
+    moved = Decoder(replace(config, encoding="alibi")).eval()
+    with torch.no_grad():
+        cache = moved.new_cache(rotated=False)
+        moved(torch.tensor([[1, 2, 3]]), cache=cache)
+        cache.drop(1)
+        assert cache.lengths.tolist() == [2]
