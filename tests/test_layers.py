@@ -10,7 +10,7 @@ import ropewalk
 PACKAGE = Path(ropewalk.__file__).parent
 ORDER = ["shapes", "errors", "eager", "compiled", "rope", "backends", "rotation", "encodings", "attention", "models",
          "training", "classification", "context", "bench", "comparison", "extend", "figures",
-         "gallery", "cli", "__main__"]  # fmt: skip
+         "gallery", "report", "cli", "__main__"]  # fmt: skip
 APART = {("training", "context"), ("context", "training"), ("context", "figures"), ("figures", "context"),
          ("bench", "context"), ("bench", "training"), ("figures", "bench"),
          ("figures", "extend")}  # fmt: skip

@@ -25,7 +25,7 @@ from ropewalk.rope.config import RopeConfig
 from tests.context.models import ROPE, tiny_decoder
 
 TEXT = "It was the best of times, it was the worst of times. " * 12
-METHODS = ["plain", "pi", "ntk", "dynamic", "yarn", "llama3", "crop"]
+METHODS = ["plain", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "crop"]
 
 
 @pytest.fixture(autouse=True)
@@ -111,12 +111,14 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
     assert finite_or_null(found)
     assert sorted(path.name for path in report.iterdir()) == sorted(
         [
-            "report.md",
+            "index.html",
             "report.json",
             *(f"{n}.{k}" for n in ("loss", "wavelengths", "frequencies") for k in ("png", "svg")),
         ]
     )
-    assert "![Loss by position](loss.png)" in (report / "report.md").read_text()
+    page = (report / "index.html").read_text()
+    assert f"use {found['recommended']}: " in page or "leave it as it is" in page
+    assert found["environment"]["command"] == "ropewalk doctor model --text text.txt --windows 3"
     assert json.loads((report / "report.json").read_text()) == found
 
 

@@ -26,6 +26,7 @@ def build() -> typer.Typer:
     from ropewalk.cli.generate import generate
     from ropewalk.cli.inspect import inspect
     from ropewalk.cli.options import options
+    from ropewalk.cli.report import report
     from ropewalk.cli.train import train
 
     app = typer.Typer(
@@ -36,7 +37,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (doctor, inspect, generate, train, compare, bench, figure):
+    for command in (doctor, report, inspect, generate, train, compare, bench, figure):
         app.command()(command)
     app.add_typer(classify)
 

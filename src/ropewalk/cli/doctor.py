@@ -15,15 +15,14 @@ import typer
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
-    from ropewalk.context.audit import Audit
-    from ropewalk.context.doctor import Measurement, Plan
-    from ropewalk.context.findings import Finding
+    from ropewalk.context.doctor import Plan
     from ropewalk.context.state import State
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def doctor(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')] = "tiny",
     target: Annotated[int | None, typer.Option(help="The length wanted, in tokens [default: 4x trained].")] = None,
     trained_length: Annotated[int | None, typer.Option(help="Tokens trained, where the config is silent.")] = None,
@@ -34,7 +33,7 @@ def doctor(
     stride: Annotated[int | None, typer.Option(help="Crop's stride [default: a quarter of trained].")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Measure this one (repeatable) [default: all].")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write report.md and figures into this folder.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write index.html and figures into this folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the same run was stopped.")] = False,
     state: Annotated[Path | None, typer.Option(help="Where results are kept [default: the user's cache].")] = None,
     chunk: Annotated[int, typer.Option(help="Tokens of one forward: memory against speed.")] = 1024,
@@ -44,6 +43,7 @@ def doctor(
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from rich.console import Console
 
+    from ropewalk.cli.command_line import command_line
     from ropewalk.cli.tables import difference_tables, loss_tables, print_inspection
     from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
     from ropewalk.context.output import check_writable
@@ -56,9 +56,9 @@ def doctor(
     if json_file is not None:
         check_writable(json_file)
     if report is not None:
-        from ropewalk.models.extras import need
+        from ropewalk.report.write import check_folder, write_report
 
-        need("matplotlib", extra="figures")
+        check_folder(report)
     found = read_source(model)
     decoder = _load(model, dtype, device)
     name, contents = read_text(text)
@@ -95,14 +95,13 @@ def doctor(
     if answer.method not in (None, "plain"):
         pasted = json.dumps(config_changes(answer.method, measurement), indent=2)
         console.print(f"For the checkpoint's config.json:\n{pasted}", markup=False, highlight=False, soft_wrap=True)
-    written = document(
-        found.name, measurement, audits, findings, environment=_environment(dtype, device, chunk, decoder)
-    )
+    environment = _environment(dtype, device, chunk, decoder)
+    environment["command"] = command_line(context, leave_out=("json_file", "report", "resume", "state"))
+    written = document(found.name, measurement, audits, findings, environment=environment)
     if json_file is not None:
         _write(json_file, json.dumps(written, indent=1, allow_nan=False) + "\n")
     if report is not None:
-        _write_report(report, found.name, measurement, audits, findings, written)
-        console.print(f"Report: {report / 'report.md'}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {write_report(report, written)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _load(model: str, dtype: str, device: str) -> Any:
@@ -209,62 +208,3 @@ def _write(path: Path, content: str | bytes) -> None:
     from ropewalk.context.output import write_whole
 
     write_whole(path, content)
-
-
-def _write_report(
-    folder: Path,
-    name: str,
-    measurement: Measurement,
-    audits: list[Audit],
-    findings: list[Finding],
-    written: dict[str, Any],
-) -> None:
-    """Figures as PNG and SVG, report.md and report.json."""
-    from ropewalk.context.report import markdown
-    from ropewalk.figures.style import render
-
-    captions = []
-    for file, caption, figure in _figures(name, measurement, audits):
-        for kind in ("png", "svg"):
-            _write(folder / f"{file}.{kind}", render(figure, kind))
-        captions.append((f"{file}.png", caption))
-    _write(folder / "report.json", json.dumps(written, indent=1, allow_nan=False) + "\n")
-    _write(folder / "report.md", markdown(name, measurement, audits, findings, captions))
-
-
-def _figures(name: str, measurement: Measurement, audits: list[Audit]) -> Iterator[tuple[str, str, Any]]:
-    """(file name, caption, figure): loss by position, wavelengths, and what each method does to each pair."""
-    from ropewalk.context.curves import frequency_ratios, loss_curves, scaled_wavelengths
-    from ropewalk.figures import frequencies, loss
-
-    protocol, answer = measurement.protocol, measurement.recommendation()
-    losses, intervals, shown = loss_curves(measurement)
-    short = Path(name).stem if name.endswith(".gguf") else Path(name).name
-    yield (
-        "loss",
-        "Loss by position",
-        loss.loss_by_position(
-            protocol.blocks,
-            losses,
-            trained_length=protocol.trained_length,
-            intervals=intervals,
-            recommended=shown,
-            title=f"{short}: loss by position",
-        ),
-    )
-    main = audits[0]
-    yield (
-        "wavelengths",
-        "Wavelength of each pair against the trained length",
-        frequencies.wavelengths(
-            main.wavelengths_unscaled,
-            trained_length=protocol.trained_length,
-            target=protocol.target,
-            scaled=scaled_wavelengths(measurement, answer.method),
-            title=f"{short}: wavelength of each pair",
-        ),
-    )
-    ratios = frequency_ratios(measurement)
-    if ratios:
-        factor = protocol.target / protocol.trained_length
-        yield "frequencies", "What each method does to each pair", frequencies.frequency_ratios(ratios, factor=factor)

@@ -1,8 +1,7 @@
-"""The doctor's answer in three forms: a JSON document, the changes to a config, and a report in Markdown."""
+"""The doctor's answer in three forms: a JSON document, the changes to a config, and sentences."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from ropewalk.context.doctor import Measurement
 from ropewalk.context.findings import Finding
 from ropewalk.context.methods import unscaled
 from ropewalk.context.output import finite
-from ropewalk.context.recommend import Recommendation, plus_minus
+from ropewalk.context.recommend import Recommendation
 from ropewalk.context.statistics import mean_and_interval
 from ropewalk.rope.scaling import DynamicNTK
 
@@ -144,31 +143,6 @@ def audit_sentences(found: Audit) -> list[str]:
     return lines
 
 
-def markdown(
-    name: str,
-    measurement: Measurement,
-    audits: Sequence[Audit],
-    findings: Sequence[Finding],
-    figures: Sequence[tuple[str, str]] = (),
-) -> str:
-    """The report: the answer first, then the block to paste, the table, the figures (file name, caption), the audit."""
-    answer = measurement.recommendation()
-    lines = [f"# {name}: how far its context reaches", "", *answer_lines(answer), ""]
-    if answer.method not in (None, "plain"):
-        changes = json.dumps(finite(config_changes(answer.method, measurement)), indent=2)
-        lines += ["To use it, put this into the checkpoint's config.json:", "", "```json", changes, "```", ""]
-    lines += ["## Measured", "", measurement.protocol.sentence(), "", *_table(measurement, answer), ""]
-    lines += [line for sentence in shared_sentences(measurement) for line in (sentence, "")]
-    for file, caption in figures:
-        lines += [f"![{caption}]({file})", ""]
-    lines += ["## Audit", ""]
-    for found in audits:
-        lines += [f"- {sentence}" for sentence in audit_sentences(found)]
-    lines += ["", "## Lint of the config", ""]
-    lines += [f"- **{f.severity}** `{f.code}`: {f.message} {f.cure}" for f in findings] or ["No known trap."]
-    return "\n".join(lines) + "\n"
-
-
 def shared_sentences(measurement: Measurement) -> list[str]:
     """Which methods were measured once for two, and where they differ all the same."""
     sentences = []
@@ -184,28 +158,3 @@ def answer_lines(answer: Recommendation) -> list[str]:
     """The recommendation as sentences."""
     first = "Nothing is recommended." if answer.method is None else f"Recommended: {answer.method}."
     return [line for line in (f"{first} {answer.reason}", answer.crop_sentence) if line]
-
-
-def _table(measurement: Measurement, answer: Recommendation) -> list[str]:
-    blocks = measurement.protocol.blocks
-    head = [
-        "method",
-        *(f"{start}-{end}" for start, end in blocks),
-        "within",
-        "beyond",
-        "within - plain",
-        "beyond - plain",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
-    for standing in answer.standings:
-        means = [mean_and_interval(v)[0] for v in zip(*measurement.block_means(standing.name), strict=True)]
-        cells = [standing.name, *(f"{mean:.3f}" for mean in means), f"{standing.within:.3f}"]
-        cells.append("" if standing.beyond is None else f"{standing.beyond:.3f}")
-        cells.append(plus_minus(standing.within_difference, standing.within_interval))
-        cells.append(
-            ""
-            if standing.beyond_difference is None
-            else plus_minus(standing.beyond_difference, standing.beyond_interval)
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines

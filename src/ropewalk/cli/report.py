@@ -1,0 +1,25 @@
+"""`ropewalk report`: the doctor's page made again from its record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    record: Annotated[Path, typer.Argument(help="The JSON that `ropewalk doctor --json` or --report wrote.")],
+    out: Annotated[Path, typer.Option(help="Write index.html, report.json and figures into this folder.")],
+) -> None:
+    """Make the doctor's report again from its record; runs no model."""
+    from rich.console import Console
+
+    from ropewalk.report.record import read_record, understood
+    from ropewalk.report.write import check_folder, write_report
+
+    check_folder(out)
+    document = read_record(record)
+    with understood(document):
+        page = write_report(out, document)
+    Console().print(f"Report: {page}", highlight=False, soft_wrap=True, markup=False)

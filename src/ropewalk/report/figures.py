@@ -1,0 +1,144 @@
+"""The report's figures, drawn from the document: loss by position, frequencies, wavelengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.context.recommend import difference
+from ropewalk.report.record import Document, labels, method_of, recommended_label, short_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Curves = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its file's name (no ending), the sentence under it, and what one who cannot see it is told."""
+
+    name: str
+    caption: str
+    alt: str
+    figure: Figure
+
+
+def drawings(document: Document) -> list[Drawing]:
+    """Every figure that the document has numbers for. Raises `RopeError` where matplotlib is missing."""
+    found = [_loss(document), *_frequencies(document), _wavelengths(document)]
+    for drawing in found:
+        for axes in drawing.figure.axes:
+            axes.title.set_parse_math(False)  # a model's name may hold dollar signs
+    return found
+
+
+def _loss(document: Document) -> Drawing:
+    from ropewalk.figures.loss import loss_by_position
+
+    losses, intervals = loss_curves(document)
+    trained, shown = document["trained_length"], recommended_label(document)
+    figure = loss_by_position(
+        [(start, end) for start, end in document["blocks"]],
+        losses,
+        trained_length=trained,
+        intervals=intervals,
+        recommended=shown,
+        title=f"{short_name(document)}: loss by position",
+    )
+    last = "; ".join(f"{name} {values[-1]:.2f}" for name, values in losses.items())
+    return Drawing(
+        "loss",
+        "Mean loss of the tokens at each position: lower is better. A method works where its line stays low beyond the "
+        "trained length (shaded).",
+        f"Lines of loss in nats per token by position, trained length {trained:,} tokens marked. "
+        f"In the last block: {last}.",
+        figure,
+    )
+
+
+def loss_curves(document: Document) -> tuple[Curves, dict[str, list[tuple[float, float] | None]]]:
+    """By label: mean loss of each block, and the interval of its paired difference to plain, put around it.
+
+    Windows differ by far more than methods do: a mean's own interval would hide every difference.
+    """
+    entries = {method["name"]: method for method in document["methods"]}
+    plain = entries["plain"]["loss_by_window_and_block"]
+    losses: Curves = {}
+    intervals: dict[str, list[tuple[float, float] | None]] = {}
+    for name, label in labels(document).items():
+        rows = entries[name]["loss_by_window_and_block"]
+        losses[label] = entries[name]["loss_by_block"]
+        intervals[label] = []
+        for block, mean in enumerate(losses[label]):
+            apart, interval = difference([row[block] for row in rows], [row[block] for row in plain])
+            band = None if interval is None else (mean + interval[0] - apart, mean + interval[1] - apart)
+            intervals[label].append(band)
+    return losses, intervals
+
+
+def ratios(method: dict[str, Any]) -> list[float | None]:
+    """New frequency over unscaled for each pair (None: it does not turn); empty where the method changes none."""
+    new, old = method.get("inv_freq") or [], method.get("inv_freq_unscaled") or []
+    if new == old:
+        return []
+    return [n / o if o else None for n, o in zip(new, old, strict=True)]
+
+
+def _frequencies(document: Document) -> Iterator[Drawing]:
+    """What each method does to each pair; nothing where no frequency is changed, or a record of old does not say."""
+    named = labels(document)
+    found = {named[m["name"]]: ratios(m) for m in document["methods"] if m["name"] in named and ratios(m)}
+    if not found:
+        return
+    from ropewalk.figures.frequencies import frequency_ratios
+
+    factor = document["target"] / document["trained_length"]
+    yield Drawing(
+        "frequencies",
+        "1: the pair turns as it was trained to. Below 1: it turns more slowly, so that longer distances stay within "
+        "the angles that training showed. Fast pairs, on the left, tell neighbours apart.",
+        f"Frequency of each pair after each method over before it, down to 1/{factor:g}: " + ", ".join(found) + ".",
+        frequency_ratios(found, factor=factor),
+    )
+
+
+def wavelengths_of(inv_freq: Sequence[float]) -> list[float | None]:
+    """Tokens per turn of each pair; None for a pair that does not turn.
+
+    >>> wavelengths_of([3.141592653589793, 0.0])
+    [2.0, None]
+    """
+    return [2 * math.pi / value if value else None for value in inv_freq]
+
+
+def _wavelengths(document: Document) -> Drawing:
+    from ropewalk.figures.frequencies import wavelengths
+
+    chosen, trained, target = (
+        method_of(document, document["recommended"]),
+        document["trained_length"],
+        document["target"],
+    )
+    before = document["audit"]["wavelengths_unscaled"]
+    after = {}
+    if chosen is not None and ratios(chosen):
+        before = wavelengths_of(chosen["inv_freq_unscaled"])
+        after = {chosen["name"]: wavelengths_of(chosen["inv_freq"])}
+    slow = sum(length is None or length > trained for length in before)
+    return Drawing(
+        "wavelengths",
+        "Each point is one pair of features and the tokens that one full turn of it takes. Pairs in the shaded part "
+        "never completed a turn in training: beyond it they meet angles that they never saw.",
+        f"Tokens per turn of each of {len(before)} pairs, against the trained length {trained:,} and the target "
+        f"{target:,}. {slow} pairs never complete a turn within the trained length.",
+        wavelengths(
+            before,
+            trained_length=trained,
+            target=target,
+            scaled=after,
+            title=f"{short_name(document)}: wavelength of each pair",
+        ),
+    )

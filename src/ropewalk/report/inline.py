@@ -1,0 +1,49 @@
+"""A figure's SVG as part of an HTML page: no prolog, no names shared with its neighbours, and a text for the blind."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from ropewalk.report.record import printable
+
+_POINTER = re.compile(r"url\(#")
+_LEFT_OUT = {"metadata", "style"}
+
+
+def inline_svg(svg: bytes, name: str, alt: str) -> str:
+    """The `<svg>` element of a file that matplotlib wrote, with every id prefixed by `name` and `alt` as its label.
+
+    The file's own style sheet is left out: in a page it would reach every element. The page's has the same rules.
+
+    >>> inline_svg(b'<svg xmlns="http://www.w3.org/2000/svg"><g id="a"/></svg>', "loss", "A line")
+    '<svg role="img" aria-label="A line"><g id="loss-a" /></svg>'
+    """
+    root = ElementTree.fromstring(svg)
+    for parent in list(root.iter()):
+        for child in [child for child in parent if _local(child.tag) in _LEFT_OUT]:
+            parent.remove(child)
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        for key, value in list(element.attrib.items()):
+            del element.attrib[key]
+            element.set(_local(key), _apart(_local(key), value, name))
+    for size in ("width", "height", "version"):
+        root.attrib.pop(size, None)
+    root.set("role", "img")
+    root.set("aria-label", printable(alt))
+    return ElementTree.tostring(root, encoding="unicode").strip()
+
+
+def _local(name: str) -> str:
+    """A tag or attribute without its namespace: HTML knows what stands inside `<svg>`."""
+    return name.rpartition("}")[2]
+
+
+def _apart(key: str, value: str, name: str) -> str:
+    """An attribute's value, with ids and what points to them prefixed."""
+    if key == "id":
+        return f"{name}-{value}"
+    if key == "href" and value.startswith("#"):
+        return f"#{name}-{value[1:]}"
+    return _POINTER.sub(f"url(#{name}-", value)

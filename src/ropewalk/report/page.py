@@ -1,0 +1,102 @@
+"""The page: one HTML file that needs no network, from the document and its figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from ropewalk.context.audit import Audit
+from ropewalk.context.report import audit_sentences
+from ropewalk.models.extras import need
+from ropewalk.report import tables
+from ropewalk.report.figures import Drawing
+from ropewalk.report.inline import inline_svg
+from ropewalk.report.notes import exportable
+from ropewalk.report.record import Document, labels, method_of, printable, short_name
+from ropewalk.report.verdict import verdict
+
+
+def render(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> str:
+    """The report as one HTML page: no script, no request, every name and text escaped.
+
+    **Arguments:**
+    - `document`: what `ropewalk.context.report.document` returns, or `read_record` read.
+    - `figures`: each drawing with its SVG file; sections without a figure have their tables alone.
+
+    **Returns:** the page's text (UTF-8).
+    **Raises:** `RopeError` where jinja2 is missing; KeyError and the like for what is no doctor's document
+    (`read_record` and `understood` make that a `RopeError`).
+    """
+    jinja2 = need("jinja2", extra="figures")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_packaged),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["code"] = _code
+    page: str = environment.get_template("page.html").render(_contents(document, figures))
+    return page
+
+
+def _packaged(name: str) -> str:
+    """A template beside this module."""
+    return resources.files("ropewalk.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _code(sentence: str) -> Any:
+    """A sentence as markup, what stands between backticks as code; everything in it is escaped."""
+    markup = need("markupsafe", extra="figures").Markup
+    parts = printable(sentence).split("`")
+    if len(parts) % 2 == 0:  # one is left over: a plain sentence
+        return markup.escape("`".join(parts))
+    return markup().join(markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(parts))
+
+
+def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> dict[str, Any]:
+    """Everything that the template names."""
+    chosen, answer = method_of(document, document["recommended"]), document["recommendation"]
+    within = document["target"] <= document["trained_length"]
+    return {
+        "model": printable(str(document["model"])),
+        "title": short_name(document),
+        "verdict": verdict(document),
+        "reasons": [] if within else [printable(r) for r in (answer["reason"], answer["crop_sentence"]) if r],
+        "recommended": document["recommended"],
+        "config": _config(chosen),
+        "at_run_time": chosen is not None and not exportable(chosen["name"]),
+        "shared": _shared(document),
+        "standings": tables.standings(document),
+        "natures": tables.natures(document),
+        "by_block": tables.by_block(document),
+        "pairs": tables.pairs(document),
+        "retrieval": document.get("retrieval"),
+        "figures": {drawing.name: (drawing, inline_svg(svg, drawing.name, drawing.alt)) for drawing, svg in figures},
+        "audits": [(found.layer_type, audit_sentences(found)) for found in _audits(document)],
+        "lint": document["lint"],
+        "protocol": printable(str(document["protocol"]["sentence"])),
+        "several": document["protocol"]["windows"] > 1,
+        "environment": tables.environment(document),
+        "command": printable(str((document.get("environment") or {}).get("command") or "")),
+    }
+
+
+def _config(chosen: dict[str, Any] | None) -> str:
+    """What to paste into config.json; empty where there is nothing to change."""
+    if chosen is None or chosen["name"] == "plain" or not exportable(chosen["name"]):
+        return ""
+    return json.dumps({key: chosen[key] for key in ("rope_parameters", "max_position_embeddings")}, indent=2)
+
+
+def _audits(document: Document) -> list[Audit]:
+    """The audit of each rope, as it was before it became JSON."""
+    return [Audit(**found) for found in document.get("audits") or [document["audit"]]]
+
+
+def _shared(document: Document) -> list[str]:
+    """Which methods were measured once for several."""
+    alike = [label for label in labels(document).values() if " = " in label]
+    return [f"{label}: the same frequencies at this length, measured once." for label in alike]

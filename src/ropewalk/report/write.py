@@ -1,0 +1,50 @@
+"""The report's files: the page, its record, and its figures for use elsewhere; each written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from ropewalk.context.output import check_writable, write_whole
+from ropewalk.models.extras import need
+from ropewalk.report.figures import drawings
+from ropewalk.report.page import render
+from ropewalk.report.record import Document
+
+PAGE, RECORD = "index.html", "report.json"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse, before any work is done, what no report can be written into, or made without."""
+    for package in ("jinja2", "matplotlib"):
+        need(package, extra="figures")
+    for name in (PAGE, RECORD):
+        check_writable(folder / name)
+
+
+def write_report(folder: Path, document: Document) -> Path:
+    """Write index.html, report.json and every figure as .svg and .png into `folder`; returns the page's path.
+
+    Everything is made before anything is written. Raises `RopeError` where a package is missing, or the folder cannot
+    be written.
+    """
+    files, page = report_files(document)
+    for name, content in [*files, (PAGE, page)]:
+        write_whole(folder / name, content)
+    return folder / PAGE
+
+
+def report_files(document: Document) -> tuple[Sequence[tuple[str, str | bytes]], str]:
+    """The files beside the page by name, and the page's text; nothing is written yet."""
+    from ropewalk.figures.style import render as drawn
+
+    files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(document, indent=1, allow_nan=False) + "\n")]
+    figures = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that matplotlib's font lacks
+        for drawing in drawings(document):
+            figures.append((drawing, drawn(drawing.figure, "svg")))
+            files += [(f"{drawing.name}.svg", figures[-1][1]), (f"{drawing.name}.png", drawn(drawing.figure, "png"))]
+    return files, render(document, figures)
