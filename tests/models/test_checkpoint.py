@@ -75,6 +75,7 @@ def change_weights(folder: Path, **changes: Any) -> None:
 
 NTK = rw.RopeConfig(head_dim=8, interleaved=False, scaling=rw.scaling.NTK(4.0), max_position_embeddings=64)
 PAPER = rw.scaling.YaRN(4.0, 16, variant="paper")
+RESONANCE = rw.scaling.Resonance(rw.scaling.YaRN(4.0, 16, variant="paper"))
 LONG = rw.scaling.LongRoPE((1.0, 1.0, 1.5, 2.0), (1.0, 2.0, 3.0, 4.0), 16, factor=4.0)
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -93,6 +94,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "partial": ("ropewalk", {"rope": rw.RopeConfig(head_dim=8, interleaved=True, rotary_dim=4)}),
     "ntk": ("ropewalk", {"rope": NTK}),
     "paper": ("ropewalk", {"rope": rw.RopeConfig(8, interleaved=False, scaling=PAPER, max_position_embeddings=64)}),
+    "resonance": ("ropewalk", {"rope": rw.RopeConfig(8, interleaved=False, scaling=RESONANCE)}),
+    "abf": ("ropewalk", {"rope": rw.RopeConfig(8, interleaved=False, scaling=rw.scaling.ABF(5e5))}),
     "mixed pairing": ("ropewalk", {"rope": (HALF, rw.RopeConfig(head_dim=8, interleaved=True, theta=1e6), HALF)}),
 }
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mpmath import mpf
 
 import ropewalk as rw
-from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
+from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Resonance, Scaling, YaRN
 
 mpmath.mp.dps = 40
 Values = list[Any]  # of mpf
@@ -227,6 +227,56 @@ def test_proportional(b: float, d: int, p: float, s: float) -> None:
     turning = int(p * d // 2)
     expected = [f / mpf(s) if i < turning else mpf(0) for i, f in enumerate(ladder(b, d))]
     agree(Proportional(p, s), b, d, expected)
+
+
+@given(bases, dims, st.floats(1.5, 1e9))
+def test_abf(b: float, d: int, larger: float) -> None:
+    """Xiong et al. 2023, section 4.1: RoPE's own formula with another base; nothing of the config's theta is left."""
+    agree(ABF(larger), b, d, ladder(larger, d))
+    assert factor_of(ABF(larger)) == 1.0
+
+
+def rounded(frequencies: Values) -> Values:
+    """Wang et al. 2024: each wavelength lambda = 2 pi / theta becomes its nearest whole number of tokens."""
+    return [2 * mpmath.pi / mpmath.nint(2 * mpmath.pi / f) for f in frequencies]
+
+
+def _clear(frequencies: Values) -> bool:
+    """No wavelength lies so near a half that float64 could round it to the other side."""
+    lengths = [2 * mpmath.pi / f for f in frequencies]
+    return all(abs(x - mpmath.floor(x) - mpf("0.5")) > mpf("1e-11") * (1 + x) for x in lengths)
+
+
+@given(bases, dims, factors)
+def test_resonance(b: float, d: int, s: float) -> None:
+    """Rounded wavelengths on plain RoPE and on position interpolation."""
+    for of, below in ((None, ladder(b, d)), (Linear(s), [f / mpf(s) for f in ladder(b, d)])):
+        if _clear(below):
+            agree(Resonance(of), b, d, rounded(below))
+
+
+@pytest.mark.parametrize(("b", "d", "s", "trained"), PUBLISHED)
+def test_resonance_yarn_on_published_models(b: float, d: int, s: float, trained: int) -> None:
+    """Resonance YaRN: YaRN's frequencies with whole wavelengths, and YaRN's attention factor."""
+    below = yarn_code(b, d, s, trained, 32.0, 1.0, truncate=True)
+    assert _clear(below)
+    rule = Resonance(YaRN(s, trained))
+    agree(rule, b, d, rounded(below))
+    assert factor_of(rule) == pytest.approx(float(mpf("0.1") * mpmath.log(mpf(s)) + 1), rel=1e-14)
+    assert rule.trained_length == trained
+
+
+def test_resonance_repeats_itself() -> None:
+    """After a whole number of its wavelengths a pair stands where it stood: cos and sin at m and at m + 7 lambda."""
+    config = rw.RopeConfig(64, interleaved=False, scaling=Resonance(YaRN(4.0, 512)))
+    frequencies = rw.inverse_frequencies(config).inv_freq[0]
+    lengths = [round(2 * mpmath.pi / f) for f in frequencies.tolist()]
+    assert lengths[0] == 6
+    rope = rw.RotaryEmbedding(config)
+    for pair, length in enumerate(lengths):
+        cos, sin = rope.cos_sin(torch.tensor([3, 3 + 7 * length]))
+        assert abs(cos[0, pair] - cos[1, pair]) < 2.4e-7
+        assert abs(sin[0, pair] - sin[1, pair]) < 2.4e-7
 
 
 # --- several axes

@@ -19,7 +19,7 @@ import ropewalk as rw
 from ropewalk.rope.config import axes_from_sections
 from ropewalk.rope.families import FAMILIES, REFUSED
 from ropewalk.rope.hugging_face import to_hf
-from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
+from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Resonance, Scaling, YaRN
 from tests.rope.models import CONFIGS, fixture, fixture_names
 
 LLAMA: dict[str, Any] = {
@@ -408,10 +408,19 @@ def test_round_trip_of_a_vision_tower() -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [NTK(8.0), DynamicNTK(4.0, variant="paper"), YaRN(4.0, 512, variant="paper"), YaRN(4.0, 512, 1.3, variant="paper")],
+    [
+        NTK(8.0),
+        DynamicNTK(4.0, variant="paper"),
+        YaRN(4.0, 512, variant="paper"),
+        YaRN(4.0, 512, 1.3, variant="paper"),
+        ABF(4e6),
+        Resonance(),
+        Resonance(YaRN(4.0, 512)),
+        Resonance(ABF(4e6)),
+    ],
 )
 def test_rules_without_a_name_export_as_what_computes_the_same(rule: Scaling) -> None:
-    """NTK and the papers' variants become a block with the same frequencies and attention factor."""
+    """NTK, ABF, Resonance and the papers' variants become a block with the same frequencies and attention factor."""
     config = rw.RopeConfig(64, interleaved=False, theta=5e5, scaling=rule, max_position_embeddings=2048)
     again = rw.RopeConfig.from_hf({**LLAMA, "rope_parameters": config.to_hf()})
     for seq_len in (100, 512, 4096):
@@ -431,6 +440,8 @@ def test_what_no_block_can_say() -> None:
         to_hf(rw.RopeConfig(12, interleaved=True, axes=(1, 2, 1, 2, 0, 0)))
     with pytest.raises(rw.RopeError, match="a single pair leaves NTK"):
         to_hf(rw.RopeConfig(2, interleaved=False, scaling=NTK(2.0)))
+    with pytest.raises(rw.RopeError, match="Resonance becomes `longrope`"):
+        to_hf(rw.RopeConfig(8, interleaved=False, scaling=Resonance()))
     vision = rw.RopeConfig(64, interleaved=False, axes=axes_from_sections([8, 24]), axes_restart=True)
     even = dataclasses.replace(vision, axes=axes_from_sections([16, 16]), scaling=Linear(2.0))
     for config in (vision, even):

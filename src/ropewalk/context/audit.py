@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from ropewalk.context.methods import unscaled as without_scaling
 from ropewalk.errors import RopeError
+from ropewalk.rope.bounds import REACH_SEARCHED, reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 
-REACH_SEARCHED = 1_048_576
 Array = npt.NDArray[np.float64]
 
 
@@ -114,26 +114,6 @@ def text_frequencies(config: RopeConfig, seq_len: int) -> tuple[Array, float]:
 def wavelengths(inv_freq: Array) -> tuple[float | None, ...]:
     """Tokens per full turn of each pair; None for a pair that does not turn."""
     return tuple(2 * math.pi / float(f) if f != 0 else None for f in inv_freq)
-
-
-def reach(inv_freq: Array, limit: int = REACH_SEARCHED) -> int | None:
-    """The first m in 1..limit with sum_i cos(m theta_i) < 0, in float64; None when there is none.
-
-    A grid of m = start + step is one product by cos(a + b) = cos a cos b - sin a sin b: exact to about 1e-13
-    and a thousand times fewer cosines.
-    """
-    width = 1024
-    rows = 1024
-    steps = np.outer(inv_freq, np.arange(width))
-    cos_steps, sin_steps = np.cos(steps), np.sin(steps)
-    for first in range(1, limit + 1, width * rows):
-        starts = np.outer(np.arange(first, min(first + width * rows, limit + 1), width), inv_freq)
-        sums = (np.cos(starts) @ cos_steps - np.sin(starts) @ sin_steps).ravel()
-        negative = np.flatnonzero(sums < 0)
-        if len(negative):
-            found = first + int(negative[0])
-            return found if found <= limit else None
-    return None
 
 
 def float32_cos_error(inv_freq: Array, target: int) -> float:

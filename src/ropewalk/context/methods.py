@@ -6,17 +6,20 @@ import dataclasses
 from collections.abc import Callable
 
 from ropewalk.errors import RopeError
+from ropewalk.rope.bounds import smallest_theta
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, Proportional, Scaling, YaRN
+from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, Proportional, Resonance, Scaling, YaRN
 
 Ropes = tuple[RopeConfig | None, ...]
 
-EXTENSIONS: dict[str, Callable[[float, int], Scaling]] = {
-    "pi": lambda factor, trained: Linear(factor),
-    "ntk": lambda factor, trained: NTK(factor),
-    "dynamic": lambda factor, trained: DynamicNTK(1.0),
-    "yarn": lambda factor, trained: YaRN(factor, trained),
-    "llama3": lambda factor, trained: Llama3(factor, 1.0, 4.0, trained),
+EXTENSIONS: dict[str, Callable[[RopeConfig, int, int], Scaling]] = {  # of the plain rope, trained length and target
+    "pi": lambda rope, trained, target: Linear(target / trained),
+    "ntk": lambda rope, trained, target: NTK(target / trained),
+    "dynamic": lambda rope, trained, target: DynamicNTK(1.0),
+    "yarn": lambda rope, trained, target: YaRN(target / trained, trained),
+    "llama3": lambda rope, trained, target: Llama3(target / trained, 1.0, 4.0, trained),
+    "abf": lambda rope, trained, target: ABF(smallest_theta(rope.ladders[0].dim, target, at_least=rope.theta)),
+    "resonance": lambda rope, trained, target: Resonance(YaRN(target / trained, trained)),
 }
 METHODS = ("plain", "as-is", *EXTENSIONS, "crop")
 
@@ -34,7 +37,9 @@ def extended(rope: RopeConfig, method: str, *, trained_length: int, target: int)
     **Arguments:**
     - `rope`: the checkpoint's rope; any scaling in it is removed first, except for `as-is`.
     - `method`: one of `METHODS`. `plain` and `crop` are the unscaled rope; `dynamic` has factor 1, so that at
-      the window's length it stretches by exactly target / trained_length, as `ntk` does.
+      the window's length it stretches by exactly target / trained_length, as `ntk` does; `abf` takes the smallest theta
+      (never below the checkpoint's) whose sum of cosines stays above zero up to the target; `resonance` is YaRN with
+      wavelengths rounded to whole tokens.
     - `trained_length`, `target`: tokens.
 
     **Raises:** `RopeError` for an unknown method, or where the method cannot be applied.
@@ -61,7 +66,7 @@ def extended(rope: RopeConfig, method: str, *, trained_length: int, target: int)
             facts={"target": target, "trained_length": trained_length},
             cure="Ask for a longer --target, or measure --method plain alone.",
         )
-    scaling = EXTENSIONS[method](target / trained_length, trained_length)
+    scaling = EXTENSIONS[method](plain, trained_length, target)
     return dataclasses.replace(plain, scaling=scaling, max_position_embeddings=trained_length)
 
 

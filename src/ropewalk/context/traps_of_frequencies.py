@@ -10,9 +10,10 @@ import math
 
 import numpy as np
 
-from ropewalk.context.audit import float32_cos_error, reach, text_frequencies
+from ropewalk.context.audit import float32_cos_error, text_frequencies
 from ropewalk.context.findings import Block, Finding, Trap
 from ropewalk.context.methods import unscaled
+from ropewalk.rope.bounds import reach
 from ropewalk.rope.scaling import YaRN
 
 BFLOAT16_ROUNDING = 2.0**-9

@@ -43,6 +43,9 @@ LOOKS = {
     "yarn": Look("#0072b2", "-", "D"),
     "llama3": Look("#cc79a7", "--", "X"),
     "longrope": Look("#d55e00", "-", "h"),
+    "abf": Look("#8c6d1f", "-.", "<"),
+    "resonance": Look("#0072b2", ":", ">"),
+    "searched": Look("#d55e00", "-", "*"),
     "crop": Look("#d55e00", ":", "."),
 }
 OTHER = Look("#767676", "-", "o")

@@ -15,7 +15,16 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Scaling
 
 METHODS = ("pi", "ntk", "yarn", "llama3")
-NAMES = {"plain": "no scaling", "pi": "PI", "ntk": "NTK", "yarn": "YaRN", "llama3": "Llama 3", "longrope": "LongRoPE"}
+NAMES = {
+    "plain": "no scaling",
+    "pi": "PI",
+    "ntk": "NTK",
+    "yarn": "YaRN",
+    "llama3": "Llama 3",
+    "longrope": "LongRoPE",
+    "abf": "ABF",
+    "resonance": "Resonance",
+}
 Config = Annotated[str, Says("a packaged config, or the path of a config.json, folder or .gguf")]
 Configs = Annotated[tuple[str, ...], Says("packaged configs, or paths, by commas")]
 

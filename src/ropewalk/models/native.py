@@ -27,6 +27,8 @@ _RULES: dict[str, type[scaling.Scaling]] = {
         scaling.LongRoPE,
         scaling.Llama3,
         scaling.Proportional,
+        scaling.ABF,
+        scaling.Resonance,
     )
 }
 _OF_THEIR_OWN = {"rope", "sliding_window", "encoding"}
@@ -93,15 +95,30 @@ def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:
     """A RopeConfig by its fields, its rule with its class name."""
     plain = {f.name: getattr(rope, f.name) for f in fields(rope)}
     if rope.scaling is not None:
-        plain["scaling"] = {"rule": type(rope.scaling).__name__, **asdict(rope.scaling)}  # type: ignore[call-overload]
+        plain["scaling"] = _rule_to_dict(rope.scaling)
     return plain
+
+
+def _rule_to_dict(rule: scaling.Scaling) -> dict[str, Any]:
+    """A scaling rule by its class name and its fields; so is the rule that a Resonance rounds."""
+    plain: dict[str, Any] = {"rule": type(rule).__name__, **asdict(rule)}  # type: ignore[call-overload]
+    if isinstance(rule, scaling.Resonance) and rule.of is not None:
+        plain["of"] = _rule_to_dict(rule.of)
+    return plain
+
+
+def _rule_from_dict(rule: Mapping[str, Any]) -> scaling.Scaling:
+    """The reverse of `_rule_to_dict`."""
+    given: dict[str, Any] = {name: tuple(v) if name in _TUPLES else v for name, v in rule.items() if name != "rule"}
+    if given.get("of") is not None:
+        given["of"] = _rule_from_dict(given["of"])
+    return _RULES[rule["rule"]](**given)
 
 
 def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
     """The reverse of `_rope_to_dict`; an unknown field or rule raises TypeError or KeyError."""
     values: dict[str, Any] = {name: tuple(v) if name in _TUPLES and v is not None else v for name, v in content.items()}
-    rule: Mapping[str, Any] | None = values.get("scaling")
+    rule: Mapping[str, Any] | None = content.get("scaling")
     if rule is not None:
-        given = {name: tuple(v) if name in _TUPLES else v for name, v in rule.items() if name != "rule"}
-        values["scaling"] = _RULES[rule["rule"]](**given)
+        values["scaling"] = _rule_from_dict(rule)
     return RopeConfig(**values)

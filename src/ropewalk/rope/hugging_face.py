@@ -85,8 +85,8 @@ def to_hf(config: RopeConfig) -> dict[str, Any]:
     The block holds theta, the scaling rule, `partial_rotary_factor` where only a part turns, and `mrope_section` with
     `mrope_interleaved` where several axes share a ladder. Pairing, head_dim and max_position_embeddings have other
     places in a config.json, so the way back is `from_hf({**base_config, "rope_parameters": block})`; for a model with
-    several thetas the block goes under its layer type. NTK, the paper's YaRN and the paper's dynamic NTK have no name
-    in transformers: they become the block that computes the same frequencies there.
+    several thetas the block goes under its layer type. NTK, ABF, Resonance, the paper's YaRN and its dynamic NTK have
+    no name in transformers: they become the block that computes the same frequencies there.
     Raises `RopeError` for what no block can say.
 
     >>> to_hf(RopeConfig(head_dim=128, interleaved=False, theta=1e6, rotary_dim=64))
@@ -101,7 +101,7 @@ def to_hf(config: RopeConfig) -> dict[str, Any]:
             )
         return {"rope_type": "axial", "rope_theta": config.theta}
     rotary_dim = 2 * config.pairs
-    block = block_of(config.scaling, config.theta, rotary_dim)
+    block = block_of(config.scaling, config.theta, rotary_dim, config.max_position_embeddings)
     if rotary_dim != config.head_dim:
         block["partial_rotary_factor"] = fraction_of(rotary_dim, config.head_dim)
     if config.axes is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.scaling import (
+    ABF,
     NTK,
     DynamicNTK,
     Ladder,
@@ -16,6 +17,7 @@ from ropewalk.rope.scaling import (
     Llama3,
     LongRoPE,
     Proportional,
+    Resonance,
     Scaling,
     YaRN,
 )
@@ -132,13 +134,18 @@ def scaling_of(
     )
 
 
-def block_of(rule: Scaling | None, theta: float, rotary_dim: int) -> dict[str, Any]:
+def block_of(
+    rule: Scaling | None, theta: float, rotary_dim: int, max_position_embeddings: int | None = None
+) -> dict[str, Any]:
     """The block of a rule: what `scaling_of` reads back, in transformers 5's spelling.
 
-    transformers has no name for some rules, so they become the block that computes the same frequencies there: NTK a
-    default block with its changed theta, the paper's dynamic NTK `dynamic` with factor 1, the paper's YaRN a `longrope`
-    whose two lists are equal. Raises `RopeError` for LongRoPE's unscaled first tokens, which no block can say.
+    transformers has no name for some rules, so they become the block that computes the same frequencies there: NTK and
+    ABF a default block with its changed theta, the paper's dynamic NTK `dynamic` with factor 1, the paper's YaRN and
+    Resonance a `longrope` whose two lists are equal. Raises `RopeError` for LongRoPE's unscaled first tokens, which no
+    block can say, and for a Resonance without any length, which `longrope` must state.
     """
+    if isinstance(rule, ABF):
+        return {"rope_type": "default", "rope_theta": float(rule.theta)}
     if isinstance(rule, NTK):
         return {"rope_type": "default", "rope_theta": Ladder(theta, rotary_dim, ()).ntk_theta(rule.factor, "to_hf")}
     if isinstance(rule, DynamicNTK):
@@ -146,7 +153,16 @@ def block_of(rule: Scaling | None, theta: float, rotary_dim: int) -> dict[str, A
         return {"rope_type": "dynamic", "rope_theta": theta, "factor": factor}
     block: dict[str, Any] = {"rope_type": "default" if rule is None else rule.rope_type, "rope_theta": theta}
     if isinstance(rule, YaRN) and rule.variant == "paper":
-        return {**block, **_paper_yarn(rule, theta, rotary_dim)}
+        return {**block, **_as_longrope(rule, theta, rotary_dim, rule.original_max_position_embeddings)}
+    if isinstance(rule, Resonance):
+        trained = rule.trained_length or max_position_embeddings
+        if trained is None or trained < 2:
+            raise RopeError(
+                "to_hf: Resonance becomes `longrope`, which states the trained length, and this config has none.",
+                facts={"scaling": rule, "max_position_embeddings": max_position_embeddings},
+                cure="Give RopeConfig its max_position_embeddings.",
+            )
+        return {**block, **_as_longrope(rule, theta, rotary_dim, trained)}
     if isinstance(rule, LongRoPE) and rule.unscaled_tokens:
         raise RopeError(
             "to_hf: transformers has no key for LongRoPE's unscaled first tokens.",
@@ -164,7 +180,7 @@ def block_of(rule: Scaling | None, theta: float, rotary_dim: int) -> dict[str, A
     return block
 
 
-def _paper_yarn(rule: YaRN, theta: float, rotary_dim: int) -> dict[str, Any]:
+def _as_longrope(rule: YaRN | Resonance, theta: float, rotary_dim: int, trained: int) -> dict[str, Any]:
     ladder = Ladder(theta, rotary_dim, tuple(range(rotary_dim // 2)))
     divisors = [f / g for f, g in zip(ladder.inv_freq(), rule.inv_freq(ladder, None), strict=True)]
     return {
@@ -172,7 +188,7 @@ def _paper_yarn(rule: YaRN, theta: float, rotary_dim: int) -> dict[str, Any]:
         "short_factor": divisors,
         "long_factor": divisors,
         "attention_factor": rule.attention_factor_at(None, None),
-        _TRAINED: rule.original_max_position_embeddings,
+        _TRAINED: trained,
     }
 
 

@@ -1,0 +1,1 @@
+"""The scaling rules, one file for each family; `ropewalk.rope.scaling` gathers them."""

@@ -1,0 +1,112 @@
+"""One factor for all pairs, or one change of theta: position interpolation, NTK-aware scaling, an adjusted base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.rules.base import Ladder, Scaling, Variant, check_factor, check_variant
+from ropewalk.rope.values import is_number
+
+
+@dataclass(frozen=True)
+class Linear(Scaling):
+    """Position interpolation: every frequency divided by `factor`.
+
+    Source: Chen et al. 2023, arXiv:2306.15595, eq. 4.
+
+    >>> Linear(factor=4.0).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
+    [0.25, 0.0025]
+    """
+
+    factor: float
+    rope_type: ClassVar[str] = "linear"
+
+    def __post_init__(self) -> None:
+        check_factor("Linear", self.factor)
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        return [f / self.factor for f in ladder.inv_freq()]
+
+
+@dataclass(frozen=True)
+class NTK(Scaling):
+    """NTK-aware scaling: theta becomes theta * factor^(dim/(dim-2)).
+
+    The fastest pair stays and the slowest is divided by `factor`.
+    `dim` is the rotary dimension. Source: bloc97 2023, r/LocalLLaMA; Peng et al. 2023, arXiv:2309.00071, section 3.1.
+    HunYuan's `alpha` is this `factor`.
+
+    >>> [round(f, 6) for f in NTK(factor=8.0).inv_freq(Ladder(10000.0, 4, (0, 1)), None)]
+    [1.0, 0.00125]
+    """
+
+    factor: float
+    rope_type: ClassVar[str] = "ntk"
+
+    def __post_init__(self) -> None:
+        check_factor("NTK", self.factor)
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        return ladder.inv_freq(ladder.ntk_theta(self.factor, "NTK"))
+
+
+@dataclass(frozen=True)
+class DynamicNTK(Scaling):
+    """NTK-aware scaling whose ratio follows the sequence length; nothing changes up to max_position_embeddings.
+
+    With l the sequence length and L the config's max_position_embeddings: transformers uses factor * l/L - (factor - 1)
+    (at l = 2L and factor 4 that is 5, not 2), `variant="paper"` uses l/L whatever the factor.
+    Source: emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3.
+    """
+
+    factor: float = 1.0
+    variant: Variant = "transformers"
+    rope_type: ClassVar[str] = "dynamic"
+    needs_seq_len: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_factor("DynamicNTK", self.factor)
+        check_variant("DynamicNTK", self.variant)
+
+    def ratio(self, over: Any) -> Any:
+        """By what the slowest pair is divided at `over` (1 or more, a number or a tensor) times the trained length."""
+        return over if self.variant == "paper" else self.factor * over - (self.factor - 1)
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        trained = ladder.max_position_embeddings
+        if trained is None or seq_len is None:
+            raise RopeError(
+                "DynamicNTK: frequencies depend on the sequence length and on max_position_embeddings.",
+                facts={"seq_len": seq_len, "max_position_embeddings": trained},
+                cure="Pass seq_len=..., and give RopeConfig its max_position_embeddings.",
+            )
+        ratio: float = self.ratio(max(seq_len, trained) / trained)
+        return ladder.inv_freq() if ratio == 1 else ladder.inv_freq(ladder.ntk_theta(ratio, "DynamicNTK"))
+
+
+@dataclass(frozen=True)
+class ABF(Scaling):
+    """Adjusted base frequency: RoPE with another, larger `theta` in place of the config's.
+
+    In a Hugging Face config it is a default block with that `rope_theta`. `ropewalk.rope.bounds.smallest_theta` finds
+    the one for a length. Source: Xiong et al. 2023, arXiv:2309.16039, section 4.1.
+
+    >>> ABF(theta=1e6).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
+    [1.0, 0.001]
+    """
+
+    theta: float
+    rope_type: ClassVar[str] = "abf"
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.theta) and self.theta > 1):
+            raise RopeError(
+                "ABF: `theta` must be a finite number above 1.",
+                facts={"theta": self.theta},
+                cure="It takes the place of the config's theta: 500000.0 for Llama 2 Long.",
+            )
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        return ladder.inv_freq(self.theta)

@@ -1,0 +1,100 @@
+"""LongRoPE: one divisor for each pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.rules.base import Ladder, Scaling, check_above_zero, check_factor, check_length
+from ropewalk.rope.values import as_whole, is_number
+
+
+@dataclass(frozen=True)
+class LongRoPE(Scaling):
+    """One divisor per pair, found by search: `short_factor` up to the trained length, `long_factor` beyond it.
+
+    The attention factor sqrt(1 + ln(factor) / ln(trained)) holds on both sides, unless `attention_factor`, or
+    Phi-3.5-MoE's `short_mscale` and `long_mscale`, say otherwise; `factor` defaults to max_position_embeddings /
+    trained. The paper's first tokens that stay unscaled are `unscaled_tokens` (section 3.2, n-hat); no published
+    checkpoint uses them.
+    Source: Ding et al. 2024, arXiv:2402.13753, eq. 3 and section 3.3.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    short_mscale: float | None = None
+    long_mscale: float | None = None
+    unscaled_tokens: int = 0
+    rope_type: ClassVar[str] = "longrope"
+    needs_seq_len: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_length("LongRoPE", self.original_max_position_embeddings)
+        if self.factor is not None:
+            check_factor("LongRoPE", self.factor)
+        check_above_zero("LongRoPE", attention_factor=self.attention_factor)
+        check_above_zero("LongRoPE", short_mscale=self.short_mscale, long_mscale=self.long_mscale)
+        if self.original_max_position_embeddings == 1:
+            raise RopeError(
+                "LongRoPE: `original_max_position_embeddings` must be above 1: the attention factor divides by its ln.",
+                facts={"original_max_position_embeddings": 1},
+                cure="Give the length the model was trained at before extension.",
+            )
+        for name in ("short_factor", "long_factor"):
+            given = getattr(self, name)
+            factors = tuple(given) if isinstance(given, Iterable) else (None,)
+            if not all(is_number(f) and f > 0 for f in factors):
+                raise RopeError(
+                    f"LongRoPE: every entry of `{name}` must be a finite number above 0.",
+                    facts={name: given},
+                    cure="Each entry divides the frequency of one pair.",
+                )
+            object.__setattr__(self, name, tuple(float(f) for f in factors))
+        unscaled = as_whole(self.unscaled_tokens)
+        if unscaled is None or unscaled < 0:
+            raise RopeError(
+                "LongRoPE: `unscaled_tokens` must be a whole number and must not be negative.",
+                facts={"unscaled_tokens": self.unscaled_tokens},
+                cure="Use 0 to scale every token.",
+            )
+
+    def is_long(self, seq_len: int) -> bool:
+        """Whether `seq_len` tokens lie beyond the switch to `long_factor`."""
+        return seq_len > self.original_max_position_embeddings
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        if seq_len is None:
+            raise RopeError(
+                "LongRoPE: which factors apply depends on the sequence length.",
+                facts={"original_max_position_embeddings": self.original_max_position_embeddings},
+                cure="Pass seq_len=...: the total length that the cache or the window will reach.",
+            )
+        factors = self.long_factor if self.is_long(seq_len) else self.short_factor
+        return [f / factors[column] for f, column in zip(ladder.inv_freq(), ladder.columns, strict=True)]
+
+    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
+        mscales = (self.short_mscale, self.long_mscale)
+        if mscales != (None, None):
+            if None in mscales or (seq_len is None and mscales[0] != mscales[1]):
+                raise RopeError(
+                    "LongRoPE: `short_mscale` and `long_mscale` come together, and a seq_len chooses between them.",
+                    facts={"short_mscale": mscales[0], "long_mscale": mscales[1], "seq_len": seq_len},
+                    cure="Give both, and pass seq_len=...",
+                )
+            chosen = mscales[1] if seq_len is not None and self.is_long(seq_len) else mscales[0]
+            return float(chosen)  # type: ignore[arg-type]
+        if self.attention_factor is not None:
+            return float(self.attention_factor)
+        trained = self.original_max_position_embeddings
+        factor = self.factor if self.factor is not None else (ladder_max or trained) / trained
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+
+    @property
+    def trained_length(self) -> int | None:
+        return self.original_max_position_embeddings

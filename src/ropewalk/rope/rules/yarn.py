@@ -1,0 +1,104 @@
+"""YaRN: NTK by parts, and its temperature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.rules.base import (
+    Ladder,
+    Scaling,
+    Variant,
+    are_numbers,
+    check_above_zero,
+    check_factor,
+    check_length,
+    check_variant,
+    ramp,
+)
+
+
+@dataclass(frozen=True)
+class YaRN(Scaling):
+    """NTK-by-parts with an attention factor: fast pairs stay, slow pairs are divided by `factor`, a ramp joins them.
+
+    transformers' ramp is linear in the pair's index between two bounds (rounded outward if `truncate`); the paper's is
+    linear in the number of turns within the trained length, from `beta_slow` to `beta_fast`. They differ by
+    up to 4.3x on real models. The attention factor multiplies queries and keys: `attention_factor` if given; else,
+    with both `mscale` and `mscale_all_dim`, the ratio of their 0.1 m ln(factor) + 1; else 0.1 ln(factor) + 1.
+    Source: Peng et al. 2023, arXiv:2309.00071, section 3.2, eq. 17-23 and 3.4; DeepSeek-V2's mscale.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    variant: Variant = "transformers"
+    rope_type: ClassVar[str] = "yarn"
+
+    def __post_init__(self) -> None:
+        check_factor("YaRN", self.factor)
+        check_length("YaRN", self.original_max_position_embeddings)
+        check_variant("YaRN", self.variant)
+        check_above_zero("YaRN", attention_factor=self.attention_factor)
+        for name in ("mscale", "mscale_all_dim"):  # 0 means absent, as in transformers
+            check_above_zero("YaRN", **{name: getattr(self, name) or None})
+        if not isinstance(self.truncate, bool):
+            raise RopeError(
+                "YaRN: `truncate` must be True or False.",
+                facts={"truncate": self.truncate},
+                cure="True, the default, rounds the ramp's bounds outward to whole pairs.",
+            )
+        if not (are_numbers(self.beta_fast, self.beta_slow) and self.beta_fast >= self.beta_slow > 0):
+            raise RopeError(
+                "YaRN: `beta_fast` must not be below `beta_slow`, and both above 0 (turns within the trained length).",
+                facts={"beta_fast": self.beta_fast, "beta_slow": self.beta_slow},
+                cure="The published values are beta_fast=32, beta_slow=1.",
+            )
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        kept = self._kept_by_turns if self.variant == "paper" else self._kept_by_index
+        plain = ladder.inv_freq()
+        return [f / self.factor * (1 - k) + f * k for f, k in zip(plain, kept(ladder, plain), strict=True)]
+
+    def _kept_by_turns(self, ladder: Ladder, plain: list[float]) -> list[float]:
+        """The paper's gamma(r), eq. 18: the share of a frequency kept, by its turns r in the trained length."""
+        turns = [self.original_max_position_embeddings * f / (2 * math.pi) for f in plain]
+        return [ramp(r, self.beta_slow, self.beta_fast) for r in turns]
+
+    def _kept_by_index(self, ladder: Ladder, plain: list[float]) -> list[float]:
+        """The reference code's ramp, linear in the pair's index between the two bounds."""
+
+        def index_with(turns: float) -> float:
+            length = self.original_max_position_embeddings / (turns * 2 * math.pi)
+            return ladder.dim * math.log(length) / (2 * math.log(ladder.theta))
+
+        low, high = index_with(self.beta_fast), index_with(self.beta_slow)
+        if self.truncate:
+            low, high = float(math.floor(low)), float(math.ceil(high))
+        low, high = max(low, 0.0), min(high, ladder.dim - 1.0)
+        if low == high:
+            high += 0.001  # as the reference code does, so that the ramp is a step and not a division by zero
+        return [1 - min(1.0, max(0.0, (i - low) / (high - low))) for i in range(len(plain))]
+
+    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
+        if self.attention_factor is not None:
+            return float(self.attention_factor)
+        if self.mscale and self.mscale_all_dim:
+            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
+        return yarn_mscale(self.factor, 1.0)
+
+    @property
+    def trained_length(self) -> int | None:
+        return self.original_max_position_embeddings
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """0.1 * mscale * ln(factor) + 1: YaRN's temperature; DeepSeek also multiplies its softmax scale by its square."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
