@@ -1,0 +1,1 @@
+"""Retrieval from long inputs: passkey and RULER's kinds of tasks, made offline, scored with intervals."""

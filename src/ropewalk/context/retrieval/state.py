@@ -1,0 +1,132 @@
+"""Which examples were found so far, in one JSON file that is always whole, so that a stopped run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.context.output import check_writable, write_whole
+from ropewalk.context.retrieval.protocol import Cell, RetrievalProtocol
+from ropewalk.errors import RopeError
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.tokenizer import TextTokenizer
+
+FORMAT = 1
+_KEYS = {"retrieval", "fingerprint", "models", "results"}
+Key = tuple[str, str, int, float | None]
+
+
+class RetrievalState:
+    """Outcomes of examples, in order, by (method, task, length, depth), written after each one.
+
+    `fingerprint` says what the examples are made of; each method's model has one of its own. More tasks, lengths,
+    depths, samples and methods may be asked for later: what is there is not measured again.
+    """
+
+    def __init__(self, path: Path | None, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.models: dict[str, str] = {}
+        self.outcomes: dict[Key, list[bool]] = {}
+
+    def begin(self) -> int:
+        """Begin anew; refuses a file that is not a state: it would be overwritten. Returns 0: nothing is taken up."""
+        if self.path is None or not self.path.exists():
+            return 0
+        check_writable(self.path)
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8") or "{}")
+            ours = isinstance(stored, dict) and (not stored or set(stored) == _KEYS)
+        except (OSError, ValueError):
+            ours = False
+        if not ours:
+            raise RopeError(
+                "retrieval: the file named for the state holds something else, and would be overwritten.",
+                facts={"state": str(self.path)},
+                cure="Name a new file.",
+            )
+        return 0
+
+    def resume(self) -> int:
+        """Take up what the file holds, if its examples are this run's; returns how many were scored.
+
+        Raises `RopeError` if the file is not a state or belongs to another measurement.
+        """
+        if self.path is None or not self.path.exists():
+            return 0
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            found: dict[Key, list[bool]] = {
+                (
+                    str(row["method"]),
+                    str(row["task"]),
+                    int(row["length"]),
+                    None if row["depth"] is None else float(row["depth"]),
+                ): [bool(value) for value in row["found"]]
+                for row in stored["results"]
+            }
+            models = {str(name): str(value) for name, value in stored["models"].items()}
+            fingerprint = stored["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RopeError(
+                "retrieval: the state file cannot be read.",
+                facts={"state": str(self.path), "error": str(error)},
+                cure="Remove it, or begin anew: without --resume.",
+            ) from error
+        if fingerprint != self.fingerprint:
+            raise RopeError(
+                "retrieval: the state belongs to another tokenizer, text, seed or scoring.",
+                facts={"state": str(self.path), "its fingerprint": fingerprint, "this run's": self.fingerprint},
+                cure="Begin anew, without --resume, or name another state.",
+            )
+        self.models, self.outcomes = models, found
+        return sum(map(len, found.values()))
+
+    def enter(self, method: str, model: str) -> None:
+        """Say which model a method stands for. Raises `RopeError` where the state knows it as another one."""
+        if self.models.setdefault(method, model) != model:
+            raise RopeError(
+                "retrieval: the state's results of this method are of another model.",
+                facts={"method": method, "its fingerprint": self.models[method], "this run's": model},
+                cure="Begin anew, without --resume, or name another state.",
+            )
+
+    def found(self, method: str, cell: Cell) -> list[bool]:
+        """The outcomes of a cell's examples so far, at most as many as it has; [] where there are none."""
+        return self.outcomes.get((method, cell.task, cell.length, cell.depth), [])[: cell.examples]
+
+    def add(self, method: str, cell: Cell, found: bool) -> None:
+        """Keep the next example's outcome and write the file, whole."""
+        self.outcomes.setdefault((method, cell.task, cell.length, cell.depth), []).append(found)
+        if self.path is not None:
+            write_whole(self.path, json.dumps(self._stored(), indent=1))
+
+    def _stored(self) -> dict[str, Any]:
+        rows = [
+            {"method": method, "task": task, "length": length, "depth": depth, "found": [int(one) for one in found]}
+            for (method, task, length, depth), found in self.outcomes.items()
+        ]
+        return {"retrieval": FORMAT, "fingerprint": self.fingerprint, "models": self.models, "results": rows}
+
+
+def examples_fingerprint(tokenizer: TextTokenizer, text: str, protocol: RetrievalProtocol) -> str:
+    """A short hash of what every example is made of and how it is scored; not of how many there are."""
+    made = (FORMAT, torch.__version__, protocol.seed, protocol.scoring, protocol.haystack, tokenizer.bos_id)
+    digest = hashlib.sha256(repr(made).encode())
+    digest.update(text.encode())
+    digest.update(repr(tokenizer.encode(text[:4000])).encode())
+    return digest.hexdigest()[:20]
+
+
+def model_fingerprint(model: Decoder) -> str:
+    """A short hash of a model: how it says what it is, and a sample of every weight."""
+    digest = hashlib.sha256(f"{model.config!r} {getattr(model, 'extension', None)!r}".encode())
+    for name, weight in model.named_parameters():
+        flat = weight.detach().reshape(-1)
+        sample = flat[torch.linspace(0, len(flat) - 1, min(64, len(flat)), dtype=torch.float64).long()]
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(sample.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:20]

@@ -1,0 +1,106 @@
+"""What each method finds in a long input: a heat map of accuracy, one panel for each method."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ropewalk.figures.style import INK, PALE, bar, caption, heat, panel, style, tokens
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Table = Sequence[Sequence[float | None]]
+_PANELS = 3  # side by side
+_DARK = 0.55  # below it the map's colours want light numbers
+
+
+def heat_map(
+    accuracy: Mapping[str, Table],
+    *,
+    lengths: Sequence[int],
+    rows: Sequence[str],
+    row_title: str = "depth of the needle (0: first)",
+    trained_length: int | None = None,
+    chance: float | None = None,
+    n: int | Sequence[int] | None = None,
+    title: str = "Retrieval",
+    note: str = "",
+) -> Figure:
+    """`accuracy[method][row][length]`, fractions of 1 or None where nothing was measured; rows by depth or by task.
+
+    `lengths` are tokens, increasing; `chance` is what guessing finds, and `n` the examples in a cell (of each
+    row, where they differ).
+    """
+    with style():
+        from matplotlib.figure import Figure
+
+        columns = min(_PANELS, len(accuracy))
+        lines = -(-len(accuracy) // columns)
+        widest = max((len(row) for row in rows), default=0)
+        side = 0.62 * len(lengths) + 0.9
+        figure = Figure(
+            figsize=(max(5.2, 1.9 + 0.075 * widest + columns * max(side, 2.2)), 1.5 + lines * (0.36 * len(rows) + 1.05))
+        )
+        grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+        image = None
+        for axes in grid.flat[len(accuracy) :]:
+            axes.set_visible(False)
+        for index, (axes, (method, table)) in enumerate(zip(grid.flat, accuracy.items(), strict=False)):
+            image = _draw(axes, table, lengths, trained_length)
+            panel(axes, method)
+            axes.set_yticks(range(len(rows)), rows)
+            lowest = index + columns >= len(accuracy)
+            axes.tick_params(length=0, labelbottom=lowest)
+            axes.set_xticks(range(len(lengths)), [tokens(length) for length in lengths])
+            if lowest:
+                axes.set_xlabel("input (tokens)")
+            if index % columns == 0:
+                axes.set_ylabel(row_title)
+        if image is not None:
+            drawn = bar(figure, image, grid, "part of the examples found", shrink=0.9, pad=0.02)
+            if chance is not None:
+                drawn.ax.axhline(chance, color="white", linewidth=1.6)
+                drawn.ax.axhline(chance, color=INK, linewidth=1.6, linestyle=(0, (2, 2)))
+        caption(figure, title, _note(lengths, trained_length, chance, n, note))
+        return figure
+
+
+def _draw(axes: Axes, table: Table, lengths: Sequence[int], trained_length: int | None) -> object:
+    """Colours and numbers; the trained length as a line between the columns."""
+    import numpy as np
+
+    values = np.array([[np.nan if one is None else one for one in row] for row in table], dtype=float)
+    axes.set_facecolor(PALE)
+    image = heat(axes, np.ma.masked_invalid(values), vmin=0.0, vmax=1.0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    for (row, column), value in np.ndenumerate(values):
+        missing = bool(np.isnan(value))
+        color = INK if missing or value > _DARK else "white"
+        axes.text(
+            column, row, "\u2013" if missing else f"{value:.2f}", ha="center", va="center", fontsize=8, color=color
+        )
+    within = 0 if trained_length is None else bisect_right(lengths, trained_length)
+    if 0 < within < len(lengths):
+        axes.axvline(within - 0.5, color="white", linewidth=3.2)
+        axes.axvline(within - 0.5, color=INK, linewidth=1.4, linestyle="--")
+    return image
+
+
+def _note(
+    lengths: Sequence[int], trained_length: int | None, chance: float | None, n: int | Sequence[int] | None, note: str
+) -> str:
+    """What the cells and the lines are, in one line."""
+    said = [note] if note else []
+    if n is not None:
+        counts = [n] if isinstance(n, int) else sorted(set(n))
+        said.append(f"each cell n={counts[0]}" if len(counts) == 1 else f"each cell n={counts[0]} to {counts[-1]}")
+    if chance is not None:
+        said.append(f"chance {chance:.3g}" + (" (dashed on the bar)" if chance else ""))
+    if trained_length is not None:
+        within = bisect_right(lengths, trained_length)
+        line = "all inputs are within it" if within == len(lengths) else "all inputs are beyond it"
+        said.append(f"trained length {tokens(trained_length)} ({'dashed line' if 0 < within < len(lengths) else line})")
+    return "; ".join(said)
