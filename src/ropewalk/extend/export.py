@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.extend.hub import HubRope, hub_rope
+from ropewalk.extend.hub import HubRope, hub_rope, refuse_inexpressible
 from ropewalk.models.checkpoint import find, hugging_face_form, read_config
 from ropewalk.models.decoder import Decoder, DecoderConfig
 from ropewalk.models.extras import need
 from ropewalk.models.families import FAMILIES, config_to_hf
 from ropewalk.models.files import read_json, whole_folder, write_json
-from ropewalk.models.native import NATIVE
+from ropewalk.models.native import NATIVE, config_to_native
 
 SHARD_BYTES = 5_000_000_000  # of one weight file, as transformers has had it
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,11 +44,11 @@ _ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "original_max_pos
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export wrote: the folder, the config.json, the rope in it, and the weights' dtype."""
+    """What an export wrote: the folder, the config.json, the rope in it (None: native), and the weights' dtype."""
 
     folder: Path
     config: Mapping[str, Any]
-    rope: HubRope
+    rope: HubRope | None
     dtype: torch.dtype
 
 
@@ -92,6 +92,7 @@ def export(
     source: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
+    native: bool = False,
     further: Callable[[Exported], Mapping[str, str | bytes]] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Exported:
@@ -104,6 +105,7 @@ def export(
       the dtype and `auto_map` (whose code is not copied), and the tokenizer's files and generation_config.json are
       copied. Of a GGUF file, of ropewalk's own folders and of None they are written anew.
     - `dtype`: of the weights; None is the model's own.
+    - `native`: ropewalk's own form instead, which holds every method and which only `ropewalk.load` reads.
     - `further`: called with what was written, gives more files of the folder by name: README.md, extend.json, ...
     - `shard_bytes`: the largest weight file; beyond it there are several, and an index.
 
@@ -118,23 +120,37 @@ def export(
     torch.bfloat16
     """
     place = check_out(out, source=source, overwrite=overwrite)
-    hub = hub_rope(model.config.ropes, method, trained_length=trained_length, target=target)
-    exact = _renamed(model, hub)
-    config, weights = hugging_face_form(exact)
-    origin = None if source is None else find(source)
+    hub = None if native else hub_of(model, method, trained_length=trained_length, target=target)
+    config, weights = (model.config, model.state_dict()) if hub is None else hugging_face_form(_renamed(model, hub))
+    origin = None if source is None or native else find(source)
     kept = _config_of(origin, config)
     chosen = model.embed_tokens.weight.dtype if dtype is None else dtype
-    written = _written_config(config, kept, hub, chosen, model)
+    written = config_to_native(config) if hub is None else _written_config(config, kept, hub)
+    written |= (_special_tokens(model) if kept is None else {}) | {"dtype": str(chosen).removeprefix("torch.")}
     names = {str(path.name) for path in place.iterdir()} if place.is_dir() else set()
     with whole_folder(place, frozenset(names) if overwrite else frozenset()) as staging:
-        named = {name if name.startswith("lm_head") else f"model.{name}": tensor for name, tensor in weights.items()}
+        prefix = "" if native else "model."
+        named = {name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in weights.items()}
         write_weights(named, staging, dtype=chosen, shard_bytes=shard_bytes)
-        _write_companions(staging, origin if kept is not None else None, model, hub)
+        _write_companions(staging, None if kept is None else origin, model, target)
         found = Exported(folder=place, config=written, rope=hub, dtype=chosen)
         for name, content in (further(found) if further is not None else {}).items():
             (staging / name).write_bytes(content.encode() if isinstance(content, str) else content)
         write_json(staging / "config.json", written)
     return found
+
+
+def hub_of(model: Decoder, method: str, *, trained_length: int, target: int) -> HubRope:
+    """`hub_rope` of a model, which must have no extension in attention; raises `RopeError` where it cannot be said."""
+    refuse_inexpressible(method)
+    extension = next((found for found in model.config.extensions if found is not None), None)
+    if extension is not None:
+        raise RopeError(
+            "extend: an extension in attention cannot be exported: no config.json describes one.",
+            facts={"extension": extension},
+            cure="Export a method that acts on frequencies; or pass --native, for a folder that ropewalk alone reads.",
+        )
+    return hub_rope(model.config.ropes, method, trained_length=trained_length, target=target)
 
 
 def write_weights(
@@ -176,7 +192,7 @@ def _renamed(model: Decoder, hub: HubRope) -> Decoder:
     """The model with each rope as the config says it; interleaved heads stay so until they are re-ordered."""
     present = [rope for rope in model.config.ropes if rope is not None]
     rope = dataclasses.replace(hub.rope, interleaved=present[0].interleaved)
-    return model.with_rope(rope)
+    return model.with_extension(None).with_rope(rope)
 
 
 def _config_of(origin: Path | None, config: DecoderConfig) -> dict[str, Any] | None:
@@ -192,27 +208,20 @@ def _config_of(origin: Path | None, config: DecoderConfig) -> dict[str, Any] | N
     return content
 
 
-def _written_config(
-    config: DecoderConfig, kept: Mapping[str, Any] | None, hub: HubRope, dtype: torch.dtype, model: Decoder
-) -> dict[str, Any]:
+def _written_config(config: DecoderConfig, kept: Mapping[str, Any] | None, hub: HubRope) -> dict[str, Any]:
     """The config.json to write; raises `RopeError` where no family of transformers computes this model."""
-    if kept is None:
-        written = config_to_hf(config)
-        if written["model_type"] == NATIVE:
-            raise RopeError(
-                "extend: this model cannot be exported: none of the families that are known here computes it.",
-                facts={"families": tuple(FAMILIES), "norm": config.norm, "hidden_act": config.hidden_act},
-                cure="Keep it in ropewalk's own form: ropewalk.save(model, folder).",
-            )
-        written |= _special_tokens(model)
-    else:
-        family = FAMILIES[str(kept["model_type"])]
+    if kept is not None:
         left_out = (*_ROPE_KEYS, "auto_map", "torch_dtype")
         written = {key: value for key, value in kept.items() if key not in left_out}
-        written["architectures"] = [family.architecture]
-    written |= hub.fields()
-    written["dtype"] = str(dtype).removeprefix("torch.")
-    return written
+        return {**written, "architectures": [FAMILIES[str(kept["model_type"])].architecture], **hub.fields()}
+    written = config_to_hf(config)
+    if written["model_type"] == NATIVE:
+        raise RopeError(
+            "extend: this model cannot be exported: none of the families that are known here computes it.",
+            facts={"families": tuple(FAMILIES), "norm": config.norm, "hidden_act": config.hidden_act},
+            cure="Pass --native, for a folder that ropewalk alone reads.",
+        )
+    return {**written, **hub.fields()}
 
 
 def _special_tokens(model: Decoder) -> dict[str, Any]:
@@ -226,13 +235,13 @@ def _special_tokens(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _write_companions(folder: Path, origin: Path | None, model: Decoder, hub: HubRope) -> None:
+def _write_companions(folder: Path, origin: Path | None, model: Decoder, length: int) -> None:
     """The tokenizer and the generation config: copied where they are Hugging Face's, else written."""
     if origin is not None:
         for name in COMPANIONS:
             if (origin / name).is_file():
                 shutil.copyfile(origin / name, folder / name)
-        _lengthen(folder / "tokenizer_config.json", hub.max_position_embeddings)
+        _lengthen(folder / "tokenizer_config.json", length)
     elif model.tokenizer is not None:
         model.tokenizer.save(folder)
         ends = _special_tokens(model)

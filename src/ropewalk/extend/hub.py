@@ -26,9 +26,7 @@ INEXPRESSIBLE: dict[str, tuple[str, str]] = {
     "rerope": (_IN_ATTENTION, "yarn"),
     "self-extend": (_IN_ATTENTION, "yarn"),
     "dca": (_IN_ATTENTION, "yarn"),
-    "dual-chunk": (_IN_ATTENTION, "yarn"),
     "streaming": (_DROPS, "plain"),
-    "streamingllm": (_DROPS, "plain"),
     "log-n": ("it scales each query by its own position, and a config has one factor for all", "yarn"),
     "drope": ("it turns no pair and scales the logits by length, for which the model families have no key", "yarn"),
 }
@@ -51,11 +49,17 @@ class HubRope:
     rope: RopeConfig
 
     def fields(self) -> dict[str, Any]:
-        """The keys of config.json that say it."""
+        """The keys of config.json that say it, in transformers 5's spelling and, beside it, in that of version 4.
+
+        Version 4 does not know `rope_parameters`: without the old keys it would read the model unscaled, silently.
+        """
         found: dict[str, Any] = {
             "rope_parameters": self.parameters,
+            "rope_theta": self.parameters["rope_theta"],
             "max_position_embeddings": self.max_position_embeddings,
         }
+        if self.parameters["rope_type"] != "default":
+            found["rope_scaling"] = self.parameters
         if self.original_max_position_embeddings is not None:
             found["original_max_position_embeddings"] = self.original_max_position_embeddings
         return found
@@ -76,7 +80,7 @@ def refuse_inexpressible(method: str) -> None:
         raise RopeError(
             f"extend: `{method}` cannot be exported: {reason}.",
             facts={"method": method, "nearest that can be": nearest},
-            cure=f"Export --method {nearest}, or use `{method}` through ropewalk alone.",
+            cure=f"Export --method {nearest}; or pass --native, for a folder that ropewalk alone reads.",
         )
 
 
@@ -95,8 +99,8 @@ def hub_rope(ropes: Ropes, method: str, *, trained_length: int, target: int) -> 
     depend on position or on length in a way that no block has, and pairs that stand still.
 
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=16)
-    >>> hub_rope((rope, rope), "plain", trained_length=16, target=64).fields()
-    {'rope_parameters': {'rope_type': 'default', 'rope_theta': 10000.0}, 'max_position_embeddings': 16}
+    >>> hub_rope((rope, rope), "plain", trained_length=16, target=64).parameters
+    {'rope_type': 'default', 'rope_theta': 10000.0}
     """
     refuse_inexpressible(method)
     distinct = [rope for rope in dict.fromkeys(map(half_split_rope, ropes)) if rope is not None]
@@ -106,7 +110,7 @@ def hub_rope(ropes: Ropes, method: str, *, trained_length: int, target: int) -> 
             if distinct
             else "extend: no layer has a rope, and the config of every family has one.",
             facts={"ropes": distinct, "method": method},
-            cure="Use it through ropewalk, or choose a method that gives every layer the same rope.",
+            cure="Choose a method that gives every layer the same rope; or pass --native, for ropewalk alone.",
         )
     rope = distinct[0]
     length = _stated_length(rope, method, trained_length, target)
@@ -118,7 +122,7 @@ def hub_rope(ropes: Ropes, method: str, *, trained_length: int, target: int) -> 
     raise RopeError(
         f"extend: `{method}` cannot be exported: {_reason(rope)}.",
         facts={"rope": rope, "nearest that can be": _nearest(rope)},
-        cure=f"Export {_nearest(rope)}, or use this rope through ropewalk alone.",
+        cure=f"Export {_nearest(rope)}; or pass --native, for a folder that ropewalk alone reads.",
     )
 
 
@@ -132,13 +136,12 @@ def _stated_length(rope: RopeConfig, method: str, trained_length: int, target: i
 
 
 def _candidates(rope: RopeConfig, length: int, trained_length: int, target: int) -> list[dict[str, Any]]:
-    """Blocks that may say the rope: its own, then one divisor per pair."""
+    """Blocks that may say the rope: its own, unless that is longrope, then one divisor per pair."""
     blocks = []
-    if not isinstance(rope.scaling, LongRoPE):
-        with suppress(RopeError):  # a rule without a name in transformers
-            blocks.append(rope.to_hf())
-    block = _as_longrope(rope, trained_length, target)
-    return blocks if block is None else [*blocks, block]
+    with suppress(RopeError):  # a rule without a name in transformers
+        blocks.append(rope.to_hf())
+    found = _as_longrope(rope, trained_length, target)
+    return [block for block in blocks if block["rope_type"] != "longrope"] + ([] if found is None else [found])
 
 
 def _as_longrope(rope: RopeConfig, trained_length: int, target: int) -> dict[str, Any] | None:

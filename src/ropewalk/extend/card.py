@@ -1,0 +1,128 @@
+"""README.md of an exported folder: what was done, what it brought, and how others read the config.
+
+What is said of vLLM and llama.cpp was read in their sources, not run: vLLM's
+vllm/model_executor/layers/rotary_embedding/__init__.py at 926c71f, phi3_long_rope_scaled_rope.py at 63c2b7a and
+dynamic_ntk_scaling_rope.py at 3cfbaf3; llama.cpp's conversion/base.py (`set_gguf_parameters`) and conversion/llama.py
+(`generate_extra_tensors`) at 0274f0f.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+VLLM, LLAMA = "vLLM", "llama.cpp"
+_SAME_VLLM = "computes the same frequencies from this block."
+_READERS: dict[str, dict[str, str]] = {
+    "default": {
+        VLLM: "reads theta; the length is `max_position_embeddings`.",
+        LLAMA: "the converter writes theta as `rope.freq_base`, and needs nothing else.",
+    },
+    "linear": {VLLM: _SAME_VLLM, LLAMA: "the converter writes `rope.scaling.type` linear and the factor: the same."},
+    "dynamic": {
+        VLLM: "fixes one base for `max_position_embeddings` x `factor` tokens when it starts, so with factor 1 it "
+        "reads no further than before. Export --method ntk for it.",
+        LLAMA: "the converter leaves this rule out: texts are read unscaled. Export --method ntk for it.",
+    },
+    "yarn": {
+        VLLM: "computes the same frequencies and temperature from this block, for every length.",
+        LLAMA: "the converter writes `rope.scaling.type` yarn, the factor and the original length: the same.",
+    },
+    "llama3": {
+        VLLM: _SAME_VLLM,
+        LLAMA: "the converter writes one divisor per pair (`rope_freqs.weight`). It looks for the original length at "
+        "the top of config.json and else takes 8,192, so it stands there as well.",
+    },
+    "longrope": {
+        VLLM: "uses `long_factor` for every text once `--max-model-len` is beyond the original length, and takes the "
+        "factor for queries and keys from `short_mscale` and `long_mscale`, not from `attention_factor`; they are in "
+        "the block where its own formula would give another number (transformers names them as unknown, and ignores "
+        "them).",
+        LLAMA: "the converter writes the divisors for Phi-3 alone. Of other families it writes the type and not the "
+        "divisors, so this rope is lost: use transformers or vLLM, or export another method for llama.cpp.",
+    },
+}
+
+
+def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
+    """The model card, in Markdown, of what `outcome.record` says; `figure` is the name of a picture beside it."""
+    config, tuning, protocol = record["config"], record["tuning"], record["protocol"]
+    name = plain_text(record["model"])
+    done = f"the frequencies of `{record['method']}`, put into config.json"
+    if tuning is not None:
+        settings = tuning["settings"]
+        done += (
+            f"; then {settings['steps']:,} updates ({tuning['tokens']:,} tokens) at {settings['target']:,} tokens, "
+            f"training {plain_text(settings['train'])}"
+        )
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [ropewalk, long-context]",
+        "---",
+        "",
+        f"# {name}, extended",
+        "",
+        f"Made from {name} by `ropewalk extend`: {done}.",
+        "",
+        "```json",
+        json.dumps(
+            {key: config[key] for key in ("rope_parameters", "max_position_embeddings") if key in config}, indent=2
+        ),
+        "```",
+        "",
+        *_results(record, protocol, figure),
+        "## How it is read",
+        "",
+        "- transformers 5 reads `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; both are there.",
+        *(f"- {who} {what}" for who, what in _READERS.get(config["rope_parameters"]["rope_type"], {}).items()),
+        "",
+        "Of vLLM and llama.cpp this was read in their sources, not tried. Everything that was done, and every number, "
+        "is in extend.json."
+        if protocol is not None or tuning is not None
+        else "Of vLLM and llama.cpp this was read in their sources, not tried. Nothing was measured: "
+        "`ropewalk doctor` does that.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plain_text(text: str) -> str:
+    r"""A name as Markdown shows it letter by letter, on one line.
+
+    >>> print(plain_text("a*b\n# <c>"))
+    a\*b \# \<c\>
+    """
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(str(text).split()))
+
+
+def _results(record: Mapping[str, Any], protocol: Mapping[str, Any] | None, figure: str | None) -> Sequence[str]:
+    """The table of losses, its protocol, and what it says against crop."""
+    if protocol is None:
+        return []
+    heads = [f"{start:,}-{end:,}" for start, end in record["blocks"]]
+    width = -(-len(heads) // 8)
+    rows = [["", *(_joined(heads[i : i + width]) for i in range(0, len(heads), width)), "within", "beyond"]]
+    for variant in record["variants"]:
+        losses = variant["loss_by_block"]
+        means = [losses[i : i + width] for i in range(0, len(losses), width)]
+        ends = [variant["loss_within"], variant["loss_beyond"]]
+        cells = [f"{sum(part) / len(part):.3f}" for part in means] + ["" if x is None else f"{x:.3f}" for x in ends]
+        rows.append([variant["name"], *cells])
+    lines = ["## Loss by position", "", plain_text(protocol["sentence"]), ""]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(5, "|---|" + "--:|" * (len(rows[0]) - 1))
+    against = record["verdict"].get("tuned_minus_crop_beyond") or record["verdict"].get("method_minus_crop_beyond")
+    if against is not None:
+        interval = (
+            "" if against["ci"] is None else f" (95 % interval {against['ci'][0]:+.3f} to {against['ci'][1]:+.3f})"
+        )
+        lines += ["", f"Beyond the trained length it is {against['nats']:+.3f} nats from crop{interval}, which forgets "
+                  "the oldest tokens."]  # fmt: skip
+    return [*lines, "", *([f"![Loss by position]({figure})", ""] if figure else [])]
+
+
+def _joined(heads: Sequence[str]) -> str:
+    return heads[0] if len(heads) == 1 else f"{heads[0].split('-')[0]}-{heads[-1].split('-')[1]}"
