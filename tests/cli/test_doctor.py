@@ -172,7 +172,7 @@ def test_ctrl_c_keeps_what_is_done(
 
     monkeypatch.setattr(module, "window_losses", stopping)
     assert doctor(*arguments) == 130
-    assert "3 measurements are kept, 9 are due" in capsys.readouterr().err
+    assert "3 measurements are kept, 13 are due" in capsys.readouterr().err
     assert doctor(*arguments, "--resume", "--json", resumed) == 0
     assert "Resumed: 3 measurements" in capsys.readouterr().out
     one, other = json.loads(whole.read_text()), json.loads(resumed.read_text())

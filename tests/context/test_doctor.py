@@ -13,7 +13,7 @@ import torch
 
 from ropewalk.context.doctor import Job, Measurement, plan, run, take_windows, trained_length_of
 from ropewalk.context.measure import window_losses
-from ropewalk.context.methods import METHODS
+from ropewalk.context.methods import EXTENSIONS, IN_ATTENTION, METHODS, applied
 from ropewalk.context.protocol import Protocol
 from ropewalk.context.state import State, WindowResult, default_path, fingerprint
 from ropewalk.errors import RopeError
@@ -35,9 +35,9 @@ def measure(model: Decoder, of: Protocol, methods: list[str] | None = None, stat
 
 
 def test_every_method_is_measured_once() -> None:
-    """All but as-is on an unscaled model; dynamic has ntk's frequencies at this length and shares its numbers."""
+    """What a config can hold, and crop; dynamic has ntk's frequencies at this length and shares its numbers."""
     found = measure(tiny_decoder(), protocol())
-    assert list(found.results) == [name for name in METHODS if name != "as-is"]
+    assert list(found.results) == ["plain", *EXTENSIONS, "crop"]
     assert found.same_as == {"dynamic": "ntk", "abf": "plain"}  # theta 10,000 suffices for 64 tokens
     assert found.results["dynamic"] is not None
     assert found.block_means("dynamic") == found.block_means("ntk")
@@ -101,7 +101,7 @@ def test_within_the_trained_length_only_plain_applies() -> None:
 
 def test_an_unknown_method_is_refused() -> None:
     """The message lists the known ones."""
-    with pytest.raises(RopeError, match=r"unknown method[\s\S]*plain, as-is, pi,[\s\S]*abf, resonance, crop"):
+    with pytest.raises(RopeError, match=r"unknown method[\s\S]*plain, as-is, pi,[\s\S]*p-rope, rerope,[\s\S]*crop"):
         plan(tiny_decoder(), protocol(), ["alibi"], State(None, ""))
 
 
@@ -211,3 +211,66 @@ def test_the_fingerprint_tells_runs_apart(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert base != fingerprint(model, windows, protocol(block=8))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_path(base) == tmp_path / "ropewalk" / "doctor" / f"{base}.json"
+
+
+def test_methods_by_name_by_comma_and_all() -> None:
+    """Names in any form, in one order; all adds those in attention that need no tuning."""
+
+    def chosen(*asked: str) -> tuple[str, ...]:
+        return plan(tiny_decoder(), protocol(), list(asked), State(None, "")).methods
+
+    assert chosen("crop", "yarn,pi") == ("plain", "pi", "yarn", "crop")
+    assert chosen("all") == ("plain", *EXTENSIONS, "rerope", "self-extend", "dca", "log-n", "streaming", "crop")
+    assert chosen("all", "drope", "p-rope") == tuple(name for name in METHODS if name != "as-is")
+    assert chosen(" , ") == chosen()
+
+
+def test_methods_in_attention_are_measured_as_they_run() -> None:
+    """Each one's losses are those of the model that `applied` gives, in one full forward."""
+    model, of = tiny_decoder(), protocol()
+    found = measure(model, of, ["all,drope,p-rope"])
+    windows = take_windows(random_ids(200).tolist(), of)
+    for name in ("p-rope", *IN_ATTENTION):
+        other = applied(model, name, trained_length=16, target=64)
+        with torch.no_grad():
+            logits = other(windows)
+        losses = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none")
+        want = [row[15:].mean().item() for row in losses]
+        assert found.beyond(name) == pytest.approx(want, abs=1e-4)
+        assert name == "p-rope" or any(found.extensions[name])
+    assert found.ropes["drope"] == (None, None)
+    assert len({round(found.mean_over(name, [15]), 6) for name in ("plain", *IN_ATTENTION)}) == 1 + len(IN_ATTENTION)
+
+
+def test_layers_with_short_windows_stay_out_of_attention_methods() -> None:
+    """They never see further than they were trained to."""
+    model = tiny_decoder(sliding_window=(None, 8))
+    for name in IN_ATTENTION:
+        config = applied(model, name, trained_length=16, target=64).config
+        assert config.extensions[0] is not None
+        assert config.extensions[1] is None
+        assert config.ropes[1] == ROPE
+
+
+def test_within_the_trained_length_no_method_in_attention_applies() -> None:
+    """As those on frequencies."""
+    with pytest.raises(RopeError, match="`dca` extends, but the target is within"):
+        plan(tiny_decoder(), protocol(target=16), ["dca"], State(None, ""))
+    assert plan(tiny_decoder(), protocol(target=16), ["all"], State(None, "")).methods == ("plain",)
+
+
+def test_windows_of_several_texts_come_from_each() -> None:
+    """In the texts' order, each at its own places, and the same again under the same seed."""
+    of = Protocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=3)
+    texts = [list(range(300)), list(range(1000, 1200))]
+    windows = take_windows(texts, of)
+    assert windows.shape == (4, 64)
+    assert (windows[:2] < 300).all()
+    assert (windows[2:] >= 1000).all()
+    assert torch.equal(windows, take_windows(texts, of))
+    again = Protocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=4)
+    assert not torch.equal(windows, take_windows(texts, again))
+    found = run(tiny_decoder(), windows % 50, plan(tiny_decoder(), of, ["pi"], State(None, "")), State(None, ""))
+    assert len(found.within("pi")) == 4
+    with pytest.raises(RopeError, match=r"too short[\s\S]*text +'b'"):
+        take_windows([texts[0], texts[1][:100]], of)

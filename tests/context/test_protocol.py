@@ -40,7 +40,7 @@ def test_blocks_tile_and_windows_are_disjoint(trained: int, target: int, windows
     tokens = windows * target + spare
     starts = found.starts(tokens)
     assert len(starts) == windows
-    assert starts[0] == 0
+    assert starts[0] >= 0
     assert starts[-1] + target <= tokens
     assert all(later - earlier >= target for earlier, later in itertools.pairwise(starts))
 

@@ -26,12 +26,22 @@ def doctor(
     model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')] = "tiny",
     target: Annotated[int | None, typer.Option(help="The length wanted, in tokens [default: 4x trained].")] = None,
     trained_length: Annotated[int | None, typer.Option(help="Tokens trained, where the config is silent.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A UTF-8 text, plain or gzipped [default: Moby Dick].")] = None,
-    start_char: Annotated[int, typer.Option(help="Begin the text at this character.")] = 0,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="A UTF-8 text, plain or gzipped; repeatable [default: Moby Dick].")
+    ] = None,
+    start_char: Annotated[int, typer.Option(help="Begin each text at this character.")] = 0,
     block: Annotated[int | None, typer.Option(help="Tokens of a block [default: a quarter of trained].")] = None,
-    windows: Annotated[int | None, typer.Option(help="Windows of the text [default: up to 16].")] = None,
+    windows: Annotated[int | None, typer.Option(help="Windows of each text [default: up to 16].")] = None,
     stride: Annotated[int | None, typer.Option(help="Crop's stride [default: a quarter of trained].")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Measure this one (repeatable) [default: all].")] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--methods",
+            "--method",
+            help="Names with commas, or all: those in attention as well [default: those that a config can hold, crop].",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws the windows' places.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write index.html and figures into this folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the same run was stopped.")] = False,
@@ -48,7 +58,7 @@ def doctor(
     from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
     from ropewalk.context.output import check_writable
     from ropewalk.context.protocol import Protocol
-    from ropewalk.context.report import answer_lines, config_changes, document, shared_sentences
+    from ropewalk.context.report import answer_lines, config_changes, document, run_time_changes, shared_sentences
     from ropewalk.context.sources import read_source, read_text
     from ropewalk.context.state import State, default_path, fingerprint
 
@@ -61,17 +71,19 @@ def doctor(
         check_folder(report)
     found = read_source(model)
     decoder = _load(model, dtype, device)
-    name, contents = read_text(text)
-    tokens = decoder.tokenizer.encode(contents[max(start_char, 0) :])
+    paths: list[Path | None] = [*text] if text else [None]
+    texts = [read_text(path) for path in paths]
+    tokens = [decoder.tokenizer.encode(contents[max(start_char, 0) :]) for _, contents in texts]
     protocol = Protocol.choose(
         trained_length=trained_length_of(decoder, trained_length),
-        text=name,
+        text=[name for name, _ in texts],
         target=target,
         block=block,
         windows=windows,
         stride=stride,
         start_char=start_char,
-        tokens=len(tokens),
+        seed=seed,
+        tokens=min(map(len, tokens)),
     )
     audits = found.audits(trained_length=protocol.trained_length, target=protocol.target)
     findings = found.findings(protocol.target)
@@ -80,7 +92,7 @@ def doctor(
     key = fingerprint(decoder, chosen, protocol)
     kept = State(state or default_path(key), key)
     taken_up = kept.resume() if resume else kept.begin()
-    work = plan(decoder, protocol, method, kept)
+    work = plan(decoder, protocol, methods, kept)
     console.print(f"\n{protocol.sentence()}", markup=False, highlight=False)
     if taken_up:
         console.print(f"Resumed: {taken_up} measurements were there already.", highlight=False)
@@ -92,7 +104,15 @@ def doctor(
     answer = measurement.recommendation()
     for line in (*shared_sentences(measurement), *answer_lines(answer)):
         console.print(line, markup=False, highlight=False)
-    if answer.method not in (None, "plain"):
+    at_run_time = None if answer.method is None else run_time_changes(answer.method, measurement)
+    if at_run_time is not None:
+        console.print(
+            f"No config can hold {answer.method}: at run time, model.with_extension({at_run_time}) "
+            "of ropewalk.attention.extension.",
+            markup=False,
+            highlight=False,
+        )
+    elif answer.method not in (None, "plain"):
         pasted = json.dumps(config_changes(answer.method, measurement), indent=2)
         console.print(f"For the checkpoint's config.json:\n{pasted}", markup=False, highlight=False, soft_wrap=True)
     environment = _environment(dtype, device, chunk, decoder)
@@ -174,7 +194,7 @@ def _progress(work: Plan) -> Iterator[tuple[Any, Any]]:
         def begin(job: Any) -> None:
             nonlocal done
             done += 1
-            step = f"[{done}/{count}] {job.method}, window {job.window + 1} of {work.protocol.windows}"
+            step = f"[{done}/{count}] {job.method}, window {job.window + 1} of {work.protocol.total_windows}"
             bar.update(task, description=step.replace("[", r"\["))
             if not console.is_terminal:
                 sys.stderr.write(f"{step} ({job.tokens:,} tokens)\n")

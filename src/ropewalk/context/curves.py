@@ -6,7 +6,7 @@ from ropewalk.context.audit import text_frequencies, wavelengths
 from ropewalk.context.doctor import Measurement
 from ropewalk.context.methods import Ropes, unscaled
 from ropewalk.context.recommend import difference
-from ropewalk.context.statistics import mean_and_interval
+from ropewalk.context.statistics import over_windows
 from ropewalk.rope.config import RopeConfig
 
 Curves = dict[str, list[float]]
@@ -32,7 +32,7 @@ def loss_curves(measurement: Measurement) -> tuple[Curves, dict[str, list[tuple[
     plain = measurement.block_means("plain")
     for name, label in named.items():
         found = measurement.block_means(name)
-        losses[label] = [mean_and_interval(values)[0] for values in zip(*found, strict=True)]
+        losses[label] = [over_windows(values)[0] for values in zip(*found, strict=True)]
         intervals[label] = []
         for block, mean in enumerate(losses[label]):
             apart, interval = difference([row[block] for row in found], [row[block] for row in plain])
@@ -47,7 +47,7 @@ def scaled_wavelengths(measurement: Measurement, method: str | None) -> dict[str
     if method is None:
         return {}
     rope = main_rope(measurement.ropes[method])
-    if rope == unscaled(rope):
+    if rope is None or rope == unscaled(rope):
         return {}
     return {method: list(wavelengths(text_frequencies(rope, measurement.protocol.target)[0]))}
 
@@ -57,7 +57,7 @@ def frequency_ratios(measurement: Measurement) -> dict[str, list[float | None]]:
     ratios: dict[str, list[float | None]] = {}
     for name, label in labels(measurement).items():
         rope = main_rope(measurement.ropes[name])
-        if rope == unscaled(rope):
+        if rope is None or rope == unscaled(rope):
             continue
         new, _ = text_frequencies(rope, measurement.protocol.target)
         old, _ = text_frequencies(unscaled(rope), measurement.protocol.target)
@@ -65,7 +65,7 @@ def frequency_ratios(measurement: Measurement) -> dict[str, list[float | None]]:
     return ratios
 
 
-def main_rope(ropes: Ropes) -> RopeConfig:
-    """The rope that reaches furthest: the first scaled one, or else the first."""
+def main_rope(ropes: Ropes) -> RopeConfig | None:
+    """The rope that reaches furthest: the first scaled one, or else the first; None where there is none."""
     present = [rope for rope in ropes if rope is not None]
-    return next((rope for rope in present if rope.scaling is not None), present[0])
+    return next((rope for rope in present if rope.scaling is not None), present[0] if present else None)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ropewalk.context.measure import CHUNK, Losses, crop_steps, cropped_losses, window_losses
-from ropewalk.context.methods import METHODS, Ropes, default_methods, ropes_for
+from ropewalk.context.methods import Extensions, Ropes, chosen_methods, extensions_for, ropes_for, under
 from ropewalk.context.protocol import Protocol
 from ropewalk.context.recommend import Recommendation, recommend
 from ropewalk.context.state import State, WindowResult, peak_memory
@@ -31,7 +32,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will do: methods in order, the ropes of each, the jobs that are due, and who shares whose numbers.
+    """What a run will do: methods in order, what each changes, the jobs that are due, and who shares whose numbers.
 
     `same_as` names, for a method whose frequencies equal an earlier one's at this length, that earlier method.
     """
@@ -39,16 +40,18 @@ class Plan:
     protocol: Protocol
     methods: tuple[str, ...]
     ropes: dict[str, Ropes]
+    extensions: dict[str, Extensions]
     same_as: dict[str, str]
     jobs: tuple[Job, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Every method's results, window by window, and the ropes that they were measured with."""
+    """Every method's results, window by window, and the ropes and extensions that they were measured with."""
 
     protocol: Protocol
     ropes: dict[str, Ropes]
+    extensions: dict[str, Extensions]
     same_as: dict[str, str]
     results: dict[str, tuple[WindowResult, ...]]
 
@@ -90,10 +93,17 @@ def _block_counts(protocol: Protocol) -> list[int]:
     return [end - max(start, 1) for start, end in protocol.blocks]
 
 
-def take_windows(tokens: Sequence[int], protocol: Protocol) -> Tensor:
-    """int64 `[windows, target]`: the protocol's windows of a tokenised text. Raises `RopeError` if it is too short."""
-    ids = torch.tensor(tokens, dtype=torch.int64)
-    return torch.stack([ids[start : start + protocol.target] for start in protocol.starts(len(ids))])
+def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: Protocol) -> Tensor:
+    """int64 `[windows, target]`: the protocol's windows of its tokenised texts, in order.
+
+    `tokens` are those of each text, or of the one text. Raises `RopeError` if one is too short.
+    """
+    texts = cast(Sequence[Sequence[int]], [tokens] if tokens and isinstance(tokens[0], int) else tokens)
+    rows = []
+    for number, text in enumerate(texts):
+        ids = torch.tensor(text, dtype=torch.int64)
+        rows += [ids[start : start + protocol.target] for start in protocol.starts(len(ids), number)]
+    return torch.stack(rows)
 
 
 def trained_length_of(model: Decoder, given: int | None) -> int:
@@ -126,13 +136,7 @@ def plan(model: Decoder, protocol: Protocol, methods: Sequence[str] | None, stat
     Raises `RopeError` for a method that is unknown or does not apply.
     """
     trained, target = protocol.trained_length, protocol.target
-    if methods:
-        asked = {"plain", *methods}
-        for unknown in asked - set(METHODS):
-            ropes_for(unknown, model.config.ropes, model.config.sliding_windows, trained_length=trained, target=target)
-        chosen = tuple(name for name in METHODS if name in asked)
-    else:
-        chosen = default_methods(model.config.ropes, trained_length=trained, target=target)
+    chosen = chosen_methods(methods, model.config.ropes, trained_length=trained, target=target)
     if "crop" in chosen and (target <= trained or trained < 2):
         raise RopeError(
             "doctor: crop differs from plain only beyond the trained length.",
@@ -143,20 +147,21 @@ def plan(model: Decoder, protocol: Protocol, methods: Sequence[str] | None, stat
         name: ropes_for(name, model.config.ropes, model.config.sliding_windows, trained_length=trained, target=target)
         for name in chosen
     }
+    extensions = {name: extensions_for(name, model.config, trained_length=trained, target=target) for name in chosen}
     same_as: dict[str, str] = {}
     seen: dict[object, str] = {}
     for name in chosen:
         if name != "crop":
-            first = seen.setdefault(_angles(ropes[name], target), name)
+            first = seen.setdefault((_angles(ropes[name], target), extensions[name]), name)
             if first != name:
                 same_as[name] = first
     due = [
         Job(name, window, _tokens(name, protocol, reuse=("plain", window) not in state.results))
-        for window in range(protocol.windows)
+        for window in range(protocol.total_windows)
         for name in chosen
         if name not in same_as and (name, window) not in state.results
     ]
-    return Plan(protocol=protocol, methods=chosen, ropes=ropes, same_as=same_as, jobs=tuple(due))
+    return Plan(protocol=protocol, methods=chosen, ropes=ropes, extensions=extensions, same_as=same_as, jobs=tuple(due))
 
 
 def _angles(ropes: Ropes, seq_len: int) -> object:
@@ -197,7 +202,7 @@ def run(
         if begin is not None:
             begin(job)
         started = time.perf_counter()
-        variant = model.with_rope(work.ropes[job.method])
+        variant = under(model, work.ropes[job.method], work.extensions[job.method])
         ids = windows[job.window]
         if job.method == "crop":
             losses = cropped_losses(
@@ -232,7 +237,11 @@ def _sums(losses: Losses, protocol: Protocol, method: str, seconds: float) -> Wi
 def gather(work: Plan, state: State) -> Measurement:
     """The measurement of a finished plan, each method under its own name."""
     results = {
-        name: tuple(state.results[work.same_as.get(name, name), window] for window in range(work.protocol.windows))
+        name: tuple(
+            state.results[work.same_as.get(name, name), window] for window in range(work.protocol.total_windows)
+        )
         for name in work.methods
     }
-    return Measurement(protocol=work.protocol, ropes=work.ropes, same_as=work.same_as, results=results)
+    return Measurement(
+        protocol=work.protocol, ropes=work.ropes, extensions=work.extensions, same_as=work.same_as, results=results
+    )

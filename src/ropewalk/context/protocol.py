@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from ropewalk.context.statistics import CONFIDENCE
+import numpy as np
+
+from ropewalk.context.statistics import CONFIDENCE, interval_sentence
 from ropewalk.errors import RopeError
 
 TOKENS_PER_METHOD = 65_536
@@ -14,7 +17,9 @@ MOST_WINDOWS = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One protocol of measurement; every length is in tokens, `start_char` in characters of the text.
+    """One protocol of measurement; every length is in tokens, `start_char` in characters of each text.
+
+    `windows` are taken of each text, disjoint, at places drawn from `seed`.
 
     The loss of a token given all tokens before it in its window belongs to the block of its own position: so
     the first token of a window has none, and the first block holds one loss fewer.
@@ -25,8 +30,9 @@ class Protocol:
     block: int
     windows: int
     stride: int
-    text: str
+    texts: tuple[str, ...]
     start_char: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("trained_length", "target", "block", "windows", "stride"):
@@ -36,6 +42,12 @@ class Protocol:
                     facts={name: getattr(self, name)},
                     cure=f"Give a positive --{name.replace('_', '-')}.",
                 )
+        if not self.texts:
+            raise RopeError("doctor: there is no text to measure on.", cure="Give --text FILE.")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise RopeError(
+                "doctor: `seed` must be a whole number of at least 0.", facts={"seed": self.seed}, cure="Give --seed 0."
+            )
         if self.start_char < 0:
             raise RopeError(
                 "doctor: `start_char` must not be negative.",
@@ -60,16 +72,17 @@ class Protocol:
         cls,
         *,
         trained_length: int,
-        text: str,
+        text: str | Sequence[str],
         target: int | None = None,
         block: int | None = None,
         windows: int | None = None,
         stride: int | None = None,
         start_char: int = 0,
+        seed: int = 0,
         tokens: int | None = None,
     ) -> Protocol:
         """Fill in what was not asked for: target 4x, block and stride a quarter of the trained length, and as
-        many windows (16 at most) as the text's `tokens` hold and as keep a method within 65,536 tokens.
+        many windows (16 at most) as the shortest text's `tokens` hold and as keep a method within 65,536 tokens.
 
         >>> found = Protocol.choose(trained_length=512, text="moby_dick")
         >>> found.target, found.block, found.windows
@@ -77,15 +90,18 @@ class Protocol:
         """
         wanted = 4 * trained_length if target is None else target
         quarter = max(1, trained_length // 4)
-        most = TOKENS_PER_METHOD if tokens is None else min(TOKENS_PER_METHOD, tokens)
+        texts = (text,) if isinstance(text, str) else tuple(text)
+        share = TOKENS_PER_METHOD // max(1, len(texts))
+        most = share if tokens is None else min(share, tokens)
         return cls(
             trained_length=trained_length,
             target=wanted,
             block=min(max(2, quarter), max(2, wanted)) if block is None else block,
             windows=max(1, min(MOST_WINDOWS, most // max(1, wanted))) if windows is None else windows,
             stride=quarter if stride is None else stride,
-            text=text,
+            texts=texts,
             start_char=start_char,
+            seed=seed,
         )
 
     @property
@@ -93,18 +109,23 @@ class Protocol:
         """`[start, end)` of each block of positions; the last may be shorter."""
         return tuple((start, min(start + self.block, self.target)) for start in range(0, self.target, self.block))
 
-    def starts(self, tokens: int) -> tuple[int, ...]:
-        """The first token of each window: evenly spread and disjoint; one window begins at 0.
+    @property
+    def total_windows(self) -> int:
+        """Windows of all texts."""
+        return self.windows * len(self.texts)
 
-        >>> Protocol.choose(trained_length=4, text="t", target=8, windows=3).starts(30)
-        (0, 11, 22)
+    def starts(self, tokens: int, text: int = 0) -> tuple[int, ...]:
+        """The first token of each window in the text of that number: disjoint, every placement equally likely.
+
+        >>> Protocol.choose(trained_length=4, text="t", target=8, windows=3, seed=1).starts(30)
+        (2, 11, 21)
         """
-        room = tokens - self.target
+        room = tokens - self.windows * self.target
         if tokens < self.windows * self.target:
             raise RopeError(
                 "doctor: the text is too short for the windows.",
                 facts={
-                    "text": self.text,
+                    "text": self.texts[text],
                     "tokens in the text": tokens,
                     "tokens needed": self.windows * self.target,
                     "windows": self.windows,
@@ -112,23 +133,19 @@ class Protocol:
                 },
                 cure="Give a longer --text, fewer --windows, a smaller --start-char or a shorter --target.",
             )
-        if self.windows == 1:
-            return (0,)
-        return tuple(room * index // (self.windows - 1) for index in range(self.windows))
+        gaps = np.sort(np.random.default_rng([self.seed, text]).integers(0, room + 1, self.windows))
+        return tuple(int(gap) + index * self.target for index, gap in enumerate(gaps))
 
     def sentence(self) -> str:
         """The protocol in words."""
-        several = f"{self.windows} windows, evenly spread and disjoint" if self.windows > 1 else "one window"
+        several = f"{self.windows} disjoint windows" if self.windows > 1 else "one window"
+        texts = self.texts[0] if len(self.texts) == 1 else f"each of {', '.join(self.texts)}"
         return (
             f"Loss in nats per token, each token given all tokens before it in its window of {self.target:,}; "
-            f"{several}, of {self.text} from character {self.start_char:,}; positions 0 to "
-            f"{self.target - 1:,}; a loss belongs to the block of the predicted position. Blocks of "
+            f"{several}, placed at random (seed {self.seed}), of {texts} from character {self.start_char:,}; positions "
+            f"0 to {self.target - 1:,}; a loss belongs to the block of the predicted position. Blocks of "
             f"{self.block:,}. crop: fresh windows of {self.trained_length:,} tokens, stride {self.stride:,}. "
-            + (
-                f"Intervals: {CONFIDENCE:.0%}, Student's t over windows, differences paired by window."
-                if self.windows > 1
-                else "One window: no interval."
-            )
+            + interval_sentence(self.total_windows)
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ropewalk.context.statistics import mean_and_interval
+from ropewalk.context.statistics import over_windows
 from ropewalk.errors import RopeError
 
 TOLERATED = 0.05  # nats that a method may cost within the trained length
@@ -51,7 +51,7 @@ class Recommendation:
 
 def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, Interval]:
     """Mean of one minus other, window by window, and its interval."""
-    return mean_and_interval([a - b for a, b in zip(one, other, strict=True)])
+    return over_windows([a - b for a, b in zip(one, other, strict=True)])
 
 
 def recommend(within: Mapping[str, Sequence[float]], beyond: Mapping[str, Sequence[float]] | None) -> Recommendation:
@@ -101,8 +101,8 @@ def _standing(
     gain, gain_interval = difference(beyond[name], beyond["plain"]) if beyond is not None else (None, None)
     return Standing(
         name=name,
-        within=mean_and_interval(within[name])[0],
-        beyond=mean_and_interval(beyond[name])[0] if beyond is not None else None,
+        within=over_windows(within[name])[0],
+        beyond=over_windows(beyond[name])[0] if beyond is not None else None,
         within_difference=cost,
         within_interval=interval,
         beyond_difference=gain,

@@ -9,10 +9,10 @@ from ropewalk.context.audit import Audit, text_frequencies
 from ropewalk.context.curves import main_rope
 from ropewalk.context.doctor import Measurement
 from ropewalk.context.findings import Finding
-from ropewalk.context.methods import unscaled
+from ropewalk.context.methods import IN_ATTENTION, unscaled
 from ropewalk.context.output import finite
 from ropewalk.context.recommend import Recommendation
-from ropewalk.context.statistics import mean_and_interval
+from ropewalk.context.statistics import over_windows
 from ropewalk.rope.scaling import DynamicNTK
 
 
@@ -48,12 +48,13 @@ def document(
     standings = {standing.name: standing for standing in answer.standings}
     methods = []
     for method in measurement.results:
-        by_block = [mean_and_interval(values) for values in zip(*measurement.block_means(method), strict=True)]
+        by_block = [over_windows(values) for values in zip(*measurement.block_means(method), strict=True)]
         standing, shared = standings[method], measurement.same_as.get(method)
         methods.append(
             {
                 "name": method,
                 **config_changes(method, measurement),
+                "extension": run_time_changes(method, measurement),
                 **turning(method, measurement),
                 "loss_by_block": [mean for mean, _ in by_block],
                 "ci_by_block": [interval for _, interval in by_block],
@@ -96,11 +97,13 @@ def document(
 def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
     """The keys of config.json that make a checkpoint use `method`: `rope_parameters` and `max_position_embeddings`.
 
-    The length is the target, except where the rule itself starts from it (dynamic), and for plain and crop, which
-    stay within the trained length.
+    The length is the target, except where the rule itself starts from it (dynamic), and for plain, crop and methods
+    in attention, which configs cannot express. Without a rope (drope) `rope_parameters` is None.
     """
     rope = main_rope(measurement.ropes[method])
-    if method in ("plain", "crop") or isinstance(rope.scaling, DynamicNTK):
+    if rope is None:
+        return {"rope_parameters": None, "max_position_embeddings": measurement.protocol.target}
+    if method in ("plain", "crop", *IN_ATTENTION) or isinstance(rope.scaling, DynamicNTK):
         length = measurement.protocol.trained_length
     elif method == "as-is" and rope.max_position_embeddings is not None:
         length = rope.max_position_embeddings
@@ -109,9 +112,16 @@ def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
     return {"rope_parameters": rope.to_hf(), "max_position_embeddings": length}
 
 
+def run_time_changes(method: str, measurement: Measurement) -> str | None:
+    """The extension that a method in attention needs at run time, as Python says it; None for all others."""
+    return next((repr(one) for one in measurement.extensions[method] if one is not None), None)
+
+
 def turning(method: str, measurement: Measurement) -> dict[str, Any]:
     """Radians per token of each pair of the method's main rope at the target, those of it unscaled, and the factor."""
     rope, length = main_rope(measurement.ropes[method]), measurement.protocol.target
+    if rope is None:
+        return {"inv_freq": None, "inv_freq_unscaled": None, "attention_factor": 1.0}
     scaled, factor = text_frequencies(rope, length)
     plain, _ = text_frequencies(unscaled(rope), length)
     return {"inv_freq": scaled.tolist(), "inv_freq_unscaled": plain.tolist(), "attention_factor": factor}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from ropewalk.attention import extension
 from ropewalk.encodings import ENCODINGS, EncodingConfig
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import DecoderConfig
@@ -31,7 +32,18 @@ _RULES: dict[str, type[scaling.Scaling]] = {
         scaling.Resonance,
     )
 }
-_OF_THEIR_OWN = {"rope", "sliding_window", "encoding"}
+_EXTENSIONS: dict[str, type[extension.Extension]] = {
+    kind.__name__: kind
+    for kind in (
+        extension.ReRoPE,
+        extension.SelfExtend,
+        extension.DualChunk,
+        extension.StreamingLLM,
+        extension.LogN,
+        extension.DroPE,
+    )
+}
+_OF_THEIR_OWN = {"rope", "sliding_window", "encoding", "extension"}
 _TUPLES = ("axes", "short_factor", "long_factor")
 
 
@@ -47,6 +59,10 @@ def config_to_native(config: DecoderConfig) -> dict[str, Any]:
         "ropes": [_rope_to_dict(rope) for rope in distinct],
         "rope_of_layer": [None if rope is None else distinct.index(rope) for rope in config.ropes],
         "encoding": _encoding_to_dict(config.encoding),
+        "extensions": [
+            None if one is None else {"name": type(one).__name__, **asdict(one)}
+            for one in (config.extensions if any(config.extensions) else ())
+        ],
     }
 
 
@@ -57,11 +73,13 @@ def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
         distinct = [_rope_from_dict(rope) for rope in config["ropes"]]
         ropes = tuple(None if number is None else distinct[number] for number in config["rope_of_layer"])
         windows = tuple(config["sliding_windows"])
+        extensions = tuple(_extension_from_dict(one) for one in config.get("extensions") or ()) or (None,)
         return DecoderConfig(
             **{name: value for name, value in config.items() if name in named},
             rope=ropes[0] if ropes and len(set(ropes)) == 1 else ropes,
             sliding_window=windows[0] if windows and len(set(windows)) == 1 else windows,
             encoding=_encoding_from_dict(config.get("encoding")),
+            extension=extensions[0] if len(set(extensions)) == 1 else extensions,
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise RopeError(
@@ -89,6 +107,13 @@ def _encoding_from_dict(content: Mapping[str, Any] | None) -> EncodingConfig | N
     if values.get("rope") is not None:
         values["rope"] = _rope_from_dict(values["rope"])
     return ENCODINGS[content["name"]](**values)
+
+
+def _extension_from_dict(content: Mapping[str, Any] | None) -> extension.Extension | None:
+    """An extension from its class's name and its fields."""
+    if content is None:
+        return None
+    return _EXTENSIONS[content["name"]](**{name: value for name, value in content.items() if name != "name"})
 
 
 def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:
