@@ -22,6 +22,7 @@ def build() -> typer.Typer:
     from ropewalk.cli.classify import classify
     from ropewalk.cli.compare import compare
     from ropewalk.cli.doctor import doctor
+    from ropewalk.cli.extend import extend
     from ropewalk.cli.figure import figure
     from ropewalk.cli.generate import generate
     from ropewalk.cli.inspect import inspect
@@ -37,7 +38,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for command in (doctor, report, inspect, generate, train, compare, bench, figure):
+    for command in (doctor, extend, report, inspect, generate, train, compare, bench, figure):
         app.command()(command)
     app.add_typer(classify)
 

@@ -74,7 +74,7 @@ def train(
     housekeeping = Housekeeping(
         log_every=log_every, validate_every=validate_every, checkpoint_every=checkpoint_every, keep=keep
     )
-    shown = _Shown()
+    shown = Shown()
     try:
         run_training(
             settings,
@@ -93,16 +93,16 @@ def train(
         shown.close()
 
 
-class _Shown:
-    """Events as a progress bar where there is a terminal, and one line per log entry anywhere."""
+class Shown:
+    """Events as a progress bar where there is a terminal, and one line per log entry anywhere; `name` begins them."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "train") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.console = Console(stderr=True, highlight=False)
+        self.name, self.console = name, Console(stderr=True, highlight=False)
         self.bar = Progress(
-            TextColumn("train"),
+            TextColumn(name),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s"),
@@ -110,7 +110,7 @@ class _Shown:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self.task = self.bar.add_task("train", total=None, loss="-", speed="-")
+        self.task = self.bar.add_task(name, total=None, loss="-", speed="-")
 
     def __call__(self, event: Event) -> None:
         facts = event.facts
@@ -119,14 +119,14 @@ class _Shown:
             self.bar.update(self.task, total=event.steps, completed=event.step)
             begins = f"goes on after step {event.step}" if event.step else "begins"
             self._print(
-                f"train {begins}: {facts['parameters']:,} parameters, a vocabulary of {facts['vocab_size']:,}, "
+                f"{self.name} {begins}: {facts['parameters']:,} parameters, a vocabulary of {facts['vocab_size']:,}, "
                 f"{facts['train_tokens']:,} tokens of text, {event.steps:,} steps, "
                 f"{facts['precision']} on {facts['device']}, {facts['threads']} threads"
             )
             if facts["began_with_threads"] != facts["threads"]:
                 self._print(
-                    f"train: the run began with {facts['began_with_threads']} threads; with another number sums round "
-                    "otherwise, so it will not be the same bit for bit. Set OMP_NUM_THREADS to have it so."
+                    f"{self.name}: the run began with {facts['began_with_threads']} threads; with another number sums "
+                    "round otherwise, so it will not be the same bit for bit. Set OMP_NUM_THREADS to have it so."
                 )
         elif event.kind == "step":
             self.bar.update(self.task, completed=event.step)
@@ -134,7 +134,7 @@ class _Shown:
             self._log(event)
         elif event.kind == "done":
             self.close()
-            self._print(f"train: {'finished before' if facts['already'] else 'wrote'} {facts['out']}")
+            self._print(f"{self.name}: {'finished before' if facts['already'] else 'wrote'} {facts['out']}")
 
     def _log(self, event: Event) -> None:
         facts = event.facts

@@ -78,7 +78,7 @@ def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
         "## How it is read",
         "",
         "- transformers 5 reads `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; both are there.",
-        *(f"- {who} {what}" for who, what in _READERS.get(config["rope_parameters"]["rope_type"], {}).items()),
+        *(f"- {who}: {what}" for who, what in _READERS.get(config["rope_parameters"]["rope_type"], {}).items()),
         "",
         "Of vLLM and llama.cpp this was read in their sources, not tried. Everything that was done, and every number, "
         "is in extend.json."

@@ -69,6 +69,17 @@ def trainable_copy(model: Decoder, train: str, *, rank: int) -> Decoder:
     return twin
 
 
+def trained_count(model: Decoder, train: str, *, rank: int) -> int:
+    """How many numbers `trainable_copy` lets be trained."""
+    parts = parts_of(train)
+    chosen = _names(model, parts)
+    count = sum(weight.numel() for name, weight in model.named_parameters() if name in chosen)
+    if "lora" in parts:
+        adapted = [m for name, m in model.named_modules() if name.endswith(ADAPTED) and isinstance(m, nn.Linear)]
+        count += sum(rank * (linear.in_features + linear.out_features) for linear in adapted)
+    return count
+
+
 def merge_adapters(model: Decoder) -> Decoder:
     """Add each adapter's product to the weight beside it, and take the adapter away; returns the same model."""
     for module in list(model.modules()):

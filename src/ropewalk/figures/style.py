@@ -47,6 +47,7 @@ LOOKS = {
     "resonance": Look("#0072b2", ":", ">"),
     "searched": Look("#d55e00", "-", "*"),
     "crop": Look("#d55e00", ":", "."),
+    "tuned": Look("#009e73", "-", "*"),
 }
 OTHER = Look("#767676", "-", "o")
 

@@ -1,0 +1,350 @@
+"""`ropewalk extend`: a checkpoint that reads further, as a folder that transformers loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropewalk.errors import RopeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ropewalk.context.protocol import Protocol
+    from ropewalk.extend.export import Exported
+    from ropewalk.extend.outcome import Variant
+    from ropewalk.extend.tune import TuneSettings
+    from ropewalk.models.decoder import Decoder
+
+
+def extend(
+    model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    more: Annotated[list[Path] | None, typer.Argument(help="More texts: --text A B C.", metavar="FILE")] = None,
+    target: Annotated[int | None, typer.Option(help="The length wanted, in tokens [default: 4x trained].")] = None,
+    method: Annotated[str, typer.Option(help="What is done to the frequencies; the doctor's names.")] = "yarn",
+    trained_length: Annotated[int | None, typer.Option(help="Tokens trained, where the config is silent.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights written [default: as the source].")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an export wrote to --out.")] = False,
+    native: Annotated[bool, typer.Option("--native", help="ropewalk's own form: every method; ropewalk alone reads it."
+        )] = False,
+    steps: Annotated[int | None, typer.Option(help="Tune: so many updates at the target length.")] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="UTF-8 text to tune on.", metavar="FILE...")] = None,
+    train: Annotated[str, typer.Option(help="What is tuned: all, attention, norms, embeddings, lora; with + between."
+        )] = "all",
+    rank: Annotated[int, typer.Option(help="Of lora's adapters.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Windows at a time.")] = 1,
+    tokens_per_step: Annotated[int | None, typer.Option(help="Of an update [default: one batch].")] = None,
+    recompute: Annotated[bool, typer.Option(help="Activations anew in the backward pass: less memory.")] = True,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate [default: 2e-5; 2e-4 for lora].")] = None,
+    final_lr: Annotated[float, typer.Option(help="Last learning rate, as a part of the peak.")] = 0.1,
+    warmup: Annotated[int | None, typer.Option(help="Updates to the peak [default: a tenth, at most 20].")] = None,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's, on matrices only.")] = 0.0,
+    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
+    precision: Annotated[str, typer.Option(help="Of products in tuning: auto, float32, bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of order, adapters and dropout.")] = 0,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away the stopped run beside --out.")] = False,
+    log_every: Annotated[int, typer.Option(help="Updates between lines of the log.")] = 10,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Updates [default: a twentieth of the run].")] = None,
+    measure: Annotated[bool | None, typer.Option(help="Loss by position, before and after [default: if tuned]."
+        )] = None,
+    validation: Annotated[Path | None, typer.Option(help="Text to measure on [default: Moby Dick].")] = None,
+    start_char: Annotated[int, typer.Option(help="Begin it at this character.")] = 0,
+    windows: Annotated[int | None, typer.Option(help="Windows of it [default: up to 16].")] = None,
+    block: Annotated[int | None, typer.Option(help="Tokens of a block [default: a quarter of trained].")] = None,
+) -> None:  # fmt: skip
+    """Extend a checkpoint's context and write it as a Hugging Face folder.
+
+    Without --steps the method is applied as it is. With it the model is then trained on --text at the target length;
+    stopped, the same command goes on. The folder appears when all of it is done, with README.md, and extend.json where
+    something was tuned or measured.
+    """
+    import torch
+    from rich.console import Console
+
+    from ropewalk.context.doctor import trained_length_of
+    from ropewalk.context.methods import applied
+    from ropewalk.extend.export import DTYPES, check_out, export, hub_of
+    from ropewalk.extend.tune import TuneSettings, weights_digest
+    from ropewalk.models.checkpoint import load
+    from ropewalk.training import Housekeeping
+    from ropewalk.training.settings import on_machine
+
+    given = locals()
+    console = Console(highlight=False)
+    if dtype not in (None, *DTYPES):
+        raise RopeError("extend: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose from {', '.join(DTYPES)}.")
+    texts = [*(text or []), *(more or [])]
+    if bool(texts) != (steps is not None):
+        raise RopeError(
+            "extend: tuning needs both --steps and --text.",
+            facts={"steps": steps, "text": [str(path) for path in texts]},
+            cure="Pass both, or neither to apply the method as it is.",
+        )
+    check_out(out, source=model, overwrite=overwrite)
+    place, _ = on_machine(device, precision)
+    source = load(model)
+    stored = source.embed_tokens.weight.dtype
+    trained = trained_length_of(source, trained_length)
+    length = 4 * trained if target is None else target
+    adapted = applied(source, method, trained_length=trained, target=length)
+    if not native:
+        hub_of(adapted, method, trained_length=trained, target=length)  # refused before the work, not after it
+    job = _Job(model, out, source, method, trained, length, place)
+    if steps is not None or measure or (measure is None and validation is not None):
+        source = job.in_float32()
+        adapted = applied(source, method, trained_length=trained, target=length)
+        if measure is not False:
+            job.prepare_measurement(validation, start_char, windows, block)
+    settings = None
+    if steps is not None:
+        names = {field.name for field in dataclasses.fields(TuneSettings)}
+        own = {"text", "validation", "trained_length", "target", "lr"}
+        settings = TuneSettings(
+            **{name: value for name, value in given.items() if name in names - own},
+            source=weights_digest(source),
+            text=tuple(map(str, texts)),
+            validation=() if validation is None or validation.suffix == ".gz" else (str(validation),),
+            trained_length=trained,
+            target=length,
+            lr=lr or 0.0,
+        )
+    keeping = Housekeeping(log_every=log_every, validate_every=checkpoint_every, checkpoint_every=checkpoint_every)
+    try:
+        final = job.go(adapted, settings, keeping, restart=restart)
+    except KeyboardInterrupt as stop:
+        typer.echo(f"extend: {str(stop) or 'stopped'}. The same command goes on from there.", err=True)
+        raise typer.Exit(130) from None
+    found = export(
+        final.to("cpu"),
+        out,
+        method=method,
+        trained_length=trained,
+        target=length,
+        source=model,
+        dtype=stored if dtype is None else getattr(torch, dtype),
+        overwrite=overwrite,
+        native=native,
+        further=job.files,
+    )
+    shutil.rmtree(job.folder, ignore_errors=True)
+    job.tell(console, found)
+
+
+class _Job:
+    """One extension on its way: what is measured and tuned, and the folder beside --out that keeps it meanwhile."""
+
+    def __init__(
+        self, name: str, out: Path, source: Decoder, method: str, trained: int, target: int, device: str
+    ) -> None:
+        resolved = out.resolve()
+        self.name, self.folder = name, resolved.with_name(f"{resolved.name}.tuning")
+        self.source, self.method, self.trained, self.target, self.device = source, method, trained, target, device
+        self.variants: list[Variant] = []
+        self.protocol: Protocol | None = None
+        self.tuning: dict[str, Any] | None = None
+        self.record: dict[str, Any] = {}
+
+    def in_float32(self) -> Decoder:
+        """The source in float32, on the device where the work is done."""
+        import torch
+
+        self.source = self.source.to(device=self.device, dtype=torch.float32)
+        return self.source
+
+    def prepare_measurement(
+        self, validation: Path | None, start_char: int, windows: int | None, block: int | None
+    ) -> None:
+        """The held-out text's windows, by the doctor's protocol."""
+        from ropewalk.context.doctor import take_windows
+        from ropewalk.context.protocol import Protocol
+        from ropewalk.context.sources import read_text
+
+        if self.source.tokenizer is None:
+            raise RopeError(
+                "extend: the checkpoint has no tokenizer, so no text can be measured or tuned on.",
+                facts={"model": self.name},
+                cure="Put its tokenizer.json beside the weights.",
+            )
+        name, contents = read_text(validation)
+        tokens = self.source.tokenizer.encode(contents[max(start_char, 0) :])
+        self.protocol = Protocol.choose(
+            trained_length=self.trained,
+            text=name,
+            target=self.target,
+            block=block,
+            windows=windows,
+            start_char=start_char,
+            tokens=len(tokens),
+        )
+        self.chosen = take_windows(tokens, self.protocol)
+
+    def go(self, adapted: Decoder, settings: TuneSettings | None, keeping: Any, *, restart: bool) -> Decoder:
+        """Measure before, tune, measure after; what there is to do of it. Returns the model to write."""
+        from ropewalk.cli.train import Shown
+        from ropewalk.extend.tune import tune
+
+        if self.protocol is not None:
+            self._measure(self.source, "plain", baselines=True)
+            if self.method != "plain":
+                self._measure(adapted, self.method)
+        if settings is None:
+            return adapted
+        shown = Shown("extend")
+        try:
+            final = tune(adapted, settings, self.folder, restart=restart, housekeeping=keeping, report=shown)
+        finally:
+            shown.close()
+        self.tuning = _tuning(self.folder, settings, adapted)
+        if self.protocol is not None:
+            self._measure(final, "tuned")
+        return final
+
+    def _measure(self, model: Decoder, name: str, *, baselines: bool = False) -> None:
+        from ropewalk.extend.outcome import measure
+
+        assert self.protocol is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _bar() as (begin, advance):
+            self.variants += measure(
+                model,
+                self.chosen,
+                self.protocol,
+                name=name,
+                baselines=baselines,
+                state=self.folder / f"losses-{name}.json",
+                begin=begin,
+                advance=advance,
+            )
+
+    def files(self, found: Exported) -> dict[str, str | bytes]:
+        """README.md; and extend.json, the figure and the log of the tuning, where there are any."""
+        from ropewalk.extend.card import card
+        from ropewalk.extend.export import CARD, FIGURE, LOG, RECORD
+        from ropewalk.extend.outcome import record
+
+        self.record = record(
+            model=Path(self.name).name,
+            method=self.method,
+            protocol=self.protocol,
+            variants=self.variants,
+            config=found.config,
+            tuning=self.tuning,
+            environment=_environment(self.device, self.source),
+        )
+        drawn = self.protocol is not None and find_spec("matplotlib") is not None
+        files: dict[str, str | bytes] = {CARD: card(self.record, figure=FIGURE if drawn else None)}
+        if self.protocol is not None or self.tuning is not None:
+            files[RECORD] = json.dumps(self.record, indent=1, allow_nan=False) + "\n"
+        if self.tuning is not None:
+            files[LOG] = (self.folder / LOG).read_bytes()
+        if drawn:
+            files[FIGURE] = self._figure()
+        return files
+
+    def _figure(self) -> bytes:
+        from ropewalk.extend.outcome import curves
+        from ropewalk.figures.loss import loss_by_position
+        from ropewalk.figures.style import render
+
+        assert self.protocol is not None
+        figure = loss_by_position(
+            self.protocol.blocks,
+            curves(self.variants),
+            trained_length=self.trained,
+            title=f"{Path(self.name).name}: loss by position, before and after",
+        )
+        drawn: bytes = render(figure, "png")
+        return drawn
+
+    def tell(self, console: Console, found: Exported) -> None:
+        """What was found and written, in a few lines."""
+        from ropewalk.context.recommend import signed
+
+        for variant in self.record["variants"]:
+            beyond = variant["loss_beyond"]
+            line = f"{variant['name']:<10} within {variant['loss_within']:.3f}"
+            console.print(line + ("" if beyond is None else f"  beyond {beyond:.3f}"), markup=False)
+        for key in ("tuned_minus_crop_beyond", "method_minus_crop_beyond"):
+            difference = self.record["verdict"].get(key)
+            if difference is not None:
+                interval = None if difference["ci"] is None else tuple(difference["ci"])
+                console.print(
+                    f"{key.split('_')[0]} - crop beyond {self.trained:,} tokens: "
+                    f"{signed(difference['nats'], interval)} nats per token",
+                    markup=False,
+                )
+                break
+        if found.rope is not None:
+            console.print(f"rope_parameters: {json.dumps(found.rope.parameters)[:300]}", markup=False, soft_wrap=True)
+        console.print(f"extend: wrote {found.folder}", markup=False, soft_wrap=True)
+
+
+def _tuning(folder: Path, settings: TuneSettings, before: Decoder) -> dict[str, Any]:
+    """What tuning was and how it went, from its own files; texts by name, not by path."""
+    from ropewalk.extend.trainable import trained_count
+    from ropewalk.training.resume import LOG, RUN
+
+    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    log = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
+    plain = settings.to_json()
+    plain |= {name: [Path(path).name for path in plain[name]] for name in ("text", "validation")}
+    return {
+        "settings": plain,
+        "precision": run["settings"]["precision"],
+        "sha256": run["sha256"],
+        "text_tokens": run["train_tokens"],
+        "tokens": log[-1]["tokens"],
+        "seconds": log[-1]["seconds"],
+        "parameters_trained": trained_count(before, settings.train, rank=settings.rank),
+        "threads": run["threads"],
+        "log": log,
+    }
+
+
+def _environment(device: str, model: Decoder) -> dict[str, Any]:
+    """What the numbers and times depend on."""
+    import torch
+
+    from ropewalk import __version__
+
+    return {
+        "ropewalk": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "parameters": model.num_parameters(),
+    }
+
+
+@contextmanager
+def _bar() -> Iterator[tuple[Any, Any]]:
+    """Callbacks that show what is measured and its tokens: a bar on a terminal, a line for each name elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("extend: measures {task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        seen: set[str] = set()
+
+        def begin(name: str, tokens: int) -> None:
+            bar.update(task, description=name, total=tokens, completed=0)
+            if name not in seen and not console.is_terminal:
+                console.print(f"extend: measures {name}", markup=False)
+            seen.add(name)
+
+        yield begin, lambda tokens: bar.advance(task, tokens)
