@@ -28,11 +28,7 @@ class Drawing:
 
 def drawings(document: Document) -> list[Drawing]:
     """Every figure that the document has numbers for. Raises `RopeError` where matplotlib is missing."""
-    found = [_loss(document), *_frequencies(document), _wavelengths(document)]
-    for drawing in found:
-        for axes in drawing.figure.axes:
-            axes.title.set_parse_math(False)  # a model's name may hold dollar signs
-    return found
+    return [_loss(document), *_frequencies(document), _wavelengths(document)]
 
 
 def _loss(document: Document) -> Drawing:
@@ -80,11 +76,15 @@ def loss_curves(document: Document) -> tuple[Curves, dict[str, list[tuple[float,
 
 
 def ratios(method: dict[str, Any]) -> list[float | None]:
-    """New frequency over unscaled for each pair (None: it does not turn); empty where the method changes none."""
+    """New frequency over unscaled for each pair (None: it does not turn); empty where the method changes none.
+
+    >>> ratios({"inv_freq": [1.0, 0.0], "inv_freq_unscaled": [2.0, 0.1]}), ratios({"inv_freq": None})
+    ([0.5, None], [])
+    """
     new, old = method.get("inv_freq") or [], method.get("inv_freq_unscaled") or []
-    if new == old:
+    if not new or new == old:
         return []
-    return [n / o if o else None for n, o in zip(new, old, strict=True)]
+    return [n / o if n and o else None for n, o in zip(new, old, strict=True)]
 
 
 def _frequencies(document: Document) -> Iterator[Drawing]:

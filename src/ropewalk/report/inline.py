@@ -30,6 +30,8 @@ def inline_svg(svg: bytes, name: str, alt: str) -> str:
             element.set(_local(key), _apart(_local(key), value, name))
     for size in ("width", "height", "version"):
         root.attrib.pop(size, None)
+    if "viewBox" in root.attrib:  # narrower than this its words could not be read: the card scrolls
+        root.set("style", f"min-width:{float(root.attrib['viewBox'].split()[2]):.0f}px")
     root.set("role", "img")
     root.set("aria-label", printable(alt))
     return ElementTree.tostring(root, encoding="unicode").strip()

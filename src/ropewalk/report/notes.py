@@ -51,6 +51,12 @@ NOTES = {
         "yes (its factors, as longrope)",
         "2403.00071",
     ),
+    "p-rope": Note(
+        "Stops the slowest pairs: they carry no position any more. Wants tuning.",
+        AS_PLAIN,
+        "yes (proportional)",
+        "2410.06205",
+    ),
     "longrope": Note("Divides each pair by a factor of its own.", AS_PLAIN, "yes (longrope)", "2402.13753"),
     "crop": Note(
         "Nothing: reads windows of the trained length, and forgets what is older.",

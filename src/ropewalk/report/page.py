@@ -15,6 +15,7 @@ from ropewalk.report.figures import Drawing
 from ropewalk.report.inline import inline_svg
 from ropewalk.report.notes import exportable
 from ropewalk.report.record import Document, labels, method_of, printable, short_name
+from ropewalk.report.retrieval import retrieval_table
 from ropewalk.report.verdict import verdict
 
 
@@ -67,18 +68,21 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
         "reasons": [] if within else [printable(r) for r in (answer["reason"], answer["crop_sentence"]) if r],
         "recommended": document["recommended"],
         "config": _config(chosen),
+        "extension": printable(str((chosen or {}).get("extension") or "")),
         "at_run_time": chosen is not None and not exportable(chosen["name"]),
         "shared": _shared(document),
         "standings": tables.standings(document),
         "natures": tables.natures(document),
         "by_block": tables.by_block(document),
         "pairs": tables.pairs(document),
-        "retrieval": document.get("retrieval"),
+        "retrieval": retrieval_table(document),
+        "retrieval_protocol": printable(str((document.get("retrieval") or {}).get("protocol", {}).get("sentence", ""))),
         "figures": {drawing.name: (drawing, inline_svg(svg, drawing.name, drawing.alt)) for drawing, svg in figures},
         "audits": [(found.layer_type, audit_sentences(found)) for found in _audits(document)],
         "lint": document["lint"],
         "protocol": printable(str(document["protocol"]["sentence"])),
-        "several": document["protocol"]["windows"] > 1,
+        "several": len(document["methods"][0]["loss_by_window_and_block"]) > 1,
+        "confidence": f"{100 * document['protocol']['confidence']:g}",
         "environment": tables.environment(document),
         "command": printable(str((document.get("environment") or {}).get("command") or "")),
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ropewalk.context.recommend import plus_minus
+from ropewalk.context.recommend import signed
 from ropewalk.report.figures import ratios, wavelengths_of
 from ropewalk.report.notes import note_of
 from ropewalk.report.record import Document, labels, method_of, recommended_label
@@ -105,4 +105,4 @@ def _tokens(value: float | None) -> str:
 
 def _difference(method: dict[str, Any], where: str) -> str:
     value, interval = method[f"difference_{where}"], method[f"difference_{where}_ci"]
-    return "" if value is None else plus_minus(value, interval)
+    return "" if value is None else signed(value, interval)

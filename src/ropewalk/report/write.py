@@ -6,12 +6,17 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ropewalk.context.output import check_writable, write_whole
 from ropewalk.models.extras import need
 from ropewalk.report.figures import drawings
 from ropewalk.report.page import render
 from ropewalk.report.record import Document
+from ropewalk.report.retrieval import retrieval_drawings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE, RECORD = "index.html", "report.json"
 
@@ -44,7 +49,20 @@ def report_files(document: Document) -> tuple[Sequence[tuple[str, str | bytes]],
     figures = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that matplotlib's font lacks
-        for drawing in drawings(document):
+        for drawing in [*drawings(document), *retrieval_drawings(document)]:
+            _as_written(drawing.figure)
             figures.append((drawing, drawn(drawing.figure, "svg")))
             files += [(f"{drawing.name}.svg", figures[-1][1]), (f"{drawing.name}.png", drawn(drawing.figure, "png"))]
     return files, render(document, figures)
+
+
+def _as_written(figure: Figure) -> None:
+    """Take no dollar sign of a name for mathematics; the numbers at the ticks may hold some of their own."""
+    from matplotlib.text import Text
+
+    ticks = {
+        tick for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_ticklabels(which="both")
+    }
+    for text in figure.findobj(Text):
+        if text not in ticks:
+            text.set_parse_math(False)

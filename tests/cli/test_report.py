@@ -1,0 +1,66 @@
+"""`ropewalk report`: the page made again from its record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ropewalk.cli.app import main
+from ropewalk.report.notes import NOTES
+from tests.report.pages import page_at
+from tests.report.records import record
+
+
+def report(*arguments) -> int:
+    """Run the command; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *map(str, arguments)])
+    return int(ended.value.code or 0)
+
+
+def test_a_record_becomes_a_report(tmp_path, capsys):
+    """The page, its record and its figures; from that record the same page again."""
+    (tmp_path / "record.json").write_text(json.dumps(record()))
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert report(tmp_path / "record.json", "--out", first) == 0
+    assert f"Report: {first / 'index.html'}" in capsys.readouterr().out
+    figures = {f"{name}.{kind}" for name in ("loss", "frequencies", "wavelengths") for kind in ("svg", "png")}
+    assert {path.name for path in first.iterdir()} == {"index.html", "report.json", *figures}
+    assert report(first / "report.json", "--out", second) == 0
+    assert (first / "index.html").read_bytes() == (second / "index.html").read_bytes()
+    assert "use yarn: " in page_at(second / "index.html").words
+
+
+def test_records_that_are_none(tmp_path, capsys):
+    """A message, status 2, no traceback, and nothing written."""
+    garbled = record()
+    garbled["methods"][0]["loss_by_block"] = "three"
+    cases = [
+        ("{", "record cannot be read"),
+        ("[1]", "not a record of the doctor's"),
+        (json.dumps({"model": "m", "audit": {}}), "not a record of the doctor's"),
+        (json.dumps(garbled), "holds it in another form"),
+    ]
+    for text, message in cases:
+        (tmp_path / "record.json").write_text(text)
+        assert report(tmp_path / "record.json", "--out", tmp_path / "out") == 2
+        printed = capsys.readouterr().err
+        assert message in printed
+        assert "Traceback" not in printed
+    assert report(tmp_path / "absent.json", "--out", tmp_path / "out") == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_where_the_page_should_be(tmp_path, capsys):
+    """Refused before any work."""
+    (tmp_path / "index.html").mkdir()
+    assert report(tmp_path / "absent.json", "--out", tmp_path) == 2
+    assert "a folder where the file should be" in capsys.readouterr().err
+
+
+def test_every_method_is_described():
+    """What each method changes and costs is said for all that the doctor knows."""
+    from ropewalk.context.methods import METHODS
+
+    assert set(METHODS) <= set(NOTES)

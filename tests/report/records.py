@@ -1,0 +1,101 @@
+"""Documents as the doctor writes them, from numbers that need no model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ropewalk.context.audit import audit
+from ropewalk.context.protocol import Protocol
+from ropewalk.context.recommend import recommend
+from ropewalk.context.statistics import mean_and_interval
+from ropewalk.rope.config import RopeConfig
+
+ROPE = RopeConfig(8, interleaved=False, theta=100.0, max_position_embeddings=16)
+LOSSES = {"plain": (3.0, 6.0), "yarn": (3.02, 3.4), "pi": (3.5, 3.6), "crop": (3.0, 3.3)}
+
+
+def record(
+    losses: dict[str, tuple[float, float]] = LOSSES,
+    *,
+    model: str = "small",
+    text: str = "novel.txt",
+    windows: int = 3,
+    target: int = 64,
+    **more: Any,
+) -> dict[str, Any]:
+    """A document: each method's loss within and beyond 16 trained tokens, a little higher in each later window."""
+    protocol = Protocol.choose(trained_length=16, target=target, block=8, windows=windows, text=text)
+    rows = {name: [(a + w / 10, b + w / 9) for w in range(windows)] for name, (a, b) in losses.items()}
+    extends = target > 16
+    answer = recommend(
+        {name: [row[0] for row in found] for name, found in rows.items()},
+        {name: [row[1] + 0.01 * len(name) * w for w, row in enumerate(found)] for name, found in rows.items()}
+        if extends
+        else None,
+    )
+    standings = {standing.name: standing for standing in answer.standings}
+    methods = []
+    for name, found in rows.items():
+        blocks = [[row[0] if start < 16 else row[1] for start, _ in protocol.blocks] for row in found]
+        means = [mean_and_interval(values) for values in zip(*blocks, strict=True)]
+        slower = 1.0 if name in ("plain", "crop") else 0.25
+        standing = standings[name]
+        methods.append(
+            {
+                "name": name,
+                "rope_parameters": {"rope_type": name, "rope_theta": 100.0},
+                "max_position_embeddings": target,
+                "inv_freq": [slower * 100.0 ** (-pair / 4) for pair in range(4)],
+                "inv_freq_unscaled": [100.0 ** (-pair / 4) for pair in range(4)],
+                "attention_factor": 1.0,
+                "loss_by_block": [mean for mean, _ in means],
+                "ci_by_block": [interval for _, interval in means],
+                "loss_within": standing.within,
+                "loss_beyond": standing.beyond,
+                "difference_within": standing.within_difference,
+                "difference_within_ci": standing.within_interval,
+                "difference_beyond": standing.beyond_difference,
+                "difference_beyond_ci": standing.beyond_interval,
+                "affordable": standing.affordable,
+                "loss_by_window_and_block": blocks,
+                "seconds": 1.5,
+                "peak_rss_bytes": 2_000_000_000,
+                "same_as": None,
+            }
+        )
+    document = {
+        "model": model,
+        "trained_length": 16,
+        "target": target,
+        "audit": audit(ROPE, target=target).to_json(),
+        "lint": [{"code": "a-trap", "severity": "note", "message": "Mind `this`.", "cure": "Do.", "layer_type": None}],
+        "protocol": protocol.to_json(),
+        "blocks": protocol.blocks,
+        "methods": methods,
+        "recommended": answer.method,
+        "recommendation": {
+            "reason": answer.reason,
+            "best_name": answer.best_name,
+            "over_crop": answer.over_crop,
+            "over_crop_ci": answer.over_crop_interval,
+            "beats_crop": answer.beats_crop,
+            "crop_sentence": answer.crop_sentence,
+        },
+        "environment": {"ropewalk": "0.1.0", "parameters": 1000, "command": "ropewalk doctor small --windows 3"},
+        **more,
+    }
+    found: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
+    return found
+
+
+def retrieval(tasks: dict[str, list[float | None]], methods: tuple[str, ...] = ("plain", "yarn")) -> dict[str, Any]:
+    """What the doctor keeps of retrieval: 3 of 4 right everywhere, at 16 and 64 tokens; depths by task."""
+    return {
+        "protocol": {"sentence": "Four examples in a cell, from seed 0."},
+        "results": [
+            {"method": method, "task": task, "length": length, "depth": depth, "n": 4, "correct": 3,
+             "accuracy": 0.75, "ci": [0.3, 0.95], "chance": 0.125}
+            for method in methods for task, depths in tasks.items() for length in (16, 64) for depth in depths
+        ],
+    }  # fmt: skip
