@@ -12,8 +12,11 @@ from mkdocs.structure.files import File
 
 import ropewalk as rw
 from ropewalk import encodings, scaling
+from ropewalk.attention import extension
+from ropewalk.report.notes import NOTES
 
 PLACE = "<!-- every public name -->"
+METHODS_PLACE = "<!-- every method -->"
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 RECORDED = {"figures/doctor.png": "doctor-smollm2-135m.png", "figures/classify.png": "classify-banking77.png"}
 WITH_RECORDS = runpy.run_path(str(Path(__file__).with_name("docs_outputs.py")))["with_records"]
@@ -39,7 +42,19 @@ def on_page_markdown(markdown: str, *, files: Any, **_: Any) -> str:
 
     if "<!-- needs:" in markdown:
         markdown = WITH_RECORDS(markdown)
-    return PICTURE.sub(shown, markdown).replace(PLACE, reference() if PLACE in markdown else "")
+    for place, make in ((PLACE, reference), (METHODS_PLACE, method_table)):
+        if place in markdown:
+            markdown = markdown.replace(place, make())
+    return PICTURE.sub(shown, markdown)
+
+
+def method_table() -> str:
+    """What each of the doctor's methods changes, costs, and whether a config can hold it."""
+    lines = ["| method | what it changes | what it costs per token | in a config | source |", "|---|---|---|---|---|"]
+    for name, note in NOTES.items():
+        source = f"arXiv:{note.paper}" if note.paper else ""
+        lines.append(f"| `{name}` | {note.changes} | {note.costs} | {note.exports} | {source} |")
+    return "\n".join(lines)
 
 
 def reference() -> str:
@@ -51,6 +66,10 @@ def reference() -> str:
     parts += [_entry("rw.scaling", name, getattr(scaling, name)) for name in classes]
     parts += ["## ropewalk.encodings"]
     parts += [_entry("rw.encodings", kind.__name__, kind) for kind in encodings.ENCODINGS.values()]
+    parts += ["## ropewalk.attention.extension"]
+    kinds = [kind for kind in vars(extension).values() if inspect.isclass(kind)]
+    kinds = [kind for kind in kinds if issubclass(kind, extension.Extension) and kind is not extension.Extension]
+    parts += [_entry("rw.attention.extension", kind.__name__, kind) for kind in kinds]
     return "\n\n".join(parts)
 
 
