@@ -53,3 +53,11 @@ def test_the_reference_has_every_public_name(site):
     text = (site / "reference.html").read_text(encoding="utf-8")
     assert [name for name in rw.__all__ if f"rw.{name}" not in text] == []
     assert "Turn each feature pair of" in text
+
+
+def test_every_method_has_its_row(site):
+    """What it changes, what it costs, whether a config can hold it."""
+    from ropewalk.context.methods import METHODS
+
+    text = (site / "extending.html").read_text(encoding="utf-8")
+    assert [name for name in METHODS if f"<code>{name}</code>" not in text] == []
