@@ -123,7 +123,7 @@ def examples_fingerprint(tokenizer: TextTokenizer, text: str, protocol: Retrieva
 
 def model_fingerprint(model: Decoder) -> str:
     """A short hash of a model: how it says what it is, and a sample of every weight."""
-    digest = hashlib.sha256(f"{model.config!r} {getattr(model, 'extension', None)!r}".encode())
+    digest = hashlib.sha256(f"{model.config!r}".encode())
     for name, weight in model.named_parameters():
         flat = weight.detach().reshape(-1)
         sample = flat[torch.linspace(0, len(flat) - 1, min(64, len(flat)), dtype=torch.float64).long()]
