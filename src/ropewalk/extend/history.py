@@ -1,0 +1,91 @@
+"""Every evaluation of a search, in one JSON file that is always whole: a stopped search is replayed from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ropewalk.context.output import check_writable, finite, write_whole
+from ropewalk.errors import RopeError
+from ropewalk.extend.factors import Factors
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """A point, its loss in each window of the search text (nats per token; infinite where the model gave no number),
+    and the seconds that it took."""
+
+    factors: Factors
+    losses: tuple[float, ...]
+    seconds: float
+
+    @property
+    def loss(self) -> float:
+        """The mean over the windows, infinite where one of them is not a number."""
+        mean = sum(self.losses) / len(self.losses)
+        return mean if math.isfinite(mean) else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it; what is not finite is null."""
+        found: dict[str, Any] = finite({**self.factors.to_json(), "losses": list(self.losses), "seconds": self.seconds})
+        return found
+
+    @classmethod
+    def from_json(cls, content: Any) -> Evaluation:
+        """The reverse of `to_json`; KeyError, TypeError or ValueError for anything else."""
+        divisors = tuple(float(value) for value in content["divisors"])
+        losses = tuple(math.inf if value is None else float(value) for value in content["losses"])
+        if not losses or not divisors or min(divisors) <= 0:
+            raise KeyError("losses and divisors")
+        factors = Factors(str(content["name"]), divisors, float(content["attention_factor"]))
+        return cls(factors, losses, float(content["seconds"]))
+
+
+class History:
+    """The evaluations of one search in order, written to `path` after each one (None: kept in memory alone).
+
+    `fingerprint` says what they are evaluations of: model, windows, lengths, seed.
+    """
+
+    def __init__(self, path: Path | None, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.evaluations: list[Evaluation] = []
+
+    def take_up(self, *, resume: bool) -> int:
+        """Read what an earlier run left, if `resume`; returns how many evaluations.
+
+        Raises `RopeError` if the file is not a search's, or belongs to another search.
+        """
+        if self.path is None or not self.path.exists():
+            return 0
+        check_writable(self.path)
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            found = [Evaluation.from_json(line) for line in stored["evaluations"]]
+            fingerprint = stored["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RopeError(
+                "search: the state file cannot be read as that of a search.",
+                facts={"state": str(self.path), "error": str(error)},
+                cure="Name another file, or remove this one.",
+            ) from error
+        if not resume:
+            return 0
+        if fingerprint != self.fingerprint:
+            raise RopeError(
+                "search: the state belongs to another model, text, length or seed.",
+                facts={"state": str(self.path), "its fingerprint": fingerprint, "this run's": self.fingerprint},
+                cure="Run without --resume to begin anew, or name another --state.",
+            )
+        self.evaluations = found
+        return len(found)
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Keep one evaluation and write the file, whole."""
+        self.evaluations.append(evaluation)
+        if self.path is not None:
+            lines = [line.to_json() for line in self.evaluations]
+            write_whole(self.path, json.dumps({"fingerprint": self.fingerprint, "evaluations": lines}, allow_nan=False))

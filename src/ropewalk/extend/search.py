@@ -1,0 +1,190 @@
+"""A search for the factors of a model's ropes: one divisor per pair and the attention factor, by what they cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropewalk.context.measure import CHUNK, window_losses
+from ropewalk.errors import RopeError
+from ropewalk.extend.evolution import Evolution
+from ropewalk.extend.factors import Factors, Space, search_space
+from ropewalk.extend.history import Evaluation, History
+from ropewalk.extend.tune import weights_digest
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.extras import need
+from ropewalk.rope.config import RopeConfig
+
+BUDGET = 200
+Objective = Callable[[Decoder], Sequence[float]]
+Begin = Callable[[int, str, Evaluation | None], None]
+Advance = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """What a search found: the best point, the best analytic start, and every evaluation in order.
+
+    Losses are nats per token on the search text, beyond the trained length unless another objective was given.
+    """
+
+    space: Space
+    best: Evaluation
+    best_start: Evaluation
+    evaluations: tuple[Evaluation, ...]
+    ended_by: str
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The searched layers' rope with the best factors: LongRoPE with two equal lists."""
+        return self.space.rope(self.best.factors)
+
+    def apply(self, model: Decoder) -> Decoder:
+        """The model under the best factors."""
+        return self.space.apply(model, self.best.factors)
+
+    @property
+    def best_so_far(self) -> list[float]:
+        """After each evaluation, the lowest loss until then."""
+        found: list[float] = np.minimum.accumulate([line.loss for line in self.evaluations]).tolist()
+        return found
+
+
+def search(
+    model: Decoder,
+    windows: Tensor,
+    *,
+    trained_length: int,
+    target: int,
+    budget: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    monotone: bool = False,
+    objective: Objective | None = None,
+    state_path: Path | None = None,
+    resume: bool = False,
+    chunk: int = CHUNK,
+    begin: Begin | None = None,
+    advance: Advance | None = None,
+) -> SearchResult:
+    """Find divisors and an attention factor with a low loss beyond the trained length.
+
+    **Arguments:**
+    - `model`: with its tokenizer's ids in `windows`, int64 `[windows, target]`. Its weights are never copied.
+    - `trained_length`, `target`: tokens.
+    - `budget`: evaluations in all, the analytic starts among them (None: 200, or no limit where `seconds` is given);
+      `seconds`: of evaluations in all, counted over interruptions. The starts are always evaluated.
+    - `seed`: decides every draw. `monotone`: see `Space`.
+    - `objective`: what a point costs, as several numbers whose mean counts (for windows or questions); default the mean
+      loss of each window beyond the trained length. With it `windows` and `trained_length` still name the search.
+    - `state_path`: a JSON file that holds every evaluation; with `resume` it is gone on with. A search that was stopped
+      and resumed evaluates the same points as one that was not.
+    - `begin` is told before each evaluation its number, its name and the best so far, `advance` the tokens done.
+
+    **Returns:** a `SearchResult`; its best is never worse than the best analytic start, on this objective.
+    **Raises:** `RopeError` for a budget below the number of starts, and as `search_space`. A KeyboardInterrupt passes
+    through; what was evaluated by then is in the file.
+    **Source:** LongRoPE's search (Ding et al. 2024, arXiv:2402.13753, section 3.3) is evolutionary, from YaRN, PI and
+    NTK; this one begins at the best of all analytic methods, and its steps are CMA-ES's.
+    """
+    space = search_space(model, trained_length=trained_length, target=target, monotone=monotone)
+    limit = BUDGET if budget is None and seconds is None else budget
+    _check(windows, space, limit, seconds, seed)
+    need("cma", extra="search")
+    history = History(state_path, _fingerprint(model, windows, space, seed, objective))
+    history.take_up(resume=resume)
+    kept = list(history.evaluations)
+    cost = objective or text_objective(windows, first=trained_length, chunk=chunk, advance=advance)
+    done: list[Evaluation] = []
+
+    def best(lines: Sequence[Evaluation]) -> Evaluation:
+        return min(lines, key=lambda line: line.loss)
+
+    def evaluate(factors: Factors) -> Evaluation:
+        if len(done) < len(kept):
+            found = kept[len(done)]
+        else:
+            if begin is not None:
+                begin(len(done) + 1, factors.name, best(done) if done else None)
+            started = time.perf_counter()
+            losses = tuple(float(value) for value in cost(space.apply(model, factors)))
+            found = Evaluation(factors, losses, time.perf_counter() - started)
+            history.add(found)
+        done.append(found)
+        return found
+
+    def ended() -> str | None:
+        if limit is not None and len(done) >= limit:
+            return "budget"
+        spent = sum(line.seconds for line in done)
+        return "time" if seconds is not None and spent >= seconds else None
+
+    for start in space.starts:
+        evaluate(start)
+    best_start = best(done)
+    if not np.isfinite(best_start.loss):
+        raise RopeError(
+            "search: no analytic method gives a finite loss.",
+            facts={"losses": {line.factors.name: line.loss for line in done}},
+            cure="Measure with float32; if it stays, the checkpoint's weights are broken.",
+        )
+    evolution = Evolution(best_start.factors, space.starts, seed=seed)
+    reason = ended()
+    while reason is None:
+        generation: list[float] = []
+        for logarithms in evolution.ask():
+            reason = ended()
+            if reason is not None:
+                break
+            generation.append(evaluate(space.factors(logarithms, f"candidate {len(done) + 1}")).loss)
+        if len(generation) == evolution.population:
+            evolution.tell(generation, best(done).factors)
+            reason = ended()
+    return SearchResult(
+        space=space, best=best(done), best_start=best_start, evaluations=tuple(done), ended_by=reason or "budget"
+    )
+
+
+def text_objective(windows: Tensor, *, first: int, chunk: int = CHUNK, advance: Advance | None = None) -> Objective:
+    """The mean loss of each window's tokens from `first` on, in nats per token, for a model."""
+
+    def cost(model: Decoder) -> list[float]:
+        return [float(window_losses(model, ids, first=first, chunk=chunk, advance=advance).mean()) for ids in windows]
+
+    return cost
+
+
+def _check(windows: Tensor, space: Space, budget: int | None, seconds: float | None, seed: int) -> None:
+    if windows.ndim != 2 or windows.dtype != torch.int64 or not len(windows) or windows.shape[1] != space.target:
+        raise RopeError(
+            "search: `windows` must be int64 [windows, target], at least one.",
+            facts={"windows": windows, "target": space.target},
+            cure="Take them from a text with context.doctor.take_windows.",
+        )
+    least = len(space.starts)
+    if budget is not None and budget < least:
+        raise RopeError(
+            "search: the budget does not cover the analytic methods that the search starts from.",
+            facts={"budget": budget, "analytic starts": [start.name for start in space.starts]},
+            cure=f"Pass --budget {least} or more; 200 is usual.",
+        )
+    if seconds is not None and not seconds > 0:
+        raise RopeError("search: the time must be above zero.", facts={"seconds": seconds}, cure="Pass --minutes 30.")
+    if seed < 0:
+        raise RopeError("search: the seed must not be negative.", facts={"seed": seed}, cure="Pass --seed 0.")
+
+
+def _fingerprint(model: Decoder, windows: Tensor, space: Space, seed: int, objective: Any) -> str:
+    """A short hash of what the evaluations depend on; the budget is not among it, so that a search can be prolonged."""
+    lengths = (space.trained_length, space.target, space.monotone, seed, objective is not None)
+    digest = hashlib.sha256(f"{weights_digest(model)} {lengths} {space.starts!r}".encode())
+    digest.update(windows.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:20]

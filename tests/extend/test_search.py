@@ -1,0 +1,415 @@
+"""The factor search: never worse than its starts, right about its budget, resumable, and able to find an optimum."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.context.measure import window_losses
+from ropewalk.context.methods import EXTENSIONS, extended
+from ropewalk.extend.factors import Factors, search_space
+from ropewalk.extend.held_out import HeldOut, held_out, search_record
+from ropewalk.extend.history import Evaluation
+from ropewalk.extend.search import SearchResult, search, text_objective
+from ropewalk.models.decoder import Decoder
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
+from tests.context.models import ROPE, random_ids, tiny_decoder
+
+pytest.importorskip("cma")
+TRAINED, TARGET = 16, 64
+WINDOWS = random_ids(3 * TARGET).reshape(3, TARGET)
+OPTIMUM = np.log([0.9, 1.7, 2.2, 5.5])
+
+
+def factors_of(model: Decoder) -> LongRoPE:
+    """The rule that a candidate's model carries."""
+    rope = model.config.ropes[0]
+    assert rope is not None
+    assert isinstance(rope.scaling, LongRoPE)
+    return rope.scaling
+
+
+def toy(model: Decoder) -> list[float]:
+    """A bowl about a known point: ln of the divisors at OPTIMUM, of the attention factor at ln 1.2."""
+    rule = factors_of(model)
+    off = np.log(rule.long_factor) - OPTIMUM
+    return [float(off @ off + (math.log(rule.attention_factor or 1) - math.log(1.2)) ** 2)]
+
+
+def run(objective: Callable[[Decoder], Sequence[float]] | None = toy, **more: Any) -> SearchResult:
+    """A search in the small model, on a toy objective."""
+    given = {"trained_length": TRAINED, "target": TARGET, "budget": 40, **more}
+    return search(tiny_decoder(), WINDOWS, objective=objective, **given)
+
+
+def points(result: SearchResult) -> list[Factors]:
+    """Every point in order."""
+    return [line.factors for line in result.evaluations]
+
+
+# --- where it starts
+
+
+def test_every_analytic_method_is_a_start() -> None:
+    """With its frequencies and attention factor at the target; methods that are the same there are one start."""
+    rope = dataclasses.replace(ROPE, head_dim=64, rotary_dim=64)
+    space = search_space(tiny_decoder(rope, head_dim=64), trained_length=TRAINED, target=4096)
+    assert [start.name for start in space.starts] == ["plain", *(name for name in EXTENSIONS if name != "dynamic")]
+    for start in space.starts:
+        same = extended(rope, start.name, trained_length=TRAINED, target=4096)
+        ours = space.rope(start)
+        assert columns_of(ours, 4096) == pytest.approx(columns_of(same, 4096), rel=1e-14)
+        assert columns_of(ours, 1) == columns_of(ours, 4096)
+        assert attention_factor_of(ours, 4096) == pytest.approx(attention_factor_of(same, 4096), rel=1e-14)
+
+
+def test_the_losses_of_the_starts_are_the_methods_own() -> None:
+    """On text: the mean loss beyond the trained length of each window, as the doctor measures it."""
+    result = run(None, budget=6)
+    for line in result.evaluations:
+        rope = extended(ROPE, line.factors.name, trained_length=TRAINED, target=TARGET)
+        model = tiny_decoder().with_rope(rope)
+        expected = [window_losses(model, ids)[TRAINED - 1 :].mean() for ids in WINDOWS]
+        assert line.losses == pytest.approx(expected, abs=2e-6)
+
+
+def test_a_scaled_checkpoint_starts_from_its_own_rope_too() -> None:
+    """And the other starts are of its unscaled rope."""
+    own = YaRN(2.0, TRAINED, attention_factor=1.5)
+    model = tiny_decoder(dataclasses.replace(ROPE, scaling=own, max_position_embeddings=32))
+    space = search_space(model, trained_length=TRAINED, target=TARGET)
+    assert [start.name for start in space.starts][:2] == ["plain", "as-is"]
+    assert space.starts[0].divisors == (1.0,) * 4
+    assert space.starts[1].attention_factor == 1.5
+
+
+def test_layers_that_see_no_further_keep_their_rope() -> None:
+    """Short sliding windows and layers without a rope are left alone, unscaled."""
+    model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, None))
+    result = search(model, WINDOWS, trained_length=TRAINED, target=TARGET, budget=8, objective=lambda _: [1.0])
+    first, second, third = result.apply(model).config.ropes
+    assert (first, second) == (ROPE, None)
+    assert third == result.rope
+    assert third.trained_length == TRAINED
+
+
+def test_a_method_that_does_not_apply_is_left_out_and_said() -> None:
+    """One pair alone leaves NTK nothing, and no base reaches far: the others are still starts."""
+    one = rw.RopeConfig(8, interleaved=False, rotary_dim=2, max_position_embeddings=TRAINED)
+    space = search_space(tiny_decoder(one), trained_length=TRAINED, target=TARGET)
+    assert {name for name, _ in space.left_out} >= {"ntk", "dynamic", "abf"}
+    assert "pi" in [start.name for start in space.starts]
+
+
+# --- what it guarantees
+
+
+def test_never_worse_than_the_best_start() -> None:
+    """An objective that punishes every point but the starts, ever more: the best start is returned, as it is."""
+    calls = 0
+
+    def adversary(model: Decoder) -> list[float]:
+        nonlocal calls
+        calls += 1
+        return [{3: 1.0}.get(calls, 2.0 + 0.1 * calls)]
+
+    result = run(adversary)
+    assert result.best == result.best_start == result.evaluations[2]
+    assert result.apply(tiny_decoder()).config.ropes[0] == result.rope
+    assert result.best_so_far[2:] == [1.0] * 38
+
+
+def test_the_best_is_the_lowest_of_all_evaluations() -> None:
+    """Not of the last generation."""
+    result = run(lambda model: [toy(model)[0] + np.sin(1e4 * sum(factors_of(model).long_factor))])
+    assert result.best.loss == min(line.loss for line in result.evaluations)
+    assert result.best_so_far[-1] == result.best.loss
+    assert result.best.loss <= result.best_start.loss
+
+
+@pytest.mark.parametrize("budget", [6, 7, 13, 14, 15, 40])
+def test_the_budget_is_respected_exactly(budget: int) -> None:
+    """Neither one more, within a generation or between two, nor one fewer."""
+    calls = 0
+
+    def counted(model: Decoder) -> list[float]:
+        nonlocal calls
+        calls += 1
+        return toy(model)
+
+    result = run(counted, budget=budget)
+    assert (calls, len(result.evaluations), result.ended_by) == (budget, budget, "budget")
+
+
+def test_the_time_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations of 2 s each end a search of 21 s after eleven; all starts are evaluated in any case."""
+    clock = iter(np.arange(0, 1e4, 2.0))
+    monkeypatch.setattr("ropewalk.extend.search.time.perf_counter", lambda: float(next(clock)))
+    assert (len(run(budget=None, seconds=21).evaluations), run(seconds=21).ended_by) == (11, "time")
+    assert len(run(budget=None, seconds=1).evaluations) == len(run(budget=6).evaluations)
+
+
+def test_a_known_optimum_is_found() -> None:
+    """The bowl's bottom within 1e-3 of every logarithm, attention factor included; the starts are far from it."""
+    result = run(budget=600)
+    assert result.best_start.loss > 0.1
+    assert np.log(result.best.factors.divisors) == pytest.approx(OPTIMUM, abs=1e-3)
+    assert result.best.factors.attention_factor == pytest.approx(1.2, rel=1e-3)
+
+
+def test_a_search_that_has_come_to_rest_begins_anew() -> None:
+    """Long after the bottom is reached the budget is still spent, on finite points within the bounds."""
+    result = run(budget=2500)
+    assert len(result.evaluations) == 2500
+    late = [np.abs(np.log(point.divisors) - OPTIMUM).max() for point in points(result)[1500:]]
+    assert max(late) > 0.05
+    for point in points(result):
+        assert min(point.divisors) >= 0.5
+        assert max(point.divisors) <= result.space.largest
+        assert 0.5 <= point.attention_factor <= 2.0
+
+
+def test_monotone_divisors() -> None:
+    """With LongRoPE's constraint no candidate's divisor falls towards slower pairs, though the optimum's would."""
+    falling = OPTIMUM[::-1]
+    result = run(lambda model: [float(((np.log(factors_of(model).long_factor) - falling) ** 2).sum())], monotone=True)
+    candidates = points(result)[len(result.space.starts) :]
+    assert all(list(point.divisors) == sorted(point.divisors) for point in candidates)
+    free = run(lambda model: [float(((np.log(factors_of(model).long_factor) - falling) ** 2).sum())])
+    assert any(list(point.divisors) != sorted(point.divisors) for point in points(free))
+
+
+def test_a_point_without_a_number_cannot_win() -> None:
+    """NaN and infinity are kept as null and are worse than anything; the search goes on."""
+    calls = 0
+
+    def broken(model: Decoder) -> list[float]:
+        nonlocal calls
+        calls += 1
+        return [math.nan] if calls % 3 == 0 else toy(model)
+
+    result = run(broken, budget=60)
+    assert math.isfinite(result.best.loss)
+    assert math.isinf(result.evaluations[2].loss)
+    with pytest.raises(rw.RopeError, match="no analytic method gives a finite loss"):
+        run(lambda model: [math.nan])
+
+
+def test_seeds_differ_and_repeat() -> None:
+    """The same seed gives the same points, whatever numpy's global generator does; another seed others."""
+    np.random.seed(1)  # noqa: NPY002
+    one = points(run(seed=1))
+    np.random.seed(2)  # noqa: NPY002
+    assert points(run(seed=1)) == one
+    assert points(run(seed=2)) != one
+
+
+def test_the_weights_are_never_copied_or_changed() -> None:
+    """Every candidate is the same weights under another rope."""
+    model = tiny_decoder()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    seen: set[int] = set()
+
+    def look(candidate: Decoder) -> list[float]:
+        seen.add(candidate.embed_tokens.weight.data_ptr())
+        return toy(candidate)
+
+    search(model, WINDOWS, trained_length=TRAINED, target=TARGET, budget=12, objective=look)
+    assert seen == {model.embed_tokens.weight.data_ptr()}
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert model.config.ropes[0] == ROPE
+
+
+# --- stopped and resumed
+
+
+class _Stop(BaseException):
+    """Stands for Ctrl-C."""
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 5, 6, 9, 14, 27])
+def test_a_stopped_search_resumes_to_the_same(tmp_path: Path, stop_at: int) -> None:
+    """Stopped within the starts, within a generation or between two: nothing is evaluated twice, all is the same."""
+    path = tmp_path / "search.json"
+    calls = 0
+
+    def stopping(model: Decoder) -> list[float]:
+        nonlocal calls
+        if calls == stop_at:
+            raise _Stop
+        calls += 1
+        return toy(model)
+
+    with pytest.raises(_Stop):
+        run(stopping, state_path=path)
+    kept = json.loads(path.read_text())["evaluations"] if stop_at else []
+    assert len(kept) == stop_at
+    assert list(tmp_path.iterdir()) == ([path] if stop_at else [])
+    numbers: list[int] = []
+    second = run(state_path=path, resume=True, begin=lambda number, name, best: numbers.append(number))
+    assert numbers == list(range(stop_at + 1, 41))
+    whole = run()
+    assert points(second) == points(whole)
+    assert [line.losses for line in second.evaluations] == [line.losses for line in whole.evaluations]
+
+
+def test_a_finished_search_can_be_prolonged(tmp_path: Path) -> None:
+    """The budget is no part of what a search is: 20 and then 40 is 40."""
+    path = tmp_path / "search.json"
+    run(budget=20, state_path=path)
+    assert points(run(budget=40, state_path=path, resume=True)) == points(run(budget=40))
+    assert len(run(budget=20, state_path=path, resume=True).evaluations) == 20
+
+
+def test_a_state_of_another_search_is_refused(tmp_path: Path) -> None:
+    """Another seed, other windows or other weights; without resume it is begun anew; what is no state is kept."""
+    path = tmp_path / "search.json"
+    run(budget=8, state_path=path)
+    with pytest.raises(rw.RopeError, match="belongs to another"):
+        run(budget=8, state_path=path, resume=True, seed=5)
+    with pytest.raises(rw.RopeError, match="belongs to another"):
+        search(
+            tiny_decoder(), WINDOWS.flip(1), trained_length=TRAINED, target=TARGET, budget=8, objective=toy,
+            state_path=path, resume=True,
+        )  # fmt: skip
+    assert len(run(budget=7, state_path=path, seed=5).evaluations) == 7
+    assert len(json.loads(path.read_text())["evaluations"]) == 7
+    for content in ("hello", "{}", '{"fingerprint": "a", "evaluations": [{"name": 1}]}'):
+        path.write_text(content)
+        with pytest.raises(rw.RopeError, match="cannot be read as that of a search"):
+            run(budget=8, state_path=path)
+        assert path.read_text() == content
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": 5}, "does not cover the analytic methods"),
+        ({"budget": 0}, "does not cover the analytic methods"),
+        ({"seconds": 0.0}, "above zero"),
+        ({"seconds": math.nan}, "above zero"),
+        ({"seed": -1}, "must not be negative"),
+        ({"target": TRAINED}, "beyond the trained length"),
+        ({"trained_length": 1}, "beyond the trained length"),
+        ({"target": 32}, "must be int64"),
+    ],
+)
+def test_bad_input_is_refused(changes: dict[str, Any], message: str) -> None:
+    """With its cure, before anything is evaluated."""
+    with pytest.raises(rw.RopeError, match=message):
+        run(lambda model: pytest.fail("evaluated"), **changes)
+
+
+def test_ropes_that_one_list_cannot_say_are_refused() -> None:
+    """Layers with different thetas, standing pairs, and no rope at all."""
+    other = dataclasses.replace(ROPE, theta=1e6)
+    still = dataclasses.replace(ROPE, scaling=Proportional(0.5))
+    for ropes in ((ROPE, other), still, None):
+        with pytest.raises(rw.RopeError, match="one list of divisors needs one rope"):
+            search_space(tiny_decoder(ropes), trained_length=TRAINED, target=TARGET)
+
+
+# --- on text that it did not see
+
+
+def searched_on_text(budget: int = 10) -> SearchResult:
+    """A short search on random tokens."""
+    return run(None, budget=budget)
+
+
+def test_held_out_losses_are_those_of_the_models(tmp_path: Path) -> None:
+    """Within and beyond, for the searched factors and every start, and again from the file, without measuring."""
+    result = searched_on_text()
+    windows = random_ids(2 * TARGET + 1)[1:].reshape(2, TARGET)
+    path = tmp_path / "held-out.json"
+    found = held_out(tiny_decoder(), result, windows, text="other", state_path=path)
+    assert list(found.beyond) == ["searched", *(start.name for start in result.space.starts)]
+    for name, model in (("searched", result.apply(tiny_decoder())), ("yarn", None)):
+        model = model or tiny_decoder().with_rope(extended(ROPE, "yarn", trained_length=TRAINED, target=TARGET))
+        for index, ids in enumerate(windows):
+            losses = window_losses(model, ids)
+            assert found.within[name][index] == pytest.approx(losses[: TRAINED - 1].mean(), abs=2e-6)
+            assert found.beyond[name][index] == pytest.approx(losses[TRAINED - 1 :].mean(), abs=2e-6)
+    again = held_out(
+        tiny_decoder(), result, windows, text="other", state_path=path, resume=True,
+        begin=lambda *_: pytest.fail("measured again"),
+    )  # fmt: skip
+    assert again == found
+
+
+def verdict(gains: Sequence[float], *, better: bool = True) -> HeldOut:
+    """A held-out result whose searched losses differ by `gains` from yarn's; pi is lower than yarn by 0.1."""
+    yarn = tuple(3.0 + index for index in range(len(gains)))
+    beyond = {
+        "searched": tuple(a + b for a, b in zip(yarn, gains, strict=True)),
+        "plain": tuple(9.0 for _ in gains),
+        "yarn": yarn,
+        "pi": tuple(value - 0.1 for value in yarn),
+    }
+    return HeldOut(text="book", chosen="yarn", found_better=better, within=beyond, beyond=beyond)
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        ((-0.2, -0.21, -0.19), "The gain is significant"),
+        ((-0.2, 0.3, -0.19), "not significant: the 95 % interval holds zero"),
+        ((0.2, 0.21, 0.19), "That is a loss, and significant"),
+        ((-0.2,), "nothing is shown"),
+    ],
+)
+def test_the_verdict_says_whether_a_gain_is_shown(gains: tuple[float, ...], said: str) -> None:
+    """By the interval, not by the mean; and it names the harder rival, the best method on this very text."""
+    found = verdict(gains)
+    assert said in found.sentences()[0]
+    assert found.best_here == "pi"
+    assert "Against pi" in found.sentences()[1]
+    assert found.gain[0] == pytest.approx(np.mean(gains))
+
+
+def test_a_search_that_found_nothing_says_so() -> None:
+    """It returns the start, and does not call it searched."""
+    assert verdict((0.0, 0.0), better=False).sentences() == [
+        "The search found nothing better than yarn on its own text, and returns it."
+    ]
+
+
+def test_the_record_is_whole_and_its_block_is_the_rope() -> None:
+    """JSON without NaN; rope_parameters read back as the searched frequencies and attention factor."""
+    result = searched_on_text()
+    found = held_out(tiny_decoder(), result, WINDOWS, text="same")
+    record = search_record(result, found, model="m", text="t", further={"seed": 0})
+    read = json.loads(json.dumps(record, allow_nan=False))
+    base = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 1, "head_dim": 8}
+    rope = rw.RopeConfig.from_hf(
+        {**base, "max_position_embeddings": TARGET, "rope_parameters": read["rope_parameters"]}
+    )
+    for length in (1, TRAINED, TARGET):
+        assert columns_of(rope, length) == columns_of(result.rope, length)
+        assert attention_factor_of(rope, length) == attention_factor_of(result.rope, length)
+    assert len(read["losses"]) == read["evaluations"] == 10
+    assert read["held_out"]["gain"] == pytest.approx(found.gain[0])
+
+
+def test_text_objective_scores_from_the_first_token_asked_for() -> None:
+    """Its mean is over tokens first .. target - 1."""
+    model = tiny_decoder()
+    expected = [window_losses(model, ids)[29:].mean() for ids in WINDOWS]
+    assert text_objective(WINDOWS, first=30)(model) == pytest.approx(expected, abs=2e-6)
+
+
+def test_evaluations_come_back_from_json() -> None:
+    """Infinite losses are null there."""
+    line = Evaluation(Factors("a", (1.0, 2.5), 1.1), (3.0, math.inf), 0.5)
+    assert Evaluation.from_json(json.loads(json.dumps(line.to_json(), allow_nan=False))) == line
