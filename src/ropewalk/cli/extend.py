@@ -192,10 +192,11 @@ class _Job:
     def go(self, adapted: Decoder, settings: TuneSettings | None, keeping: Any, *, restart: bool) -> Decoder:
         """Measure before, tune, measure after; what there is to do of it. Returns the model to write."""
         from ropewalk.cli.train import Shown
+        from ropewalk.extend.outcome import ITS_CROP, PLAIN, TUNED
         from ropewalk.extend.tune import tune
 
         if self.protocol is not None:
-            self._measure(self.source, "plain", baselines=True)
+            self._measure(self.source, PLAIN, baselines=True)
             if self.method != "plain":
                 self._measure(adapted, self.method)
         if settings is None:
@@ -207,7 +208,9 @@ class _Job:
             shown.close()
         self.tuning = _tuning(self.folder, settings, adapted)
         if self.protocol is not None:
-            self._measure(final, "tuned")
+            self._measure(final, TUNED)
+            if self.target > self.trained > 1:
+                self._measure(final, ITS_CROP)
         return final
 
     def _measure(self, model: Decoder, name: str, *, baselines: bool = False) -> None:
@@ -222,7 +225,7 @@ class _Job:
                 self.protocol,
                 name=name,
                 baselines=baselines,
-                state=self.folder / f"losses-{name}.json",
+                state=self.folder / f"losses-{name.replace(' ', '-')}.json",
                 begin=begin,
                 advance=advance,
             )
@@ -273,7 +276,7 @@ class _Job:
 
         for variant in self.record["variants"]:
             beyond = variant["loss_beyond"]
-            line = f"{variant['name']:<10} within {variant['loss_within']:.3f}"
+            line = f"{variant['name']:<12} within {variant['loss_within']:.3f}"
             console.print(line + ("" if beyond is None else f"  beyond {beyond:.3f}"), markup=False)
         for key in ("tuned_minus_crop_beyond", "method_minus_crop_beyond"):
             difference = self.record["verdict"].get(key)

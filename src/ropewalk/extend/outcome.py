@@ -23,6 +23,7 @@ from ropewalk.models.decoder import Decoder
 Begin = Callable[[str, int], None]
 Advance = Callable[[int], None]
 PLAIN, CROP, TUNED = "plain", "crop", "tuned"
+ITS_CROP = "tuned crop"  # the tuned weights in fresh windows of the trained length: what they do without the far past
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,8 @@ def measure(
 
     **Arguments:**
     - `windows`: int64 `[windows, target]`, of `context.doctor.take_windows`.
-    - `name`: of the result. With `baselines` there are two instead: the unscaled ropes as "plain", and "crop".
+    - `name`: of the result; `ITS_CROP` feeds fresh windows of the trained length, as crop does, under the model's own
+      ropes. With `baselines` there are two results instead: the unscaled ropes as "plain", and "crop".
     - `state`: a file that keeps each window's result, so that a stopped measurement goes on.
     - `begin` is told the name and the tokens of each piece of work, `advance` the tokens that went through.
 
@@ -76,15 +78,11 @@ def measure(
     except RopeError:  # of another measurement
         kept.begin()
     trained, target = protocol.trained_length, protocol.target
-    methods: tuple[str, ...] = ("as-is",)
+    methods: tuple[str, ...] = (CROP,) if name == ITS_CROP else ("as-is",)
     if baselines:
         methods = (PLAIN, CROP) if target > trained > 1 else (PLAIN,)
-    ropes = {
-        method: ropes_for(
-            method, model.config.ropes, model.config.sliding_windows, trained_length=trained, target=target
-        )
-        for method in methods
-    }
+    unscaled = ropes_for(PLAIN, model.config.ropes, model.config.sliding_windows, trained_length=trained, target=target)
+    ropes = dict.fromkeys(methods, unscaled if baselines else model.config.ropes)
     # crop and plain have none; the model's own are part of what it is
     own = (None,) * model.config.num_hidden_layers if baselines else model.config.extensions
     extensions = dict.fromkeys(methods, own)
@@ -129,6 +127,7 @@ def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
     pairs = {
         "method_minus_crop_beyond": (method, CROP, "beyond"),
         "tuned_minus_crop_beyond": (TUNED, CROP, "beyond"),
+        "tuned_minus_its_crop_beyond": (TUNED, ITS_CROP, "beyond"),
         "tuned_minus_method_beyond": (TUNED, method, "beyond"),
         "tuned_minus_plain_within": (TUNED, PLAIN, "within"),
         "method_minus_plain_within": (method, PLAIN, "within"),
@@ -144,10 +143,11 @@ def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
 
 
 def curves(variants: Sequence[Variant]) -> dict[str, list[float]]:
-    """By name: mean loss of each block, for the figure."""
+    """By name: mean loss of each block, for the figure; the tuned weights' own crop is left to the table."""
     return {
         variant.name: [mean_and_interval(values)[0] for values in zip(*variant.blocks, strict=True)]
         for variant in variants
+        if variant.name != ITS_CROP
     }
 
 

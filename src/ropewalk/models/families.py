@@ -190,7 +190,8 @@ def _check_known(said: Mapping[str, Any], family: Family, where: str) -> None:
     block = said.get("rope_parameters") or said.get("rope_scaling") or {}
     for holder in (said, block if isinstance(block, Mapping) else {}):
         fraction = holder.get("partial_rotary_factor")
-        if fraction not in (None, 1, 1.0):
+        # p-RoPE's fraction says which pairs of the whole head stand still, and transformers' rule for it does that
+        if fraction not in (None, 1, 1.0) and holder.get("rope_type") != "proportional":
             raise RopeError(
                 "load: these families turn the whole head, yet the config asks for a part.",
                 facts={**facts, "partial_rotary_factor": fraction},

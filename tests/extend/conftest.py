@@ -1,0 +1,13 @@
+"""Nothing is said by transformers, and one thread is enough."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    """Its progress bars and notes are not what a test reads."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

@@ -1,0 +1,61 @@
+"""Checkpoints of transformers' own making, small and random, and what both sides compute on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.tokenizer import TextTokenizer
+
+TRAINED, TARGET = 16, 64
+LENGTHS = (7, 16, 17, 40, 64)  # below the trained length, at it, beyond it
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": TRAINED,
+    "initializer_range": 0.2,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 8}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "pad_token_id": None}),
+}
+
+
+def checkpoint(folder: Path, family: str = "llama", **changes: Any) -> Path:
+    """A folder that transformers wrote: random weights large enough that positions matter, and a tokenizer of bytes."""
+    name, own = FAMILIES[family]
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{name}Config")(
+        **{**_SHAPE, **own, "bos_token_id": 256, "eos_token_id": 256, **changes}
+    )
+    getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(folder)
+    TextTokenizer.bytes().save(folder)
+    return folder
+
+
+def token_ids(tokens: int) -> torch.Tensor:
+    """int64 [1, tokens] below 300."""
+    return torch.randint(0, 300, (1, tokens), generator=torch.Generator().manual_seed(tokens))
+
+
+def furthest(folder: Path, model: Decoder, lengths: tuple[int, ...] = LENGTHS) -> float:
+    """The largest difference between the logits of transformers, on the folder, and ours; float32."""
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    most = 0.0
+    with torch.no_grad():
+        for tokens in lengths:
+            ids = token_ids(tokens)
+            most = max(most, float((theirs(ids).logits - model(ids, seq_len=tokens)).abs().max()))
+    return most

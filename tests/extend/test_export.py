@@ -1,0 +1,280 @@
+"""Folders that transformers loads: the same logits below and beyond the trained length, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ropewalk import RopeConfig, load
+from ropewalk.context.methods import IN_ATTENTION, METHODS, applied
+from ropewalk.errors import RopeError
+from ropewalk.extend.export import check_out, export, write_weights
+from ropewalk.extend.hub import INEXPRESSIBLE, hub_rope
+from ropewalk.models.checkpoint import save
+from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
+from tests.extend.material import FAMILIES, LENGTHS, TARGET, TRAINED, checkpoint, furthest, token_ids
+
+EXPORTABLE = tuple(name for name in METHODS if name not in INEXPRESSIBLE)
+HOW = {"trained_length": TRAINED, "target": TARGET}
+
+
+def extended(folder: Path, method: str) -> Decoder:
+    """The checkpoint under a method, in float32."""
+    return applied(load(folder, dtype=torch.float32), method, trained_length=TRAINED, target=TARGET)
+
+
+def test_every_method_is_exported_or_refused_by_name() -> None:
+    """No method of the doctor is forgotten."""
+    assert set(IN_ATTENTION) <= set(INEXPRESSIBLE) <= set(METHODS)
+    assert {"pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "as-is"} <= set(EXPORTABLE)
+
+
+@pytest.mark.parametrize("method", EXPORTABLE)
+def test_transformers_computes_the_same(method: str, tmp_path: Path) -> None:
+    """A random Llama: logits within 1e-3, shorter than the trained length, at it and up to the target."""
+    source = checkpoint(tmp_path / "source")
+    model = extended(source, method)
+    found = export(model, tmp_path / "out", method=method, source=source, **HOW)
+    assert furthest(found.folder, model) < 1e-3
+    again = load(found.folder)  # and ropewalk reads back what it wrote
+    with torch.no_grad():
+        for tokens in LENGTHS:
+            ids = token_ids(tokens)
+            torch.testing.assert_close(again(ids, seq_len=tokens), model(ids, seq_len=tokens), rtol=0, atol=1e-5)
+
+
+def test_a_wrong_block_would_be_seen(tmp_path: Path) -> None:
+    """The comparison above can fail: with the plain rope in the config the logits are far apart."""
+    source = checkpoint(tmp_path / "source")
+    model = extended(source, "yarn")
+    export(extended(source, "plain"), tmp_path / "out", method="plain", source=source, **HOW)
+    assert furthest(tmp_path / "out", model) > 0.05
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
+def test_other_families(family: str, tmp_path: Path) -> None:
+    """Biases, norms of heads, layers without rope: YaRN, and searched factors."""
+    source = checkpoint(tmp_path / "source", family)
+    model = extended(source, "yarn")
+    assert furthest(export(model, tmp_path / "yarn", method="yarn", source=source, **HOW).folder, model) < 1e-3
+    factors = tuple(1.0 + 0.7 * pair for pair in range(4))
+    rope = dataclasses.replace(
+        next(rope for rope in load(source).config.ropes if rope is not None),
+        scaling=LongRoPE(factors, factors, TRAINED, attention_factor=1.1),
+    )
+    searched = load(source, dtype=torch.float32).with_rope(rope)
+    assert (
+        furthest(export(searched, tmp_path / "found", method="searched", source=source, **HOW).folder, searched) < 1e-3
+    )
+
+
+def test_searched_factors_are_written_to_the_last_bit(tmp_path: Path) -> None:
+    """Equal lists, the attention factor in both spellings, the lengths; float64 numbers come back as they were."""
+    source = checkpoint(tmp_path / "source")
+    factors = (1.0, 1.2345678901234567, 2.718281828459045, 3.9999999999)
+    rope = dataclasses.replace(
+        load(source).config.ropes[0], scaling=LongRoPE(factors, factors, TRAINED, attention_factor=1.0765)
+    )
+    model = load(source, dtype=torch.float32).with_rope(rope)
+    found = export(model, tmp_path / "out", method="searched", source=source, **HOW)
+    block = json.loads((found.folder / "config.json").read_text())["rope_parameters"]
+    assert block["rope_type"] == "longrope"
+    assert block["short_factor"] == block["long_factor"]
+    assert block["long_factor"] == pytest.approx(factors, rel=1e-15)
+    assert block["attention_factor"] == block["short_mscale"] == block["long_mscale"] == 1.0765
+    assert (block["factor"], block["original_max_position_embeddings"]) == (TARGET / TRAINED, TRAINED)
+    assert furthest(found.folder, model) < 1e-3
+
+
+def test_longrope_switches_where_transformers_switches(tmp_path: Path) -> None:
+    """Two different lists: short up to the original length, long from the next token on."""
+    source = checkpoint(tmp_path / "source")
+    rope = dataclasses.replace(
+        load(source).config.ropes[0],
+        scaling=LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 3.0, 4.0, 5.0), TRAINED, factor=4.0),
+    )
+    model = load(source, dtype=torch.float32).with_rope(rope)
+    assert furthest(export(model, tmp_path / "out", method="searched", source=source, **HOW).folder, model) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [DynamicNTK(4.0), DynamicNTK(4.0, variant="paper"), YaRN(4.0, TRAINED, variant="paper"),
+     YaRN(4.0, TRAINED, truncate=False, beta_fast=8.0), YaRN(4.0, TRAINED, mscale=1.0, mscale_all_dim=0.5)],
+    ids=["dynamic with a factor", "the paper's dynamic", "the paper's yarn", "untruncated yarn", "yarn with mscale"],
+)  # fmt: skip
+def test_variants_keep_their_frequencies(scaling: object, tmp_path: Path) -> None:
+    """What transformers calls otherwise, or computes from other parameters, is the same function at all lengths."""
+    source = checkpoint(tmp_path / "source")
+    rope = dataclasses.replace(load(source).config.ropes[0], scaling=scaling, max_position_embeddings=TRAINED)
+    model = load(source, dtype=torch.float32).with_rope(rope)
+    assert furthest(export(model, tmp_path / "out", method="own", source=source, **HOW).folder, model) < 1e-3
+
+
+def test_the_source_config_is_kept(tmp_path: Path) -> None:
+    """Only the rope's keys, the length, the dtype and auto_map change; companions are copied as they are."""
+    source = checkpoint(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    own = {"my_note": "kept", "auto_map": {"AutoModel": "x.Y"}, "torch_dtype": "float32"}
+    (source / "config.json").write_text(json.dumps({**config, **own}))
+    (source / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
+    (source / "tokenizer_config.json").write_text(
+        json.dumps({"model_max_length": TRAINED, "eos_token": "<|endoftext|>"})
+    )
+    found = export(extended(source, "yarn"), tmp_path / "out", method="yarn", source=source, **HOW)
+    written = json.loads((found.folder / "config.json").read_text())
+    changed = {"rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings", "dtype",
+               "original_max_position_embeddings"}  # fmt: skip
+    assert {k: v for k, v in written.items() if k not in changed} == {
+        k: v for k, v in {**config, "my_note": "kept"}.items() if k not in changed
+    }
+    assert written["max_position_embeddings"] == TARGET
+    assert (found.folder / "special_tokens_map.json").read_text() == '{"eos_token": "<|endoftext|>"}'
+    assert (found.folder / "generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
+    assert json.loads((found.folder / "tokenizer_config.json").read_text())["model_max_length"] == TARGET
+
+
+def test_tiny_its_weights_and_its_tokenizer(tmp_path: Path) -> None:
+    """The built-in model: bfloat16 to the bit, and the same token ids by transformers' tokenizer."""
+    model = applied(load("tiny"), "yarn", trained_length=256, target=1024)
+    found = export(model, tmp_path / "out", method="yarn", trained_length=256, target=1024, source="tiny")
+    stored = load(found.folder).state_dict()
+    assert all(torch.equal(weight, stored[name]) for name, weight in load("tiny").state_dict().items())
+    words = "The old man said nothing."
+    theirs = transformers.AutoTokenizer.from_pretrained(found.folder)
+    assert theirs(words, add_special_tokens=False)["input_ids"] == load("tiny").tokenizer.encode(words)
+    exact = applied(load("tiny", dtype=torch.float32), "yarn", trained_length=256, target=1024)
+    assert furthest(found.folder, exact, (50, 256, 257, 600)) < 1e-3
+
+
+def test_interleaved_heads_are_written_half_split(tmp_path: Path) -> None:
+    """A model of ropewalk's own form: transformers computes the same from re-ordered rows."""
+    torch.manual_seed(0)
+    rope = RopeConfig(8, interleaved=True, scaling=DynamicNTK(2.0), max_position_embeddings=TRAINED)
+    config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                           num_attention_heads=4, rope=rope, initializer_range=0.2)  # fmt: skip
+    model = applied(Decoder(config).eval(), "yarn", trained_length=TRAINED, target=TARGET)
+    assert furthest(export(model, tmp_path / "out", method="yarn", **HOW).folder, model) < 1e-3
+
+
+def test_shards_and_dtype(tmp_path: Path) -> None:
+    """Several files and an index, in bfloat16: both sides read them as one file's weights."""
+    source = checkpoint(tmp_path / "source")
+    model = extended(source, "pi")
+    found = export(model, tmp_path / "out", method="pi", source=source, dtype=torch.bfloat16, shard_bytes=9000, **HOW)
+    assert len(list(found.folder.glob("model-*-of-*.safetensors"))) > 2
+    assert not (found.folder / "model.safetensors").exists()
+    index = json.loads((found.folder / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 2 * model.num_parameters()
+    rounded = load(found.folder, dtype=torch.float32)
+    assert furthest(found.folder, rounded) < 1e-3
+    expected = model.lm_head.weight.bfloat16().float()
+    assert torch.equal(rounded.lm_head.weight, expected)
+
+
+@pytest.mark.parametrize("method", sorted(INEXPRESSIBLE))
+def test_what_no_config_can_say_is_refused(method: str) -> None:
+    """The reason, the nearest that can be exported, and the way out."""
+    rope = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
+    with pytest.raises(RopeError, match=f"`{method}` cannot be exported: .*") as caught:
+        hub_rope((rope, rope), method, **HOW)
+    assert caught.value.facts["nearest that can be"] in EXPORTABLE
+    assert "--native" in str(caught.value)
+
+
+def test_ropes_that_no_block_says_are_refused() -> None:
+    """Unscaled first tokens, layers that differ, a factor that follows the length, an extension in attention."""
+    plain = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
+    ones = (1.0, 1.0, 1.0, 1.0)
+    first = dataclasses.replace(plain, scaling=LongRoPE(ones, ones, TRAINED, unscaled_tokens=4))
+    with pytest.raises(RopeError, match="unscaled first tokens") as caught:
+        hub_rope((first,), "longrope", **HOW)
+    assert caught.value.facts["nearest that can be"] == "the same factors with unscaled_tokens=0"
+    with pytest.raises(RopeError, match="one rope for all layers"):
+        hub_rope((plain, dataclasses.replace(plain, theta=5e5)), "mixed", **HOW)
+    follows = dataclasses.replace(plain, scaling=LongRoPE(ones, ones, TRAINED, short_mscale=1.0, long_mscale=1.2))
+    with pytest.raises(RopeError, match="follow the length"):
+        hub_rope((follows,), "phimoe", **HOW)
+    with pytest.raises(RopeError, match="no layer has a rope"):
+        hub_rope((None, None), "none", **HOW)
+
+
+def test_an_extension_in_attention_is_refused_and_kept_natively(tmp_path: Path) -> None:
+    """Under any name; --native writes it, ropewalk reads it back, transformers does not."""
+    source = checkpoint(tmp_path / "source")
+    model = extended(source, "rerope")
+    with pytest.raises(RopeError, match="extension in attention"):
+        export(model, tmp_path / "out", method="mine", source=source, **HOW)
+    assert not (tmp_path / "out").exists()
+    found = export(model, tmp_path / "out", method="rerope", source=source, native=True, **HOW)
+    assert found.rope is None
+    ids = token_ids(TARGET)
+    again = load(found.folder)
+    with torch.no_grad():
+        assert torch.equal(again(ids), model(ids))
+    assert again.tokenizer is not None
+
+
+def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
+    """LayerNorm and ReLU: no config of transformers here says it."""
+    rope = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
+    config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                           num_attention_heads=4, rope=rope, norm="layernorm", hidden_act="relu")  # fmt: skip
+    model = applied(Decoder(config), "pi", trained_length=TRAINED, target=TARGET)
+    with pytest.raises(RopeError, match="none of the families"):
+        export(model, tmp_path / "out", method="pi", **HOW)
+
+
+def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
+    """Refused when not empty, when foreign, when it is the source; with overwrite an earlier export is replaced."""
+    source = checkpoint(tmp_path / "source")
+    model = extended(source, "pi")
+    export(model, tmp_path / "out", method="pi", source=source, **HOW)
+    with pytest.raises(RopeError, match="not empty"):
+        export(model, tmp_path / "out", method="pi", source=source, **HOW)
+    found = export(extended(source, "yarn"), tmp_path / "out", method="yarn", source=source, overwrite=True, **HOW)
+    assert json.loads((found.folder / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(RopeError, match="files that no export writes"):
+        check_out(tmp_path / "out", overwrite=True)
+    with pytest.raises(RopeError, match="read from"):
+        check_out(source, source=source, overwrite=True)
+    with pytest.raises(RopeError, match="names the folder"):
+        check_out(source / "config.json", overwrite=True)
+
+
+def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:
+    """Ctrl-C while files are written: neither the folder nor its temporary one stays."""
+    source = checkpoint(tmp_path / "source")
+
+    def stop(found: object) -> dict[str, str]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(extended(source, "pi"), tmp_path / "out", method="pi", source=source, further=stop, **HOW)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_saved_model_of_this_package(tmp_path: Path) -> None:
+    """What `save` and `ropewalk train` write is a source like any other."""
+    save(extended(checkpoint(tmp_path / "source"), "plain"), tmp_path / "saved")
+    model = extended(tmp_path / "saved", "llama3")
+    assert (
+        furthest(export(model, tmp_path / "out", method="llama3", source=tmp_path / "saved", **HOW).folder, model)
+        < 1e-3
+    )
+
+
+def test_one_tensor_larger_than_a_shard(tmp_path: Path) -> None:
+    """It has a file for itself; the order of tensors stays."""
+    weights = {"a": torch.zeros(2), "b": torch.zeros(100), "c": torch.zeros(2), "d": torch.zeros(2)}
+    paths = write_weights(weights, tmp_path, dtype=torch.float32, shard_bytes=20)
+    places = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(paths) == 3
+    assert places["c"] == places["d"] != places["b"] != places["a"]
