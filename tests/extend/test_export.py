@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -19,6 +20,7 @@ from ropewalk.models.checkpoint import save
 from ropewalk.models.decoder import Decoder, DecoderConfig
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 from tests.extend.material import FAMILIES, LENGTHS, TARGET, TRAINED, checkpoint, furthest, token_ids
+from tests.models.material import write_gguf
 
 EXPORTABLE = tuple(name for name in METHODS if name not in INEXPRESSIBLE)
 HOW = {"trained_length": TRAINED, "target": TARGET}
@@ -161,6 +163,20 @@ def test_interleaved_heads_are_written_half_split(tmp_path: Path) -> None:
                            num_attention_heads=4, rope=rope, initializer_range=0.2)  # fmt: skip
     model = applied(Decoder(config).eval(), "yarn", trained_length=TRAINED, target=TARGET)
     assert furthest(export(model, tmp_path / "out", method="yarn", **HOW).folder, model) < 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_is_dequantised_and_put_back(family: str, tmp_path: Path) -> None:
+    """llama.cpp's order of rows and its blocks of eight bits: the folder computes what the file does under ropewalk."""
+    folder = checkpoint(tmp_path / "source", family)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    source = write_gguf(tmp_path / "m.gguf", theirs.config, theirs.state_dict(), arch=family, kind=kind)
+    model = extended(source, "yarn")
+    found = export(model, tmp_path / "out", method="yarn", source=source, **HOW)
+    assert found.dtype == torch.float32
+    assert furthest(found.folder, model) < 1e-3
+    assert furthest(found.folder, extended(folder, "yarn")) < 0.5  # eight bits away from the folder it was made of
 
 
 def test_shards_and_dtype(tmp_path: Path) -> None:

@@ -1,0 +1,264 @@
+"""Tuning: which weights move, the same gradients with less memory, merged adapters, and runs that go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ropewalk import load
+from ropewalk.context.methods import applied
+from ropewalk.errors import RopeError
+from ropewalk.extend.trainable import merge_adapters, parts_of, recomputed, trainable_copy, trained_count
+from ropewalk.extend.tune import TuneSettings, tune, weights_digest
+from ropewalk.models.decoder import Decoder
+from ropewalk.training import Event, Housekeeping
+from ropewalk.training.data import Batch
+from ropewalk.training.objective import next_token_loss, token_losses
+from tests.extend.material import TARGET, TRAINED, checkpoint, token_ids
+from tests.training.material import prose
+
+EVERY = Housekeeping(log_every=2, checkpoint_every=3)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A text file of 900 words."""
+    path = tmp_path / "text.txt"
+    path.write_text(prose(900), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Decoder:
+    """A small checkpoint under YaRN, with dropout, in float32."""
+    model = load(checkpoint(tmp_path / "source", attention_dropout=0.1), dtype=torch.float32)
+    return applied(model, "yarn", trained_length=TRAINED, target=TARGET)
+
+
+def small(path: str, source: Decoder, **changes: Any) -> TuneSettings:
+    """A run of a tenth of a second."""
+    settings: dict[str, Any] = {
+        "text": (path,),
+        "source": weights_digest(source),
+        "method": "yarn",
+        "trained_length": TRAINED,
+        "target": TARGET,
+        "steps": 8,
+        "lr": 3e-3,
+        "batch_size": 2,
+        "tokens_per_step": 200,
+        "precision": "float32",
+        "device": "cpu",
+    }
+    return TuneSettings(**(settings | changes))
+
+
+def batch() -> Batch:
+    """Two windows of random tokens."""
+    ids = torch.cat([token_ids(TARGET + 1), token_ids(TARGET + 1).flip(1)])
+    return Batch(ids[:, :-1], ids[:, 1:], None)
+
+
+@pytest.mark.parametrize("train", ["all", "lora+norms"])
+def test_recomputed_layers_have_the_same_gradients(source: Decoder, train: str) -> None:
+    """Bit for bit, dropout included; and afterwards the layers are as they were."""
+    gradients = []
+    for on in (False, True):
+        torch.manual_seed(5)
+        model = trainable_copy(source, train, rank=4).train()
+        with recomputed(model, on):
+            torch.manual_seed(7)
+            next_token_loss(model, batch()).backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+        assert all("forward" not in vars(layer) for layer in model.layers)
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+def test_recomputing_keeps_less_for_the_backward_pass(source: Decoder) -> None:
+    """Bytes that autograd saves while the loss is formed: less than half."""
+
+    def saved(on: bool) -> int:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        model = trainable_copy(source, "all", rank=1).train()
+        with recomputed(model, on), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            next_token_loss(model, batch())
+        return sum(kept.values())
+
+    assert saved(True) < saved(False) / 2
+
+
+@pytest.mark.parametrize(
+    ("train", "moved"),
+    [
+        ("all", lambda name: True),
+        ("attention", lambda name: ".self_attn." in name),
+        ("norms+embeddings", lambda name: "norm" in name or name.startswith(("embed_tokens", "lm_head"))),
+        ("lora", lambda name: ".self_attn." in name),
+    ],
+)
+def test_only_what_is_asked_for_moves(text: str, source: Decoder, tmp_path: Path, train: str, moved: Any) -> None:
+    """Every other weight keeps its bits, and so does the model that was passed."""
+    before = {name: weight.clone() for name, weight in source.state_dict().items()}
+    tuned = tune(source, small(text, source, train=train, rank=2), tmp_path / "run")
+    after = tuned.state_dict()
+    assert after.keys() == before.keys()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == set(filter(moved, before))
+    assert all(torch.equal(weight, before[name]) for name, weight in source.state_dict().items())
+    assert source.embed_tokens.weight.requires_grad  # nor is it frozen
+    assert tuned.config == source.config
+    assert not tuned.training
+
+
+def test_merged_adapters_compute_what_they_did_beside(source: Decoder) -> None:
+    """The product added to the weight: logits within rounding, no adapter left, the count as stated."""
+    model = trainable_copy(source, "lora", rank=3)
+    counted = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert counted == trained_count(source, "lora", rank=3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.3)
+        beside = model.eval()(token_ids(TARGET))
+        merged = merge_adapters(model)
+        assert merged.state_dict().keys() == source.state_dict().keys()
+        assert (merged(token_ids(TARGET)) - beside).abs().max() < 1e-4 * beside.abs().max()
+        assert (beside - source(token_ids(TARGET))).abs().max() > 0.1  # they did something
+
+
+def test_adapters_begin_at_what_the_model_computes(source: Decoder) -> None:
+    """Before the first update nothing has changed."""
+    with torch.no_grad():
+        assert torch.equal(trainable_copy(source, "lora", rank=3).eval()(token_ids(9)), source(token_ids(9)))
+
+
+class Stop(Exception):
+    """What a test raises to break a run off."""
+
+
+@pytest.mark.parametrize("train", ["all", "lora+norms"])
+@pytest.mark.parametrize(("kind", "step"), [("step", 2), ("step", 4), ("checkpoint", 6), ("step", 8)])
+def test_a_stopped_run_goes_on_bit_for_bit(
+    text: str, source: Decoder, tmp_path: Path, train: str, kind: str, step: int
+) -> None:
+    """Broken off before, between, at and after checkpoints: the tuned weights and the log equal."""
+
+    def stop(event: Event) -> None:
+        if (event.kind, event.step) == (kind, step):
+            raise Stop
+
+    settings = small(text, source, train=train, rank=2)
+    whole = tune(source, settings, tmp_path / "whole", housekeeping=EVERY)
+    with pytest.raises(Stop):
+        tune(source, settings, tmp_path / "stopped", housekeeping=EVERY, report=stop)
+    gone_on = tune(source, settings, tmp_path / "stopped", housekeeping=EVERY)
+    assert all(torch.equal(weight, whole.state_dict()[name]) for name, weight in gone_on.state_dict().items())
+    logs = [
+        [
+            {key: value for key, value in json.loads(line).items() if key not in ("seconds", "tokens_per_second")}
+            for line in (tmp_path / name / "training-log.jsonl").read_text().splitlines()
+        ]
+        for name in ("whole", "stopped")
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_a_checkpoint_holds_what_is_trained_alone(text: str, source: Decoder, tmp_path: Path) -> None:
+    """Adapters of a few numbers, not the model; a finished run is taken up without another update."""
+    tune(source, small(text, source, train="lora", rank=2), tmp_path / "run", housekeeping=EVERY)
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert sorted(path.name for path in newest.iterdir()) == [
+        "optimizer.safetensors", "state.json", "trained.safetensors"]  # fmt: skip
+    size = (newest / "trained.safetensors").stat().st_size
+    assert size < 4 * trained_count(source, "lora", rank=2) + 4000
+    steps: list[int] = []
+    tune(source, small(text, source, train="lora", rank=2), tmp_path / "run", report=lambda e: steps.append(e.step))
+    assert set(steps) == {8}
+
+
+def test_other_settings_or_weights_are_refused(text: str, source: Decoder, tmp_path: Path) -> None:
+    """A run in the folder is gone on with only if it is this one; `restart` begins again."""
+    tune(source, small(text, source), tmp_path / "run")
+    with pytest.raises(RopeError, match="a run with other settings"):
+        tune(source, small(text, source, lr=1e-3), tmp_path / "run")
+    other = dataclasses.replace(small(text, source), source="0123")
+    with pytest.raises(RopeError, match="a run with other settings"):
+        tune(source, other, tmp_path / "run")
+    tune(source, small(text, source, lr=1e-3), tmp_path / "run", restart=True)
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic", "drope"])
+def test_tuning_lowers_the_loss(text: str, source: Decoder, tmp_path: Path, method: str) -> None:
+    """On the text's own words, at the target length: also where frequencies need the length, and without a rope."""
+    model = applied(source.with_extension(None), method, trained_length=TRAINED, target=TARGET)
+    tuned = tune(model, small(text, model, method=method, steps=40, lr=1e-2), tmp_path / "run")
+    ids = torch.tensor(model.tokenizer.encode(prose(900, seed=1))[: 4 * (TARGET + 1)]).view(4, -1)
+    held_out = Batch(ids[:, :-1], ids[:, 1:], None)
+    before, after = (float(token_losses(one.eval(), held_out).mean()) for one in (model, tuned))
+    assert after < before - 1.0
+
+
+def test_validation_while_tuning(text: str, source: Decoder, tmp_path: Path) -> None:
+    """The log has the held-out loss by position, up to the target."""
+    settings = small(text, source, validation=(text,))
+    tune(source, settings, tmp_path / "run", housekeeping=Housekeeping(validate_every=4))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "training-log.jsonl").read_text().splitlines()]
+    assert lines[-1]["validation_by_position"][-1][1] == TARGET
+
+
+def test_the_digest_tells_models_apart(source: Decoder) -> None:
+    """Another weight or another rope is another model."""
+    assert weights_digest(source) == weights_digest(source)
+    assert weights_digest(source) != weights_digest(applied(source, "pi", trained_length=TRAINED, target=TARGET))
+    other = trainable_copy(source, "norms", rank=1)
+    with torch.no_grad():
+        other.norm.weight += 0.25
+    assert weights_digest(other) != weights_digest(source)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text": ()}, "no text to tune on"),
+        ({"steps": 0}, "`steps` must be at least 1"),
+        ({"tokens_per_step": 0}, "`tokens_per_step` must be at least 1"),
+        ({"lr": float("nan")}, "`lr` must be a finite number"),
+        ({"clip": 0.0}, "`clip` must be a finite number"),
+        ({"precision": "int8"}, "unknown `precision`"),
+        ({"train": "heads"}, "names parts of the model"),
+        ({"train": "all+lora"}, "names parts of the model"),
+        ({"rank": 0}, "`rank` must be at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit(source: Decoder, changes: dict[str, Any], message: str) -> None:
+    """Refused before anything is done."""
+    with pytest.raises(RopeError, match=message):
+        small("text.txt", source, **changes)
+
+
+def test_defaults_follow_what_is_trained(source: Decoder) -> None:
+    """YaRN's recipe for whole matrices, ten times it for adapters; tokens of a step in whole batches."""
+    assert small("t", source, lr=0.0).lr == 2e-5
+    assert small("t", source, lr=0.0, train="lora+norms+embeddings").lr == 2e-4
+    assert small("t", source, tokens_per_step=None).accumulation == 1
+    assert small("t", source, tokens_per_step=129).accumulation == 2
+    assert parts_of("lora+lora") == ("lora",)
+
+
+def test_without_a_tokenizer(text: str, source: Decoder, tmp_path: Path) -> None:
+    """No text can be read; nothing is left behind."""
+    bare = trainable_copy(source, "all", rank=1)
+    bare.tokenizer = None
+    with pytest.raises(RopeError, match="has no tokenizer"):
+        tune(bare, small(text, source), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
