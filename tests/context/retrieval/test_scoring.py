@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from ropewalk.context.methods import applied
 from ropewalk.context.retrieval import scoring
 from ropewalk.context.retrieval.example import Example
 from ropewalk.context.retrieval.scoring import choice_log_probs, choose, completes, is_found, names_all
@@ -57,6 +58,16 @@ def test_frequencies_are_those_of_the_example_s_length() -> None:
     found = choice_log_probs(model, EXAMPLE, chunk=9)
     assert found == pytest.approx(by_full_forward(model, EXAMPLE, seq_len=EXAMPLE.tokens), abs=1e-4)
     assert found != pytest.approx(by_full_forward(model, EXAMPLE, seq_len=20), abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["rerope", "self-extend", "dca", "streaming", "log-n", "drope"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_methods_in_attention_are_scored_as_well(monkeypatch: pytest.MonkeyPatch, method: str, batched: bool) -> None:
+    """From a cache of unrotated keys, in chunks, at four times the trained length of 16."""
+    monkeypatch.setattr(scoring, "_BATCH_BYTES", 2**28 if batched else 0)
+    model = applied(decoder(ROPE), method, trained_length=16, target=64)
+    found = choice_log_probs(model, EXAMPLE, chunk=9)
+    assert found == pytest.approx(by_full_forward(model, EXAMPLE), abs=1e-4)
 
 
 def test_the_answer_must_be_above_all_others() -> None:
