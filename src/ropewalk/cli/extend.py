@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def extend(
     model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    out: Annotated[Path | None, typer.Option(help="The folder to write; --search needs none.")] = None,
     more: Annotated[list[Path] | None, typer.Argument(help="More texts: --text A B C.", metavar="FILE")] = None,
     target: Annotated[int | None, typer.Option(help="The length wanted, in tokens [default: 4x trained].")] = None,
     method: Annotated[str, typer.Option(help="What is done to the frequencies; the doctor's names.")] = "yarn",
@@ -38,7 +38,15 @@ def extend(
     native: Annotated[bool, typer.Option("--native", help="ropewalk's own form: every method; ropewalk alone reads it."
         )] = False,
     steps: Annotated[int | None, typer.Option(help="Tune: so many updates at the target length.")] = None,
-    text: Annotated[list[Path] | None, typer.Option(help="UTF-8 text to tune on.", metavar="FILE...")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Search the factors, from every method, on --text.")] = False,
+    budget: Annotated[int | None, typer.Option(help="Evaluations of the search [default: 200].")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Of evaluations; with --budget, what ends first.")] = None,
+    monotone: Annotated[bool, typer.Option("--monotone", help="Divisors never fall towards slower pairs.")] = False,
+    search_windows: Annotated[int | None, typer.Option(help="Windows of --text for each evaluation [default: 4]."
+        )] = None,
+    search_record: Annotated[Path | None, typer.Option(help="Write the search's numbers here, its figure beside it."
+        )] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="UTF-8 text to tune or search on.", metavar="FILE...")] = None,
     train: Annotated[str, typer.Option(help="What is tuned: all, attention, norms, embeddings, lora; with + between."
         )] = "all",
     rank: Annotated[int, typer.Option(help="Of lora's adapters.")] = 16,
@@ -67,13 +75,15 @@ def extend(
 
     Without --steps the method is applied as it is. With it the model is then trained on --text at the target length;
     stopped, the same command goes on. The folder appears when all of it is done, with README.md, and extend.json where
-    something was tuned or measured.
+    something was tuned or measured. With --search the method is one divisor for each pair and an attention factor,
+    found on --text and held against every method on --validation.
     """
     import torch
     from rich.console import Console
 
     from ropewalk.context.doctor import trained_length_of
     from ropewalk.context.methods import applied
+    from ropewalk.context.output import check_writable
     from ropewalk.extend.export import DTYPES, check_out, export, hub_of
     from ropewalk.extend.tune import TuneSettings, weights_digest
     from ropewalk.models.checkpoint import load
@@ -85,25 +95,69 @@ def extend(
     if dtype not in (None, *DTYPES):
         raise RopeError("extend: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose from {', '.join(DTYPES)}.")
     texts = [*(text or []), *(more or [])]
-    if bool(texts) != (steps is not None):
+    if bool(texts) != (steps is not None or search):
         raise RopeError(
-            "extend: tuning needs both --steps and --text.",
-            facts={"steps": steps, "text": [str(path) for path in texts]},
+            "extend: tuning needs both --steps and --text, and --search needs --text.",
+            facts={"steps": steps, "search": search, "text": [str(path) for path in texts]},
             cure="Pass both, or neither to apply the method as it is.",
         )
-    check_out(out, source=model, overwrite=overwrite)
+    if not search and (out is None or budget is not None or minutes is not None or search_record is not None):
+        raise RopeError(
+            "extend: --out names the folder to write; --budget, --minutes and --search-record belong to --search.",
+            facts={"out": str(out or ""), "search": search},
+            cure="Pass --out DIR, or add --search.",
+        )
+    if search_record is not None:
+        check_writable(search_record)
+    if out is not None:
+        check_out(out, source=model, overwrite=overwrite)
     place, _ = on_machine(device, precision)
     source = load(model)
     stored = source.embed_tokens.weight.dtype
     trained = trained_length_of(source, trained_length)
     length = 4 * trained if target is None else target
-    adapted = applied(source, method, trained_length=trained, target=length)
+    searched = None
+    if search:
+        from ropewalk.cli.extend_search import METHOD, run_search, write_record
+
+        source = source.to(device=place, dtype=torch.float32)
+        searched = run_search(
+            console,
+            source,
+            name=model,
+            texts=texts,
+            validation=validation,
+            trained_length=trained,
+            target=length,
+            search_windows=search_windows,
+            windows=windows,
+            start_char=start_char,
+            budget=budget,
+            minutes=minutes,
+            monotone=monotone,
+            seed=seed,
+            restart=restart,
+            environment=_environment(place, source),
+        )
+        method = given["method"] = METHOD
+        if search_record is not None:
+            write_record(searched, search_record)
+            console.print(f"extend: wrote {search_record}", markup=False, soft_wrap=True)
+    if out is None:
+        return
+
+    def under_method() -> Decoder:
+        if searched is not None:
+            return searched.result.apply(source)
+        return applied(source, method, trained_length=trained, target=length)
+
+    adapted = under_method()
     if not native:
         hub_of(adapted, method, trained_length=trained, target=length)  # refused before the work, not after it
     job = _Job(model, out, source, method, trained, length, place)
     if steps is not None or measure or (measure is None and validation is not None):
         source = job.in_float32()
-        adapted = applied(source, method, trained_length=trained, target=length)
+        adapted = under_method()
         if measure is not False:
             job.prepare_measurement(validation, start_char, windows, block)
     settings = None
@@ -135,7 +189,7 @@ def extend(
         dtype=stored if dtype is None else getattr(torch, dtype),
         overwrite=overwrite,
         native=native,
-        further=job.files,
+        further=lambda found: {**job.files(found), **({} if searched is None else searched.files())},
     )
     shutil.rmtree(job.folder, ignore_errors=True)
     job.tell(console, found)

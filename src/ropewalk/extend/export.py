@@ -38,7 +38,7 @@ COMPANIONS = (
     "chat_template.jinja",
 )
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
-_WRITTEN = frozenset({"config.json", CARD, RECORD, LOG, FIGURE, *COMPANIONS})
+_WRITTEN = frozenset({"config.json", CARD, RECORD, LOG, FIGURE, "search.json", "search.png", *COMPANIONS})
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings")
 
 

@@ -71,7 +71,7 @@ class HeldOut:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it: for each name its losses by window, their means, and the paired difference to the chosen one."""
+        """As JSON holds it: by name the losses of each window, their means, and the paired difference to `chosen`."""
         rows = []
         for name, beyond in self.beyond.items():
             apart, interval = difference(beyond, self.beyond[self.chosen])
@@ -129,7 +129,8 @@ def held_out(
 
     **Arguments:**
     - `windows`: int64 `[windows, target]` of another text, or of another part; `text` names it.
-    - `state_path`, `resume`: a file that keeps each window's result, so that a stopped measurement goes on.
+    - `state_path`, `resume`: a file that keeps each window's result, so that a stopped measurement goes on; or a
+      folder, in which it has a file of its own.
     - `begin` is told before each window its number, the name measured and None; `advance` the tokens done.
 
     **Raises:** `RopeError` where the windows do not fit the search, or a loss is not finite.
@@ -142,7 +143,11 @@ def held_out(
             cure="Take them with the search's own target.",
         )
     points = {SEARCHED: result.best.factors, **{start.name: start for start in space.starts}}
-    state = State(state_path, _fingerprint(model, windows, list(points.values())))
+    fingerprint = _fingerprint(model, windows, list(points.values()))
+    place = state_path
+    if place is not None and place.is_dir():
+        place = place / f"{fingerprint}.json"
+    state = State(place, fingerprint)
     if resume:
         state.resume()
     count = 0

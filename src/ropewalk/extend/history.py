@@ -54,6 +54,12 @@ class History:
         self.path, self.fingerprint = path, fingerprint
         self.evaluations: list[Evaluation] = []
 
+    @classmethod
+    def of(cls, place: Path | None, fingerprint: str) -> History:
+        """In the file `place`, or in a file of its own where `place` is a folder."""
+        own = place / f"{fingerprint}.json" if place is not None and place.is_dir() else place
+        return cls(own, fingerprint)
+
     def take_up(self, *, resume: bool) -> int:
         """Read what an earlier run left, if `resume`; returns how many evaluations.
 

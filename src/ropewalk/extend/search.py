@@ -85,8 +85,9 @@ def search(
     - `seed`: decides every draw. `monotone`: see `Space`.
     - `objective`: what a point costs, as several numbers whose mean counts (for windows or questions); default the mean
       loss of each window beyond the trained length. With it `windows` and `trained_length` still name the search.
-    - `state_path`: a JSON file that holds every evaluation; with `resume` it is gone on with. A search that was stopped
-      and resumed evaluates the same points as one that was not.
+    - `state_path`: a JSON file that holds every evaluation, or a folder in which each search has a file of its own;
+      with `resume` it is gone on with. A search that was stopped and resumed evaluates the same points as one that was
+      not.
     - `begin` is told before each evaluation its number, its name and the best so far, `advance` the tokens done.
 
     **Returns:** a `SearchResult`; its best is never worse than the best analytic start, on this objective.
@@ -99,7 +100,7 @@ def search(
     limit = BUDGET if budget is None and seconds is None else budget
     _check(windows, space, limit, seconds, seed)
     need("cma", extra="search")
-    history = History(state_path, _fingerprint(model, windows, space, seed, objective))
+    history = History.of(state_path, _fingerprint(model, windows, space, seed, objective))
     history.take_up(resume=resume)
     kept = list(history.evaluations)
     cost = objective or text_objective(windows, first=trained_length, chunk=chunk, advance=advance)

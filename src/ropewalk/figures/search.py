@@ -32,7 +32,7 @@ def search_figure(
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-        figure = Figure(figsize=(11.0, 4.6))
+        figure = Figure(figsize=(12.0, 4.6))
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
         left.set_yscale("log", base=2)
         for name, values in sorted(divisors.items(), key=lambda item: item[0] == "searched"):
@@ -55,8 +55,7 @@ def search_figure(
         left.yaxis.set_minor_formatter(NullFormatter())
         left.set_xlabel("pair (fastest first)")
         left.set_ylabel("divisor of the frequency")
-        left.legend(title="attention factor in brackets", fontsize=8, title_fontsize=8, loc="upper left")
-        panel(left, f"Divisor of each pair (dashed: target / trained length = {factor:g})")
+        panel(left, f"Divisor of each pair; dashed: {factor:g}, the ratio of lengths")
 
         shown = [(index, loss) for index, loss in enumerate(losses, 1) if loss is not None]
         right.plot(
@@ -80,7 +79,10 @@ def search_figure(
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_xlabel("evaluation")
         right.set_ylabel("loss beyond the trained length (nats per token)")
-        right.legend(fontsize=8, loc="upper right")
-        panel(right, f"Loss on the search text (dashed: {order[0]}, the best analytic method)")
+        panel(right, f"Loss on the search text; dashed: {order[0]}, the best method")
+        handles = [*left.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+        figure.legend(
+            handles=handles, title="(attention factor)", fontsize=8, title_fontsize=8, loc="outside right center"
+        )
         caption(figure, title, note)
         return figure

@@ -1,0 +1,161 @@
+"""`ropewalk extend --search` from end to end, on a small random model with a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.cli.app import main
+from ropewalk.models.checkpoint import save
+from ropewalk.models.tokenizer import TextTokenizer
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.scaling import LongRoPE
+from tests.context.models import ROPE, tiny_decoder
+
+pytest.importorskip("cma")
+pytest.importorskip("typer")
+SEEN = "It was the best of times, it was the worst of times. " * 12
+UNSEEN = "Call me Ishmael. Some years ago, never mind how long precisely. " * 12
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """State goes to a fresh cache, tables are wide, one thread."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> list[str]:
+    """The command up to --search: a model trained at 32 tokens, wanted at 64, and two texts."""
+    rope = dataclasses.replace(ROPE, max_position_embeddings=32)
+    save(tiny_decoder(rope, vocab_size=256), tmp_path / "model", tokenizer=TextTokenizer.bytes())
+    (tmp_path / "seen.txt").write_text(SEEN)
+    (tmp_path / "unseen.txt").write_text(UNSEEN)
+    return [
+        "extend", str(tmp_path / "model"), "--target", "64", "--text", str(tmp_path / "seen.txt"),
+        "--validation", str(tmp_path / "unseen.txt"), "--windows", "3", "--search-windows", "2", "--search",
+    ]  # fmt: skip
+
+
+def call(*arguments: Any) -> int:
+    """Run the command; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+def test_search_record_and_export(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer on the terminal, the record and figure, and a folder that carries the searched factors exactly."""
+    record, out = tmp_path / "found" / "search.json", tmp_path / "out"
+    assert call(*given, "--budget", 20, "--search-record", record, "--out", out) == 0
+    printed = capsys.readouterr()
+    assert "20 evaluations; on the search text" in printed.out
+    assert "extend: 20/20 candidate 20, best" in printed.err
+    found = json.loads(record.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+    assert (found["evaluations"], found["ended_by"], found["windows"]) == (20, "budget", 2)
+    assert (found["held_out"]["text"], found["held_out"]["windows"]) == ("unseen", 3)
+    assert found["best"]["loss"] == min(found["losses"])
+    for sentence in found["held_out"]["sentences"]:
+        assert sentence in printed.out
+    assert {path.name for path in record.parent.iterdir()} == {"search.json", "search.png", "search.svg"}
+    assert json.loads((out / "search.json").read_text()) == found
+    model = rw.load(out)
+    rope = model.config.ropes[0]
+    assert rope is not None
+    assert isinstance(rope.scaling, LongRoPE)
+    assert list(rope.scaling.long_factor) == pytest.approx(found["best"]["divisors"], rel=1e-14)
+    plain = columns_of(ROPE)
+    for length in (8, 64):
+        assert columns_of(rope, length) == pytest.approx(
+            [f / d for f, d in zip(plain, found["best"]["divisors"], strict=True)], rel=1e-13
+        )
+        assert attention_factor_of(rope, length) == pytest.approx(found["best"]["attention_factor"], rel=1e-13)
+
+
+def test_the_same_command_goes_on(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was evaluated is not evaluated again; a larger budget prolongs it; --restart begins anew."""
+    one, two, whole = (tmp_path / f"{name}.json" for name in ("one", "two", "whole"))
+    assert call(*given, "--budget", 10, "--search-record", one) == 0
+    capsys.readouterr()
+    assert call(*given, "--budget", 20, "--search-record", two) == 0
+    err = capsys.readouterr().err
+    assert "extend: 20/20" in err
+    assert "extend: 10/20" not in err
+    assert call(*given, "--budget", 20, "--search-record", whole, "--restart") == 0
+    assert "extend: 10/20" in capsys.readouterr().err
+    first, second, third = (json.loads(path.read_text()) for path in (one, two, whole))
+    assert second["losses"][:10] == first["losses"]
+    assert second["losses"] == pytest.approx(third["losses"], abs=1e-6)
+    assert second["best"]["divisors"] == pytest.approx(third["best"]["divisors"], rel=1e-9)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
+def test_ctrl_c_keeps_what_was_evaluated(given: list[str], tmp_path: Path) -> None:
+    """Status 130, a sentence instead of a traceback, and a state that is whole."""
+    command = [sys.executable, "-c", "from ropewalk.cli.app import main; main()", *given, "--budget", "100000"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=os.environ
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("extend: 20/"):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.wait() == 130
+    assert "The same command goes on from there" in rest
+    assert "Traceback" not in rest
+    (state,) = (tmp_path / "cache" / "ropewalk" / "search").iterdir()
+    assert len(json.loads(state.read_text())["evaluations"]) >= 19
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--budget", "3"], "does not cover the analytic methods"),
+        (["--minutes", "0"], "the time must be above zero"),
+        (["--seed", "-1"], "the seed must not be negative"),
+        (["--target", "32"], "beyond the trained length"),
+        (["--search-windows", "100"], "too short for the windows"),
+        (["--windows", "100"], "too short for the windows"),
+    ],
+)
+def test_bad_input_is_a_message_and_status_2(
+    given: list[str], changes: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rule and the cure, no traceback."""
+    assert call(*given, *changes) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_what_belongs_together(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--search needs a text, and another one to be measured on; --budget needs --search; without it --out is needed."""
+    seen = given[given.index("--text") + 1]
+    model = given[1]
+    for arguments, message in (
+        (["extend", model, "--search"], "--search needs --text"),
+        (["extend", model, "--budget", "9", "--out", str(tmp_path / "o")], "belong to --search"),
+        (["extend", model], "--out names the folder"),
+        ([*given, "--validation", seen], "one that it searched on"),
+        ([*given, "--search-record", str(tmp_path)], "a folder where the file should be"),
+    ):
+        assert call(*arguments) == 2
+        assert message in capsys.readouterr().err
