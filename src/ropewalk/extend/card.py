@@ -49,17 +49,19 @@ _READERS: dict[str, dict[str, str]] = {
 def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
     """The model card, in Markdown, of what `outcome.record` says; `figure` is the name of a picture beside it."""
     config, tuning, protocol = record["config"], record["tuning"], record["protocol"]
-    name = plain_text(record["model"])
-    done = f"the frequencies of `{record['method']}`, put into config.json"
+    block = config.get("rope_parameters")
+    name, method = plain_text(record["model"]), plain_text(record["method"])
+    done = f"{method}, " + ("put into config.json" if block else "in ropewalk's own form")
     if tuning is not None:
         settings = tuning["settings"]
         done += (
             f"; then {settings['steps']:,} updates ({tuning['tokens']:,} tokens) at {settings['target']:,} tokens, "
             f"training {plain_text(settings['train'])}"
         )
+    measured = protocol is not None or tuning is not None
     lines = [
         "---",
-        "library_name: transformers",
+        f"library_name: {'transformers' if block else 'ropewalk'}",
         "pipeline_tag: text-generation",
         "tags: [ropewalk, long-context]",
         "---",
@@ -68,25 +70,35 @@ def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
         "",
         f"Made from {name} by `ropewalk extend`: {done}.",
         "",
-        "```json",
-        json.dumps(
-            {key: config[key] for key in ("rope_parameters", "max_position_embeddings") if key in config}, indent=2
-        ),
-        "```",
-        "",
+        *_config(config, block),
         *_results(record, protocol, figure),
         "## How it is read",
         "",
-        "- transformers 5 reads `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; both are there.",
-        *(f"- {who}: {what}" for who, what in _READERS.get(config["rope_parameters"]["rope_type"], {}).items()),
+        *_reading(block),
         "",
-        "Of vLLM and llama.cpp this was read in their sources, not tried. Everything that was done, and every number, "
-        "is in extend.json."
-        if protocol is not None or tuning is not None
-        else "Of vLLM and llama.cpp this was read in their sources, not tried. Nothing was measured: "
-        "`ropewalk doctor` does that.",
+        "Everything that was done, and every number, is in extend.json."
+        if measured
+        else "Nothing was measured: `ropewalk doctor` does that.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _config(config: Mapping[str, Any], block: Mapping[str, Any] | None) -> list[str]:
+    """The keys that say the rope, as config.json has them."""
+    if block is None:
+        return []
+    said = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
+    return ["```json", json.dumps(said, indent=2), "```", ""]
+
+
+def _reading(block: Mapping[str, Any] | None) -> list[str]:
+    """How each reader understands the block."""
+    if block is None:
+        return ["`ropewalk.load` reads this folder, and nothing else: no config of transformers can say the method."]
+    readers = _READERS.get(block["rope_type"], {})
+    lines = ["- transformers 5 reads `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; both are there."]
+    lines += [f"- {who}: {what}" for who, what in readers.items()]
+    return [*lines, "", "Of vLLM and llama.cpp this was read in their sources, not tried."] if readers else lines
 
 
 def plain_text(text: str) -> str:

@@ -1,0 +1,186 @@
+"""`ropewalk extend`: what it writes, what it prints, refusals before the work, and real processes that are stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk import load
+from ropewalk.cli import app
+from ropewalk.context.methods import applied
+from tests.extend.material import TARGET, TRAINED, checkpoint, furthest
+from tests.training.material import prose
+
+TUNED = ["--steps=6", "--lr=3e-3", "--batch-size=2", "--precision=float32", "--device=cpu", "--windows=3"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A small checkpoint."""
+    return checkpoint(tmp_path / "source")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[str]:
+    """Two texts to tune on and one to measure on."""
+    paths = [tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "held out.txt"]
+    for seed, path in enumerate(paths):
+        path.write_text(prose(600, seed))
+    return [str(path) for path in paths]
+
+
+def run(*arguments: str | Path) -> int:
+    """The command line in this process; its exit status."""
+    with pytest.raises(SystemExit) as end:
+        app.main(["extend", *map(str, arguments)])
+    return int(end.value.code or 0)
+
+
+def test_a_method_as_it_is(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No text, no steps: a folder with a card, in the source's dtype, with the same function."""
+    out = tmp_path / "out"
+    assert run(source, "--out", out, "--target", TARGET, "--method", "ntk") == 0
+    assert f"extend: wrote {out}" in capsys.readouterr().out
+    model = applied(load(source, dtype=torch.float32), "ntk", trained_length=TRAINED, target=TARGET)
+    assert furthest(out, model) < 1e-3
+    written = (out / "README.md").read_text()
+    assert "source, extended" in written
+    assert "Nothing was measured" in written
+    assert not (out / "extend.json").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out"]
+
+
+def test_tuned_and_measured(source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The record: every variant on the same windows, crop beside them, the settings and the log; names, not paths."""
+    out = tmp_path / "out"
+    words = [source, "--out", out, *TUNED, "--text", *texts[:2], "--validation", texts[2], "--dtype", "bfloat16"]
+    assert run(*words) == 0
+    printed = capsys.readouterr()
+    assert "tuned - crop beyond 16 tokens" in printed.out
+    assert "extend begins: " in printed.err
+    record = json.loads((out / "extend.json").read_text())
+    assert [variant["name"] for variant in record["variants"]] == ["plain", "crop", "yarn", "tuned", "tuned crop"]
+    assert {len(variant["loss_by_block"]) for variant in record["variants"]} == {TARGET // (TRAINED // 4)}
+    plain, crop = record["variants"][:2]
+    assert plain["loss_within"] == pytest.approx(crop["loss_within"], abs=1e-6)
+    tuned = {variant["name"]: variant["loss_beyond"] for variant in record["variants"]}
+    verdict = record["verdict"]["tuned_minus_crop_beyond"]
+    assert verdict["nats"] == pytest.approx(tuned["tuned"] - tuned["crop"])
+    assert verdict["ci"][0] < verdict["nats"] < verdict["ci"][1]
+    assert record["tuning"]["settings"]["text"] == ["one.txt", "two.txt"]
+    assert str(tmp_path) not in (out / "extend.json").read_text() + (out / "README.md").read_text()
+    assert record["tuning"]["tokens"] == 6 * 2 * TARGET
+    assert (out / "extend.png").read_bytes()[:4] == b"\x89PNG"
+    assert len((out / "training-log.jsonl").read_text().splitlines()) == len(record["tuning"]["log"])
+    assert load(out).embed_tokens.weight.dtype == torch.bfloat16
+    assert furthest(out, load(out, dtype=torch.float32)) < 1e-3
+    assert not (tmp_path / "out.tuning").exists()
+    assert f"{verdict['nats']:+.3f}" in (out / "README.md").read_text()
+
+
+def test_measured_without_tuning(source: Path, texts: list[str], tmp_path: Path) -> None:
+    """--measure alone: before, under crop and under the method; the weights as they were."""
+    out = tmp_path / "out"
+    assert run(source, "--out", out, "--measure", "--validation", texts[2], "--windows", 2, "--method", "pi") == 0
+    record = json.loads((out / "extend.json").read_text())
+    assert [variant["name"] for variant in record["variants"]] == ["plain", "crop", "pi"]
+    assert record["tuning"] is None
+    assert set(record["verdict"]) == {"method_minus_crop_beyond", "method_minus_plain_within"}
+    assert all(torch.equal(weight, load(out).state_dict()[name]) for name, weight in load(source).state_dict().items())
+
+
+def test_ropewalks_own_form(source: Path, texts: list[str], tmp_path: Path) -> None:
+    """DroPE, which no config can say, tuned and kept with --native."""
+    out = tmp_path / "out"
+    words = [source, "--out", out, *TUNED, "--text", texts[0], "--method", "drope", "--native", "--no-measure"]
+    assert run(*words) == 0
+    config = load(out).config
+    assert set(config.ropes) == {None}
+    assert "ropewalk" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "rerope"], "`rerope` cannot be exported"),
+        (["--method", "crop"], "nearest that can be  'plain'"),
+        (["--method", "nonsense"], "unknown method"),
+        (["--target", "8"], "within the trained length"),
+        (["--dtype", "int4"], "unknown dtype"),
+        (["--steps", "3"], "tuning needs both"),
+        (["--text", "x.txt"], "tuning needs both"),
+        (["--text", "nowhere.txt", "--steps", "3", "--no-measure"], "cannot be read"),
+        (["--text", "nowhere.txt", "--steps", "3", "--train", "everything"], "names parts of the model"),
+    ],
+)
+def test_bad_input_is_a_message_and_status_2(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Never a traceback, and nothing is written."""
+    assert run(source, "--out", tmp_path / "out", *arguments) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_an_output_that_holds_something(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused at once; --overwrite replaces an earlier export."""
+    assert run(source, "--out", tmp_path / "out", "--method", "pi") == 0
+    assert run(source, "--out", tmp_path / "out") == 2
+    assert "not empty" in capsys.readouterr().err
+    assert run(source, "--out", tmp_path / "out", "--overwrite") == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
+
+
+def test_a_stopped_process_goes_on(source: Path, texts: list[str], tmp_path: Path) -> None:
+    """Ctrl-C while it tunes: status 130, no output folder; the same command ends as one that was never stopped."""
+    words = [str(source), *TUNED[1:], "--steps", "400", "--text", texts[0], "--validation", texts[2],
+             "--checkpoint-every", "20", "--log-every", "20"]  # fmt: skip
+    begun = begin(*words, "--out", str(tmp_path / "stopped"))
+    for _ in range(12_000):
+        if any((tmp_path / "stopped.tuning" / "checkpoints").glob("step-*")):
+            break
+        time.sleep(0.01)
+    begun.send_signal(signal.SIGINT)
+    _, said = begun.communicate(timeout=100)
+    assert begun.returncode == 130, said
+    assert "The same command goes on from there" in said
+    assert not (tmp_path / "stopped").exists()
+    again = begin(*words, "--out", str(tmp_path / "stopped"))
+    _, said = again.communicate(timeout=200)
+    assert again.returncode == 0, said
+    assert "goes on after step" in said
+    whole = begin(*words, "--out", str(tmp_path / "whole"))
+    whole.communicate(timeout=200)
+    weights = [load(tmp_path / name).state_dict() for name in ("stopped", "whole")]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+    losses = [
+        [
+            variant["loss_by_window_and_block"]
+            for variant in json.loads((tmp_path / name / "extend.json").read_text())["variants"]
+        ]
+        for name in ("stopped", "whole")
+    ]
+    assert losses[0] == losses[1]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["source", "stopped", "whole"]
+
+
+def begin(*arguments: str) -> subprocess.Popen[str]:
+    """The command line as a process of its own."""
+    code = "from ropewalk.cli.app import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "extend", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )

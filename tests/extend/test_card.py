@@ -1,0 +1,81 @@
+"""The model card: what was done and found, names letter by letter, and how others read each kind of block."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ropewalk.context.protocol import Protocol
+from ropewalk.extend.card import card
+from ropewalk.extend.outcome import Variant, record
+
+PROTOCOL = Protocol.choose(trained_length=8, text="held_out", target=32, windows=2)
+
+
+def variants() -> list[Variant]:
+    """Three models on two windows of sixteen blocks."""
+    losses = {"plain": 4.0, "crop": 3.5, "yarn": 3.25}
+    return [
+        Variant(name=name, blocks=[[loss] * 16, [loss + 1.0] * 16], within=[loss, loss + 1.0],
+                beyond=[loss + 0.5 * window for window in range(2)], seconds=1.0)
+        for name, loss in losses.items()
+    ]  # fmt: skip
+
+
+def found(**changes: Any) -> dict[str, Any]:
+    """A record."""
+    block = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    given = {
+        "model": "tiny",
+        "method": "yarn",
+        "protocol": PROTOCOL,
+        "variants": variants(),
+        "config": {"rope_parameters": block, "max_position_embeddings": 32},
+        "tuning": None,
+        "environment": {},
+    }
+    return record(**(given | changes))
+
+
+def test_table_and_verdict() -> None:
+    """Two blocks to a column, means over windows, the paired difference to crop with its interval."""
+    written = card(found(), figure="extend.png")
+    row = next(line for line in written.splitlines() if line.startswith("| yarn"))
+    assert row == "| yarn | " + " | ".join(["3.750"] * 9 + ["3.500"]) + " |"
+    assert "-0.250 nats from crop (95 % interval -0.250 to -0.250)" in written
+    assert "![Loss by position](extend.png)" in written
+    assert '"max_position_embeddings": 32' in written
+
+
+def test_names_are_shown_and_not_obeyed() -> None:
+    """A model's name is text, whatever is in it."""
+    written = card(found(model="a](http://x)\n# <b>hi"))
+    assert "# a\\](http://x) \\# \\<b\\>hi, extended" in written
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "said"),
+    [
+        ("dynamic", "Export --method ntk"),
+        ("longrope", "`short_mscale` and `long_mscale`"),
+        ("llama3", "top of config.json"),
+        ("proportional", "transformers 5 reads"),
+    ],
+)
+def test_readers_are_told_apart(rope_type: str, said: str) -> None:
+    """What would go wrong elsewhere is said where it would."""
+    block = {"rope_type": rope_type, "rope_theta": 1e4}
+    written = card(found(config={"rope_parameters": block, "max_position_embeddings": 32}))
+    assert said in written
+    assert ("vLLM" in written) == (rope_type != "proportional")
+
+
+def test_the_record_is_json_and_one_window_has_no_interval() -> None:
+    """NaN and tuples are gone; the verdict of a single window is its mean."""
+    single = [Variant(name=v.name, blocks=v.blocks[:1], within=v.within[:1], beyond=v.beyond[:1], seconds=1.0)
+              for v in variants()]  # fmt: skip
+    written = json.loads(json.dumps(found(variants=single), allow_nan=False))
+    assert written["verdict"]["method_minus_crop_beyond"] == {"nats": -0.25, "ci": None}
+    assert "interval" not in card(written).split("nats from crop")[1].splitlines()[0]
