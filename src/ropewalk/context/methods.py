@@ -196,3 +196,9 @@ def default_methods(ropes: Ropes, *, trained_length: int, target: int) -> tuple[
     if target > trained_length:
         kept += ([] if proportional else list(EXTENSIONS)) + ["crop"]
     return tuple(kept)
+
+
+def main_rope(ropes: Ropes) -> RopeConfig | None:
+    """The rope that reaches furthest: the first scaled one, or else the first; None where there is none."""
+    present = [rope for rope in ropes if rope is not None]
+    return next((rope for rope in present if rope.scaling is not None), present[0] if present else None)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropewalk.context.audit import Audit, text_frequencies
-from ropewalk.context.curves import main_rope
 from ropewalk.context.doctor import Measurement
 from ropewalk.context.findings import Finding
-from ropewalk.context.methods import IN_ATTENTION, unscaled
+from ropewalk.context.methods import IN_ATTENTION, main_rope, unscaled
 from ropewalk.context.output import finite
 from ropewalk.context.recommend import Recommendation
 from ropewalk.context.statistics import over_windows

@@ -45,9 +45,16 @@ LOOKS = {
     "longrope": Look("#d55e00", "-", "h"),
     "abf": Look("#8c6d1f", "-.", "<"),
     "resonance": Look("#0072b2", ":", ">"),
+    "p-rope": Look("#cc79a7", "-.", "H"),
+    "rerope": Look("#332288", "-.", "d"),
+    "self-extend": Look("#44aa99", "--", "v"),
+    "dca": Look("#882255", "-", "p"),
+    "log-n": Look("#767676", ":", "x"),
+    "streaming": Look("#999933", "--", "+"),
+    "drope": Look("#117733", "-", "d"),
     "searched": Look("#d55e00", "-", "*"),
     "crop": Look("#d55e00", ":", "."),
-    "tuned": Look("#009e73", "-", "*"),
+    "tuned": Look("#009e73", "-", "8"),
 }
 OTHER = Look("#767676", "-", "o")
 

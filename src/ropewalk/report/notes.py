@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 AS_PLAIN = "nothing: the tables hold other angles"
+TWO_PASSES = "two passes, over near and far keys; cached keys are turned anew for each token"
 AT_RUN_TIME = "no: it acts in attention, at run time"
 
 
@@ -65,24 +66,24 @@ NOTES = {
     ),
     "rerope": Note(
         "Distances beyond a window all count as the window; sharpens logits as the text grows.",
-        "far and near keys are scored apart",
+        TWO_PASSES,
         AT_RUN_TIME,
     ),
     "self-extend": Note(
         "Near tokens as they are, farther ones by positions in groups.",
-        "far and near keys are scored apart",
+        TWO_PASSES,
         AT_RUN_TIME,
         "2401.01325",
     ),
     "dca": Note(
         "Dual chunk attention: positions count anew in each chunk.",
-        "three kinds of keys are scored apart",
+        "three passes over parts of the keys; cached keys are turned anew for each token",
         AT_RUN_TIME,
         "2402.17463",
     ),
     "streaming": Note(
         "Sees the first few tokens and the latest: keeps a stream going, does not extend.",
-        "less than plain: a bounded number of keys",
+        "less than plain: a bounded number of keys, turned anew for each token",
         AT_RUN_TIME,
         "2309.17453",
     ),
