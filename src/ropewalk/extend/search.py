@@ -7,13 +7,14 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ropewalk.context.measure import CHUNK, window_losses
+from ropewalk.context.retrieval.example import Example
+from ropewalk.context.retrieval.scoring import choice_log_probs
 from ropewalk.errors import RopeError
 from ropewalk.extend.evolution import Evolution
 from ropewalk.extend.factors import Factors, Space, search_space
@@ -69,6 +70,7 @@ def search(
     seed: int = 0,
     monotone: bool = False,
     objective: Objective | None = None,
+    objective_name: str = "text",
     state_path: Path | None = None,
     resume: bool = False,
     chunk: int = CHUNK,
@@ -84,7 +86,8 @@ def search(
       `seconds`: of evaluations in all, counted over interruptions. The starts are always evaluated.
     - `seed`: decides every draw. `monotone`: see `Space`.
     - `objective`: what a point costs, as several numbers whose mean counts (for windows or questions); default the mean
-      loss of each window beyond the trained length. With it `windows` and `trained_length` still name the search.
+      loss of each window beyond the trained length. `answer_objective` makes one of retrieval; `objective_name` tells
+      objectives apart in `state_path`.
     - `state_path`: a JSON file that holds every evaluation, or a folder in which each search has a file of its own;
       with `resume` it is gone on with. A search that was stopped and resumed evaluates the same points as one that was
       not.
@@ -100,7 +103,7 @@ def search(
     limit = BUDGET if budget is None and seconds is None else budget
     _check(windows, space, limit, seconds, seed)
     need("cma", extra="search")
-    history = History.of(state_path, _fingerprint(model, windows, space, seed, objective))
+    history = History.of(state_path, _fingerprint(model, windows, space, seed, objective_name))
     history.take_up(resume=resume)
     kept = list(history.evaluations)
     cost = objective or text_objective(windows, first=trained_length, chunk=chunk, advance=advance)
@@ -163,6 +166,22 @@ def text_objective(windows: Tensor, *, first: int, chunk: int = CHUNK, advance: 
     return cost
 
 
+def answer_objective(examples: Sequence[Example], *, chunk: int = CHUNK, advance: Advance | None = None) -> Objective:
+    """The loss of each example's answer, in nats per token of it, given all of its input: what only a far token knows.
+
+    `examples` are those of `context.retrieval`'s tasks; `chunk` and `advance` as for `window_losses`.
+    """
+
+    def cost(model: Decoder) -> list[float]:
+        return [
+            -choice_log_probs(model, dataclasses.replace(one, distractor_ids=()), chunk=chunk, advance=advance)[0]
+            / len(one.answer_ids)
+            for one in examples
+        ]
+
+    return cost
+
+
 def _check(windows: Tensor, space: Space, budget: int | None, seconds: float | None, seed: int) -> None:
     if windows.ndim != 2 or windows.dtype != torch.int64 or not len(windows) or windows.shape[1] != space.target:
         raise RopeError(
@@ -183,9 +202,9 @@ def _check(windows: Tensor, space: Space, budget: int | None, seconds: float | N
         raise RopeError("search: the seed must not be negative.", facts={"seed": seed}, cure="Pass --seed 0.")
 
 
-def _fingerprint(model: Decoder, windows: Tensor, space: Space, seed: int, objective: Any) -> str:
+def _fingerprint(model: Decoder, windows: Tensor, space: Space, seed: int, objective: str) -> str:
     """A short hash of what the evaluations depend on; the budget is not among it, so that a search can be prolonged."""
-    lengths = (space.trained_length, space.target, space.monotone, seed, objective is not None)
+    lengths = (space.trained_length, space.target, space.monotone, seed, objective)
     digest = hashlib.sha256(f"{weights_digest(model)} {lengths} {space.starts!r}".encode())
     digest.update(windows.contiguous().numpy().tobytes())
     return digest.hexdigest()[:20]
