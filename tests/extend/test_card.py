@@ -72,6 +72,15 @@ def test_readers_are_told_apart(rope_type: str, said: str) -> None:
     assert ("vLLM" in written) == (rope_type != "proportional")
 
 
+def test_a_yarn_with_keys_of_its_own_is_not_called_the_same() -> None:
+    """Another temperature than the rule's is read differently elsewhere."""
+    block = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    for keys, same in (({}, True), ({"attention_factor": 1.0}, False), ({"truncate": False}, False)):
+        written = card(found(config={"rope_parameters": block | keys, "max_position_embeddings": 32}))
+        assert ("the original length: the same" in written) == same
+        assert ("compare outputs" in written) != same
+
+
 def test_the_record_is_json_and_one_window_has_no_interval() -> None:
     """NaN and tuples are gone; the verdict of a single window is its mean."""
     single = [Variant(name=v.name, blocks=v.blocks[:1], within=v.within[:1], beyond=v.beyond[:1], seconds=1.0)

@@ -46,6 +46,14 @@ _READERS: dict[str, dict[str, str]] = {
 }
 
 
+_UNREAD = {
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+}  # of yarn blocks: each reader takes them otherwise
+
+
 def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
     """The model card, in Markdown, of what `outcome.record` says; `figure` is the name of a picture beside it."""
     config, tuning, protocol = record["config"], record["tuning"], record["protocol"]
@@ -96,6 +104,12 @@ def _reading(block: Mapping[str, Any] | None) -> list[str]:
     if block is None:
         return ["`ropewalk.load` reads this folder, and nothing else: no config of transformers can say the method."]
     readers = _READERS.get(block["rope_type"], {})
+    own = sorted(_UNREAD & block.keys()) if block["rope_type"] == "yarn" else []
+    if own:
+        keys = ", ".join(f"`{key}`" for key in own)
+        readers = dict.fromkeys(
+            readers, f"does not read {keys} as transformers does: compare outputs before relying on it."
+        )
     lines = ["- transformers 5 reads `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; both are there."]
     lines += [f"- {who}: {what}" for who, what in readers.items()]
     return [*lines, "", "Of vLLM and llama.cpp this was read in their sources, not tried."] if readers else lines
