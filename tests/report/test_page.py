@@ -131,6 +131,10 @@ def test_many_methods():
     assert {f"method-{n}" for n in range(20)} <= set(page.of("th"))
     assert "as method-0" in page.of("td")
     assert "method-0 = method-1" in page.of("text")
+    assert "Bands are drawn for the recommended method and crop alone." in page.words
+    bands = [v for v in page.values("id") if v.startswith("loss-FillBetweenPolyCollection")]
+    assert len(bands) == 2
+    assert "Bands are drawn" not in page_of(record()).words
 
 
 def test_what_acts_in_attention_is_no_config():

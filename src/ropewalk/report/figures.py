@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curves = dict[str, list[float]]
+MOST_BANDS = 7  # of more methods the bands would hide each other
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ def _loss(document: Document) -> Drawing:
 
     losses, intervals = loss_curves(document)
     trained, shown = document["trained_length"], recommended_label(document)
+    few = len(losses) <= MOST_BANDS
+    if not few:
+        intervals = {name: bands for name, bands in intervals.items() if name in (shown, "crop")}
     figure = loss_by_position(
         [(start, end) for start, end in document["blocks"]],
         losses,
@@ -48,7 +52,7 @@ def _loss(document: Document) -> Drawing:
     return Drawing(
         "loss",
         "Mean loss of the tokens at each position: lower is better. A method works where its line stays low beyond the "
-        "trained length (shaded).",
+        "trained length (shaded)." + ("" if few else " Bands are drawn for the recommended method and crop alone."),
         f"Lines of loss in nats per token by position, trained length {trained:,} tokens marked. "
         f"In the last block: {last}.",
         figure,
