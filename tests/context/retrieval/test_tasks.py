@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 from random import Random
 
@@ -131,6 +132,31 @@ def test_variables_are_found_by_following_the_chain() -> None:
         assert all(values[name] != asked and prompt.count(name) == 1 for name in example.distractors)
 
 
+def shortest(name: str, rng_seed: int = 0) -> tuple[int, Example]:
+    """The first length, in steps of 30, into which the task's example fits."""
+    for length in range(600, 2400, 30):
+        try:
+            return length, task_of(name).make(tokenizer(), length, 0.0, Random(rng_seed))
+        except RopeError:
+            continue
+    pytest.fail("it never fits")
+
+
+def test_chains_are_mixed_where_there_is_no_filler() -> None:
+    """At the shortest length all statements meet: they must not stand chain by chain."""
+    mixed = 0
+    for seed in range(2):
+        _, example = shortest("vt", seed)
+        root: dict[str, str] = {}
+        order = []
+        for name, source in re.findall(r"VAR (\w{5}) = (?:VAR )?(\w{5})\.", read(tokenizer(), example)):
+            root[name] = source if source.isdecimal() else root[source]
+            order.append(root[name])
+        runs = 1 + sum(one != two for one, two in itertools.pairwise(order))
+        mixed += runs > len(set(order))
+    assert mixed == 2
+
+
 def test_common_words_are_the_most_common() -> None:
     """Counted in the list; every other word stands there once."""
     kit = tokenizer()
@@ -141,10 +167,11 @@ def test_common_words_are_the_most_common() -> None:
     assert set(example.distractors) < set(counts)
 
 
-def test_frequent_words_are_the_most_frequent() -> None:
-    """Counted in the coded text; distractors are rarer than the rarest answer."""
+@pytest.mark.parametrize("length", [None, LONG])
+def test_frequent_words_are_the_most_frequent(length: int | None) -> None:
+    """Counted in the coded text, also at the shortest length; distractors are rarer than the rarest answer."""
     kit = tokenizer()
-    example = task_of("fwe").make(kit, LONG, 0.0, Random(2))
+    example = shortest("fwe")[1] if length is None else task_of("fwe").make(kit, length, 0.0, Random(2))
     body = read(kit, example).split("\n")[1]
     counts = collections.Counter(body.split())
     assert counts.pop("....") > max(counts.values())

@@ -48,7 +48,7 @@ class VariableTracking:
             said = [value, *(f"VAR {name}" for name in chain)]
             places = sorted(rng.random() for _ in chain)
             needles += [(at, f"VAR {name} = {of}.") for at, name, of in zip(places, chain, said, strict=False)]
-        needles.sort()  # so that statements which meet at one place keep their chain's order
+        needles.sort()  # so that chains are mixed also where their statements meet at one place
         start = rng.randrange(len(self.haystack.units))
         head = "Memorize and track the chains of variable assignment hidden in the following text.\n"
         tail = (
