@@ -28,7 +28,7 @@ class Evolution:
     helps is learned from there. `seed` decides every draw, and no global generator is touched.
     """
 
-    def __init__(self, best: Factors, starts: Sequence[Factors], *, seed: int, step: float = 0.05) -> None:
+    def __init__(self, best: Factors, starts: Sequence[Factors], *, seed: int, step: float = 0.04) -> None:
         self._cma = need("cma", extra="search")
         self._seed, self._restarts = seed, 0
         self._centre = np.array(best.logarithms)
@@ -79,5 +79,5 @@ def _first_shape(centre: Array, starts: Sequence[Array], step: float) -> Array:
     covariance *= step**2
     others = [start - centre for start in starts if not np.array_equal(start, centre)]
     for other in others:
-        covariance += 0.25 * np.outer(other, other) / len(others) ** 2
+        covariance += 0.1 * np.outer(other, other) / len(others) ** 2
     return np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
