@@ -83,7 +83,28 @@ def test_the_classifiers_scores_are_the_records():
             assert f"took {record['training']['cpu_seconds'] / 60:.1f} minutes of one core" in README
 
 
-@pytest.mark.parametrize("name", ["doctor", "inspect", "generate", "train", "classify", "figure"])
+def test_the_comparisons_table_is_the_records():
+    """Mean loss at the trained length, rise and half its interval beyond it, of every encoding shown."""
+    from ropewalk.comparison import summarise
+    from ropewalk.comparison.run import read_record
+
+    first, lines = read_record(ROOT / "benchmarks/results/compare.jsonl")
+    trained = first["settings"]["seq_len"]
+    rows = {(row.encoding, row.scaling, row.length): row for row in summarise(lines, trained)}
+    titles = {"sinusoidal": "sinusoidal", "learned": "learned table", "rope": "RoPE", "t5": "T5 bias",
+              "alibi": "ALiBi", "kerple": "KERPLE"}  # fmt: skip
+    assert set(titles) == set(first["settings"]["encodings"])
+    for (name, scaling), title in [*(((name, None), title) for name, title in titles.items()),
+                                   (("rope", "yarn"), "RoPE, YaRN when tested")]:  # fmt: skip
+        cells = [f"{rows[name, None, trained].loss:.3f}"]
+        for multiple in first["settings"]["multiples"][1:]:
+            row = rows[name, scaling, multiple * trained]
+            low, high = row.rise_interval or (0.0, 0.0)
+            cells.append("none" if row.rise is None else f"{round(row.rise, 3) + 0.0:+.3f} ±{(high - low) / 2:.3f}")
+        assert f"| {title} | {' | '.join(cells)} |" in README
+
+
+@pytest.mark.parametrize("name", ["doctor", "inspect", "generate", "train", "compare", "classify", "figure"])
 def test_every_command_is_in_the_readme(name):
     """Each command has a line that shows it."""
     assert re.search(rf"^\$ ropewalk {name}", README, re.MULTILINE)

@@ -91,30 +91,28 @@ def _show(console: Console, first: dict[str, Any], lines: Sequence[dict[str, Any
 
     trained = first["settings"]["seq_len"]
     rows = summarise(lines, trained)
-    console.print(_table("Loss, nats per token, by length of the window", rows, rise=False))
-    console.print(_table(f"Rise in loss over {trained:,} tokens, the trained length", rows, rise=True))
+    for table in (
+        *_tables(console, "Loss, nats per token, by length of the window", rows, rise=False),
+        *_tables(console, f"Rise in loss over {trained:,} tokens, the trained length", rows, rise=True),
+    ):
+        console.print(table)
     count = len(first["settings"]["seeds"])
     if count > 1:
         console.print(Text(f"Mean of {count} seeds and half of the 95 % t interval."))
 
 
-def _table(title: str, rows: Sequence[Row], *, rise: bool) -> Table:
-    from rich.table import Table
+def _tables(console: Console, title: str, rows: Sequence[Row], *, rise: bool) -> list[Table]:
+    from ropewalk.cli.tables import stacked
 
     lengths = sorted({row.length for row in rows})[int(rise) :]
-    table = Table(title=title, title_justify="left")
-    table.add_column("encoding")
-    for length in lengths:
-        table.add_column(f"{length:,}", justify="right", no_wrap=True)
     cells: dict[str, dict[int, str]] = {}
     for row in rows:
         mean, band = (row.rise, row.rise_interval) if rise else (row.loss, row.interval)
         name = row.encoding if row.scaling is None else f"{row.encoding}, {row.scaling}"
         shown = "no value" if mean is None else f"{round(mean, 3) + 0.0:{'+' if rise else ''}.3f}"
         cells.setdefault(name, {})[row.length] = shown + ("" if band is None else f"±{(band[1] - band[0]) / 2:.3f}")
-    for name, by_length in cells.items():
-        table.add_row(name, *(by_length.get(length, "") for length in lengths))
-    return table
+    lines = {name: [by_length.get(length, "") for length in lengths] for name, by_length in cells.items()}
+    return stacked(console, title, [(f"{length:,}", "bold") for length in lengths], lines, names="encoding")
 
 
 def _draw(record: Path, path: Path) -> list[Path]:

@@ -47,7 +47,7 @@ def loss_tables(measurement: Measurement, console: Console) -> list[Table]:
         style = "bold yellow" if start >= protocol.trained_length else "bold"
         heads.append((f"{_short(start)}-\n{_short(end)}", style))
     rows = {name: [f"{measurement.mean_over(name, group):.2f}" for group in groups] for name in measurement.results}
-    return _stacked(console, "Loss by position, nats per token", heads, rows, answer.method)
+    return stacked(console, "Loss by position, nats per token", heads, rows, answer.method)
 
 
 def difference_tables(measurement: Measurement, console: Console) -> list[Table]:
@@ -68,11 +68,17 @@ def difference_tables(measurement: Measurement, console: Console) -> list[Table]
             else plus_minus(standing.beyond_difference, standing.beyond_interval),
             f"as {shared}" if shared else f"{seconds:.1f}",
         ]
-    return _stacked(console, title, heads, rows, answer.method)
+    return stacked(console, title, heads, rows, answer.method)
 
 
-def _stacked(
-    console: Console, title: str, heads: Sequence[tuple[str, str]], rows: Mapping[str, Sequence[str]], best: str | None
+def stacked(
+    console: Console,
+    title: str,
+    heads: Sequence[tuple[str, str]],
+    rows: Mapping[str, Sequence[str]],
+    best: str | None = None,
+    *,
+    names: str = "method",
 ) -> list[Table]:
     """One table, or several one above the other, each with as many of the columns as the console is wide.
 
@@ -82,7 +88,7 @@ def _stacked(
 
     def table(start: int, end: int) -> Table:
         cells = {name: row[start:end] for name, row in rows.items()}
-        return _table(None if start else title, heads[start:end], cells, best)
+        return _table(None if start else title, names, heads[start:end], cells, best)
 
     unlimited = console.options.update(max_width=10_000)
     tables, start = [], 0
@@ -96,13 +102,17 @@ def _stacked(
 
 
 def _table(
-    title: str | None, heads: Sequence[tuple[str, str]], rows: Mapping[str, Sequence[str]], best: str | None
+    title: str | None,
+    names: str,
+    heads: Sequence[tuple[str, str]],
+    rows: Mapping[str, Sequence[str]],
+    best: str | None,
 ) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column("method", overflow="fold")
+    table.add_column(names, overflow="fold")
     for head, style in heads:
         table.add_column(head, justify="right", header_style=style, overflow="fold")
     for name, cells in rows.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ropewalk.figures.style import OTHER, QUIET, SHADE, Look, length_ticks, look_of, style
@@ -43,12 +44,12 @@ def loss_by_length(
     with style():
         figure = Figure(figsize=(11.0 if scalings else 7.0, 4.6))
         panels = figure.subplots(1, 2 if scalings else 1, sharey=True, squeeze=False)[0]
-        _lines(panels[0], encodings, ENCODING_LOOKS)
+        _lines(panels[0], encodings, ENCODING_LOOKS, _aside)
         panels[0].set_ylabel("loss (nats per token)")
         panels[0].set_title(title)
         if scalings:
             looks = {name: look_of("plain" if name == "rope" else name) for name in scalings}
-            _lines(panels[1], scalings, looks)
+            _lines(panels[1], scalings, looks, _aside)
             panels[1].set_title("The same ropes, scaled when tested")
         for axes in panels:
             axes.set_xscale("log", base=2)
@@ -63,7 +64,7 @@ def loss_by_length(
                 "trained length", (trained_length, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
                 textcoords="offset points", va="top", fontsize=8, color=QUIET,
             )  # fmt: skip
-            axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.94), fontsize=8)
+            axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=8)
         if note:
             figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
         return figure
@@ -77,7 +78,8 @@ def convergence(curves: Mapping[str, Sequence[Point]], *, title: str = "Loss whi
     with style():
         figure = Figure(figsize=(7.0, 4.6))
         axes = figure.subplots()
-        _lines(axes, curves, ENCODING_LOOKS)
+        apart = min((b[0] - a[0] for points in curves.values() for a, b in pairwise(points)), default=0.0) / 16
+        _lines(axes, curves, ENCODING_LOOKS, lambda x, step: x + apart * step)
         axes.set_title(title)
         axes.set_xlabel("tokens trained on")
         axes.set_ylabel("validation loss (nats per token)")
@@ -88,12 +90,23 @@ def convergence(curves: Mapping[str, Sequence[Point]], *, title: str = "Loss whi
         return figure
 
 
-def _lines(axes: Axes, lines: Mapping[str, Sequence[Point]], looks: Mapping[str, Look]) -> None:
-    for name, points in lines.items():
-        look = looks.get(name, OTHER)
-        x, y = [point[0] for point in points], [point[1] for point in points]
-        axes.plot(x, y, color=look.color, linestyle=look.line, marker=look.marker, linewidth=1.6, label=name)
-        bands = [(at, band) for at, _, band in points if band is not None]
-        if bands:
-            low, high = [band[0] for _, band in bands], [band[1] for _, band in bands]
-            axes.fill_between([at for at, _ in bands], low, high, color=look.color, alpha=0.13, linewidth=0)
+def _aside(length: float, step: float) -> float:
+    return float(length * 2 ** (step / 24))
+
+
+def _lines(
+    axes: Axes, lines: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], moved: Callable[[float, float], float]
+) -> None:
+    """Lines with the intervals as bars; `moved(x, step)` sets each line a little aside, so that bars stand apart."""
+    for number, (name, points) in enumerate(lines.items()):
+        look, step = looks.get(name, OTHER), number - (len(lines) - 1) / 2
+        x, y = [moved(point[0], step) for point in points], [point[1] for point in points]
+        axes.plot(
+            x, y, color=look.color, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.6, label=name
+        )
+        for at, (_, _, band) in zip(x, points, strict=True):
+            if band is not None:
+                axes.errorbar(
+                    [at], [sum(band) / 2], yerr=[(band[1] - band[0]) / 2], color=look.color, fmt="none",
+                    linewidth=1, capsize=2, alpha=0.7, zorder=1,
+                )  # fmt: skip

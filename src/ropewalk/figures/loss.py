@@ -72,7 +72,7 @@ def loss_by_position(
                 )
         if any(band is not None for bands in (intervals or {}).values() for band in bands):
             figure.supxlabel(
-                "bands: 95 % interval of the paired difference to plain", fontsize=8, color=QUIET, x=0.01, ha="left"
+                "bars: 95 % interval of the paired difference to plain", fontsize=8, color=QUIET, x=0.01, ha="left"
             )
         axes.set_title(title)
         axes.set_xlabel("position in the window (tokens)")

@@ -71,5 +71,5 @@ def _note(first: dict[str, Any]) -> str:
     said = first["settings"]
     tokens = said["steps"] * said["batch_size"] * said["seq_len"] / 1e6
     seeds = len(said["seeds"])
-    bands = f", {seeds} seeds; bands: 95 % t interval over seeds" if seeds > 1 else ", one seed"
+    bands = f", {seeds} seeds; bars: 95 % t interval over seeds" if seeds > 1 else ", one seed"
     return f"size {said['size']}, trained on {tokens:.1f}M tokens at {said['seq_len']} tokens{bands}"
