@@ -111,13 +111,16 @@ def test_generation_is_ours_cut_at_the_stop(tiny: Decoder) -> None:
     kit = kit_of(tiny)
     lm = adapter(tiny, batch_size=2, add_bos=False)
     prompts = ["The old man", "She said that", "The house"]
-    settings = [{"until": [], "max_gen_toks": 12}, {"until": [" the"], "max_gen_toks": 12}, {"max_gen_toks": 5}]
+    [said] = generate(tiny, kit.encode(prompts[1]), max_new_tokens=12, stop_tokens=kit.eos_ids)
+    stop = kit.decode(said[4:6])
+    assert stop in kit.decode(said)
+    settings = [{"until": [], "max_gen_toks": 12}, {"until": [stop], "max_gen_toks": 12}, {"max_gen_toks": 5}]
     requests = [instance("generate_until", *pair) for pair in zip(prompts, settings, strict=True)]
     found = lm.generate_until(requests, disable_tqdm=True)
     for prompt, given, text in zip(prompts, settings, found, strict=True):
         [new] = generate(tiny, kit.encode(prompt), max_new_tokens=given["max_gen_toks"], stop_tokens=kit.eos_ids)  # type: ignore[arg-type]
         whole = kit.decode(new)
-        assert text == (whole.split(" the")[0] if given.get("until") else whole)
+        assert text == (whole.split(stop)[0] if given.get("until") else whole)
     repeated = lm.generate_until([instance("generate_until", TEXT, {"max_gen_toks": 4})], disable_tqdm=True)
     [new] = generate(tiny, kit.encode(TEXT)[-252:], max_new_tokens=4, stop_tokens=kit.eos_ids)
     assert repeated == [kit.decode(new)]

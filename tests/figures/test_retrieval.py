@@ -31,7 +31,8 @@ def test_every_number_stands_in_its_cell() -> None:
 
 def test_colours_have_one_scale() -> None:
     """From 0 to 1 in every panel, whatever the numbers."""
-    for axes in drawn(2).axes[:2]:
+    narrow = heat_map({"a": [[0.4, 0.5]], "b": [[0.1, 0.2]]}, lengths=[256, 512], rows=["0"])
+    for axes in narrow.axes[:2]:
         assert axes.images[0].get_clim() == (0.0, 1.0)
 
 
