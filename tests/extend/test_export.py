@@ -125,6 +125,7 @@ def test_the_source_config_is_kept(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     own = {"my_note": "kept", "auto_map": {"AutoModel": "x.Y"}, "torch_dtype": "float32"}
     (source / "config.json").write_text(json.dumps({**config, **own}))
+    (source / "LICENSE").write_text("as you like it")
     (source / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
     (source / "tokenizer_config.json").write_text(
         json.dumps({"model_max_length": TRAINED, "eos_token": "<|endoftext|>"})
@@ -138,6 +139,7 @@ def test_the_source_config_is_kept(tmp_path: Path) -> None:
     }
     assert written["max_position_embeddings"] == TARGET
     assert (found.folder / "special_tokens_map.json").read_text() == '{"eos_token": "<|endoftext|>"}'
+    assert (found.folder / "LICENSE").read_text() == "as you like it"
     assert (found.folder / "generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
     assert json.loads((found.folder / "tokenizer_config.json").read_text())["model_max_length"] == TARGET
 

@@ -76,7 +76,7 @@ def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
         "",
         f"# {name}, extended",
         "",
-        f"Made from {name} by `ropewalk extend`: {done}.",
+        f"Made from {name} by `ropewalk extend`: {done}. Its licence is that of {name}.",
         "",
         *_config(config, block),
         *_results(record, protocol, figure),

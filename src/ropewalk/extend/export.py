@@ -25,7 +25,7 @@ from ropewalk.models.native import NATIVE, config_to_native
 SHARD_BYTES = 5_000_000_000  # of one weight file, as transformers has had it
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RECORD, LOG, CARD, FIGURE = "extend.json", "training-log.jsonl", "README.md", "extend.png"
-# a checkpoint's files beside its weights and config, which say the same of the extended one
+# a checkpoint's files beside its weights and config, which say the same of the extended one; licences travel along
 COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
@@ -36,6 +36,11 @@ COMPANIONS = (
     "merges.txt",
     "tokenizer.model",
     "chat_template.jinja",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "NOTICE.txt",
 )
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 _WRITTEN = frozenset({"config.json", CARD, RECORD, LOG, FIGURE, "search.json", "search.png", *COMPANIONS})
