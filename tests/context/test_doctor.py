@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.context.doctor import Job, Measurement, plan, run, take_windows, trained_length_of
+from ropewalk.context.doctor import Job, Measurement, gather, plan, run, take_windows, trained_length_of
 from ropewalk.context.measure import window_losses
 from ropewalk.context.methods import EXTENSIONS, IN_ATTENTION, METHODS, applied
 from ropewalk.context.protocol import Protocol
 from ropewalk.context.state import State, WindowResult, default_path, fingerprint
+from ropewalk.context.workers import fitting_workers
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import NTK, YaRN
@@ -274,3 +276,59 @@ def test_windows_of_several_texts_come_from_each() -> None:
     assert len(found.within("pi")) == 4
     with pytest.raises(RopeError, match=r"too short[\s\S]*text +'b'"):
         take_windows([texts[0], texts[1][:100]], of)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_several_workers_find_the_same_numbers(workers: int) -> None:
+    """All cores at once change nothing, and every job is begun and every token told once."""
+    model, of = tiny_decoder(), protocol(windows=3)
+    windows = take_windows(random_ids(300).tolist(), of)
+    begun: list[Job] = []
+    told: list[int] = []
+    state = State(None, "")
+    work = plan(model, of, ["all"], state)
+    found = run(model, windows, work, state, workers=workers, begin=begun.append, advance=told.append)
+    alone = State(None, "")
+    assert found == dataclasses.replace(
+        run(model, windows, plan(model, of, ["all"], alone), alone),
+        results={
+            name: tuple(
+                dataclasses.replace(theirs, seconds=ours.seconds, peak_rss_bytes=ours.peak_rss_bytes)
+                for theirs, ours in zip(gather(work, alone).results[name], found.results[name], strict=True)
+            )
+            for name in found.results
+        },
+    )
+    assert sorted(map(str, begun)) == sorted(map(str, work.jobs))
+    assert sum(told) >= sum(job.tokens for job in work.jobs)
+    with pytest.raises(RopeError, match="workers"):
+        run(model, windows, plan(model, of, ["pi"], State(None, "")), State(None, ""), workers=0)
+
+
+def test_several_workers_stop_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt ends all of them; what was ready is kept, and the rest is due."""
+    from ropewalk.context import doctor as module
+
+    model, of = tiny_decoder(), protocol(windows=3)
+    windows = take_windows(random_ids(300).tolist(), of)
+    measure, calls = module.window_losses, itertools.count()
+
+    def stopping(*args: object, **kwargs: object) -> object:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return measure(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "window_losses", stopping)
+    state = State(None, "")
+    with pytest.raises(KeyboardInterrupt):
+        run(model, windows, plan(model, of, ["pi,yarn,ntk"], state), state, workers=2)
+    assert 4 <= len(state.results) < 12
+    assert len(plan(model, of, ["pi,yarn,ntk"], state).jobs) == 12 - len(state.results)
+
+
+def test_workers_fit_cores_jobs_and_memory() -> None:
+    """One core, one job, or a cache beyond two gigabytes leaves one worker."""
+    model = tiny_decoder()
+    assert fitting_workers(model, 64, 100) == torch.get_num_threads()
+    assert fitting_workers(model, 64, 1) == 1
+    assert fitting_workers(model, 2**25, 100) == 1

@@ -47,6 +47,9 @@ def doctor(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the same run was stopped.")] = False,
     state: Annotated[Path | None, typer.Option(help="Where results are kept [default: the user's cache].")] = None,
     chunk: Annotated[int, typer.Option(help="Tokens of one forward: memory against speed.")] = 1024,
+    workers: Annotated[
+        int | None, typer.Option(help="Windows at one time [default: as cores and memory allow].")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
 ) -> None:
@@ -61,6 +64,7 @@ def doctor(
     from ropewalk.context.report import answer_lines, config_changes, document, run_time_changes, shared_sentences
     from ropewalk.context.sources import read_source, read_text
     from ropewalk.context.state import State, default_path, fingerprint
+    from ropewalk.context.workers import fitting_workers
 
     console = Console()
     if json_file is not None:
@@ -96,8 +100,9 @@ def doctor(
     console.print(f"\n{protocol.sentence()}", markup=False, highlight=False)
     if taken_up:
         console.print(f"Resumed: {taken_up} measurements were there already.", highlight=False)
+    at_once = fitting_workers(decoder, protocol.target, len(work.jobs)) if workers is None else workers
     with _stoppable(kept, work), _progress(work) as (begin, advance):
-        measurement = run(decoder, chosen, work, kept, chunk=chunk, begin=begin, advance=advance)
+        measurement = run(decoder, chosen, work, kept, chunk=chunk, workers=at_once, begin=begin, advance=advance)
     console.print()
     for table in (*loss_tables(measurement, console), *difference_tables(measurement, console)):
         console.print(table)

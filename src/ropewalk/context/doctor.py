@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
@@ -16,6 +17,7 @@ from ropewalk.context.methods import Extensions, Ropes, chosen_methods, extensio
 from ropewalk.context.protocol import Protocol
 from ropewalk.context.recommend import Recommendation, recommend
 from ropewalk.context.state import State, WindowResult, peak_memory
+from ropewalk.context.workers import Stopped, each
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
@@ -188,19 +190,30 @@ def run(
     state: State,
     *,
     chunk: int = CHUNK,
+    workers: int = 1,
     begin: Callable[[Job], None] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Measurement:
     """Do every job of the plan, keeping each result in `state` as soon as it is there, and gather them.
 
-    `begin` is called before each job, `advance` with tokens as they go through. A KeyboardInterrupt passes through:
-    what was done by then is in the state. Raises `RopeError` where a loss is not finite.
+    `begin` is called before each job, `advance` with tokens as they go through, one call at a time. `workers` jobs go on
+    at once, each on its share of the cores. A KeyboardInterrupt passes through: what was done by then is in the state.
+    Raises `RopeError` where a loss is not finite.
     """
-    protocol = work.protocol
+    protocol, stop, one_at_a_time = work.protocol, threading.Event(), threading.Lock()
     plain: dict[int, Losses] = {}
-    for job in work.jobs:
+
+    def went(tokens: int) -> None:
+        if stop.is_set():
+            raise Stopped
+        if advance is not None:
+            with one_at_a_time:
+                advance(tokens)
+
+    def measure(job: Job) -> WindowResult:
         if begin is not None:
-            begin(job)
+            with one_at_a_time:
+                begin(job)
         started = time.perf_counter()
         variant = under(model, work.ropes[job.method], work.extensions[job.method])
         ids = windows[job.window]
@@ -212,13 +225,15 @@ def run(
                 stride=protocol.stride,
                 beginning=plain.get(job.window),
                 chunk=chunk,
-                advance=advance,
+                advance=went,
             )
         else:
-            losses = window_losses(variant, ids, chunk=chunk, advance=advance)
+            losses = window_losses(variant, ids, chunk=chunk, advance=went)
         if job.method == "plain":
-            plain = {job.window: losses}
-        state.add(job.method, job.window, _sums(losses, protocol, job.method, time.perf_counter() - started))
+            plain[job.window] = losses
+        return _sums(losses, protocol, job.method, time.perf_counter() - started)
+
+    each(work.jobs, measure, lambda job, found: state.add(job.method, job.window, found), workers=workers, stop=stop)
     return gather(work, state)
 
 
