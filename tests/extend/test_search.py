@@ -29,6 +29,7 @@ from tests.context.models import ROPE, random_ids, tiny_decoder
 pytest.importorskip("cma")
 TRAINED, TARGET = 16, 64
 WINDOWS = random_ids(3 * TARGET).reshape(3, TARGET)
+EMPTY = json.dumps({"fingerprint": "a", "evaluations": [Evaluation(Factors("a", (), 1.0), (), 1.0).to_json()]})
 OPTIMUM = np.log([0.9, 1.7, 2.2, 5.5])
 
 
@@ -286,7 +287,7 @@ def test_a_state_of_another_search_is_refused(tmp_path: Path) -> None:
         )  # fmt: skip
     assert len(run(budget=7, state_path=path, seed=5).evaluations) == 7
     assert len(json.loads(path.read_text())["evaluations"]) == 7
-    for content in ("hello", "{}", '{"fingerprint": "a", "evaluations": [{"name": 1}]}'):
+    for content in ("hello", "{}", '{"fingerprint": "a", "evaluations": [{"name": 1}]}', EMPTY):
         path.write_text(content)
         with pytest.raises(rw.RopeError, match="cannot be read as that of a search"):
             run(budget=8, state_path=path)
@@ -426,6 +427,19 @@ def test_answer_objective_is_the_answers_loss() -> None:
     objective = answer_objective([example])
     result = run(objective, objective_name="answers", budget=12)
     assert result.best.losses == pytest.approx(objective(result.apply(tiny_decoder())), abs=2e-6)
+
+
+def test_the_readme_quotes_the_record() -> None:
+    """The search's gain on its own text and on another book, with the interval, as recorded; and the record is whole."""
+    root = Path(__file__).parents[2]
+    record = json.loads((root / "benchmarks/results/search-tiny.json").read_text())
+    held = record["held_out"]
+    low, high = held["gain_ci"]
+    readme = " ".join((root / "README.md").read_text().split())
+    windows = f"{record['evaluations']} evaluations on {record['windows']} windows change the loss there by"
+    assert f"{windows} {record['gain_on_search_text']:+.3f} nats" in readme
+    assert f"on another book by {held['gain']:+.3f} [{low:+.3f}, {high:+.3f}]" in readme
+    assert record["best"]["loss"] == min(record["losses"]) <= min(start["loss"] for start in record["starts"])
 
 
 def test_evaluations_come_back_from_json() -> None:

@@ -35,11 +35,15 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, content: Any) -> Evaluation:
-        """The reverse of `to_json`; KeyError, TypeError or ValueError for anything else."""
+        """The reverse of `to_json`; raises KeyError, TypeError or ValueError (a RopeError is one) for anything else."""
         divisors = tuple(float(value) for value in content["divisors"])
         losses = tuple(math.inf if value is None else float(value) for value in content["losses"])
         if not losses or not divisors or min(divisors) <= 0:
-            raise KeyError("losses and divisors")
+            raise RopeError(
+                "search: an evaluation has losses, and divisors above zero.",
+                facts={"divisors": divisors, "losses": losses},
+                cure="Remove the file that holds it.",
+            )
         factors = Factors(str(content["name"]), divisors, float(content["attention_factor"]))
         return cls(factors, losses, float(content["seconds"]))
 
