@@ -283,3 +283,47 @@ def test_no_number_is_lost_in_a_narrow_terminal(
             assert Counter(re.findall(r"[-+±]?\d\.\d+", narrow)) == Counter(re.findall(r"[-+±]?\d\.\d+", tables)), (
                 columns
             )
+
+
+def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same methods once each, crop reading the end alone; in the JSON, on the page, resumed to the same numbers."""
+    model = write_checkpoint(tmp_path / "long", dataclasses.replace(ROPE, max_position_embeddings=512))
+    text.write_text(TEXT * 4)
+    out, report = tmp_path / "out.json", tmp_path / "report"
+    arguments = (
+        model, "--target", 1024, "--text", text, "--windows", 1, "--methods", "ntk,dynamic,dca,crop",
+        "--retrieval", "passkey", "--retrieval-lengths", "600,1024", "--retrieval-samples", 1,
+    )  # fmt: skip
+    assert doctor(*arguments, "--json", out, "--report", report) == 0
+    shown = capsys.readouterr()
+    assert "Retrieval: passkey, part found" in shown.out
+    assert "Chance finds 12.5%." in shown.out
+    found = json.loads(out.read_text())
+    results = found["retrieval"]["results"]
+    assert Counter(row["method"] for row in results) == {"plain": 10, "ntk": 10, "dca": 10, "crop": 10}
+    assert finite_or_null(found)
+    page = (report / "index.html").read_text()
+    assert "passkey" in page
+    assert doctor(*arguments, "--json", out, "--resume") == 0
+    assert "examples)" not in capsys.readouterr().err
+    assert json.loads(out.read_text())["retrieval"]["results"] == results
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--retrieval", "needles"), "unknown task"),
+        (("--retrieval", "passkey", "--retrieval-lengths", "many"), "whole numbers with commas"),
+        (("--retrieval", "all", "--retrieval-lengths", "20"), "no retrieval task fits"),
+        (("--retrieval", "passkey", "--scoring", "guess"), "scoring"),
+    ],
+)
+def test_bad_retrieval_is_a_message(
+    checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    """Status 2, and no traceback."""
+    assert doctor(checkpoint, "--text", text, "--windows", 1, "--methods", "pi", *arguments) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+    assert "[1/" not in shown  # before the hours of work, not after

@@ -100,3 +100,11 @@ def test_whatever_the_numbers_the_rule_holds(data: st.DataObject, windows: int) 
         cost = sum(a - b for a, b in zip(within[standing.name], within["plain"], strict=True)) / windows
         if cost > TOLERATED + 1e-9:
             assert standing.name not in affordable
+
+
+def test_what_forgets_is_never_recommended() -> None:
+    """StreamingLLM lowers the loss as crop does: by not seeing what is far."""
+    within = {name: [3.0] for name in ("plain", "yarn", "streaming", "crop")}
+    beyond = {"plain": [6.0], "yarn": [3.4], "streaming": [3.0], "crop": [3.1]}
+    found = recommend(within, beyond)
+    assert (found.method, found.best_name, found.beats_crop) == ("yarn", "yarn", False)

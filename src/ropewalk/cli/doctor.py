@@ -41,7 +41,15 @@ def doctor(
             help="Names with commas, or all: those in attention as well [default: those that a config can hold, crop].",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws the windows' places.")] = 0,
+    retrieval: Annotated[
+        str | None, typer.Option(help="Also ask for what lies far back: all, or passkey, niah_single, ... with commas.")
+    ] = None,
+    retrieval_lengths: Annotated[
+        str | None, typer.Option(help="Its lengths, with commas [default: from half the trained length to the target].")
+    ] = None,
+    retrieval_samples: Annotated[int, typer.Option(help="Its examples for each task, length and depth.")] = 10,
+    scoring: Annotated[str, typer.Option(help="choice (log-probability against distractors) or generate.")] = "choice",
+    seed: Annotated[int, typer.Option(help="Draws the windows' places and the examples.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write index.html and figures into this folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the same run was stopped.")] = False,
@@ -57,9 +65,12 @@ def doctor(
     from rich.console import Console
 
     from ropewalk.cli.command_line import command_line
+    from ropewalk.cli.doctor_retrieval import asked as asked_retrieval
+    from ropewalk.cli.doctor_retrieval import measure as measure_retrieval
+    from ropewalk.cli.doctor_retrieval import show as show_retrieval
     from ropewalk.cli.tables import difference_tables, loss_tables, print_inspection
     from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
-    from ropewalk.context.output import check_writable
+    from ropewalk.context.output import check_writable, finite
     from ropewalk.context.protocol import Protocol
     from ropewalk.context.report import answer_lines, config_changes, document, run_time_changes, shared_sentences
     from ropewalk.context.sources import read_source, read_text
@@ -100,6 +111,17 @@ def doctor(
     console.print(f"\n{protocol.sentence()}", markup=False, highlight=False)
     if taken_up:
         console.print(f"Resumed: {taken_up} measurements were there already.", highlight=False)
+    retrieving = None
+    if retrieval is not None:
+        retrieving = asked_retrieval(
+            decoder,
+            work,
+            tasks=retrieval,
+            lengths=retrieval_lengths,
+            samples=retrieval_samples,
+            scoring=scoring,
+            text=texts[0],
+        )
     at_once = fitting_workers(decoder, protocol.target, len(work.jobs)) if workers is None else workers
     with _stoppable(kept, work), _progress(work) as (begin, advance):
         measurement = run(decoder, chosen, work, kept, chunk=chunk, workers=at_once, begin=begin, advance=advance)
@@ -120,9 +142,24 @@ def doctor(
     elif answer.method not in (None, "plain"):
         pasted = json.dumps(config_changes(answer.method, measurement), indent=2)
         console.print(f"For the checkpoint's config.json:\n{pasted}", markup=False, highlight=False, soft_wrap=True)
+    found_back = None
+    if retrieving is not None:
+        with _stopping("The examples so far are kept"):
+            found_back = measure_retrieval(
+                decoder,
+                work,
+                retrieving,
+                text=texts[0],
+                state=None if kept.path is None else kept.path.with_suffix(".retrieval.json"),
+                resume=resume,
+                chunk=chunk,
+            )
+        show_retrieval(console, found_back)
     environment = _environment(dtype, device, chunk, decoder)
     environment["command"] = command_line(context, leave_out=("json_file", "report", "resume", "state"))
     written = document(found.name, measurement, audits, findings, environment=environment)
+    if found_back is not None:
+        written["retrieval"] = finite(found_back.to_json())
     if json_file is not None:
         _write(json_file, json.dumps(written, indent=1, allow_nan=False) + "\n")
     if report is not None:
@@ -154,6 +191,16 @@ def _load(model: str, dtype: str, device: str) -> Any:
             cure="Put its tokenizer.json beside the weights.",
         )
     return decoder.to(place)
+
+
+@contextmanager
+def _stopping(said: str) -> Iterator[None]:
+    """Ctrl-C ends the run with status 130 and a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nStopped. {said}; run the same command with --resume to go on.\n")
+        raise typer.Exit(130) from None
 
 
 @contextmanager

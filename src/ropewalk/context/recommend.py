@@ -10,6 +10,7 @@ from ropewalk.context.statistics import over_windows
 from ropewalk.errors import RopeError
 
 TOLERATED = 0.05  # nats that a method may cost within the trained length
+FORGETTING = ("crop", "streaming")  # lower a loss by not seeing what is far: baselines, never recommended
 Interval = tuple[float, float] | None
 
 
@@ -63,8 +64,8 @@ def recommend(within: Mapping[str, Sequence[float]], beyond: Mapping[str, Sequen
 
     **Returns:** a `Recommendation`. A method is affordable if the upper end of its paired 95 % interval to plain
     within the trained length is at most 0.05 nats (with one window: if the mean is). Among affordable methods but
-    `crop`, the lowest mean beyond wins, the earlier named on a tie. It beats crop if the paired interval lies below
-    zero (with one window: if the mean does).
+    those that forget (`crop`, `streaming`), the lowest mean beyond wins, the earlier named on a tie. It beats crop if
+    the paired interval lies below zero (with one window: if the mean does).
     **Raises:** `RopeError` if plain is missing or the windows differ in number.
 
     >>> recommend({"plain": [3.0], "pi": [3.5], "yarn": [3.02]}, {"plain": [6.0], "pi": [3.1], "yarn": [3.3]}).method
@@ -78,7 +79,7 @@ def recommend(within: Mapping[str, Sequence[float]], beyond: Mapping[str, Sequen
             reason="The target lies within the trained length: nothing is extended, so nothing is recommended.",
             standings=standings,
         )
-    rivals = [standing for standing in standings if standing.name != "crop"]
+    rivals = [standing for standing in standings if standing.name not in FORGETTING]
     best = min((standing for standing in rivals if standing.affordable), key=_beyond)
     return _against_crop(best, rivals, standings, beyond, windows=len(within["plain"]))
 

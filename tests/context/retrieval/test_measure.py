@@ -234,3 +234,14 @@ def test_the_tasks_that_fit() -> None:
     """The longer the input, the more of them."""
     assert fitting_tasks(tokenizer(), 600, text=TEXT) == ("passkey", "niah_single", "niah_multikey", "cwe")
     assert fitting_tasks(tokenizer(), 2000, text=TEXT) == TASKS
+
+
+def test_crop_reads_the_end_alone(asked: list[Example]) -> None:
+    """The last tokens of the very examples that the others read, room for the answer kept."""
+    run({"plain": decoder, "crop": decoder}, crop={"crop": 200})
+    whole, ends = asked[: len(asked) // 2], asked[len(asked) // 2 :]
+    for one, end in zip(whole, ends, strict=True):
+        assert end.tokens == 200
+        assert end.input_ids == one.input_ids[-len(end.input_ids) :]
+        assert end.choices == one.choices
+    assert whole[0].cropped(10_000) == whole[0]

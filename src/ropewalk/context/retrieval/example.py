@@ -42,6 +42,11 @@ class Example:
         """Tokens of the input and the longest thing that is put after it."""
         return len(self.input_ids) + max(self.new_tokens, *(len(choice) for choice in self.choices))
 
+    def cropped(self, tokens: int) -> Example:
+        """Its end alone, so that it has at most `tokens` with what is put after it; needles before that are lost."""
+        kept = max(1, tokens - (self.tokens - len(self.input_ids)))
+        return dataclasses.replace(self, input_ids=self.input_ids[-kept:])
+
     @property
     def equal_tokens(self) -> bool:
         """Whether all choices have the same number of tokens."""

@@ -52,6 +52,7 @@ def measure_retrieval(
     haystack: str | None = None,
     scoring: str = "choice",
     trained_length: int | None = None,
+    crop: Mapping[str, int] | None = None,
     state: Path | None = None,
     resume: bool = False,
     chunk: int = CHUNK,
@@ -68,6 +69,7 @@ def measure_retrieval(
     - `text`: (name, contents), as `read_text` gives it; None: Moby Dick. `haystack`: as for `make_tasks`.
     - `scoring`: "choice" (the answer's log-probability against distractors) or "generate" (a greedy completion).
     - `trained_length`: tokens; only named in the protocol, for figures.
+    - `crop`: methods that read only the last so many tokens of an example, as who forgets the beginning does.
     - `state`: a file that keeps each outcome; with `resume` what it holds is taken up, else it is begun anew.
     - `chunk`: tokens of one forward. `begin` is called before each cell with examples due, `advance` with tokens as
       they go through. A KeyboardInterrupt passes through: what was done by then is in the state.
@@ -91,11 +93,8 @@ def measure_retrieval(
     )  # fmt: skip
     if not methods:
         raise RopeError("retrieval: no method is given.", facts={"methods": methods}, cure="Name at least one.")
-    need("scipy.stats", extra="cli")
-    made = make_tasks(protocol.tasks, contents, haystack=haystack)
-    cells = tuple(protocol.cells(made))
+    made, cells = prepare(protocol, tokenizer, contents)
     by_name = {task.name: task for task in made}
-    _check_fit(tokenizer, protocol, cells, by_name)
     kept = RetrievalState(state, examples_fingerprint(tokenizer, contents, protocol))
     if resume:
         kept.resume()
@@ -125,6 +124,8 @@ def measure_retrieval(
                 example = by_name[cell.task].make(
                     tokenizer, cell.length, cell.depth or 0.0, protocol.draws(cell, sample)
                 )
+                if crop is not None and method in crop:
+                    example = example.cropped(crop[method])
                 found = is_found(model, tokenizer, example, scoring=scoring, chunk=chunk, advance=advance)
                 kept.add(method, cell, found)
     return RetrievalMeasurement(
@@ -132,6 +133,17 @@ def measure_retrieval(
         outcomes={method: {cell: tuple(kept.found(method, cell)) for cell in cells} for method in methods},
         choices={task.name: task.choices for task in made},
     )
+
+
+def prepare(
+    protocol: RetrievalProtocol, tokenizer: TextTokenizer, contents: str
+) -> tuple[tuple[Task, ...], tuple[Cell, ...]]:
+    """The protocol's tasks and cells on a text; raises `RopeError` for all that would stop a run, before any work."""
+    need("scipy.stats", extra="cli")
+    made = make_tasks(protocol.tasks, contents, haystack=protocol.haystack)
+    cells = tuple(protocol.cells(made))
+    _check_fit(tokenizer, protocol, cells, {task.name: task for task in made})
+    return made, cells
 
 
 def _check_fit(
