@@ -430,7 +430,7 @@ def test_answer_objective_is_the_answers_loss() -> None:
 
 
 def test_the_readme_quotes_the_record() -> None:
-    """The search's gain on its own text and on another book, with the interval, as recorded; and the record is whole."""
+    """The gain on the search's own text and on another book, with its interval, as recorded."""
     root = Path(__file__).parents[2]
     record = json.loads((root / "benchmarks/results/search-tiny.json").read_text())
     held = record["held_out"]
