@@ -72,8 +72,12 @@ def loss_by_position(
                 )
         if any(band is not None for bands in (intervals or {}).values() for band in bands):
             figure.supxlabel(
-                "bars: 95 % interval of the paired difference to plain", fontsize=8, color=QUIET, x=0.01, ha="left"
+                "bands: 95 % interval of the paired difference to plain", fontsize=8, color=QUIET, x=0.01, ha="left"
             )
+        means = [value for values in losses.values() for value in values]
+        room = 0.25 * (max(means) - min(means)) or 1.0
+        low, high = axes.get_ylim()  # a few windows give bands so wide that the curves would lie flat
+        axes.set_ylim(max(low, min(means) - room), min(high, max(means) + room))
         axes.set_title(title)
         axes.set_xlabel("position in the window (tokens)")
         axes.set_ylabel("loss (nats per token)")

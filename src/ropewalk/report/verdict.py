@@ -31,8 +31,6 @@ def verdict(document: Document) -> str:
             f"per token beyond the trained length at a small enough cost within it; {against}."
         )
     how = "keep its own scaling" if name == "as-is" else f"use {name}"
-    if name == "streaming":
-        how += ", which does not see the oldest tokens either"
     interval = chosen["difference_beyond_ci"]
     sure = "" if interval is None or interval[1] < 0 else " (not shown to be a real difference)"
     return (
