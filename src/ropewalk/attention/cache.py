@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ropewalk.attention.masks import Layout, real_tokens
+from ropewalk.attention.masks import Layout, SlotTables, real_tokens
 from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
@@ -94,6 +94,7 @@ class KVCache:
                 facts={"ropes": self.ropes},
                 cure="Pass the length that the sequence will have in the end: seq_len=prompt + new tokens.",
             )
+        self._slot_tables = None if rotated else SlotTables()
         self._capacity = 0
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -155,6 +156,7 @@ class KVCache:
         self._refuse_outgrowing(lengths)
         total = max(lengths)
         layout = Layout(batch, seq, self.device, total=total, cached=True, lengths=lengths, unrotated=not self.rotated)
+        layout.slot_tables = self._slot_tables
         if real is None and len(set(self._lengths)) == 1:
             layout.start = self._lengths[0]
         else:
@@ -165,6 +167,7 @@ class KVCache:
         if total > self._capacity:
             wanted = total + max(0, self._capacity // 8 if self._capacity else 0)
             self.reserve(math.ceil(wanted / self.step) * self.step)
+        layout.room = self._capacity
         return layout
 
     def write(

@@ -106,7 +106,13 @@ def _tables_of_slots(
             facts={"position_ids": position_ids, "seq_len": seq_len, "axes": rotary.config.num_axes},
             cure="Leave position_ids out, give one seq_len for all rows, or make the cache with rotated=True.",
         )
-    cos, sin = rotary.cos_sin(torch.arange(layout.total, device=layout.device), seq_len, dtype=dtype)
+
+    def make(slots: int) -> tuple[Tensor, Tensor]:
+        return rotary.cos_sin(torch.arange(slots, device=layout.device), seq_len, dtype=dtype)
+
+    length = None if seq_len is None else int(seq_len)
+    assert layout.slot_tables is not None, "a cache of unrotated keys has them"
+    cos, sin = layout.slot_tables.of((rotary.config, length, dtype), layout.total, layout.room, make)
     slots = layout.position_ids()
     return RotaryTables(cos[slots], sin[slots], rotary.attention_factor_at(seq_len), (cos, sin))
 

@@ -41,6 +41,23 @@ class Visibility:
         return self._additive[dtype]
 
 
+class SlotTables:
+    """cos and sin of a cache's slots under each rule that reads its keys: made once for all the room that it has."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, tuple[int, tuple[Tensor, Tensor]]] = {}
+
+    def of(
+        self, rule: object, total: int, room: int, make: Callable[[int], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Tables of the first `total` slots; `make` gives so many, and `rule` holds all that they depend on."""
+        held, tables = self._made.get(rule, (0, None))
+        if tables is None or held < total:
+            held, tables = max(total, room), make(max(total, room))
+            self._made[rule] = held, tables
+        return tables[0][:total], tables[1][:total]
+
+
 @dataclass(eq=False)
 class Layout:
     """Where the tokens of one call lie in their rows; built once per forward and shared by the layers.
@@ -57,9 +74,13 @@ class Layout:
     """Slot of the first token, where every row has the same."""
     total: int = 0
     """How many keys each query is held against."""
+    room: int = 0
+    """How many the cache has room for."""
     cached: bool = False
     unrotated: bool = False
     """Whether the cache keeps its keys unrotated."""
+    slot_tables: SlotTables | None = None
+    """The cache's own tables of its slots, where it keeps its keys unrotated."""
     slots: Tensor | None = None
     """int64 `[batch, seq]`, at least 0; None: `start .. start + seq - 1` in every row."""
     real: Tensor | None = None

@@ -93,6 +93,22 @@ class Remap:
         assert self._rotary is not None
         return self._rotary.cos_sin(rule(index), self._seq_len, dtype=self.exact)
 
+    def _key_tables(self, number: int, rule: Rule) -> tuple[Tensor, Tensor]:
+        """Of every key; a cache's are made once for all its slots."""
+        kept = self.layout.slot_tables
+        if kept is None:
+            return self._tables(rule, self.keys)
+        assert self._rotary is not None
+        length = None if self._seq_len is None else int(self._seq_len)
+        whole = (self._rotary.config, length, self.exact, self.extension, number)
+        device = self.layout.device
+        return kept.of(
+            whole,
+            self.layout.total,
+            self.layout.room,
+            lambda slots: self._tables(rule, torch.arange(slots, device=device)),
+        )
+
     def turned_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
         """The queries `begin .. end - 1` of `[batch, heads, seq, head_dim]` as one region turns them."""
         cos, sin = self.once(("q", number), lambda: self._tables(self.regions[number].query, self.index))
@@ -104,7 +120,7 @@ class Remap:
         assert self._rotary is not None
         if rule is None and self._rotary.attention_factor_at(self._seq_len) == 1:
             return chosen
-        cos, sin = self.once(("k", number), lambda: self._tables(rule or torch.zeros_like, self.keys))
+        cos, sin = self.once(("k", number), lambda: self._key_tables(number, rule or torch.zeros_like))
         return self._turn(chosen, (cos[..., first:last, :], sin[..., first:last, :]))
 
     def spans(self, number: int, begin: int, end: int) -> list[Span]:
