@@ -18,7 +18,7 @@ from ropewalk.extend.export import check_out, export, write_weights
 from ropewalk.extend.hub import INEXPRESSIBLE, hub_rope
 from ropewalk.models.checkpoint import save
 from ropewalk.models.decoder import Decoder, DecoderConfig
-from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
+from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, YaRN
 from tests.extend.material import FAMILIES, LENGTHS, TARGET, TRAINED, checkpoint, furthest, token_ids
 from tests.models.material import write_gguf
 
@@ -223,6 +223,15 @@ def test_ropes_that_no_block_says_are_refused() -> None:
         hub_rope((follows,), "phimoe", **HOW)
     with pytest.raises(RopeError, match="no layer has a rope"):
         hub_rope((None, None), "none", **HOW)
+
+
+def test_a_block_that_reads_back_otherwise_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were `to_hf` wrong about a rule, its frequencies would tell: divisors are written in its place."""
+    rope = RopeConfig(8, interleaved=False, scaling=Linear(4.0), max_position_embeddings=TRAINED)
+    monkeypatch.setattr(RopeConfig, "to_hf", lambda self: {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.001})
+    found = hub_rope((rope,), "pi", **HOW)
+    assert found.parameters["rope_type"] == "longrope"
+    assert found.parameters["long_factor"] == pytest.approx([4.0] * 4)
 
 
 def test_an_extension_in_attention_is_refused_and_kept_natively(tmp_path: Path) -> None:
