@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import ropewalk as rw
 from ropewalk.attention import remap
 from ropewalk.attention.attention import Attention
+from ropewalk.attention.call import arrange, rotary_tables
 from ropewalk.attention.extension import (
     DroPE,
     DualChunk,
@@ -31,6 +32,7 @@ from tests.attention.oracle import turn
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 ROPE = rw.RopeConfig(head_dim=HEAD_DIM, interleaved=False)
+DYNAMIC = replace(ROPE, scaling=DynamicNTK(1.0), max_position_embeddings=4)
 EXTENSIONS: list[Extension] = [
     ReRoPE(window=5),
     ReRoPE(window=7, leak=0.25, log_n=9),
@@ -366,9 +368,50 @@ def test_impossible_uses_are_refused():
         model(ids, position_ids=torch.arange(6))
     with pytest.raises(rw.RopeError, match="causal"):
         Attention(32, HEADS, rope=ROPE, causal=False, extension=ReRoPE(window=4))
-    dynamic = replace(ROPE, scaling=DynamicNTK(1.0), max_position_embeddings=4)
-    with pytest.raises(rw.RopeError, match="one"):
-        model.with_rope(dynamic)(ids, seq_len=torch.tensor([6, 12]))
+    with pytest.raises(rw.RopeError, match="follow one `seq_len`"):
+        model.with_rope(DYNAMIC)(ids, seq_len=torch.tensor([6, 12]))
+    with pytest.raises(rw.RopeError, match="cannot go alone"):
+        model.with_rope(None)
+    layer = make_layer(ReRoPE(window=4))
+    layout = arrange(torch.zeros(1, 6, 24), None, None, None, where="test")
+    tables = rotary_tables(layer.rotary, layout, None, None)
+    with pytest.raises(rw.RopeError, match="rotate twice"):
+        layer(torch.zeros(1, 6, 24, dtype=torch.float64), layout=layout, tables=tables)
+    ready = remap.Remap(layer.rotary, ReRoPE(window=4), layout, None, None, torch.float64)
+    with pytest.raises(rw.RopeError, match="would be ignored"):
+        layer(torch.zeros(1, 6, 24, dtype=torch.float64), remap=ready, position_ids=torch.arange(6))
+
+
+@pytest.mark.parametrize("extension", [LogN(trained_length=5), DroPE(factor=2.0)], ids=repr)
+def test_what_remaps_nothing_takes_a_length_for_each_row(extension):
+    """Frequencies may follow each row's own length, in a forward and in generation."""
+    model = make_model(None).with_rope(DYNAMIC).with_extension(extension)
+    ids, lengths = torch.randint(0, 50, (2, 12)), torch.tensor([12, 30])
+    with torch.no_grad():
+        both = model(ids, seq_len=lengths)
+        for row, length in enumerate(lengths.tolist()):
+            torch.testing.assert_close(both[row : row + 1], model(ids[row : row + 1], seq_len=length))
+    assert len(generate(model, [[1, 2, 3], [4, 5]], max_new_tokens=4, temperature=0.0)) == 2
+
+
+def test_rows_that_agree_on_a_length_have_one():
+    """A tensor of equal lengths is as good as an int."""
+    model, ids = make_model(ReRoPE(window=4)).with_rope(DYNAMIC), torch.randint(0, 50, (2, 12))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, seq_len=torch.tensor([20, 20])), model(ids, seq_len=20))
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
+def test_one_graph_serves_every_length(extension):
+    """Export with the length left open; the graph computes what the eager layer does."""
+    layer = make_layer(extension, torch.float32)
+    example = torch.randn(1, 12, 24)
+    seq = torch.export.Dim("seq", min=2, max=64)
+    exported = torch.export.export(layer, (example,), dynamic_shapes={"hidden_states": {1: seq}})
+    for length in (5, 12, 40):
+        x = torch.randn(1, length, 24)
+        with torch.no_grad():
+            torch.testing.assert_close(exported.module()(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
 def test_impossible_drops_are_refused():

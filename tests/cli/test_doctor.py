@@ -300,7 +300,13 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
     assert "Chance finds 12.5%." in shown.out
     found = json.loads(out.read_text())
     results = found["retrieval"]["results"]
-    assert Counter(row["method"] for row in results) == {"plain": 10, "ntk": 10, "dca": 10, "crop": 10}
+    assert Counter(row["method"] for row in results) == {
+        "plain": 10,
+        "ntk": 10,
+        "dynamic": 10,
+        "dca": 10,
+        "crop": 10,
+    }  # dynamic is ntk at the target alone
     assert finite_or_null(found)
     page = (report / "index.html").read_text()
     assert "passkey" in page

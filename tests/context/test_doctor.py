@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -332,3 +333,30 @@ def test_workers_fit_cores_jobs_and_memory() -> None:
     assert fitting_workers(model, 64, 100) == torch.get_num_threads()
     assert fitting_workers(model, 64, 1) == 1
     assert fitting_workers(model, 2**25, 100) == 1
+
+
+def test_a_models_own_extension_is_measured_as_is() -> None:
+    """What was extended in attention is measured as it is, beside its plain self."""
+    from ropewalk.attention.extension import ReRoPE
+
+    extended = tiny_decoder().with_extension(ReRoPE(window=8))
+    work = plan(extended, protocol(), None, State(None, ""))
+    assert work.methods[:2] == ("plain", "as-is")
+    assert work.extensions["as-is"] == (ReRoPE(window=8),) * 2
+    assert work.extensions["plain"] == (None, None)
+
+
+def test_threads_are_as_before_after_several_workers() -> None:
+    """Also those that begin later."""
+    model, of, state = tiny_decoder(), protocol(windows=2), State(None, "")
+    windows, before = take_windows(random_ids(200).tolist(), of), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        run(model, windows, plan(model, of, ["pi"], state), state, workers=3)
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert (torch.get_num_threads(), later) == (3, [3])
+    finally:
+        torch.set_num_threads(before)

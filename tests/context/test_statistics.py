@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -60,3 +62,10 @@ def test_few_windows_take_students_t() -> None:
     assert over_windows([1.0, 2.0, 4.0]) == mean_and_interval([1.0, 2.0, 4.0])
     assert over_windows([1.0, 2.0, 4.0, 1.0, 3.0]) != mean_and_interval([1.0, 2.0, 4.0, 1.0, 3.0])
     assert over_windows([2.0]) == (2.0, None)
+
+
+def test_values_that_differ_in_their_last_bits_have_a_finite_interval() -> None:
+    """The bootstrap's acceleration is then nought over nought."""
+    _, interval = over_windows([1 + 1e-15, 1.0, 1.0, 1.0, 1 - 1e-15])
+    assert interval is not None
+    assert all(map(math.isfinite, interval))

@@ -144,6 +144,13 @@ class Attention(nn.Module):
                 facts={"rope.head_dim": config.head_dim, "head_dim": self.head_dim},
                 cure="RopeConfig(head_dim=...) must be the size of one head; rotary_dim may be smaller.",
             )
+        held = getattr(self, "extension", None)
+        if config is None and held is not None and held.remaps:
+            raise RopeError(
+                "Attention: the layer's extension remaps the positions of a rope, so the rope cannot go alone.",
+                facts={"extension": held},
+                cure="First set_extension(None), or model.with_extension(None).",
+            )
         self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
 
     def set_extension(self, extension: Extension | None) -> None:
@@ -207,7 +214,14 @@ class Attention(nn.Module):
             {"layout": layout, "attention_mask": attention_mask, "document_ids": document_ids},
             {"tables": tables, "position_ids": position_ids, "seq_len": seq_len},
             {"places": places, "position_ids": position_ids},
+            {"remap": remap, "position_ids": position_ids, "seq_len": seq_len},
         )
+        if tables is not None and self.extension is not None and self.extension.remaps:
+            raise RopeError(
+                "Attention: this layer's extension has tables of its own, so `tables` would rotate twice.",
+                facts={"extension": self.extension},
+                cure="Leave `tables` out, or pass a `Remap`.",
+            )
         if cache is not None and not self.causal:
             raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
         if cache is not None and layout is None:

@@ -84,7 +84,12 @@ def log_n(index: Tensor, trained_length: int) -> Tensor:
 
     Source: Su 2021, "Entropy invariance of softmax"; as ReRoPE's reference code has it.
     """
-    return ((index.double() + 1).log() / math.log(trained_length)).clamp(min=1.0)
+    return ((_real(index) + 1).log() / math.log(trained_length)).clamp(min=1.0)
+
+
+def _real(index: Tensor) -> Tensor:
+    """In float64; in float32 on MPS, which has no other."""
+    return index.to(torch.float32 if index.device.type == "mps" else torch.float64)
 
 
 @dataclass(frozen=True)
@@ -162,9 +167,7 @@ class ReRoPE(Extension):
         near, far = _near_and_far(window)
         if not leak:
             return near, far._replace(query=lambda m: torch.full_like(m, window), key=None)
-        return near, far._replace(
-            query=lambda m: leak * m.double() + (1 - leak) * window, key=lambda n: leak * n.double()
-        )
+        return near, far._replace(query=lambda m: leak * _real(m) + (1 - leak) * window, key=lambda n: leak * _real(n))
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
         return 1.0 if self.log_n is None else log_n(index, self.log_n)

@@ -51,14 +51,15 @@ class Remap:
     ) -> None:
         self.extension, self.layout = extension, layout
         self._rotary = rotary
-        self._seq_len = seq_len if rotary is not None and rotary.config.needs_seq_len else None
+        follows = extension.remaps and rotary is not None and rotary.config.needs_seq_len
+        self._seq_len = _one_length(seq_len) if follows else None
         if position_ids is not None:
             raise RopeError(
                 "Attention: an extension counts each row's tokens itself.",
                 facts={"position_ids": position_ids, "extension": extension},
                 cure="Leave `position_ids` out; pass an attention_mask or document_ids for rows that differ.",
             )
-        if isinstance(self._seq_len, Tensor) and self._seq_len.ndim:
+        if isinstance(self._seq_len, Tensor):
             raise RopeError(
                 "Attention: under an extension all rows of a call share one rule, so frequencies follow one `seq_len`.",
                 facts={"seq_len": seq_len, "extension": extension},
@@ -152,6 +153,14 @@ def _masked_span(low: Tensor, high: Tensor, first: int, last: int) -> Span:
     return Span(first, last, mask | none[:, None], none)  # such rows see all, finite, and count for nothing
 
 
+def _one_length(seq_len: SeqLen | None) -> SeqLen | None:
+    """A length of all rows as an int, where they agree."""
+    if not isinstance(seq_len, Tensor):
+        return seq_len
+    rows = set(seq_len.flatten().tolist())
+    return int(rows.pop()) if len(rows) == 1 else seq_len
+
+
 def attend_remapped(q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0) -> Tensor:
     """Attention under an extension; q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]` unrotated.
 
@@ -234,8 +243,9 @@ def attend_remapped_openly(
         turned.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
     wide = values.repeat_interleave(groups, 1).to(remap.exact)
     outs, weights = [], []
-    for begin in range(0, seq, OPEN_BLOCK):
-        end = min(begin + OPEN_BLOCK, seq)
+    # a compiler gets one block: a loop over blocks would make a graph of its own for every length
+    edges = [0, seq] if torch.compiler.is_compiling() else [*range(0, seq, OPEN_BLOCK), seq]
+    for begin, end in pairwise(edges):
         scores = torch.full((), float("-inf"), dtype=remap.exact, device=q.device)
         index = remap.index[..., begin:end, None]
         for number, (region, near) in enumerate(zip(remap.regions, turned, strict=True)):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ropewalk.context.doctor import Plan
+    from ropewalk.context.methods import Ropes
     from ropewalk.context.retrieval.measure import RetrievalJob
     from ropewalk.context.retrieval.protocol import RetrievalProtocol
     from ropewalk.context.retrieval.result import RetrievalMeasurement
@@ -109,7 +110,7 @@ def measure(
     models = {
         name: lambda name=name: under(decoder, work.ropes[name], work.extensions[name])
         for name in work.methods
-        if name not in work.same_as
+        if name not in work.same_as or _follows_length(work.ropes[name])
     }
     assert decoder.tokenizer is not None, "the doctor refuses models without one"
     with _progress() as (begin, advance):
@@ -130,6 +131,11 @@ def measure(
             begin=begin,
             advance=advance,
         )
+
+
+def _follows_length(ropes: Ropes) -> bool:
+    """Whether its frequencies are another method's at the target alone, and examples are shorter."""
+    return any(rope is not None and rope.needs_seq_len for rope in ropes)
 
 
 def show(console: Console, found: RetrievalMeasurement) -> None:

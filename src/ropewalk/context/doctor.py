@@ -138,7 +138,7 @@ def plan(model: Decoder, protocol: Protocol, methods: Sequence[str] | None, stat
     Raises `RopeError` for a method that is unknown or does not apply.
     """
     trained, target = protocol.trained_length, protocol.target
-    chosen = chosen_methods(methods, model.config.ropes, trained_length=trained, target=target)
+    chosen = chosen_methods(methods, model.config, trained_length=trained, target=target)
     if "crop" in chosen and (target <= trained or trained < 2):
         raise RopeError(
             "doctor: crop differs from plain only beyond the trained length.",

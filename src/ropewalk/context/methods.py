@@ -163,7 +163,9 @@ def under(model: Decoder, ropes: Ropes, extensions: Extensions) -> Decoder:
     return model.with_extension(None).with_rope(ropes).with_extension(extensions)
 
 
-def chosen_methods(asked: Sequence[str] | None, ropes: Ropes, *, trained_length: int, target: int) -> tuple[str, ...]:
+def chosen_methods(
+    asked: Sequence[str] | None, config: DecoderConfig, *, trained_length: int, target: int
+) -> tuple[str, ...]:
     """The methods of a run, in order, `plain` among them (differences are paired to it).
 
     `asked` names methods, separated by commas or one by one; "all" is every method that applies as it stands, those
@@ -171,7 +173,7 @@ def chosen_methods(asked: Sequence[str] | None, ropes: Ropes, *, trained_length:
     """
     words = [word.strip() for given in asked or () for word in given.split(",") if word.strip()]
     if not words:
-        return default_methods(ropes, trained_length=trained_length, target=target)
+        return default_methods(config, trained_length=trained_length, target=target)
     named = {"plain", *words} - {"all"}
     unknown = sorted(named - set(METHODS))
     if unknown:
@@ -181,16 +183,16 @@ def chosen_methods(asked: Sequence[str] | None, ropes: Ropes, *, trained_length:
             cure=f"Choose from all, {', '.join(METHODS)}.",
         )
     if "all" in words:
-        named |= set(default_methods(ropes, trained_length=trained_length, target=target))
+        named |= set(default_methods(config, trained_length=trained_length, target=target))
         named |= {name for name in IN_ATTENTION if name in ZERO_SHOT and target > trained_length}
     return tuple(name for name in METHODS if name in named)
 
 
-def default_methods(ropes: Ropes, *, trained_length: int, target: int) -> tuple[str, ...]:
-    """Every method that a config can hold, and crop: `as-is` only where the checkpoint carries a scaling of its own,
-    and nothing but it and `plain` where the target is within the trained length."""
-    present = [rope for rope in ropes if rope is not None]
-    scaled = any(unscaled(rope) != rope for rope in present)
+def default_methods(config: DecoderConfig, *, trained_length: int, target: int) -> tuple[str, ...]:
+    """Every method that a config can hold, and crop: `as-is` only where the checkpoint carries a scaling or an
+    extension of its own, and nothing but it and `plain` where the target is within the trained length."""
+    present = [rope for rope in config.ropes if rope is not None]
+    scaled = any(unscaled(rope) != rope for rope in present) or any(config.extensions)
     proportional = any(isinstance(rope.scaling, Proportional) for rope in present)
     kept = ["plain"] + (["as-is"] if scaled else [])
     if target > trained_length:

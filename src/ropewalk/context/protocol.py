@@ -115,7 +115,7 @@ class Protocol:
         return self.windows * len(self.texts)
 
     def starts(self, tokens: int, text: int = 0) -> tuple[int, ...]:
-        """The first token of each window in the text of that number: disjoint, every placement equally likely.
+        """The first token of each window in the text of that number: disjoint, with gaps drawn at random.
 
         >>> Protocol.choose(trained_length=4, text="t", target=8, windows=3, seed=1).starts(30)
         (2, 11, 21)

@@ -84,6 +84,8 @@ def over_windows(values: Sequence[float]) -> tuple[float, tuple[float, float] | 
         method="BCa",
         rng=np.random.default_rng(0),
     ).confidence_interval
+    if not (math.isfinite(found.low) and math.isfinite(found.high)):
+        return mean_and_interval(values)  # values that differ in their last bits alone
     return mean, (float(found.low), float(found.high))
 
 

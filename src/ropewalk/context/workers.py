@@ -52,7 +52,8 @@ def each(
         for job in jobs:
             keep(job, measure(job))
         return
-    cores = max(1, torch.get_num_threads() // workers)
+    all_cores = torch.get_num_threads()
+    cores = max(1, all_cores // workers)
     waiting: dict[Future[ResultT], JobT] = {}
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(cores,)) as pool:
@@ -70,3 +71,5 @@ def each(
             if done.done() and not done.cancelled() and done.exception() is None:
                 keep(job, done.result())
         raise
+    finally:
+        torch.set_num_threads(all_cores)  # what a worker sets is also where every later thread begins
