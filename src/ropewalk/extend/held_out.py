@@ -133,7 +133,8 @@ def held_out(
       folder, in which it has a file of its own.
     - `begin` is told before each window its number, the name measured and None; `advance` the tokens done.
 
-    **Raises:** `RopeError` where the windows do not fit the search, or a loss is not finite.
+    **Raises:** `RopeError` where the windows do not fit the search, a loss is not finite, or `state_path` is a file
+    that holds something else.
     """
     space = result.space
     if windows.ndim != 2 or not len(windows) or windows.shape[1] != space.target:
@@ -150,6 +151,8 @@ def held_out(
     state = State(place, fingerprint)
     if resume:
         state.resume()
+    else:
+        state.begin()
     count = 0
     for index, ids in enumerate(windows):
         for name, factors in points.items():
