@@ -137,6 +137,15 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path, asked: list[Example])
             run(state=path, resume=True, **change)
     with pytest.raises(RopeError, match="of another model"):
         run({"plain": lambda: decoder(initializer_range=0.2)}, state=path, resume=True)
+    with pytest.raises(RopeError, match="cropped otherwise"):
+        run(state=path, resume=True, crop={"plain": 200})
+    cropped = tmp_path / "cropped.json"
+    run(state=cropped, crop={"plain": 200})
+    with pytest.raises(RopeError, match="cropped otherwise"):
+        run(state=cropped, resume=True, crop={"plain": 300})
+    del asked[:]
+    run(state=cropped, resume=True, crop={"plain": 200, "another": 300})
+    assert asked == []
     path.write_text(path.read_text()[:60])
     with pytest.raises(RopeError, match="cannot be read"):
         run(state=path, resume=True)

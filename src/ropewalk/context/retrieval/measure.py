@@ -110,7 +110,7 @@ def measure_retrieval(
     numbers = {(method, cell): index for index, (method, cell, _) in enumerate(due, 1)}
     for method, make in methods.items():
         model = make()
-        kept.enter(method, model_fingerprint(model))
+        kept.enter(method, model_fingerprint(model, crop=None if crop is None else crop.get(method)))
         for cell in (cell for cell in cells if (method, cell) in numbers):
             done = len(kept.found(method, cell))
             if begin is not None:

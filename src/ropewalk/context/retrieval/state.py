@@ -89,7 +89,7 @@ class RetrievalState:
         """Say which model a method stands for. Raises `RopeError` where the state knows it as another one."""
         if self.models.setdefault(method, model) != model:
             raise RopeError(
-                "retrieval: the state's results of this method are of another model.",
+                "retrieval: the state's results of this method are of another model, or of inputs cropped otherwise.",
                 facts={"method": method, "its fingerprint": self.models[method], "this run's": model},
                 cure="Begin anew, without --resume, or name another state.",
             )
@@ -121,9 +121,9 @@ def examples_fingerprint(tokenizer: TextTokenizer, text: str, protocol: Retrieva
     return digest.hexdigest()[:20]
 
 
-def model_fingerprint(model: Decoder) -> str:
-    """A short hash of a model: how it says what it is, and a sample of every weight."""
-    digest = hashlib.sha256(f"{model.config!r}".encode())
+def model_fingerprint(model: Decoder, *, crop: int | None = None) -> str:
+    """A short hash of a model: how it says what it is, a sample of every weight, and how many tokens `crop` leaves."""
+    digest = hashlib.sha256(f"{model.config!r}{'' if crop is None else f' crop {crop}'}".encode())
     for name, weight in model.named_parameters():
         flat = weight.detach().reshape(-1)
         sample = flat[torch.linspace(0, len(flat) - 1, min(64, len(flat)), dtype=torch.float64).long()]
