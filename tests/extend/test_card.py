@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ropewalk.context.protocol import Protocol
+from ropewalk.context.statistics import interval_sentence, mean_and_interval, over_windows
 from ropewalk.extend.card import card
 from ropewalk.extend.outcome import Variant, record
 
@@ -47,6 +48,25 @@ def test_table_and_verdict() -> None:
     assert "-0.250 nats from crop (95 % interval -0.250 to -0.250)" in written
     assert "![Loss by position](extend.png)" in written
     assert '"max_position_embeddings": 32' in written
+
+
+def test_intervals_are_those_that_the_protocol_names() -> None:
+    """From five windows on the bootstrap, below it Student's t: for blocks as for the verdict."""
+    losses = [3.0, 3.1, 3.3, 3.2, 4.9]
+    for count in (3, 5):
+        protocol = Protocol.choose(trained_length=8, text="held_out", target=32, windows=count)
+        one = Variant(
+            name="plain",
+            blocks=[[loss] * 16 for loss in losses[:count]],
+            within=losses[:count],
+            beyond=None,
+            seconds=1.0,
+        )
+        written = one.to_json()
+        assert ("BCa" in interval_sentence(protocol.windows)) == (count == 5)
+        assert written["ci_by_block"] == [over_windows(losses[:count])[1]] * 16
+        assert (written["ci_by_block"][0] == mean_and_interval(losses[:count])[1]) == (count == 3)
+        assert written["loss_by_block"] == pytest.approx([sum(losses[:count]) / count] * 16)
 
 
 def test_names_are_shown_and_not_obeyed() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ropewalk.context.doctor import Job, Plan, run
@@ -16,7 +17,7 @@ from ropewalk.context.output import finite
 from ropewalk.context.protocol import Protocol
 from ropewalk.context.recommend import difference
 from ropewalk.context.state import State, fingerprint
-from ropewalk.context.statistics import mean_and_interval
+from ropewalk.context.statistics import over_windows
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 
@@ -38,13 +39,13 @@ class Variant:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it, with means over the windows and their 95 % intervals."""
-        by_block = [mean_and_interval(values) for values in zip(*self.blocks, strict=True)]
+        by_block = [over_windows(values) for values in zip(*self.blocks, strict=True)]
         return {
             "name": self.name,
             "loss_by_block": [mean for mean, _ in by_block],
             "ci_by_block": [interval for _, interval in by_block],
-            "loss_within": mean_and_interval(self.within)[0],
-            "loss_beyond": None if self.beyond is None else mean_and_interval(self.beyond)[0],
+            "loss_within": float(np.mean(self.within)),
+            "loss_beyond": None if self.beyond is None else float(np.mean(self.beyond)),
             "loss_by_window_and_block": self.blocks,
             "seconds": self.seconds,
         }
@@ -144,11 +145,7 @@ def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
 
 def curves(variants: Sequence[Variant]) -> dict[str, list[float]]:
     """By name: mean loss of each block, for the figure; the tuned weights' own crop is left to the table."""
-    return {
-        variant.name: [mean_and_interval(values)[0] for values in zip(*variant.blocks, strict=True)]
-        for variant in variants
-        if variant.name != ITS_CROP
-    }
+    return {variant.name: np.mean(variant.blocks, axis=0).tolist() for variant in variants if variant.name != ITS_CROP}
 
 
 def record(
