@@ -294,6 +294,25 @@ def test_a_state_of_another_search_is_refused(tmp_path: Path) -> None:
         assert path.read_text() == content
 
 
+def test_a_kept_point_is_the_one_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses of other points are not told to the search: not a start's, not a candidate's, not another cma's."""
+    path = tmp_path / "search.json"
+    run(budget=20, state_path=path)
+    kept = json.loads(path.read_text())
+    for index, change in ((1, {"name": "pi "}), (2, {"attention_factor": 1.3}), (15, {"divisors": [1.0] * 4})):
+        lines = [{**line, **(change if number == index else {})} for number, line in enumerate(kept["evaluations"])]
+        path.write_text(json.dumps({**kept, "evaluations": lines}))
+        with pytest.raises(rw.RopeError, match="another point than this search asks for"):
+            run(budget=20, state_path=path, resume=True)
+    close = [{**line, "attention_factor": line["attention_factor"] * (1 + 1e-9)} for line in kept["evaluations"]]
+    path.write_text(json.dumps({**kept, "evaluations": close}))
+    assert len(run(budget=20, state_path=path, resume=True).evaluations) == 20
+    path.write_text(json.dumps(kept))
+    monkeypatch.setattr("cma.__version__", "0.0")
+    with pytest.raises(rw.RopeError, match="belongs to another"):
+        run(budget=20, state_path=path, resume=True)
+
+
 @pytest.mark.rejects
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -349,6 +368,11 @@ def test_held_out_losses_are_those_of_the_models(tmp_path: Path) -> None:
         begin=lambda *_: pytest.fail("measured again"),
     )  # fmt: skip
     assert again == found
+    letter = tmp_path / "letter.json"
+    letter.write_text('{"dear": "reader"}')
+    with pytest.raises(rw.RopeError, match="holds something else"):
+        held_out(tiny_decoder(), result, windows, text="other", state_path=letter)
+    assert letter.read_text() == '{"dear": "reader"}'
 
 
 def verdict(gains: Sequence[float], *, better: bool = True) -> HeldOut:

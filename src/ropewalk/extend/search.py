@@ -25,6 +25,7 @@ from ropewalk.models.extras import need
 from ropewalk.rope.config import RopeConfig
 
 BUDGET = 200
+SAME = 1e-6  # in a logarithm: what other machines' last bits may change in a point
 Objective = Callable[[Decoder], Sequence[float]]
 Begin = Callable[[int, str, Evaluation | None], None]
 Advance = Callable[[int], None]
@@ -94,16 +95,17 @@ def search(
     - `begin` is told before each evaluation its number, its name and the best so far, `advance` the tokens done.
 
     **Returns:** a `SearchResult`; its best is never worse than the best analytic start, on this objective.
-    **Raises:** `RopeError` for a budget below the number of starts, and as `search_space`. A KeyboardInterrupt passes
-    through; what was evaluated by then is in the file.
+    **Raises:** `RopeError` for a budget below the number of starts, for a state of another search or with other points
+    than this one asks for, and as `search_space`. A KeyboardInterrupt passes through; what was evaluated by then is in
+    the file.
     **Source:** LongRoPE's search (Ding et al. 2024, arXiv:2402.13753, section 3.3) is evolutionary, from YaRN, PI and
     NTK; this one begins at the best of all analytic methods, and its steps are CMA-ES's.
     """
     space = search_space(model, trained_length=trained_length, target=target, monotone=monotone)
     limit = BUDGET if budget is None and seconds is None else budget
     _check(windows, space, limit, seconds, seed)
-    need("cma", extra="search")
-    history = History.of(state_path, _fingerprint(model, windows, space, seed, objective_name))
+    strategy = str(need("cma", extra="search").__version__)
+    history = History.of(state_path, _fingerprint(model, windows, space, seed, objective_name, strategy))
     history.take_up(resume=resume)
     kept = list(history.evaluations)
     cost = objective or text_objective(windows, first=trained_length, chunk=chunk, advance=advance)
@@ -114,7 +116,8 @@ def search(
 
     def evaluate(factors: Factors) -> Evaluation:
         if len(done) < len(kept):
-            found = kept[len(done)]
+            found = dataclasses.replace(kept[len(done)], factors=factors)
+            _check_same(kept[len(done)].factors, factors, len(done) + 1, history.path)
         else:
             if begin is not None:
                 begin(len(done) + 1, factors.name, best(done) if done else None)
@@ -202,9 +205,20 @@ def _check(windows: Tensor, space: Space, budget: int | None, seconds: float | N
         raise RopeError("search: the seed must not be negative.", facts={"seed": seed}, cure="Pass --seed 0.")
 
 
-def _fingerprint(model: Decoder, windows: Tensor, space: Space, seed: int, objective: str) -> str:
+def _check_same(kept: Factors, asked: Factors, number: int, path: Path | None) -> None:
+    """Refuse a kept evaluation of another point: its loss would be told to the search as this one's."""
+    same = kept.name == asked.name and len(kept.divisors) == len(asked.divisors)
+    if not (same and np.allclose(kept.logarithms, asked.logarithms, rtol=0, atol=SAME)):
+        raise RopeError(
+            "search: the state holds another point than this search asks for.",
+            facts={"state": str(path), "evaluation": number, "kept": kept, "asked for": asked},
+            cure="Begin anew (--restart; resume=False), with the versions installed now.",
+        )
+
+
+def _fingerprint(model: Decoder, windows: Tensor, space: Space, seed: int, objective: str, strategy: str) -> str:
     """A short hash of what the evaluations depend on; the budget is not among it, so that a search can be prolonged."""
     lengths = (space.trained_length, space.target, space.monotone, seed, objective)
-    digest = hashlib.sha256(f"{weights_digest(model)} {lengths} {space.starts!r}".encode())
+    digest = hashlib.sha256(f"{weights_digest(model)} {lengths} {space.starts!r} cma {strategy}".encode())
     digest.update(windows.contiguous().numpy().tobytes())
     return digest.hexdigest()[:20]
