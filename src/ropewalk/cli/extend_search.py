@@ -83,10 +83,11 @@ def run_search(
 ) -> Searched:
     """Search, measure on held-out text, and tell. Ctrl-C ends with status 130; the same command goes on.
 
-    Raises `RopeError` for texts that are missing, too short or the same.
+    Raises `RopeError` for texts that are missing or too short, and for a held-out text that shares passages with them.
     """
     from ropewalk.context.sources import read_text
     from ropewalk.extend.held_out import held_out, search_record
+    from ropewalk.extend.overlap import check_unseen
     from ropewalk.extend.search import BUDGET, search
 
     if model.tokenizer is None:
@@ -97,16 +98,18 @@ def run_search(
         )
     read = [read_text(path) for path in texts]
     other, unseen = read_text(validation)
-    if unseen in [contents for _, contents in read]:
-        raise RopeError(
-            "extend: the text that the search is measured on is one that it searched on.",
-            facts={"text": [str(path) for path in texts], "validation": str(validation or other)},
-            cure="Pass --validation with another text.",
-        )
     label = " and ".join(Path(one).stem for one, _ in read)
     count = search_windows or max(WINDOWS, len(read))
     seen = _windows(model, read, count, trained_length, target)
     apart = _windows(model, [(other, unseen[max(start_char, 0) :])], windows, trained_length, target)
+    encode = model.tokenizer.encode
+    check_unseen(
+        apart,
+        (encode(contents) for _, contents in read),
+        work="search",
+        names=[str(path) for path in texts],
+        validation=str(validation or other),
+    )
     folder = _folder()
     limit = BUDGET if budget is None and minutes is None else budget
     console.print(
