@@ -15,7 +15,10 @@ import torch
 
 from ropewalk import load
 from ropewalk.cli import app
+from ropewalk.cli.train import Shown
 from ropewalk.context.methods import applied
+from ropewalk.context.sources import read_text
+from ropewalk.training import Event
 from tests.extend.material import TARGET, TRAINED, checkpoint, furthest
 from tests.training.material import prose
 
@@ -100,7 +103,7 @@ def test_measured_without_tuning(source: Path, texts: list[str], tmp_path: Path)
 def test_ropewalks_own_form(source: Path, texts: list[str], tmp_path: Path) -> None:
     """DroPE, which no config can say, tuned and kept with --native."""
     out = tmp_path / "out"
-    words = [source, "--out", out, *TUNED, "--text", texts[0], "--method", "drope", "--native", "--no-measure"]
+    words = [source, "--out", out, *TUNED[:-1], "--text", texts[0], "--method", "drope", "--native", "--no-measure"]
     assert run(*words) == 0
     config = load(out).config
     assert set(config.ropes) == {None}
@@ -139,6 +142,127 @@ def test_an_output_that_holds_something(source: Path, tmp_path: Path, capsys: py
     assert "not empty" in capsys.readouterr().err
     assert run(source, "--out", tmp_path / "out", "--overwrite") == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
+
+
+def stopped(source: Path, text: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A tuning stopped by Ctrl-C after its third step; the command."""
+    words = [
+        "--steps=6",
+        "--batch-size=2",
+        "--device=cpu",
+        "--no-measure",
+        "--checkpoint-every=1",
+        "--log-every=1",
+        "--text",
+        text,
+    ]
+
+    def stop(_: Shown, event: Event) -> None:
+        if event.step >= 3:
+            raise KeyboardInterrupt("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ropewalk.cli.train.Shown.__call__", stop)
+        assert run(source, "--out", out, *words) == 130
+    assert (out.with_name(f"{out.name}.tuning") / "run.json").is_file()
+    return words
+
+
+def test_another_command_leaves_a_stopped_tuning(
+    source: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Applying the method does not touch it; measuring and another tuning are refused; its own command goes on."""
+    out, folder = tmp_path / "out", tmp_path / "out.tuning"
+    words = stopped(source, texts[0], out, monkeypatch)
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert run(source, "--out", out, "--method", "pi") == 0
+    measuring = ["--overwrite", "--measure", "--validation", texts[2], "--windows=2"]
+    capsys.readouterr()
+    assert run(source, "--out", out, *measuring) == 2
+    assert "a stopped tuning stands beside --out" in capsys.readouterr().err
+    assert run(source, "--out", out, *words, "--overwrite", "--lr=1e-3") == 2
+    assert "a run with other settings" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
+    assert run(source, "--out", out, *words, "--overwrite") == 0
+    assert not folder.exists()
+    stopped(source, texts[0], tmp_path / "two", monkeypatch)
+    assert run(source, "--out", tmp_path / "two", *measuring, "--restart") == 0
+    assert not (tmp_path / "two.tuning").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("notes.txt", "mine"), ("losses-mine.json", "{}"), ("run.json", "{}"), ("tokenizer.json", "{}")],
+)
+def test_a_folder_that_is_not_ours_stays(
+    source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    """Somebody's folder of that name: not touched by who does not need it, refused by who does."""
+    out, folder = tmp_path / "out", tmp_path / "out.tuning"
+    folder.mkdir()
+    (folder / name).write_text(content)
+    assert run(source, "--out", out) == 0
+    measuring, tuning = ["--measure", "--validation", texts[2]], [*TUNED[:-1], "--no-measure", "--text", texts[0]]
+    for work in (measuring, tuning):
+        assert run(source, "--out", out, "--overwrite", "--restart", *work) == 2
+        assert "holds something else" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, content)]
+
+
+def test_an_empty_folder_and_what_comes_in_stay(source: Path, texts: list[str], tmp_path: Path) -> None:
+    """An empty one is used and left empty."""
+    folder = tmp_path / "out.tuning"
+    folder.mkdir()
+    assert run(source, "--out", tmp_path / "out", "--validation", texts[2], "--windows=2") == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_held_out_text_that_was_tuned_on_is_refused(
+    source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same file, one that holds it, and the packaged Moby Dick that is measured on where nothing is named."""
+    both = tmp_path / "both.txt"
+    both.write_text("Loomings.\n" + Path(texts[1]).read_text())
+    whale = tmp_path / "whale.txt"
+    whale.write_text("\n" + read_text(None)[1])
+    for text, more in ((texts[0], ["--validation", texts[0]]), (texts[1], ["--validation", str(both), "--no-measure"]),
+                       (str(whale), ["--start-char=50"])):  # fmt: skip
+        words = [*TUNED[:-1], "--text", text, *more]
+        assert run(source, "--out", tmp_path / "out", *words) == 2
+        err = capsys.readouterr().err
+        assert "one of those to tune on" in err
+        assert "32-token runs seen  " in err
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--monotone"], "belong to --search"),
+        (["--search-windows=4"], "belong to --search"),
+        (["--rank=4"], "belong to tuning"),
+        (["--train=norms"], "belong to tuning"),
+        (["--train=all"], "belong to tuning"),
+        (["--lr=1e-3"], "belong to tuning"),
+        (["--checkpoint-every=3"], "belong to tuning"),
+        (["--seed=1"], "belong to tuning and to --search"),
+        (["--restart"], "belong to work that can be stopped"),
+        (["--block=4"], "belong to measuring"),
+        (["--windows=4"], "belong to measuring"),
+        (["--validation=TEXT", "--no-measure"], "belong to measuring"),
+        (["--steps=3", "--text=TEXT", "--lr=0"], "--lr must be above 0"),
+        (["--steps=3", "--text=TEXT", "--lr=nan"], "--lr must be above 0"),
+        (["--steps=3", "--text=TEXT", "--rank=4"], "--rank is that of lora"),
+    ],
+)
+def test_an_option_is_not_ignored(
+    source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str],
+    message: str,
+) -> None:  # fmt: skip
+    """Refused before any work, a value equal to the default among them."""
+    assert run(source, "--out", tmp_path / "out", *(word.replace("TEXT", texts[0]) for word in arguments)) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_a_stopped_process_goes_on(source: Path, texts: list[str], tmp_path: Path) -> None:

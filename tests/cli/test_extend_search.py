@@ -146,6 +146,22 @@ def test_bad_input_is_a_message_and_status_2(
     assert "Traceback" not in err
 
 
+def test_a_held_out_text_that_shares_passages_is_refused(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One more newline, a beginning left out, or half of it in another text: the share is among the facts."""
+    seen, other = tmp_path / "seen.txt", tmp_path / "other.txt"
+    for text, share in (("\n" + SEEN, "1.0"), (SEEN[7:], "1.0"), (UNSEEN[:300] + SEEN[:300], "0.")):
+        other.write_text(text)
+        assert call(*given, "--validation", other) == 2
+        err = capsys.readouterr().err
+        assert "shares passages with them" in err
+        assert f"32-token runs seen  {share}" in err
+    seen.write_text(SEEN + UNSEEN)  # the held-out text as a part of what was searched on
+    assert call(*given) == 2
+    assert "runs seen  1.0" in capsys.readouterr().err
+
+
 def test_what_belongs_together(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--search needs a text, and another one to be measured on; --budget needs --search; without it --out is needed."""
     seen = given[given.index("--text") + 1]
@@ -154,7 +170,9 @@ def test_what_belongs_together(given: list[str], tmp_path: Path, capsys: pytest.
         (["extend", model, "--search"], "--search needs --text"),
         (["extend", model, "--budget", "9", "--out", str(tmp_path / "o")], "belong to --search"),
         (["extend", model], "--out names the folder"),
-        ([*given, "--validation", seen], "one that it searched on"),
+        ([*given, "--validation", seen], "one of those to search on"),
+        ([*given, "--method", "pi"], "--method would be ignored"),
+        ([*given, "--steps", "3"], "belong to a folder that is written"),
         ([*given, "--search-record", str(tmp_path)], "a folder where the file should be"),
     ):
         assert call(*arguments) == 2

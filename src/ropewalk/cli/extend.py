@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def extend(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')],
     out: Annotated[Path | None, typer.Option(help="The folder to write; --search needs none.")] = None,
     more: Annotated[list[Path] | None, typer.Argument(help="More texts: --text A B C.", metavar="FILE")] = None,
@@ -70,7 +70,9 @@ def extend(
     import torch
     from rich.console import Console
 
+    from ropewalk.cli.extend_folder import WorkFolder
     from ropewalk.cli.extend_job import ExtendJob, environment_of
+    from ropewalk.cli.extend_options import check_options, given_options
     from ropewalk.context.doctor import trained_length_of
     from ropewalk.context.methods import applied
     from ropewalk.context.output import check_writable
@@ -91,16 +93,14 @@ def extend(
             facts={"steps": steps, "search": search, "text": [str(path) for path in texts]},
             cure="Pass both, or neither to apply the method as it is.",
         )
-    if not search and (out is None or budget is not None or minutes is not None or search_record is not None):
-        raise RopeError(
-            "extend: --out names the folder to write; --budget, --minutes and --search-record belong to --search.",
-            facts={"out": str(out or ""), "search": search},
-            cure="Pass --out DIR, or add --search.",
-        )
+    check_options(given_options(context), given)
+    works = steps is not None or measure or (measure is None and validation is not None)
     if search_record is not None:
         check_writable(search_record)
     if out is not None:
         check_out(out, source=model, overwrite=overwrite)
+        if works:
+            WorkFolder(out).check(tunes=steps is not None, restart=restart)
     place, _ = on_machine(device, precision)
     source = load(model)
     stored = source.embed_tokens.weight.dtype
@@ -145,7 +145,7 @@ def extend(
     if not native:
         hub_of(adapted, method, trained_length=trained, target=length)  # refused before the work, not after it
     job = ExtendJob(model, out, source, method, trained, length, place)
-    if steps is not None or measure or (measure is None and validation is not None):
+    if works:
         source = job.in_float32()
         adapted = under_method()
         if measure is not False:
@@ -163,6 +163,9 @@ def extend(
             target=length,
             lr=lr or 0.0,
         )
+        job.check_unseen(texts, validation)
+    if works:
+        job.work.claim(settings, restart=restart)
     keeping = Housekeeping(log_every=log_every, validate_every=checkpoint_every, checkpoint_every=checkpoint_every)
     try:
         final = job.go(adapted, settings, keeping, restart=restart)
@@ -181,5 +184,5 @@ def extend(
         native=native,
         further=lambda found: {**job.files(found), **({} if searched is None else searched.files())},
     )
-    shutil.rmtree(job.folder, ignore_errors=True)
+    job.work.remove()
     job.tell(console, found)

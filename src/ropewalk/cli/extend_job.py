@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropewalk.cli.extend_folder import WorkFolder
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class ExtendJob:
     def __init__(
         self, name: str, out: Path, source: Decoder, method: str, trained: int, target: int, device: str
     ) -> None:
-        resolved = out.resolve()
-        self.name, self.folder = name, resolved.with_name(f"{resolved.name}.tuning")
+        self.name, self.work = name, WorkFolder(out)
+        self.folder = self.work.path
         self.source, self.method, self.trained, self.target, self.device = source, method, trained, target, device
         self.variants: list[Variant] = []
         self.protocol: Protocol | None = None
@@ -69,6 +70,27 @@ class ExtendJob:
             tokens=len(tokens),
         )
         self.chosen = take_windows(tokens, self.protocol)
+
+    def check_unseen(self, texts: list[Path], validation: Path | None) -> None:
+        """Refuse a held-out text that shares passages with those to tune on; unmeasured, all of it counts."""
+        import torch
+
+        from ropewalk.context.sources import read_text
+        from ropewalk.extend.overlap import check_unseen
+        from ropewalk.training.data import read_text as read_training_text
+
+        if self.source.tokenizer is None or (self.protocol is None and validation is None):
+            return  # nothing is held out, or tuning says what is missing
+        encode = self.source.tokenizer.encode
+        name, contents = read_text(validation)
+        windows = torch.tensor([encode(contents)]) if self.protocol is None else self.chosen
+        check_unseen(
+            windows,
+            (encode(read_training_text(path)) for path in texts),
+            work="tune",
+            names=[str(path) for path in texts],
+            validation=str(validation or name),
+        )
 
     def go(self, adapted: Decoder, settings: TuneSettings | None, keeping: Any, *, restart: bool) -> Decoder:
         """Measure before, tune, measure after; what there is to do of it. Returns the model to write."""
