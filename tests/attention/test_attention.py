@@ -236,7 +236,7 @@ def test_a_chunk_after_a_cache_needs_no_mask(kv_heads: int, monkeypatch: pytest.
     x[:, 5], x[:, 25] = x[:, 5] * 40, x[:, 25] * 40
     for split in (True, False):
         if not split:
-            monkeypatch.setattr("ropewalk.attention.attend._splits", lambda *_: False)
+            monkeypatch.setattr("ropewalk.attention.attend.splits", lambda *_: False)
         cache = KVCache(num_layers=1, batch=2, num_key_value_heads=kv_heads, head_dim=DIM, dtype=torch.float64)
         parts = [module(x[:, a:b], cache=cache) for a, b in ((0, 7), (7, 9), (9, 30))]
         close(torch.cat(parts, 1), module(x).detach().numpy(), atol=1e-10)

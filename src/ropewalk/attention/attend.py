@@ -31,7 +31,7 @@ def attend(
         return _attend_with_bias(q, keys, values, bias, dropout)
     if seen.band:
         return _attend_in_blocks(q, keys, values, seen, dropout)
-    if seen.prefix and not dropout and _splits(q, keys, values):
+    if seen.prefix and not dropout and splits(q, keys, values):
         return _attend_after_prefix(q, keys, values, seen.prefix)
     if seen.first_key:
         keys, values = keys[:, :, seen.first_key :], values[:, :, seen.first_key :]
@@ -78,7 +78,7 @@ def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
     return q.device.type == "cuda" and mask is None and q.dtype in (torch.float16, torch.bfloat16)
 
 
-def _splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
+def splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether the kernel that also returns the softmax's denominator can be used: CPU, eager, without gradients."""
     if torch.compiler.is_compiling() or q.device.type != "cpu" or type(q) is not Tensor:
         return False

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ropewalk.attention.attend import splits
 from ropewalk.attention.cache import SeqLen
 from ropewalk.attention.extension import Extension, Region, Rule
 from ropewalk.attention.masks import Layout
@@ -168,17 +169,9 @@ def attend_remapped(q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropo
     float64). On the CPU without gradients the fused kernel serves each region; elsewhere scores are written out for 256
     queries at a time.
     """
-    if _splits(q, keys, values) and remap.layout.plain and not dropout and q.numel():
+    if splits(q, keys, values) and remap.layout.plain and not dropout and q.numel():
         return _attend_by_spans(q, keys, values, remap)
     return attend_remapped_openly(q, keys, values, remap, dropout, need_weights=False)[0]
-
-
-def _splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether the kernel that also returns the softmax's denominator can be used: CPU, eager, without gradients."""
-    if torch.compiler.is_compiling() or q.device.type != "cpu" or type(q) is not Tensor:
-        return False
-    grads = torch.is_grad_enabled() and (q.requires_grad or keys.requires_grad or values.requires_grad)
-    return not grads and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 
 def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> Tensor:

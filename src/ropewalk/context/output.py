@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,24 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def check_begins(path: Path | None, is_state: Callable[[dict[str, Any]], bool], *, where: str) -> None:
+    """Refuse to begin a state anew in a file that holds something else: it would be overwritten."""
+    if path is None or not path.exists():
+        return
+    check_writable(path)
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8") or "{}")
+        ours = isinstance(stored, dict) and is_state(stored)
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        raise RopeError(
+            f"{where}: the file named for the state holds something else, and would be overwritten.",
+            facts={"state": str(path)},
+            cure="Name a new file: --state FILE.",
+        )
 
 
 def check_writable(path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.context.output import check_writable, write_whole
+from ropewalk.context.output import check_begins, write_whole
 from ropewalk.context.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
@@ -41,20 +41,7 @@ class State:
 
     def begin(self) -> int:
         """Begin anew; refuses a file that is not a state: it would be overwritten. Returns 0: nothing is taken up."""
-        if self.path is None or not self.path.exists():
-            return 0
-        check_writable(self.path)
-        try:
-            stored = json.loads(self.path.read_text(encoding="utf-8") or "{}")
-            ours = isinstance(stored, dict) and set(stored) <= {"fingerprint", "results"}
-        except (OSError, ValueError):
-            ours = False
-        if not ours:
-            raise RopeError(
-                "doctor: the file named for the state holds something else, and would be overwritten.",
-                facts={"state": str(self.path)},
-                cure="Name a new file: --state FILE.",
-            )
+        check_begins(self.path, lambda stored: set(stored) <= {"fingerprint", "results"}, where="doctor")
         return 0
 
     def resume(self) -> int:

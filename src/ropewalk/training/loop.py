@@ -17,7 +17,7 @@ from ropewalk.training.data import Batch, TokenStream, WindowSampler, read_text,
 from ropewalk.training.events import Event, Housekeeping, Report
 from ropewalk.training.interrupt import polite_interrupt
 from ropewalk.training.objective import loss_by_position, next_token_loss
-from ropewalk.training.optimizer import make_optimizer
+from ropewalk.training.optimizer import Rates, make_optimizer
 from ropewalk.training.resume import RunFolder, sha256
 from ropewalk.training.schedule import learning_rate
 from ropewalk.training.settings import DTYPES, TrainSettings
@@ -59,7 +59,7 @@ def train(
     return folder.path
 
 
-class LoopSettings(Protocol):
+class LoopSettings(Rates, Protocol):
     """What the loop reads of a run's settings; see `TrainSettings` for what each means."""
 
     @property
@@ -83,17 +83,9 @@ class LoopSettings(Protocol):
     @property
     def epochs(self) -> float | None: ...
     @property
-    def lr(self) -> float: ...
-    @property
     def final_lr(self) -> float: ...
     @property
     def warmup(self) -> int | None: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
     @property
     def clip(self) -> float: ...
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ropewalk.context.output import check_writable, write_whole
+from ropewalk.context.output import check_begins, write_whole
 from ropewalk.context.retrieval.protocol import Cell, RetrievalProtocol
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
@@ -34,20 +34,7 @@ class RetrievalState:
 
     def begin(self) -> int:
         """Begin anew; refuses a file that is not a state: it would be overwritten. Returns 0: nothing is taken up."""
-        if self.path is None or not self.path.exists():
-            return 0
-        check_writable(self.path)
-        try:
-            stored = json.loads(self.path.read_text(encoding="utf-8") or "{}")
-            ours = isinstance(stored, dict) and (not stored or set(stored) == _KEYS)
-        except (OSError, ValueError):
-            ours = False
-        if not ours:
-            raise RopeError(
-                "retrieval: the file named for the state holds something else, and would be overwritten.",
-                facts={"state": str(self.path)},
-                cure="Name a new file.",
-            )
+        check_begins(self.path, lambda stored: not stored or set(stored) == _KEYS, where="retrieval")
         return 0
 
     def resume(self) -> int:
