@@ -193,6 +193,6 @@ def test_without_the_extra_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, ti
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "ropewalk.context.lm_eval", raising=False)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(RopeError, match=r"pip install ropewalk\[lm-eval\]"):
+    with pytest.raises(RopeError, match=r"pip install 'ropewalk\[lm-eval\]"):
         adapter(tiny)
     monkeypatch.delitem(sys.modules, "ropewalk.context.lm_eval")

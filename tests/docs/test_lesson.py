@@ -46,7 +46,7 @@ def test_each_step_has_code_a_figure_and_a_mistake(page):
     text = page.read_text()
     before, mistake = text.split("\n## The common mistake", 1)
     assert '```text title="Output"' in before or "<!-- needs:" in before
-    assert re.search(r"!\[[^\]]+\]\(\.\./figures/\w+\.png\)", text)
+    assert re.search(r"!\[[^\]]+\]\(\.\./(figures|\.\./benchmarks/results)/[\w-]+\.png\)", text)
     assert '```text title="Output"' in mistake or "<!-- needs:" in mistake
 
 

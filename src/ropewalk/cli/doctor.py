@@ -42,7 +42,8 @@ def doctor(
         ),
     ] = None,
     retrieval: Annotated[
-        str | None, typer.Option(help="Also ask for what lies far back: all, or passkey, niah_single, ... with commas.")
+        str | None,
+        typer.Option(help="Also ask for what lies far back: all, or passkey,niah_single,...; hours on long lengths."),
     ] = None,
     retrieval_lengths: Annotated[
         str | None, typer.Option(help="Its lengths, with commas [default: from half the trained length to the target].")
@@ -66,18 +67,24 @@ def doctor(
 
     from ropewalk.cli.command_line import command_line
     from ropewalk.cli.doctor_retrieval import asked as asked_retrieval
+    from ropewalk.cli.doctor_retrieval import check_tasks
     from ropewalk.cli.doctor_retrieval import measure as measure_retrieval
     from ropewalk.cli.doctor_retrieval import show as show_retrieval
     from ropewalk.cli.tables import difference_tables, loss_tables, print_inspection
     from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
+    from ropewalk.context.methods import named_methods
     from ropewalk.context.output import check_writable, finite
     from ropewalk.context.protocol import Protocol
     from ropewalk.context.report import answer_lines, config_changes, document, run_time_changes, shared_sentences
+    from ropewalk.context.retrieval.summary import sentences
     from ropewalk.context.sources import read_source, read_text
     from ropewalk.context.state import State, default_path, fingerprint
     from ropewalk.context.workers import fitting_workers
 
     console = Console()
+    named_methods(methods)
+    if retrieval is not None:
+        check_tasks(retrieval)
     if json_file is not None:
         check_writable(json_file)
     if report is not None:
@@ -159,7 +166,7 @@ def doctor(
     environment["command"] = command_line(context, leave_out=("json_file", "report", "resume", "state"))
     written = document(found.name, measurement, audits, findings, environment=environment)
     if found_back is not None:
-        written["retrieval"] = finite(found_back.to_json())
+        written["retrieval"] = finite({**found_back.to_json(), "summary": list(sentences(found_back))})
     if json_file is not None:
         _write(json_file, json.dumps(written, indent=1, allow_nan=False) + "\n")
     if report is not None:

@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 SHORTEST = 256
 
 
+def check_tasks(given: str) -> None:
+    """Raise `RopeError` for a task that there is not, before a model is loaded."""
+    from ropewalk.context.retrieval.tasks import TASKS
+
+    unknown = [word.strip() for word in given.split(",") if word.strip() not in ("", "all", *TASKS)]
+    if unknown or not given.strip(", "):
+        raise RopeError(
+            "retrieval: unknown task.", facts={"task": ", ".join(unknown)}, cure=f"Choose from all, {', '.join(TASKS)}."
+        )
+
+
 def asked_tasks(given: str, decoder: Decoder, lengths: Sequence[int], text: tuple[str, str]) -> tuple[str, ...]:
     """The tasks named with commas; "all" is every one whose examples fit into the shortest length."""
     from ropewalk.context.retrieval.measure import fitting_tasks

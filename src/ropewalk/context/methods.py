@@ -163,6 +163,23 @@ def under(model: Decoder, ropes: Ropes, extensions: Extensions) -> Decoder:
     return model.with_extension(None).with_rope(ropes).with_extension(extensions)
 
 
+def named_methods(asked: Sequence[str] | None) -> list[str]:
+    """The names in `asked`, one by one; raises `RopeError` for one that no method has.
+
+    >>> named_methods(["yarn, dca", "all"])
+    ['yarn', 'dca', 'all']
+    """
+    words = [word.strip() for given in asked or () for word in given.split(",") if word.strip()]
+    unknown = sorted(set(words) - {"all", *METHODS})
+    if unknown:
+        raise RopeError(
+            "doctor: unknown method.",
+            facts={"method": ", ".join(unknown)},
+            cure=f"Choose from all, {', '.join(METHODS)}.",
+        )
+    return words
+
+
 def chosen_methods(
     asked: Sequence[str] | None, config: DecoderConfig, *, trained_length: int, target: int
 ) -> tuple[str, ...]:
@@ -171,17 +188,10 @@ def chosen_methods(
     `asked` names methods, separated by commas or one by one; "all" is every method that applies as it stands, those
     in attention as well; None or nothing: those that a config can hold, and crop.
     """
-    words = [word.strip() for given in asked or () for word in given.split(",") if word.strip()]
+    words = named_methods(asked)
     if not words:
         return default_methods(config, trained_length=trained_length, target=target)
     named = {"plain", *words} - {"all"}
-    unknown = sorted(named - set(METHODS))
-    if unknown:
-        raise RopeError(
-            "doctor: unknown method.",
-            facts={"method": ", ".join(unknown)},
-            cure=f"Choose from all, {', '.join(METHODS)}.",
-        )
     if "all" in words:
         named |= set(default_methods(config, trained_length=trained_length, target=target))
         named |= {name for name in IN_ATTENTION if name in ZERO_SHOT and target > trained_length}

@@ -20,5 +20,5 @@ def need(module: str, extra: str = "hf") -> Any:
         raise RopeError(
             f"ropewalk: the package `{module.partition('.')[0]}` is needed here and cannot be imported.",
             facts={"error": str(error)},
-            cure=f"pip install ropewalk[{extra}]",
+            cure=f"pip install 'ropewalk[{extra}]'; in a clone: pip install '.[{extra}]'",
         ) from error

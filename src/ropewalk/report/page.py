@@ -76,6 +76,7 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
         "by_block": tables.by_block(document),
         "pairs": tables.pairs(document),
         "retrieval": retrieval_table(document),
+        "retrieval_summary": [printable(str(line)) for line in (document.get("retrieval") or {}).get("summary", [])],
         "retrieval_protocol": printable(str((document.get("retrieval") or {}).get("protocol", {}).get("sentence", ""))),
         "figures": {drawing.name: (drawing, inline_svg(svg, drawing.name, drawing.alt)) for drawing, svg in figures},
         "audits": [(found.layer_type, audit_sentences(found)) for found in _audits(document)],

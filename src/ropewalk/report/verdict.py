@@ -32,7 +32,8 @@ def verdict(document: Document) -> str:
         )
     how = "keep its own scaling" if name == "as-is" else f"use {name}"
     interval = chosen["difference_beyond_ci"]
-    sure = "" if interval is None or interval[1] < 0 else " (not shown to be a real difference)"
+    sure = " on the one window measured" if interval is None else ""
+    sure = sure if interval is None or interval[1] < 0 else " (not shown to be a real difference)"
     return (
         f"{length}{how}: beyond the trained length the loss falls from {plain['loss_beyond']:.3f} to "
         f"{chosen['loss_beyond']:.3f} nats per token{sure}; {against}."

@@ -224,8 +224,8 @@ def test_the_summary_says_reach_and_chance() -> None:
     )
     assert list(sentences(found)) == [
         "Chance finds 12.5%.",
-        "a: at least 85.6% found up to 256 tokens; 0.20 (0.06 to 0.51) at 512, not told apart from guessing.",
-        "b: at least 85.6% found at no measured length; 0.90 (0.60 to 0.98) at 512.",
+        "a finds 85.6% or more up to 256 tokens; 0.20 (0.06 to 0.51) at 512, not told apart from guessing.",
+        "b finds 85.6% or more at no measured length; 0.90 (0.60 to 0.98) at 512.",
     ]
 
 

@@ -28,7 +28,7 @@ def sentences(measurement: RetrievalMeasurement, threshold: float = THRESHOLD) -
     for method in measurement.methods:
         reached = measurement.effective_length(method, threshold)
         said = "at no measured length" if reached is None else f"up to {reached:,} tokens"
-        sentence = f"{method}: at least {threshold:.1%} found {said}"
+        sentence = f"{method} finds {threshold:.1%} or more {said}"
         found = measurement.accuracy(method, length=longest)
         if found is not None:
             guessing = measurement.protocol.scoring == "choice" and found.interval[0] <= found.chance
