@@ -126,7 +126,7 @@ def test_a_missing_baseline_is_said_before_the_training(
     monkeypatch.setitem(sys.modules, "sklearn", None)
     arguments = ["train", "--data", files[0], "--test", files[1], "--out", str(tmp_path / "run"), *COLUMNS, *SHAPE]
     assert run(*arguments) == 2
-    assert "pip install ropewalk[classify]" in capsys.readouterr().err
+    assert "pip install 'ropewalk[classify]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert run(*arguments, "--epochs", "1", "--no-baseline") == 0
     assert "TF-IDF" not in capsys.readouterr().out
