@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ropewalk.cli.app import main
+
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
 COMMAND = [sys.executable, "-c", "from ropewalk.cli.app import main; main()"]
 
@@ -60,3 +62,19 @@ def test_a_full_disk_is_an_error() -> None:
         ended = subprocess.run([*COMMAND, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 2
     assert "No space left" in ended.stderr
+
+
+@pytest.mark.parametrize("place", ["ropewalk.cli.app.build", "ropewalk.context.sources.read_source"])
+def test_ctrl_c_anywhere_is_a_word_and_130(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the commands are imported, and inside a command that has no word of its own."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, stopped)
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "config.json"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "ropewalk: stopped.\n"

@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         status = 141
+    except KeyboardInterrupt:  # during imports, or where a command has no word of its own
+        status = _stopped()
     if status == 141:
         _silence()
     sys.exit(status)
@@ -79,6 +81,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich and click end with 1 then, which says "failed"
             return 141
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):  # no command has caught it
+            return _stopped()
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     return 0
 
@@ -93,6 +97,12 @@ def _silence() -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
+
+
+def _stopped() -> int:
+    with suppress(OSError):
+        sys.stderr.write("ropewalk: stopped.\n")
+    return 130
 
 
 def _fail(message: str) -> int:
