@@ -64,10 +64,16 @@ def test_train_then_predict(files: tuple[str, str], tmp_path: Path, capsys: pyte
     for key in ("test", "baseline"):
         assert f"{result[key]['accuracy']['value']:.3f} (" in printed.out
     assert {"confusion.png", "confusion.svg", "model.safetensors", "config.json"} <= set(os.listdir(out))
+    assert "classify: wrote" in printed.err
     assert run(*arguments) == 0
-    assert "epoch" not in capsys.readouterr().err  # trained before
+    again = capsys.readouterr().err  # trained before
+    assert "epoch" not in again
+    assert "wrote" not in again
+    assert "held this finished run already" in again
     assert run("predict", out, files[1], "--text-column", "question", "--out", str(tmp_path / "p.csv")) == 0
-    assert capsys.readouterr().out == ""
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"wrote 60 rows to {tmp_path / 'p.csv'}" in said.err
     rows = list(csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text())))
     assert [row["text"] for row in rows] == [text for text, _ in texts(60, seed=1)]
     right = [row["label"] == label for row, (_, label) in zip(rows, texts(60, seed=1), strict=True)]

@@ -63,6 +63,7 @@ def train_classifier(
         run = _Run(settings.on_this_machine(), folder, tell)
         run.read(test)
         if run.prepare(resume=resume, restart=restart):
+            run.trained_now = True
             run.go()
             run.finish()
         return run.scored(test, baseline)
@@ -77,7 +78,7 @@ class _Run:
         self.clock = Clock()
         self.best: dict[str, Any] | None = None
         self.best_weights: Weights = {}
-        self.ended = False
+        self.ended = self.trained_now = False
 
     def read(self, test: str | Path | None) -> None:
         """Read and check the files: everything that can be refused is refused before anything is trained."""
@@ -283,7 +284,7 @@ class _Run:
 
     def scored(self, test: str | Path | None, baseline: bool) -> dict[str, Any] | None:
         """The scores on the test rows, computed unless result.json has those of the same file already."""
-        out = {"out": str(self.folder.path)}
+        out = {"out": str(self.folder.path), "already": not self.trained_now}
         if self.test is None:
             self.tell(Event("done", 0, 0, out))
             return None

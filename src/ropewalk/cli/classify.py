@@ -93,7 +93,10 @@ def train(
     if result is not None:
         _draw(result, out)
         _print_scores(result)
-    typer.echo(f"classify: wrote {out}", err=True)
+    if shown.already:
+        typer.echo(f"classify: {out} held this finished run already; --restart trains it anew.", err=True)
+    else:
+        typer.echo(f"classify: wrote {out}", err=True)
 
 
 @classify.command("predict")
@@ -128,6 +131,7 @@ def predict(
         sys.stdout.write(text.getvalue())
     else:
         write_whole(out, text.getvalue())
+        typer.echo(f"classify: wrote {len(found):,} rows to {out}", err=True)
 
 
 def _draw(result: dict[str, Any], out: Path) -> None:
@@ -185,6 +189,7 @@ class _Shown:
             disable=not self.console.is_terminal,
         )
         self.task = self.bar.add_task("classify", total=None)
+        self.already = False
 
     def __call__(self, event: Event) -> None:
         facts = event.facts
@@ -210,6 +215,8 @@ class _Shown:
         elif event.kind == "score":
             self.close()
             self._print(f"classify: scores {facts['rows']:,} test rows")
+        elif event.kind == "done":
+            self.already = facts["already"]
 
     def _print(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, markup=False)
