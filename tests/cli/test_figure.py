@@ -63,6 +63,7 @@ def test_the_list_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
         (["clocks", "--set", "heads=3"], "Known keys: head_dim"),
         (["clocks", "--set", "head_dim=3.5"], "whole number, 2 to 1024"),
         (["clocks", "--out", "a.pdf"], ".png or an .svg"),
+        (["clocks", "--out", "x.xyz"], ".png or an .svg"),
         (["maps", "--set", "model=no/such"], "no such file or folder"),
     ],
 )

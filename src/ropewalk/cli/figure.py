@@ -52,12 +52,24 @@ def figure(
         _draw([(entry, {}, (out or Path()) / entry.name) for entry in ENTRIES.values() if entry.ready()])
     elif names:
         entry = known(ENTRIES, names[0])
+        _check_ending(out)
         _draw([(entry, dict(entry.read(chosen)), out or Path(entry.name))])
     else:
         raise RopeError(
             "figure: which one?",
             facts={"known": ", ".join(ENTRIES)},
             cure="ropewalk figure NAME; `ropewalk figure --list` says what each shows.",
+        )
+
+
+def _check_ending(out: Path | None) -> None:
+    """A word after the last dot must be png or svg; a number, as in "v1.2", is no ending."""
+    ending = "" if out is None else out.suffix[1:]
+    if ending and not ending.isdigit() and ending.lower() not in ("png", "svg"):
+        raise RopeError(
+            "figure: a figure is a .png or an .svg file.",
+            facts={"--out": str(out)},
+            cure="Name one of these, or leave the ending out to have both.",
         )
 
 
