@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,3 +59,46 @@ def test_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pyte
     assert compare("--out", tmp_path / "out", *arguments) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def begun(tmp_path: Path) -> subprocess.Popen[str]:
+    """The command in a process group of its own, one worker, two runs, the first of them past an update."""
+    (tmp_path / "words.txt").write_text(prose(3000))
+    given = [*SMALL[:3], "--steps=100000", "--multiples=1,2", "--tokens=128", "--text=words.txt", "--out=out"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from ropewalk.cli.app import main; main()", "compare", *given, "--workers=1",
+         "--encodings=rope,learned", "--seeds=0"],
+        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    log = tmp_path / "out" / "runs" / "rope-0" / "training-log.jsonl"
+    for _ in range(24_000):
+        if process.poll() is not None or (log.exists() and log.stat().st_size):
+            break
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "everyone"),
+    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)],
+)
+def test_a_stop_begins_no_other_run(number: signal.Signals, everyone: bool, tmp_path: Path) -> None:
+    """A checkpoint of the run in hand, none begun after it, status 130, no process left, and no traceback."""
+    process = begun(tmp_path)
+    (os.killpg if everyone else os.kill)(process.pid, number)
+    _, said = process.communicate(timeout=120)  # ends when the last process with this standard error has ended
+    assert process.returncode == 130, said
+    assert "goes on from the last checkpoints" in said
+    assert "Traceback" not in said
+    assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == ["rope-0"]
+    assert list((tmp_path / "out" / "runs" / "rope-0").glob("checkpoint*/*"))
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    """Also where it is killed without a word: the run in hand checkpoints, and nothing goes on."""
+    process = begun(tmp_path)
+    process.kill()
+    process.communicate(timeout=120)
+    assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == ["rope-0"]
+    assert list((tmp_path / "out" / "runs" / "rope-0").glob("checkpoint*/*"))

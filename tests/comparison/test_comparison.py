@@ -94,7 +94,7 @@ class _Refused:
     def __init__(self, *_, **__):
         pass
 
-    def submit(self, function, settings, out, tokenizer, encoding, seed, events):
+    def submit(self, function, settings, out, tokenizer, encoding, seed):
         raise RuntimeError(encoding)
 
     def shutdown(self, **_):

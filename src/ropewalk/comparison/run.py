@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
@@ -24,9 +26,13 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.models.tokenizer import TextTokenizer
 from ropewalk.training import Event, train
 from ropewalk.training.data import read_text, split_text
+from ropewalk.training.interrupt import polite_interrupt
 from ropewalk.training.resume import sha256
 
 RECORD = "results.jsonl"
+GRACE = 20.0  # seconds for the checkpoints of runs whose pool is broken or whose parent has gone
+LOOK = 0.2  # seconds between two looks of a worker at the stop flag and at its parent
+GO, STOP, END = 0, 1, 2  # the flag: go on; checkpoint and end; end at once
 Tell = Callable[[str, int, int, int, dict[str, Any]], None]
 """Told of (encoding, seed, step, steps, facts) as runs go on; facts hold "done" at the end of each."""
 
@@ -41,8 +47,9 @@ def compare(
       "loss" for each length (see `measure`).
     - `workers`: processes, each of one thread (None: one for each core).
 
-    Ctrl-C lets each run write a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for texts and settings that
-    cannot be used, and for a folder with another comparison.
+    Ctrl-C and SIGTERM let each run write a checkpoint, begin no other, and raise KeyboardInterrupt; a second one ends
+    the runs at once. Should this process be killed, its workers checkpoint and end too. Raises `RopeError` for texts
+    and settings that cannot be used, and for a folder with another comparison.
     """
     out = Path(out)
     record = out / RECORD
@@ -52,29 +59,38 @@ def compare(
         return record
     tokenizer = _tokenizer(settings, out)
     held_out(settings, TextTokenizer.from_folder(tokenizer.parent))  # what cannot be measured is not trained
-    context = multiprocessing.get_context("spawn")
     tell = report or (lambda *_: None)
-    with context.Manager() as manager:
-        events = manager.Queue()
-        pool = ProcessPoolExecutor(min(workers or os.cpu_count() or 1, len(waiting)), mp_context=context)
+    context = multiprocessing.get_context("spawn")
+    events, flag = context.SimpleQueue(), context.RawValue("b", GO)
+    workers = min(workers or os.cpu_count() or 1, len(waiting))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_be_worker, initargs=(events, flag))
+    running: dict[Future[list[dict[str, Any]]], tuple[str, int]] = {}
+    with polite_interrupt() as interrupted:
         try:
-            running = {pool.submit(_job, settings, str(out), str(tokenizer), *job, events): job for job in waiting}
+            with _sigint_blocked():  # workers inherit it: a terminal's Ctrl-C is this process's to pass on
+                for job in waiting:
+                    running[pool.submit(_job, settings, str(out), str(tokenizer), *job)] = job
             while running:
-                done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                done, _ = wait(running, timeout=LOOK, return_when=FIRST_COMPLETED)
                 _pass_on(events, tell)
                 for future in done:
                     encoding, seed = running.pop(future)
                     for line in future.result():
                         append(record, line)
                     tell(encoding, seed, settings.steps, settings.steps, {"done": True})
+                if running and interrupted():
+                    raise KeyboardInterrupt
         except BrokenProcessPool as error:
+            _end_broken(pool, flag)
+            if interrupted():  # a SIGTERM that went to all of them
+                raise KeyboardInterrupt from None
             raise RopeError(
                 "compare: a run's process was killed.",
                 facts={"out": str(out)},
                 cure="The system may have been short of memory: the same command with --workers 1 goes on.",
             ) from error
         except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+            _stop(pool, running, events, flag)
             raise
         pool.shutdown()
     return record
@@ -141,18 +157,121 @@ def _tokenizer(settings: CompareSettings, out: Path) -> Path:
     return folder / "tokenizer.json"
 
 
-def _job(
-    settings: CompareSettings, out: str, tokenizer: str, encoding: str, seed: int, events: Any
-) -> list[dict[str, Any]]:
-    """One run in a process of its own: train, or go on, then measure."""
+def _stop(pool: ProcessPoolExecutor, running: dict[Future[Any], tuple[str, int]], events: Any, flag: Any) -> None:
+    """Let runs in hand checkpoint and end, and no other begin; a second Ctrl-C while it waits ends them at once."""
+    flag.value = STOP
+    try:
+        pool.shutdown(wait=False, cancel_futures=True)
+        while wait(running, timeout=LOOK).not_done:
+            _pass_on(events, lambda *_: None)  # a full pipe would hold a run up
+        pool.shutdown()
+    except BaseException:
+        flag.value = END
+        raise
+
+
+def _end_broken(pool: ProcessPoolExecutor, flag: Any) -> None:
+    """The pool has sent SIGTERM to the other runs: they checkpoint and end; what has not ended in time is ended."""
+    late = threading.Timer(GRACE, lambda: setattr(flag, "value", END))
+    late.start()
+    pool.shutdown()
+    late.cancel()
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Hold SIGINT back in this thread and in processes started meanwhile; where there are no signal masks, do nothing.
+
+    Python's own start and imports, in a new process, would end in a traceback. Here it arrives afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Worker:
+    """A worker's side: whether it has a run in hand, whether that is in its training loop, whether it must stop."""
+
+    def __init__(self, events: Any, flag: Any) -> None:
+        self.events, self.flag = events, flag
+        self.busy = self.looping = self.asked = False
+
+    def handle(self, number: int, frame: object) -> None:
+        """SIGTERM outside of the training loop's own care for it: leave the run in hand, or end where there is none.
+
+        In the loop it is a second one, and the checkpoint is being written.
+        """
+        if self.looping:
+            return
+        if self.busy:
+            raise KeyboardInterrupt
+        if not self.asked:
+            raise SystemExit(130)
+
+    def watch(self) -> None:
+        """Until told to stop, or left alone by the parent: then the run in hand gets SIGTERM, and checkpoints."""
+        parent = multiprocessing.parent_process()
+        pause = threading.Event()
+        left = GRACE
+        while self.flag.value != END and left > 0:
+            orphan = parent is not None and not parent.is_alive()
+            cared_for = self.looping and signal.getsignal(signal.SIGTERM) == self.handle  # the loop has had its signal
+            if (self.flag.value == STOP or orphan) and self.busy and not self.asked and not cared_for:
+                self.asked = True
+                signal.raise_signal(signal.SIGTERM)
+            if orphan:
+                left = left - LOOK if self.busy else 0
+            pause.wait(LOOK)
+        os._exit(130)
+
+
+_worker: _Worker
+
+
+def _be_worker(events: Any, flag: Any) -> None:
+    """Make this process a worker: Ctrl-C, blocked since its start, is the parent's; it ends with the parent."""
+    global _worker
+    _worker = _Worker(events, flag)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _worker.handle)
+    threading.Thread(target=_worker.watch, daemon=True).start()
+
+
+def _job(settings: CompareSettings, out: str, tokenizer: str, encoding: str, seed: int) -> list[dict[str, Any]]:
+    """One run in a worker, unless it is to stop; SIGTERM by somebody else ends the worker after the checkpoint."""
+    _worker.busy = True
+    try:
+        if _worker.flag.value != GO:
+            raise KeyboardInterrupt
+        return _run(settings, out, tokenizer, encoding, seed)
+    except KeyboardInterrupt:
+        if _worker.flag.value == GO:
+            os._exit(130)
+        raise
+    finally:
+        _worker.busy = _worker.looping = False
+
+
+def _run(settings: CompareSettings, out: str, tokenizer: str, encoding: str, seed: int) -> list[dict[str, Any]]:
+    """Train, or go on, then measure: the lines of the record."""
     torch.set_num_threads(1)
+    events = _worker.events
 
     def tell(event: Event) -> None:
+        _worker.looping = _worker.looping or event.kind == "start"
         if event.kind in ("start", "log"):
             events.put((encoding, seed, event.step, event.steps, event.facts))
 
     folder = folder_of(Path(out), encoding, seed)
     train(settings.training(encoding, seed, tokenizer), folder, dtype="float32", report=tell)
+    _worker.looping = False
+    if _worker.flag.value != GO:  # told at the last update, after which training ends whole
+        raise KeyboardInterrupt
     model = load(folder)
     assert isinstance(model, Decoder)
     assert isinstance(model.tokenizer, TextTokenizer)
@@ -171,8 +290,5 @@ def _job(
 
 
 def _pass_on(events: Any, tell: Tell) -> None:
-    while True:
-        try:
-            tell(*events.get_nowait())
-        except Empty:
-            return
+    while not events.empty():
+        tell(*events.get())
