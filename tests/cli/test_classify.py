@@ -98,7 +98,7 @@ def test_every_setting_is_an_option_with_the_same_default() -> None:
         (["train", "--data", "TRAIN", "--out", "run"], "no such column"),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--encoding", "xpos"], "XPos: it is for causal"),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--epochs", "0"], "--epochs 1 or more"),
-        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--resume"], "no run to resume"),
+        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--resume"], "classify: there is no run to resume"),
         (["predict", "nowhere", "TRAIN"], "no such folder"),
         (["predict", "MODEL", "nowhere.csv"], "cannot be read"),
         (["predict", "MODEL", "TRAIN"], "no such column"),

@@ -51,7 +51,7 @@ def test_tables_record_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--seeds=a"], "takes whole numbers"),
         (["--workers=0"], "--workers must be"),
         (["--figure=loss.pdf"], "a .png or an .svg"),
-        (["--text=missing.txt"], "cannot be read"),
+        (["--text=missing.txt"], "compare: a text file cannot be read"),
     ],
 )
 def test_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         build()(args=None if arguments is None else list(arguments), prog_name="ropewalk")
     except RopeError as error:
-        return _fail(str(error))
+        return _fail(_by_command(str(error), sys.argv[1:] if arguments is None else arguments))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -97,6 +97,12 @@ def _silence() -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
+
+
+def _by_command(message: str, arguments: Sequence[str]) -> str:
+    """Name the command that ran, where it trains with what `ropewalk train` is made of."""
+    command = next((word for word in arguments if not word.startswith("-")), "train")
+    return f"{command}: {message.removeprefix('train: ')}" if message.startswith("train: ") else message
 
 
 def _stopped() -> int:
