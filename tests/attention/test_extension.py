@@ -353,12 +353,14 @@ def test_layers_that_cannot_take_it_stay():
         lambda: DroPE(factor=math.nan),
     ],
 )
+@pytest.mark.rejects
 def test_impossible_settings_are_refused(make):
     """Each with its own message."""
     with pytest.raises(rw.RopeError):
         make()
 
 
+@pytest.mark.rejects
 def test_impossible_uses_are_refused():
     """A cache of rotated keys, positions of one's own, both ways at once, lengths that frequencies follow by row."""
     model, ids = make_model(ReRoPE(window=4)), torch.randint(0, 50, (2, 6))
@@ -401,6 +403,7 @@ def test_rows_that_agree_on_a_length_have_one():
         torch.testing.assert_close(model(ids, seq_len=torch.tensor([20, 20])), model(ids, seq_len=20))
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
 def test_one_graph_serves_every_length(extension):
     """Export with the length left open; the graph computes what the eager layer does."""
@@ -414,6 +417,7 @@ def test_one_graph_serves_every_length(extension):
             torch.testing.assert_close(exported.module()(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.rejects
 def test_impossible_drops_are_refused():
     """A cache of rotated keys, too many tokens, negative counts, a wrong number of rows."""
     model = make_model(None)
@@ -431,6 +435,7 @@ def test_impossible_drops_are_refused():
         cache.replace([0], model.new_cache(1))
 
 
+@pytest.mark.rejects
 def test_encodings_that_write_positions_down_refuse_an_unrotated_cache():
     """Their embeddings or keys would keep the old positions."""
     config = replace(make_model(None).config, rope=None, encoding="sinusoidal")
