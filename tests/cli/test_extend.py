@@ -308,3 +308,19 @@ def begin(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.DEVNULL,
         text=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("cma", ("--search",)), ("peft", ("--out", "never", "--steps", "1", "--train", "lora"))],
+)
+def test_a_missing_extra_is_said_before_any_work(module, arguments, tmp_path, monkeypatch, capsys):
+    """Not after the checkpoint was read and measured; and nothing is left behind."""
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("words " * 50)
+    with pytest.raises(SystemExit) as ended:
+        app.main(["extend", str(tmp_path / "no-such-model"), "--text", "text.txt", *arguments])
+    assert ended.value.code == 2
+    assert f"`{module}` is needed" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

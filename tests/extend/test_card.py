@@ -45,7 +45,7 @@ def test_table_and_verdict() -> None:
     written = card(found(), figure="extend.png")
     row = next(line for line in written.splitlines() if line.startswith("| yarn"))
     assert row == "| yarn | " + " | ".join(["3.750"] * 9 + ["3.500"]) + " |"
-    assert "-0.250 nats from crop (95 % interval -0.250 to -0.250)" in written
+    assert "-0.250 nats from crop's (95 % interval -0.250 to -0.250)" in written
     assert "![Loss by position](extend.png)" in written
     assert '"max_position_embeddings": 32' in written
 

@@ -79,6 +79,7 @@ def extend(
     from ropewalk.extend.export import DTYPES, check_out, export, hub_of
     from ropewalk.extend.tune import TuneSettings, weights_digest
     from ropewalk.models.checkpoint import load
+    from ropewalk.models.extras import need
     from ropewalk.training import Housekeeping
     from ropewalk.training.settings import on_machine
 
@@ -94,6 +95,10 @@ def extend(
             cure="Pass both, or neither to apply the method as it is.",
         )
     check_options(given_options(context), given)
+    if search:
+        need("cma", extra="search")
+    if steps is not None and "lora" in train:
+        need("peft", extra="tune")
     works = steps is not None or measure or (measure is None and validation is not None)
     if search_record is not None:
         check_writable(search_record)

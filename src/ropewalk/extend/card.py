@@ -145,8 +145,8 @@ def _results(record: Mapping[str, Any], protocol: Mapping[str, Any] | None, figu
         interval = (
             "" if against["ci"] is None else f" (95 % interval {against['ci'][0]:+.3f} to {against['ci'][1]:+.3f})"
         )
-        lines += ["", f"Beyond the trained length it is {against['nats']:+.3f} nats from crop{interval}, which forgets "
-                  "the oldest tokens."]  # fmt: skip
+        lines += ["", f"Beyond the trained length its loss is {against['nats']:+.3f} nats from crop's{interval}; crop "
+                  "forgets the oldest tokens. Below zero it is better."]  # fmt: skip
     return [*lines, "", *([f"![Loss by position]({figure})", ""] if figure else [])]
 
 
