@@ -161,12 +161,14 @@ def _stop(pool: ProcessPoolExecutor, running: dict[Future[Any], tuple[str, int]]
     """Let runs in hand checkpoint and end, and no other begin; a second Ctrl-C while it waits ends them at once."""
     flag.value = STOP
     try:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in running:
+            future.cancel()
         while wait(running, timeout=LOOK).not_done:
             _pass_on(events, lambda *_: None)  # a full pipe would hold a run up
         pool.shutdown()
     except BaseException:
         flag.value = END
+        pool.shutdown()  # a worker that is still being started needs this process's locks
         raise
 
 
