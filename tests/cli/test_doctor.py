@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,7 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         text=True,
         env=os.environ,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a run in the background ignores it
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:

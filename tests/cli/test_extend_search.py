@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,12 @@ def test_ctrl_c_keeps_what_was_evaluated(given: list[str], tmp_path: Path) -> No
     """Status 130, a sentence instead of a traceback, and a state that is whole."""
     command = [sys.executable, "-c", "from ropewalk.cli.app import main; main()", *given, "--budget", "100000"]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=os.environ
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a run in the background ignores it
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
