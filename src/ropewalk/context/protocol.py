@@ -118,7 +118,7 @@ class Protocol:
         """The first token of each window in the text of that number: disjoint, with gaps drawn at random.
 
         >>> Protocol.choose(trained_length=4, text="t", target=8, windows=3, seed=1).starts(30)
-        (2, 11, 21)
+        (3, 11, 21)
         """
         room = tokens - self.windows * self.target
         if tokens < self.windows * self.target:
