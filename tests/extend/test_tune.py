@@ -12,9 +12,10 @@ import torch
 
 from ropewalk import load
 from ropewalk.context.methods import applied
+from ropewalk.context.state import model_digest
 from ropewalk.errors import RopeError
 from ropewalk.extend.trainable import merge_adapters, parts_of, recomputed, trainable_copy, trained_count
-from ropewalk.extend.tune import TuneSettings, tune, weights_digest
+from ropewalk.extend.tune import TuneSettings, tune
 from ropewalk.models.decoder import Decoder
 from ropewalk.training import Event, Housekeeping
 from ropewalk.training.data import Batch
@@ -44,7 +45,7 @@ def small(path: str, source: Decoder, **changes: Any) -> TuneSettings:
     """A run of a tenth of a second."""
     settings: dict[str, Any] = {
         "text": (path,),
-        "source": weights_digest(source),
+        "source": model_digest(source),
         "method": "yarn",
         "trained_length": TRAINED,
         "target": TARGET,
@@ -218,12 +219,12 @@ def test_validation_while_tuning(text: str, source: Decoder, tmp_path: Path) -> 
 
 def test_the_digest_tells_models_apart(source: Decoder) -> None:
     """Another weight or another rope is another model."""
-    assert weights_digest(source) == weights_digest(source)
-    assert weights_digest(source) != weights_digest(applied(source, "pi", trained_length=TRAINED, target=TARGET))
+    assert model_digest(source) == model_digest(source)
+    assert model_digest(source) != model_digest(applied(source, "pi", trained_length=TRAINED, target=TARGET))
     other = trainable_copy(source, "norms", rank=1)
     with torch.no_grad():
         other.norm.weight += 0.25
-    assert weights_digest(other) != weights_digest(source)
+    assert model_digest(other) != model_digest(source)
 
 
 @pytest.mark.parametrize(

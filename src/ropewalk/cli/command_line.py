@@ -1,13 +1,17 @@
-"""The command that is running, as one would type it again."""
+"""The command that is running, as one would type it again, and what its numbers depend on."""
 
 from __future__ import annotations
 
+import platform
 import shlex
 from collections.abc import Container
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from ropewalk.models.decoder import Decoder
 
 
 def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> str:
@@ -33,3 +37,20 @@ def _shown(value: Any) -> str:
     """A value as it is typed; a path by its name alone."""
     text = str(value)
     return Path(text).resolve().name if isinstance(value, Path) or Path(text).exists() else text
+
+
+def environment_of(device: str, model: Decoder) -> dict[str, Any]:
+    """What numbers and times depend on: versions, machine, threads, and the model's size."""
+    import torch
+
+    from ropewalk import __version__
+
+    return {
+        "ropewalk": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "parameters": model.num_parameters(),
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +64,7 @@ def doctor(
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from rich.console import Console
 
-    from ropewalk.cli.command_line import command_line
+    from ropewalk.cli.command_line import command_line, environment_of
     from ropewalk.cli.doctor_retrieval import asked as asked_retrieval
     from ropewalk.cli.doctor_retrieval import check_tasks
     from ropewalk.cli.doctor_retrieval import measure as measure_retrieval
@@ -162,7 +161,7 @@ def doctor(
                 chunk=chunk,
             )
         show_retrieval(console, found_back)
-    environment = _environment(dtype, device, chunk, decoder)
+    environment = {**environment_of(device, decoder), "dtype": dtype, "chunk": chunk}
     environment["command"] = command_line(context, leave_out=("json_file", "report", "resume", "state"))
     written = document(found.name, measurement, audits, findings, environment=environment)
     if found_back is not None:
@@ -262,25 +261,6 @@ def _progress(work: Plan) -> Iterator[tuple[Any, Any]]:
             bar.advance(task, tokens)
 
         yield begin, advance
-
-
-def _environment(dtype: str, device: str, chunk: int, decoder: Any) -> dict[str, Any]:
-    """What the numbers and the times depend on."""
-    import torch
-
-    from ropewalk import __version__
-
-    return {
-        "ropewalk": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "device": device,
-        "dtype": dtype,
-        "threads": torch.get_num_threads(),
-        "chunk": chunk,
-        "parameters": decoder.num_parameters(),
-    }
 
 
 def _write(path: Path, content: str | bytes) -> None:

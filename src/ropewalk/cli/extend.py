@@ -70,14 +70,16 @@ def extend(
     import torch
     from rich.console import Console
 
+    from ropewalk.cli.command_line import environment_of
     from ropewalk.cli.extend_folder import WorkFolder
-    from ropewalk.cli.extend_job import ExtendJob, environment_of
+    from ropewalk.cli.extend_job import ExtendJob
     from ropewalk.cli.extend_options import check_options, given_options
     from ropewalk.context.doctor import trained_length_of
     from ropewalk.context.methods import applied
     from ropewalk.context.output import check_writable
+    from ropewalk.context.state import model_digest
     from ropewalk.extend.export import DTYPES, check_out, export, hub_of
-    from ropewalk.extend.tune import TuneSettings, weights_digest
+    from ropewalk.extend.tune import TuneSettings
     from ropewalk.models.checkpoint import load
     from ropewalk.models.extras import need
     from ropewalk.training import Housekeeping
@@ -161,7 +163,7 @@ def extend(
         own = {"text", "validation", "trained_length", "target", "lr"}
         settings = TuneSettings(
             **{name: value for name, value in given.items() if name in names - own},
-            source=weights_digest(source),
+            source=model_digest(source),
             text=tuple(map(str, texts)),
             validation=() if validation is None or validation.suffix == ".gz" else (str(validation),),
             trained_length=trained,

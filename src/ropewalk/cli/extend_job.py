@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropewalk.cli.command_line import environment_of
 from ropewalk.cli.extend_folder import WorkFolder
 from ropewalk.errors import RopeError
 
@@ -215,23 +215,6 @@ def _tuning(folder: Path, settings: TuneSettings, before: Decoder) -> dict[str, 
         "parameters_trained": trained_count(before, settings.train, rank=settings.rank),
         "threads": run["threads"],
         "log": log,
-    }
-
-
-def environment_of(device: str, model: Decoder) -> dict[str, Any]:
-    """What the numbers and times depend on."""
-    import torch
-
-    from ropewalk import __version__
-
-    return {
-        "ropewalk": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "parameters": model.num_parameters(),
     }
 
 

@@ -178,7 +178,7 @@ def write_record(searched: Searched, path: Path) -> None:
 def _windows(
     model: Decoder, texts: list[tuple[str, str]], windows: int | None, trained_length: int, target: int
 ) -> Tensor:
-    """int64 [windows, target]: evenly spread in each text, as the doctor takes them; shared out among the texts."""
+    """int64 [windows, target]: drawn in each text, as the doctor takes them; shared out among the texts."""
     import torch
 
     from ropewalk.context.doctor import take_windows

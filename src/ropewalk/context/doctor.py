@@ -158,7 +158,7 @@ def plan(model: Decoder, protocol: Protocol, methods: Sequence[str] | None, stat
             if first != name:
                 same_as[name] = first
     due = [
-        Job(name, window, _tokens(name, protocol, reuse=("plain", window) not in state.results))
+        Job(name, window, tokens_of(name, protocol, reuse=("plain", window) not in state.results))
         for window in range(protocol.total_windows)
         for name in chosen
         if name not in same_as and (name, window) not in state.results
@@ -176,7 +176,8 @@ def _angles(ropes: Ropes, seq_len: int) -> object:
     return tuple(None if rope is None else distinct[rope] for rope in ropes)
 
 
-def _tokens(method: str, protocol: Protocol, *, reuse: bool) -> int:
+def tokens_of(method: str, protocol: Protocol, *, reuse: bool = True) -> int:
+    """Tokens that go through the model for one window; where it can, crop reuses the plain pass's beginning."""
     if method != "crop":
         return protocol.target
     steps = crop_steps(protocol.target, protocol.trained_length, protocol.stride)

@@ -15,12 +15,11 @@ from torch import Tensor
 from ropewalk.context.measure import CHUNK, window_losses
 from ropewalk.context.output import finite
 from ropewalk.context.recommend import Interval, difference, signed
-from ropewalk.context.state import State, WindowResult, peak_memory
+from ropewalk.context.state import State, WindowResult, model_digest, peak_memory
 from ropewalk.context.statistics import mean_and_interval
 from ropewalk.errors import RopeError
 from ropewalk.extend.factors import Factors
 from ropewalk.extend.search import Advance, Begin, SearchResult
-from ropewalk.extend.tune import weights_digest
 from ropewalk.models.decoder import Decoder
 
 SEARCHED = "searched"
@@ -226,6 +225,6 @@ def _loss_of(result: SearchResult, start: Factors) -> float:
 
 
 def _fingerprint(model: Decoder, windows: Tensor, points: Sequence[Factors]) -> str:
-    digest = hashlib.sha256(f"{weights_digest(model)} {points!r}".encode())
+    digest = hashlib.sha256(f"{model_digest(model)} {points!r}".encode())
     digest.update(windows.contiguous().numpy().tobytes())
     return digest.hexdigest()[:20]

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ropewalk.context.doctor import Job, Plan, run
-from ropewalk.context.measure import crop_steps
+from ropewalk.context.doctor import Job, Plan, run, tokens_of
 from ropewalk.context.methods import ropes_for
 from ropewalk.context.output import finite
 from ropewalk.context.protocol import Protocol
@@ -110,13 +109,6 @@ def measure(
         )
         for method in methods
     ]
-
-
-def tokens_of(method: str, protocol: Protocol) -> int:
-    """Tokens that go through the model for one window; crop's beginning is the plain pass's."""
-    if method != CROP:
-        return protocol.target
-    return sum(end - start for start, end, _ in crop_steps(protocol.target, protocol.trained_length, protocol.stride))
 
 
 def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from torch import Tensor
 from ropewalk.context.measure import CHUNK, window_losses
 from ropewalk.context.retrieval.example import Example
 from ropewalk.context.retrieval.scoring import choice_log_probs
+from ropewalk.context.state import model_digest
 from ropewalk.errors import RopeError
 from ropewalk.extend.evolution import Evolution
 from ropewalk.extend.factors import Factors, Space, search_space
 from ropewalk.extend.history import Evaluation, History
-from ropewalk.extend.tune import weights_digest
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.extras import need
 from ropewalk.rope.config import RopeConfig
@@ -219,6 +219,6 @@ def _check_same(kept: Factors, asked: Factors, number: int, path: Path | None) -
 def _fingerprint(model: Decoder, windows: Tensor, space: Space, seed: int, objective: str, strategy: str) -> str:
     """A short hash of what the evaluations depend on; the budget is not among it, so that a search can be prolonged."""
     lengths = (space.trained_length, space.target, space.monotone, seed, objective)
-    digest = hashlib.sha256(f"{weights_digest(model)} {lengths} {space.starts!r} cma {strategy}".encode())
+    digest = hashlib.sha256(f"{model_digest(model)} {lengths} {space.starts!r} cma {strategy}".encode())
     digest.update(windows.contiguous().numpy().tobytes())
     return digest.hexdigest()[:20]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +28,7 @@ class TuneSettings:
     """What tuning computes; equal settings on equal texts and threads give the same bits.
 
     - `text`, `validation`: UTF-8 files, one document each. `validation_windows`: at most, while training.
-    - `source`: which weights are tuned (`weights_digest`). `method`, `trained_length`, `target` (tokens): the ropes,
+    - `source`: which weights are tuned (`model_digest`). `method`, `trained_length`, `target` (tokens): the ropes,
       and the length of every window.
     - `steps`: updates, each of `tokens_per_step` tokens (None: `batch_size` windows), rounded up to whole batches.
     - `train`, `rank`: which weights; see `trainable_copy`. `recompute`: activations anew in the backward pass.
@@ -190,14 +189,3 @@ def tune(
     tuned = merge_adapters(run.model).requires_grad_(False).eval().to(model.embed_tokens.weight.device)
     tuned.tokenizer = model.tokenizer
     return tuned
-
-
-def weights_digest(model: Decoder) -> str:
-    """A short hash of a model: its config, and 64 numbers of every weight."""
-    digest = hashlib.sha256(repr(model.config).encode())
-    for name, weight in model.named_parameters():
-        flat = weight.detach().reshape(-1)
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        places = torch.linspace(0, len(flat) - 1, min(64, len(flat)), dtype=torch.float64).long()
-        digest.update(flat[places].float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:20]

@@ -10,9 +10,10 @@ from ropewalk.context.measure import CHUNK
 from ropewalk.context.retrieval.protocol import DEPTHS, SAMPLES, Cell, RetrievalProtocol, draws
 from ropewalk.context.retrieval.result import RetrievalMeasurement
 from ropewalk.context.retrieval.scoring import is_found
-from ropewalk.context.retrieval.state import RetrievalState, examples_fingerprint, model_fingerprint
+from ropewalk.context.retrieval.state import RetrievalState, examples_fingerprint
 from ropewalk.context.retrieval.tasks import TASKS, Task, make_tasks
 from ropewalk.context.sources import read_text
+from ropewalk.context.state import model_digest
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.extras import need
@@ -110,7 +111,8 @@ def measure_retrieval(
     numbers = {(method, cell): index for index, (method, cell, _) in enumerate(due, 1)}
     for method, make in methods.items():
         model = make()
-        kept.enter(method, model_fingerprint(model, crop=None if crop is None else crop.get(method)))
+        read = "" if crop is None or method not in crop else f" cropped to {crop[method]}"
+        kept.enter(method, model_digest(model) + read)
         for cell in (cell for cell in cells if (method, cell) in numbers):
             done = len(kept.found(method, cell))
             if begin is not None:

@@ -12,7 +12,6 @@ import torch
 from ropewalk.context.output import check_begins, write_whole
 from ropewalk.context.retrieval.protocol import Cell, RetrievalProtocol
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
 from ropewalk.models.tokenizer import TextTokenizer
 
 FORMAT = 1
@@ -105,15 +104,4 @@ def examples_fingerprint(tokenizer: TextTokenizer, text: str, protocol: Retrieva
     digest = hashlib.sha256(repr(made).encode())
     digest.update(text.encode())
     digest.update(repr(tokenizer.encode(text[:4000])).encode())
-    return digest.hexdigest()[:20]
-
-
-def model_fingerprint(model: Decoder, *, crop: int | None = None) -> str:
-    """A short hash of a model: how it says what it is, a sample of every weight, and how many tokens `crop` leaves."""
-    digest = hashlib.sha256(f"{model.config!r}{'' if crop is None else f' crop {crop}'}".encode())
-    for name, weight in model.named_parameters():
-        flat = weight.detach().reshape(-1)
-        sample = flat[torch.linspace(0, len(flat) - 1, min(64, len(flat)), dtype=torch.float64).long()]
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        digest.update(sample.float().cpu().numpy().tobytes())
     return digest.hexdigest()[:20]
