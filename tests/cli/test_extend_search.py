@@ -106,6 +106,43 @@ def test_the_same_command_goes_on(given: list[str], tmp_path: Path, capsys: pyte
     assert second["best"]["divisors"] == pytest.approx(third["best"]["divisors"], rel=1e-9)
 
 
+def test_search_on_answers(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples instead of windows; held against other examples and against the loss of a text; the same goes on."""
+    record = tmp_path / "search.json"
+    at = given.index("--target") + 1
+    words = [*given[:at], "400", *given[at + 1 :], "--windows", "1", "--answers", "passkey", "--search-windows", "3"]
+    assert call(*words, "--budget", 10, "--search-record", record) == 0
+    printed = capsys.readouterr().out
+    assert "Search: loss of the answers of passkey; examples of 400 tokens: 3 of seen, held out 40" in printed
+    found = json.loads(record.read_text())
+    assert (found["answers"], found["windows"], found["evaluations"]) == (["passkey"], 3, 10)
+    assert found["held_out_answers"]["examples"] == 40
+    assert found["held_out"]["windows"] == 1
+    for sentence in (*found["held_out_answers"]["sentences"], *found["held_out"]["sentences"]):
+        assert sentence in printed
+    assert call(*words, "--budget", 12) == 0
+    assert "10 evaluations" not in capsys.readouterr().out
+    assert call(*words[:-4], "--answers", "pass,key") == 2
+    assert "unknown task" in capsys.readouterr().err
+
+
+def test_search_with_unscaled_first_tokens(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every point leaves the first tokens as they are; only ropewalk's own form can hold that."""
+    out = tmp_path / "out"
+    words = [*given, "--budget", "10", "--unscaled-tokens", "4", "--out", str(out)]
+    assert call(*words) == 2
+    assert "Pass --native" in capsys.readouterr().err
+    assert call(*words, "--native") == 0
+    rope = rw.load(out).config.ropes[0]
+    assert rope is not None
+    assert isinstance(rope.scaling, LongRoPE)
+    assert rope.scaling.unscaled_tokens == 4
+    found = json.loads((out / "search.json").read_text())
+    assert (found["unscaled_tokens"], found["rope_parameters"]) == (4, None)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
 def test_ctrl_c_keeps_what_was_evaluated(given: list[str], tmp_path: Path) -> None:
     """Status 130, a sentence instead of a traceback, and a state that is whole."""

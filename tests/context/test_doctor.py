@@ -13,14 +13,18 @@ import numpy as np
 import pytest
 import torch
 
+import ropewalk as rw
 from ropewalk.context.doctor import Job, Measurement, gather, plan, run, take_windows, trained_length_of
 from ropewalk.context.measure import window_losses
 from ropewalk.context.methods import EXTENSIONS, IN_ATTENTION, METHODS, applied
 from ropewalk.context.protocol import Protocol
+from ropewalk.context.report import at_run_time, config_changes
 from ropewalk.context.state import State, WindowResult, default_path, fingerprint
 from ropewalk.context.workers import fitting_workers
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.rope import scaling
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import NTK, YaRN
 from tests.context.models import ROPE, random_ids, tiny_decoder
 
@@ -243,6 +247,37 @@ def test_methods_in_attention_are_measured_as_they_run() -> None:
         assert name == "p-rope" or any(found.extensions[name])
     assert found.ropes["drope"] == (None, None)
     assert len({round(found.mean_over(name, [15]), 6) for name in ("plain", *IN_ATTENTION)}) == 1 + len(IN_ATTENTION)
+
+
+def test_first_tokens_can_keep_their_angles() -> None:
+    """LongRoPE's n-hat: below it a position turns by the plain frequencies, from it on by the method's, and the losses
+    are those of exactly that rotation; plain and methods in attention are left as they are."""
+    model, of = tiny_decoder(), protocol(unscaled_tokens=5)
+    found, scaled = measure(model, of, ["pi,yarn,dca"]), measure(model, protocol(), ["pi,yarn,dca"])
+    plain = columns_of(ROPE)
+    for name in ("pi", "yarn"):
+        rope, whole = found.ropes[name][0], scaled.ropes[name][0]
+        assert rope is not None
+        assert whole is not None
+        cos, _ = rw.RotaryEmbedding(rope).cos_sin(torch.arange(64), 64)
+        positions = np.arange(64.0)[:, None]
+        angles = np.where(positions < 5, positions * plain, positions * columns_of(whole, 64))
+        np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=1e-6)
+        assert attention_factor_of(rope, 64) == attention_factor_of(whole, 64)
+        assert found.beyond(name) != scaled.beyond(name)
+    for name in ("plain", "dca"):
+        assert found.beyond(name) == scaled.beyond(name)
+    assert applied(model, "yarn", trained_length=16, target=64, unscaled_tokens=5).config.ropes == found.ropes["yarn"]
+    assert config_changes("yarn", found)["rope_parameters"] is None
+    assert str(at_run_time("yarn", found)).startswith("model.with_rope(RopeConfig(")
+    call = str(at_run_time("yarn", found))
+    assert eval(call[call.index("(") :], {**vars(rw), **vars(scaling)}) == found.ropes["yarn"][0]
+    assert at_run_time("dca", found) == "model.with_extension(DualChunk(chunk=12, trained_length=16, log_n=None))"
+    assert at_run_time("plain", found) is None
+    assert "The first 5 tokens of a window keep their angles" in of.sentence()
+    for wrong in (-1, 64, 1.5):
+        with pytest.raises(RopeError, match="`unscaled_tokens` must be a whole number"):
+            protocol(unscaled_tokens=wrong)  # type: ignore[arg-type]
 
 
 def test_layers_with_short_windows_stay_out_of_attention_methods() -> None:

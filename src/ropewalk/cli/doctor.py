@@ -40,6 +40,9 @@ def doctor(
             help="Names with commas, or all: those in attention as well [default: those that a config can hold, crop].",
         ),
     ] = None,
+    unscaled_tokens: Annotated[
+        int, typer.Option(help="First tokens that keep their angles under changed frequencies (LongRoPE's n-hat).")
+    ] = 0,
     retrieval: Annotated[
         str | None,
         typer.Option(help="Also ask for what lies far back: all, or passkey,niah_single,...; hours on long lengths."),
@@ -74,7 +77,7 @@ def doctor(
     from ropewalk.context.methods import named_methods
     from ropewalk.context.output import check_writable, finite
     from ropewalk.context.protocol import Protocol
-    from ropewalk.context.report import answer_lines, config_changes, document, run_time_changes, shared_sentences
+    from ropewalk.context.report import answer_lines, at_run_time, config_changes, document, shared_sentences
     from ropewalk.context.retrieval.summary import sentences
     from ropewalk.context.sources import read_source, read_text
     from ropewalk.context.state import State, default_path, fingerprint
@@ -104,6 +107,7 @@ def doctor(
         stride=stride,
         start_char=start_char,
         seed=seed,
+        unscaled_tokens=unscaled_tokens,
         tokens=min(map(len, tokens)),
     )
     audits = found.audits(trained_length=protocol.trained_length, target=protocol.target)
@@ -137,13 +141,10 @@ def doctor(
     answer = measurement.recommendation()
     for line in (*shared_sentences(measurement), *answer_lines(answer)):
         console.print(line, markup=False, highlight=False)
-    at_run_time = None if answer.method is None else run_time_changes(answer.method, measurement)
-    if at_run_time is not None:
+    call = None if answer.method is None else at_run_time(answer.method, measurement)
+    if call is not None:
         console.print(
-            f"No config can hold {answer.method}: at run time, model.with_extension({at_run_time}) "
-            "of ropewalk.attention.extension.",
-            markup=False,
-            highlight=False,
+            f"No config can hold {answer.method}: at run time, {call}.", markup=False, highlight=False, soft_wrap=True
         )
     elif answer.method not in (None, "plain"):
         pasted = json.dumps(config_changes(answer.method, measurement), indent=2)

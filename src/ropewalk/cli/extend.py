@@ -31,7 +31,11 @@ def extend(
     budget: Annotated[int | None, typer.Option(help="Evaluations of the search [default: 200].")] = None,
     minutes: Annotated[float | None, typer.Option(help="Of evaluations; with --budget, what ends first.")] = None,
     monotone: Annotated[bool, typer.Option("--monotone", help="Divisors never fall towards slower pairs.")] = False,
-    search_windows: Annotated[int | None, typer.Option(help="Windows of --text for each evaluation [default: 4]."
+    answers: Annotated[str | None, typer.Option(help="Search on answers of retrieval tasks: passkey,niah_single,..."
+        )] = None,
+    unscaled_tokens: Annotated[int, typer.Option(help="First tokens that keep their angles (LongRoPE's n-hat)."
+        )] = 0,
+    search_windows: Annotated[int | None, typer.Option(help="Windows (examples) for each evaluation [default: 4 (10)]."
         )] = None,
     search_record: Annotated[Path | None, typer.Option(help="Write the search's numbers here, its figure beside it."
         )] = None,
@@ -132,6 +136,8 @@ def extend(
             budget=budget,
             minutes=minutes,
             monotone=monotone,
+            unscaled_tokens=unscaled_tokens,
+            answers=answers,
             seed=seed,
             restart=restart,
             environment=environment_of(place, source),
@@ -146,7 +152,7 @@ def extend(
     def under_method() -> Decoder:
         if searched is not None:
             return searched.result.apply(source)
-        return applied(source, method, trained_length=trained, target=length)
+        return applied(source, method, trained_length=trained, target=length, unscaled_tokens=unscaled_tokens)
 
     adapted = under_method()
     if not native:

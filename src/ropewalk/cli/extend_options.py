@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 
+from ropewalk.context.methods import EXTENSIONS
 from ropewalk.errors import RopeError
 
-OF_SEARCH = ("budget", "minutes", "monotone", "search_windows", "search_record")
+OF_SEARCH = ("answers", "budget", "minutes", "monotone", "search_windows", "search_record")
 OF_TUNING = (
     "train", "rank", "batch_size", "tokens_per_step", "recompute", "lr", "final_lr", "warmup", "weight_decay", "clip",
     "precision", "log_every", "checkpoint_every",
@@ -50,6 +51,18 @@ def check_options(given: Collection[str], values: Mapping[str, Any]) -> None:
             "extend: --search starts from every method, so --method would be ignored.",
             facts={"method": values["method"]},
             cure="Leave one of them out.",
+        )
+    if values["unscaled_tokens"] and not search and values["method"] not in EXTENSIONS:
+        raise RopeError(
+            "extend: --unscaled-tokens belongs to methods that change frequencies, and would be ignored.",
+            facts={"method": values["method"]},
+            cure=f"Choose from {', '.join(EXTENSIONS)}, or leave it out.",
+        )
+    if values["unscaled_tokens"] and writes and not values["native"]:
+        raise RopeError(
+            "extend: no key of transformers says that the first tokens keep their angles.",
+            facts={"unscaled_tokens": values["unscaled_tokens"]},
+            cure="Pass --native, for a folder that ropewalk alone reads, or leave --unscaled-tokens out.",
         )
     if "rank" in given and "lora" not in str(values["train"]).split("+"):
         raise RopeError(

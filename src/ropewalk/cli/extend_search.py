@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
+    from ropewalk.context.retrieval.example import Example
+    from ropewalk.extend.answers import HeldOutAnswers
     from ropewalk.extend.held_out import HeldOut
     from ropewalk.extend.search import SearchResult
     from ropewalk.models.decoder import Decoder
@@ -26,13 +28,15 @@ if TYPE_CHECKING:
 RECORD, FIGURE = "search.json", "search.png"
 METHOD = "searched"
 WINDOWS = 4  # of the search text: every evaluation reads them all
+EXAMPLES = 10  # where answers are searched on: each gives a few tokens alone
+EXAMPLES_APART = 40  # held out: read once for each analytic method, not for each evaluation
 
 
 class Searched:
-    """A finished search: what it found, what that is worth, and the files that say so."""
+    """A finished search: what it found, and the files that say so."""
 
-    def __init__(self, result: SearchResult, found: HeldOut, record: dict[str, Any]) -> None:
-        self.result, self.found, self.record = result, found, record
+    def __init__(self, result: SearchResult, record: dict[str, Any]) -> None:
+        self.result, self.record = result, record
 
     def files(self) -> dict[str, str | bytes]:
         """search.json, and search.png where matplotlib is installed."""
@@ -56,7 +60,8 @@ class Searched:
             {row["name"]: row["loss"] for row in said["starts"]},
             factor=space.target / space.trained_length,
             title=f"{said['model']}: factors searched from {space.trained_length:,} to {space.target:,} tokens",
-            note=f"{count} evaluations on {windows} windows of {said['text']}; seed {seed}.",
+            note=f"{count} evaluations on {windows} {_read(said['answers'])} of {said['text']}; seed {seed}.",
+            axis=f"loss {'of the answers' if said['answers'] else 'beyond the trained length'}, nats per token",
         )
         drawn: bytes = render(figure, kind)
         return drawn
@@ -77,15 +82,21 @@ def run_search(
     budget: int | None,
     minutes: float | None,
     monotone: bool,
+    unscaled_tokens: int,
+    answers: str | None,
     seed: int,
     restart: bool,
     environment: Mapping[str, Any],
 ) -> Searched:
     """Search, measure on held-out text, and tell. Ctrl-C ends with status 130; the same command goes on.
 
+    With `answers`, names of retrieval tasks with commas, the search is on their answers, and held against others of the
+    held-out text as well.
+
     Raises `RopeError` for texts that are missing or too short, and for a held-out text that shares passages with them.
     """
     from ropewalk.context.sources import read_text
+    from ropewalk.extend.answers import answer_objective, digest, held_out_answers
     from ropewalk.extend.held_out import held_out, search_record
     from ropewalk.extend.overlap import check_unseen
     from ropewalk.extend.search import BUDGET, search
@@ -99,8 +110,11 @@ def run_search(
     read = [read_text(path) for path in texts]
     other, unseen = read_text(validation)
     label = " and ".join(Path(one).stem for one, _ in read)
-    count = search_windows or max(WINDOWS, len(read))
-    seen = _windows(model, read, count, trained_length, target)
+    count = search_windows or (EXAMPLES if answers else max(WINDOWS, len(read)))
+    seen = None if answers else _windows(model, read, count, trained_length, target)
+    tasks = [word.strip() for word in (answers or "").split(",") if word.strip()]
+    examples = _examples(model, tasks, read, count, target, seed) if answers else []
+    others = _examples(model, tasks, [(other, unseen)], EXAMPLES_APART, target, seed + 1) if answers else []
     apart = _windows(model, [(other, unseen[max(start_char, 0) :])], windows, trained_length, target)
     encode = model.tokenizer.encode
     check_unseen(
@@ -112,15 +126,17 @@ def run_search(
     )
     folder = _folder()
     limit = BUDGET if budget is None and minutes is None else budget
+    what = f"loss of the answers of {', '.join(tasks)}" if answers else f"loss beyond {trained_length:,} tokens"
+    apart_too = f"{len(others)} {_read(answers)} and " if answers else ""
     console.print(
-        f"Search: loss beyond {trained_length:,} tokens; windows of {target:,} tokens: {len(seen)} of {label}, "
-        f"held out {len(apart)} of {Path(other).stem}.",
+        f"Search: {what}; {_read(answers)} of {target:,} tokens: {count} of {label}, held out {apart_too}"
+        f"{len(apart)} windows of {Path(other).stem}.",
         markup=False,
         soft_wrap=True,
     )
     kept = [0]
     try:
-        with _progress(limit, target * len(seen)) as (begin, advance):
+        with _progress(limit, target * count) as (begin, advance):
 
             def told(number: int, point: str, best: Any) -> None:
                 kept[0] = number - 1
@@ -135,6 +151,9 @@ def run_search(
                 seconds=None if minutes is None else 60 * minutes,
                 seed=seed,
                 monotone=monotone,
+                unscaled_tokens=unscaled_tokens,
+                objective=answer_objective(examples, advance=advance) if answers else None,
+                objective_name=f"answers {digest(examples)}" if answers else "text",
                 state_path=folder,
                 resume=not restart,
                 begin=told,
@@ -151,6 +170,19 @@ def run_search(
                 begin=begin,
                 advance=advance,
             )
+        found_answers = None
+        if answers:
+            with _progress(len(others) * (len(result.space.starts) + 1), target, "answers") as (begin, advance):
+                found_answers = held_out_answers(
+                    model,
+                    result,
+                    others,
+                    text=Path(other).stem,
+                    folder=folder,
+                    resume=not restart,
+                    begin=begin,
+                    advance=advance,
+                )
     except KeyboardInterrupt:
         sys.stderr.write(f"\nextend: stopped; {kept[0]} evaluations are kept. The same command goes on from there.\n")
         raise typer.Exit(130) from None
@@ -159,10 +191,17 @@ def run_search(
         found,
         model=Path(name).name,
         text=label,
-        further={"seed": seed, "budget": limit, "minutes": minutes, "environment": dict(environment)},
+        further={
+            "answers": tasks or None,
+            "held_out_answers": None if found_answers is None else found_answers.to_json(),
+            "seed": seed,
+            "budget": limit,
+            "minutes": minutes,
+            "environment": dict(environment),
+        },
     )
-    _tell(console, result, found, record)
-    return Searched(result, found, record)
+    _tell(console, result, found, found_answers, record)
+    return Searched(result, record)
 
 
 def write_record(searched: Searched, path: Path) -> None:
@@ -202,6 +241,22 @@ def _windows(
     return torch.cat(parts)
 
 
+def _examples(
+    model: Decoder, tasks: list[str], texts: list[tuple[str, str]], count: int, target: int, seed: int
+) -> list[Example]:
+    """Examples of these tasks, their words and passages from the texts."""
+    from ropewalk.extend.answers import answer_examples
+
+    assert model.tokenizer is not None
+    text = "\n".join(contents for _, contents in texts)
+    return answer_examples(model.tokenizer, tasks, text, length=target, count=count, seed=seed)
+
+
+def _read(answers: object) -> str:
+    """What an evaluation reads."""
+    return "examples" if answers else "windows"
+
+
 def _folder() -> Path:
     """Where searches keep their evaluations: the user's cache."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropewalk" / "search"
@@ -209,12 +264,20 @@ def _folder() -> Path:
     return folder
 
 
-def _tell(console: Console, result: SearchResult, found: HeldOut, record: Mapping[str, Any]) -> None:
+def _tell(
+    console: Console,
+    result: SearchResult,
+    found: HeldOut,
+    found_answers: HeldOutAnswers | None,
+    record: Mapping[str, Any],
+) -> None:
     """The table of losses, and the answer in words."""
     from rich.table import Table
 
     table = Table(title="Loss, nats per token", title_justify="left")
-    for head in ("", "search text, beyond", "held out, beyond", "held out, within"):
+    asked = {} if found_answers is None else {row["name"]: row["loss"] for row in record["held_out_answers"]["rows"]}
+    first = ("search, answers", "held out, answers") if asked else ("search text, beyond",)
+    for head in ("", *first, "held out, beyond", "held out, within"):
         table.add_column(head, justify="left" if not head else "right")
     losses = {"searched": result.best.loss, **{row["name"]: row["loss"] for row in record["starts"]}}
     for row in record["held_out"]["rows"]:
@@ -222,6 +285,7 @@ def _tell(console: Console, result: SearchResult, found: HeldOut, record: Mappin
         table.add_row(
             row["name"],
             "not a number" if known is None else f"{known:.4f}",
+            *([f"{asked[row['name']]:.4f}"] if asked else []),
             f"{row['beyond']:.4f}",
             f"{row['within']:.4f}",
         )
@@ -229,11 +293,12 @@ def _tell(console: Console, result: SearchResult, found: HeldOut, record: Mappin
     for method, why in result.space.left_out:
         console.print(f"Left out: {method}: {why}", markup=False)
     console.print(
-        f"{len(result.evaluations)} evaluations; on the search text {result.best.loss:.4f}, against "
+        f"{len(result.evaluations)} evaluations; on the search {_read(asked) if asked else 'text'} "
+        f"{result.best.loss:.4f}, against "
         f"{result.best_start.loss:.4f} of {result.best_start.factors.name}.",
         markup=False,
     )
-    for line in found.sentences():
+    for line in (*(found_answers.sentences() if found_answers else ()), *found.sentences()):
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -146,7 +146,14 @@ def plan(model: Decoder, protocol: Protocol, methods: Sequence[str] | None, stat
             cure="Ask for a longer --target, or leave crop out.",
         )
     ropes = {
-        name: ropes_for(name, model.config.ropes, model.config.sliding_windows, trained_length=trained, target=target)
+        name: ropes_for(
+            name,
+            model.config.ropes,
+            model.config.sliding_windows,
+            trained_length=trained,
+            target=target,
+            unscaled_tokens=protocol.unscaled_tokens,
+        )
         for name in chosen
     }
     extensions = {name: extensions_for(name, model.config, trained_length=trained, target=target) for name in chosen}

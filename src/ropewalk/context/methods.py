@@ -19,7 +19,19 @@ from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder, DecoderConfig
 from ropewalk.rope.bounds import smallest_theta
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, Proportional, Resonance, Scaling, YaRN
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.scaling import (
+    ABF,
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Resonance,
+    Scaling,
+    YaRN,
+)
 
 Ropes = tuple[RopeConfig | None, ...]
 Extensions = tuple[Extension | None, ...]
@@ -59,7 +71,9 @@ def unscaled(rope: RopeConfig) -> RopeConfig:
     return dataclasses.replace(rope, scaling=None)
 
 
-def extended(rope: RopeConfig, method: str, *, trained_length: int, target: int) -> RopeConfig:
+def extended(
+    rope: RopeConfig, method: str, *, trained_length: int, target: int, unscaled_tokens: int = 0
+) -> RopeConfig:
     """One rope under `method`, scaled by target / trained_length.
 
     **Arguments:**
@@ -69,6 +83,7 @@ def extended(rope: RopeConfig, method: str, *, trained_length: int, target: int)
       smallest theta (never below the checkpoint's) whose sum of cosines stays above zero up to the target; `resonance`
       is YaRN with wavelengths rounded to whole tokens; `p-rope` stops the slowest quarter of the pairs.
     - `trained_length`, `target`: tokens.
+    - `unscaled_tokens`: so many first tokens keep their angles under a method of `EXTENSIONS` (LongRoPE, section 3.2).
 
     **Raises:** `RopeError` for an unknown method, or where the method cannot be applied.
 
@@ -95,7 +110,34 @@ def extended(rope: RopeConfig, method: str, *, trained_length: int, target: int)
             cure="Ask for a longer --target, or measure --methods plain alone.",
         )
     scaling = Proportional(P_ROPE) if method == "p-rope" else EXTENSIONS[method](plain, trained_length, target)
-    return dataclasses.replace(plain, scaling=scaling, max_position_embeddings=trained_length)
+    found = dataclasses.replace(plain, scaling=scaling, max_position_embeddings=trained_length)
+    if unscaled_tokens and method in EXTENSIONS:
+        return with_unscaled_tokens(found, unscaled_tokens, trained_length=trained_length, target=target)
+    return found
+
+
+def with_unscaled_tokens(rope: RopeConfig, count: int, *, trained_length: int, target: int) -> RopeConfig:
+    """The same frequencies as LongRoPE's divisors, but for the first `count` tokens, which keep the unscaled angles.
+
+    **Arguments:**
+    - `rope`: with a scaling; its divisors at `trained_length` become the short list, at `target` the long one, and its
+      attention factor at `target` that of both.
+
+    **Source:** Ding et al. 2024, arXiv:2402.13753, section 3.2: the first n-hat tokens without interpolation.
+
+    >>> rope = RopeConfig(4, interleaved=False, scaling=Linear(4.0))
+    >>> with_unscaled_tokens(rope, 2, trained_length=8, target=32).scaling.long_factor
+    (4.0, 4.0)
+    """
+    base = columns_of(unscaled(rope))
+    short, long = (
+        tuple(old / new for old, new in zip(base, columns_of(rope, length), strict=True))
+        for length in (trained_length, target)
+    )
+    rule = LongRoPE(
+        short, long, trained_length, attention_factor=attention_factor_of(rope, target), unscaled_tokens=count
+    )
+    return dataclasses.replace(rope, scaling=rule)
 
 
 def ropes_for(
@@ -105,9 +147,10 @@ def ropes_for(
     *,
     trained_length: int,
     target: int,
+    unscaled_tokens: int = 0,
 ) -> Ropes:
-    """Each layer's rope under `method`: layers without rope, and sliding layers that never see further than
-    the trained length, keep what they have."""
+    """Each layer's rope under `method`, as `extended` makes it: layers without rope, and sliding layers that never see
+    further than the trained length, keep what they have."""
 
     def one(rope: RopeConfig | None, window: int | None) -> RopeConfig | None:
         if rope is None or method == "as-is":
@@ -116,7 +159,7 @@ def ropes_for(
         kind = "plain" if local else method
         if kind == "drope":
             return None
-        return extended(rope, kind, trained_length=trained_length, target=target)
+        return extended(rope, kind, trained_length=trained_length, target=target, unscaled_tokens=unscaled_tokens)
 
     return tuple(one(rope, window) for rope, window in zip(ropes, sliding_windows, strict=True))
 
@@ -146,14 +189,21 @@ def extensions_for(method: str, config: DecoderConfig, *, trained_length: int, t
     return tuple(one(rope, window) for rope, window in zip(config.ropes, config.sliding_windows, strict=True))
 
 
-def applied(model: Decoder, method: str, *, trained_length: int, target: int) -> Decoder:
+def applied(model: Decoder, method: str, *, trained_length: int, target: int, unscaled_tokens: int = 0) -> Decoder:
     """The model under `method`, its weights shared: for windows and prompts of up to `target` tokens.
 
     Raises `RopeError` for an unknown method, or where it cannot be applied. `crop` is the plain model: whoever feeds it
     cuts the text.
     """
     config = model.config
-    ropes = ropes_for(method, config.ropes, config.sliding_windows, trained_length=trained_length, target=target)
+    ropes = ropes_for(
+        method,
+        config.ropes,
+        config.sliding_windows,
+        trained_length=trained_length,
+        target=target,
+        unscaled_tokens=unscaled_tokens,
+    )
     extensions = extensions_for(method, config, trained_length=trained_length, target=target)
     return under(model, ropes, extensions)
 

@@ -19,7 +19,8 @@ MOST_WINDOWS = 16
 class Protocol:
     """One protocol of measurement; every length is in tokens, `start_char` in characters of each text.
 
-    `windows` are taken of each text, disjoint, at places drawn from `seed`.
+    `windows` are taken of each text, disjoint, at places drawn from `seed`. The first `unscaled_tokens` of a window
+    keep their angles under every method that changes frequencies (LongRoPE's n-hat).
 
     The loss of a token given all tokens before it in its window belongs to the block of its own position: so
     the first token of a window has none, and the first block holds one loss fewer.
@@ -33,6 +34,7 @@ class Protocol:
     texts: tuple[str, ...]
     start_char: int = 0
     seed: int = 0
+    unscaled_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("trained_length", "target", "block", "windows", "stride"):
@@ -47,6 +49,12 @@ class Protocol:
         if not isinstance(self.seed, int) or self.seed < 0:
             raise RopeError(
                 "doctor: `seed` must be a whole number of at least 0.", facts={"seed": self.seed}, cure="Give --seed 0."
+            )
+        if not isinstance(self.unscaled_tokens, int) or not 0 <= self.unscaled_tokens < self.target:
+            raise RopeError(
+                "doctor: `unscaled_tokens` must be a whole number from 0 to below the target.",
+                facts={"unscaled_tokens": self.unscaled_tokens, "target": self.target},
+                cure="A few are usual: --unscaled-tokens 4; LongRoPE tries up to 256.",
             )
         if self.start_char < 0:
             raise RopeError(
@@ -79,6 +87,7 @@ class Protocol:
         stride: int | None = None,
         start_char: int = 0,
         seed: int = 0,
+        unscaled_tokens: int = 0,
         tokens: int | None = None,
     ) -> Protocol:
         """Fill in what was not asked for: target 4x, block and stride a quarter of the trained length, and as
@@ -102,6 +111,7 @@ class Protocol:
             texts=texts,
             start_char=start_char,
             seed=seed,
+            unscaled_tokens=unscaled_tokens,
         )
 
     @property
@@ -145,7 +155,16 @@ class Protocol:
             f"{several}, placed at random (seed {self.seed}), of {texts} from character {self.start_char:,}; positions "
             f"0 to {self.target - 1:,}; a loss belongs to the block of the predicted position. Blocks of "
             f"{self.block:,}. crop: fresh windows of {self.trained_length:,} tokens, stride {self.stride:,}. "
+            + self._first_tokens()
             + interval_sentence(self.total_windows)
+        )
+
+    def _first_tokens(self) -> str:
+        if not self.unscaled_tokens:
+            return ""
+        return (
+            f"The first {self.unscaled_tokens:,} tokens of a window keep their angles under every method that changes "
+            "frequencies. "
         )
 
     def to_json(self) -> dict[str, Any]:

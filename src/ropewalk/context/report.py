@@ -12,6 +12,7 @@ from ropewalk.context.methods import IN_ATTENTION, main_rope, unscaled
 from ropewalk.context.output import finite
 from ropewalk.context.recommend import Recommendation
 from ropewalk.context.statistics import over_windows
+from ropewalk.rope.frequencies import first_columns_of
 from ropewalk.rope.scaling import DynamicNTK
 
 
@@ -53,7 +54,8 @@ def document(
             {
                 "name": method,
                 **config_changes(method, measurement),
-                "extension": run_time_changes(method, measurement),
+                "extension": extension_of(method, measurement),
+                "at_run_time": at_run_time(method, measurement),
                 **turning(method, measurement),
                 "loss_by_block": [mean for mean, _ in by_block],
                 "ci_by_block": [interval for _, interval in by_block],
@@ -97,10 +99,11 @@ def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
     """The keys of config.json that make a checkpoint use `method`: `rope_parameters` and `max_position_embeddings`.
 
     The length is the target, except where the rule itself starts from it (dynamic), and for plain, crop and methods
-    in attention, which configs cannot express. Without a rope (drope) `rope_parameters` is None.
+    in attention, which configs cannot express. `rope_parameters` is None without a rope (drope), and for unscaled first
+    tokens, for which transformers has no key.
     """
     rope = main_rope(measurement.ropes[method])
-    if rope is None:
+    if rope is None or first_columns_of(rope) is not None:
         return {"rope_parameters": None, "max_position_embeddings": measurement.protocol.target}
     if method in ("plain", "crop", *IN_ATTENTION) or isinstance(rope.scaling, DynamicNTK):
         length = measurement.protocol.trained_length
@@ -111,9 +114,19 @@ def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
     return {"rope_parameters": rope.to_hf(), "max_position_embeddings": length}
 
 
-def run_time_changes(method: str, measurement: Measurement) -> str | None:
-    """The extension that a method in attention needs at run time, as Python says it; None for all others."""
+def extension_of(method: str, measurement: Measurement) -> str | None:
+    """The extension of a method in attention, as Python says it; None for all others."""
     return next((repr(one) for one in measurement.extensions[method] if one is not None), None)
+
+
+def at_run_time(method: str, measurement: Measurement) -> str | None:
+    """The call that puts a model under a method that no config can hold; None for the others."""
+    rope, extension = main_rope(measurement.ropes[method]), extension_of(method, measurement)
+    if extension is not None:
+        return f"model.with_extension({extension})"
+    if rope is not None and first_columns_of(rope) is not None:
+        return f"model.with_rope({rope!r})"
+    return None
 
 
 def turning(method: str, measurement: Measurement) -> dict[str, Any]:

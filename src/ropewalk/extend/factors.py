@@ -45,7 +45,8 @@ class Space:
     - `layers`: which layers are searched, with one rope between them: those that see beyond the trained length.
     - `plain`: that rope, unscaled. `ropes`: every layer's, unscaled.
     - `trained_length`, `target`: tokens. `monotone`: divisors never fall from one pair to the next slower one
-      (LongRoPE's constraint); an analytic start is taken as it is.
+      (LongRoPE's constraint); an analytic start is taken as it is. `unscaled_tokens`: so many first tokens keep their
+      angles under every point (LongRoPE's n-hat).
     """
 
     layers: tuple[int, ...]
@@ -54,6 +55,7 @@ class Space:
     trained_length: int
     target: int
     monotone: bool = False
+    unscaled_tokens: int = 0
     starts: tuple[Factors, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
 
@@ -75,7 +77,11 @@ class Space:
     def rope(self, factors: Factors) -> RopeConfig:
         """The rope of the searched layers: LongRoPE with two equal lists, and the attention factor written out."""
         rule = LongRoPE(
-            factors.divisors, factors.divisors, self.trained_length, attention_factor=factors.attention_factor
+            factors.divisors,
+            factors.divisors,
+            self.trained_length,
+            attention_factor=factors.attention_factor,
+            unscaled_tokens=self.unscaled_tokens,
         )
         return dataclasses.replace(self.plain, scaling=rule, max_position_embeddings=self.target)
 
@@ -86,7 +92,9 @@ class Space:
         return model.with_rope(ropes[0] if len(set(ropes)) == 1 else ropes)
 
 
-def search_space(model: Decoder, *, trained_length: int, target: int, monotone: bool = False) -> Space:
+def search_space(
+    model: Decoder, *, trained_length: int, target: int, monotone: bool = False, unscaled_tokens: int = 0
+) -> Space:
     """What can be searched in a model, with every analytic method that applies as a start.
 
     Methods with the same frequencies at the target are one start, under the first one's name; a method that cannot be
@@ -133,7 +141,13 @@ def search_space(model: Decoder, *, trained_length: int, target: int, monotone: 
             left_out.append((method, error.rule))
             continue
         starts.setdefault((found.divisors, found.attention_factor), found)
-    return dataclasses.replace(bare, monotone=monotone, starts=tuple(starts.values()), left_out=tuple(left_out))
+    return dataclasses.replace(
+        bare,
+        monotone=monotone,
+        unscaled_tokens=unscaled_tokens,
+        starts=tuple(starts.values()),
+        left_out=tuple(left_out),
+    )
 
 
 def _factors_of(rope: RopeConfig, plain: RopeConfig, name: str, target: int) -> Factors:

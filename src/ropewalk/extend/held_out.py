@@ -52,13 +52,13 @@ class HeldOut:
     def sentences(self) -> list[str]:
         """The answer in words."""
         if not self.found_better:
-            return [f"The search found nothing better than {self.chosen} on its own text, and returns it."]
+            return [f"The search found nothing better than {self.chosen}, and returns it."]
         windows = len(self.beyond[SEARCHED])
         mean, interval = self.gain
         lines = [
             f"On {self.text} ({windows} window{'s' * (windows > 1)}), which the search never saw, its factors change "
             f"the loss beyond the trained length by {signed(mean, interval)} nats against {self.chosen}, the best "
-            f"analytic method on the search text. {_weighed(mean, interval, self.chosen)}"
+            f"analytic method in the search. {weighed(mean, interval, self.chosen)}"
         ]
         if self.best_here != self.chosen:
             other, around = difference(self.beyond[SEARCHED], self.beyond[self.best_here])
@@ -101,14 +101,19 @@ class HeldOut:
         return found
 
 
-def _weighed(mean: float, interval: Interval, chosen: str) -> str:
-    """Whether a difference is shown."""
+def points_of(result: SearchResult) -> dict[str, Factors]:
+    """What a search is held against: its own factors as "searched", then every analytic start."""
+    return {SEARCHED: result.best.factors, **{start.name: start for start in result.space.starts}}
+
+
+def weighed(mean: float, interval: Interval, chosen: str, *, unit: str = "window", seen: str = "text") -> str:
+    """Whether a difference is shown; each `unit` gave one, `seen` is what the search was made on."""
     if interval is None:
-        return "One window: no interval, so nothing is shown."
+        return f"One {unit}: no interval, so nothing is shown."
     if interval[1] < 0:
         return "The gain is significant: the 95 % interval lies below zero."
     if interval[0] > 0:
-        return f"That is a loss, and significant: the search has fitted its own text; {chosen} is better."
+        return f"That is a loss, and significant: the search has fitted its own {seen}; {chosen} is better."
     return "The gain is not significant: the 95 % interval holds zero."
 
 
@@ -142,8 +147,8 @@ def held_out(
             facts={"windows": windows, "target": space.target},
             cure="Take them with the search's own target.",
         )
-    points = {SEARCHED: result.best.factors, **{start.name: start for start in space.starts}}
-    fingerprint = _fingerprint(model, windows, list(points.values()))
+    points = points_of(result)
+    fingerprint = _fingerprint(model, windows, list(points.values()), space.unscaled_tokens)
     place = state_path
     if place is not None and place.is_dir():
         place = place / f"{fingerprint}.json"
@@ -191,7 +196,10 @@ def held_out(
 def search_record(
     result: SearchResult, found: HeldOut | None, *, model: str, text: str, further: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that was searched and found, as one JSON document; losses in nats per token, lengths in tokens."""
+    """Everything that was searched and found, as one JSON document; losses in nats per token, lengths in tokens.
+
+    `further` are entries to add, or to put in place of these.
+    """
     space = result.space
     cleaned: dict[str, Any] = finite(
         {
@@ -202,6 +210,7 @@ def search_record(
             "trained_length": space.trained_length,
             "target": space.target,
             "monotone": space.monotone,
+            "unscaled_tokens": space.unscaled_tokens,
             "evaluations": len(result.evaluations),
             "ended_by": result.ended_by,
             "seconds": sum(line.seconds for line in result.evaluations),
@@ -210,7 +219,7 @@ def search_record(
             "best": {**result.best.factors.to_json(), "loss": result.best.loss},
             "best_start": result.best_start.factors.name,
             "gain_on_search_text": result.best.loss - result.best_start.loss,
-            "rope_parameters": result.rope.to_hf(),
+            "rope_parameters": None if space.unscaled_tokens else result.rope.to_hf(),
             "max_position_embeddings": space.target,
             "losses": [line.loss for line in result.evaluations],
             "held_out": None if found is None else found.to_json(),
@@ -224,7 +233,7 @@ def _loss_of(result: SearchResult, start: Factors) -> float:
     return next(line.loss for line in result.evaluations if line.factors == start)
 
 
-def _fingerprint(model: Decoder, windows: Tensor, points: Sequence[Factors]) -> str:
-    digest = hashlib.sha256(f"{model_digest(model)} {points!r}".encode())
+def _fingerprint(model: Decoder, windows: Tensor, points: Sequence[Factors], unscaled_tokens: int) -> str:
+    digest = hashlib.sha256(f"{model_digest(model)} {points!r} {unscaled_tokens}".encode())
     digest.update(windows.contiguous().numpy().tobytes())
     return digest.hexdigest()[:20]

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from ropewalk.context.measure import CHUNK, window_losses
-from ropewalk.context.retrieval.example import Example
-from ropewalk.context.retrieval.scoring import choice_log_probs
 from ropewalk.context.state import model_digest
 from ropewalk.errors import RopeError
 from ropewalk.extend.evolution import Evolution
@@ -62,7 +60,7 @@ class SearchResult:
 
 def search(
     model: Decoder,
-    windows: Tensor,
+    windows: Tensor | None,
     *,
     trained_length: int,
     target: int,
@@ -70,6 +68,7 @@ def search(
     seconds: float | None = None,
     seed: int = 0,
     monotone: bool = False,
+    unscaled_tokens: int = 0,
     objective: Objective | None = None,
     objective_name: str = "text",
     state_path: Path | None = None,
@@ -81,14 +80,15 @@ def search(
     """Find divisors and an attention factor with a low loss beyond the trained length.
 
     **Arguments:**
-    - `model`: with its tokenizer's ids in `windows`, int64 `[windows, target]`. Its weights are never copied.
+    - `model`: with its tokenizer's ids in `windows`, int64 `[windows, target]`; None where an `objective` reads others.
+      Its weights are never copied.
     - `trained_length`, `target`: tokens.
     - `budget`: evaluations in all, the analytic starts among them (None: 200, or no limit where `seconds` is given);
       `seconds`: of evaluations in all, counted over interruptions. The starts are always evaluated.
-    - `seed`: decides every draw. `monotone`: see `Space`.
+    - `seed`: decides every draw. `monotone`, `unscaled_tokens`: see `Space`.
     - `objective`: what a point costs, as several numbers whose mean counts (for windows or questions); default the mean
-      loss of each window beyond the trained length. `answer_objective` makes one of retrieval; `objective_name` tells
-      objectives apart in `state_path`.
+      loss of each window beyond the trained length. `answers.answer_objective` makes one of retrieval;
+      `objective_name` tells objectives apart in `state_path`.
     - `state_path`: a JSON file that holds every evaluation, or a folder in which each search has a file of its own;
       with `resume` it is gone on with. A search that was stopped and resumed evaluates the same points as one that was
       not.
@@ -101,14 +101,21 @@ def search(
     **Source:** LongRoPE's search (Ding et al. 2024, arXiv:2402.13753, section 3.3) is evolutionary, from YaRN, PI and
     NTK; this one begins at the best of all analytic methods, and its steps are CMA-ES's.
     """
-    space = search_space(model, trained_length=trained_length, target=target, monotone=monotone)
+    space = search_space(
+        model, trained_length=trained_length, target=target, monotone=monotone, unscaled_tokens=unscaled_tokens
+    )
     limit = BUDGET if budget is None and seconds is None else budget
-    _check(windows, space, limit, seconds, seed)
+    if windows is not None or objective is None:
+        _check_windows(windows, space)
+    _check(space, limit, seconds, seed)
     strategy = str(need("cma", extra="search").__version__)
     history = History.of(state_path, _fingerprint(model, windows, space, seed, objective_name, strategy))
     history.take_up(resume=resume)
     kept = list(history.evaluations)
-    cost = objective or text_objective(windows, first=trained_length, chunk=chunk, advance=advance)
+    cost = objective
+    if cost is None:
+        assert windows is not None, "checked above"
+        cost = text_objective(windows, first=trained_length, chunk=chunk, advance=advance)
     done: list[Evaluation] = []
 
     def best(lines: Sequence[Evaluation]) -> Evaluation:
@@ -169,28 +176,22 @@ def text_objective(windows: Tensor, *, first: int, chunk: int = CHUNK, advance: 
     return cost
 
 
-def answer_objective(examples: Sequence[Example], *, chunk: int = CHUNK, advance: Advance | None = None) -> Objective:
-    """The loss of each example's answer, in nats per token of it, given all of its input: what only a far token knows.
-
-    `examples` are those of `context.retrieval`'s tasks; `chunk` and `advance` as for `window_losses`.
-    """
-
-    def cost(model: Decoder) -> list[float]:
-        return [
-            -choice_log_probs(model, dataclasses.replace(one, distractor_ids=()), chunk=chunk, advance=advance)[0]
-            / len(one.answer_ids)
-            for one in examples
-        ]
-
-    return cost
-
-
-def _check(windows: Tensor, space: Space, budget: int | None, seconds: float | None, seed: int) -> None:
-    if windows.ndim != 2 or windows.dtype != torch.int64 or not len(windows) or windows.shape[1] != space.target:
+def _check_windows(windows: Tensor | None, space: Space) -> None:
+    fits = windows is not None and windows.ndim == 2 and windows.dtype == torch.int64 and len(windows)
+    if not fits or windows is None or windows.shape[1] != space.target:
         raise RopeError(
             "search: `windows` must be int64 [windows, target], at least one.",
             facts={"windows": windows, "target": space.target},
             cure="Take them from a text with context.doctor.take_windows.",
+        )
+
+
+def _check(space: Space, budget: int | None, seconds: float | None, seed: int) -> None:
+    if not 0 <= space.unscaled_tokens < space.target:
+        raise RopeError(
+            "search: `unscaled_tokens` must lie from 0 to below the target.",
+            facts={"unscaled_tokens": space.unscaled_tokens, "target": space.target},
+            cure="LongRoPE tries 0 to 256.",
         )
     least = len(space.starts)
     if budget is not None and budget < least:
@@ -216,9 +217,10 @@ def _check_same(kept: Factors, asked: Factors, number: int, path: Path | None) -
         )
 
 
-def _fingerprint(model: Decoder, windows: Tensor, space: Space, seed: int, objective: str, strategy: str) -> str:
+def _fingerprint(model: Decoder, windows: Tensor | None, space: Space, seed: int, objective: str, strategy: str) -> str:
     """A short hash of what the evaluations depend on; the budget is not among it, so that a search can be prolonged."""
-    lengths = (space.trained_length, space.target, space.monotone, seed, objective)
+    lengths = (space.trained_length, space.target, space.monotone, space.unscaled_tokens, seed, objective)
     digest = hashlib.sha256(f"{model_digest(model)} {lengths} {space.starts!r} cma {strategy}".encode())
-    digest.update(windows.contiguous().numpy().tobytes())
+    if windows is not None:
+        digest.update(windows.contiguous().numpy().tobytes())
     return digest.hexdigest()[:20]

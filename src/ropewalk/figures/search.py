@@ -20,13 +20,14 @@ def search_figure(
     factor: float,
     title: str = "A search for the factors",
     note: str = "",
+    axis: str = "loss beyond the trained length, nats per token",
 ) -> Figure:
     """Two panels: each point's divisor for each pair ("searched" drawn last and thick), and the loss by evaluation.
 
     **Arguments:**
     - `divisors`, `attention_factors`: by name; `factor` is target / trained length.
     - `losses`: nats per token of every evaluation in order, None where there was no number; `starts`: those of the
-      analytic methods, by name.
+      analytic methods, by name. `axis` says what they are losses of.
     """
     with style():
         from matplotlib.figure import Figure
@@ -78,8 +79,8 @@ def search_figure(
         right.set_ylim(low - 0.08 * (top - low), top + 0.05 * (top - low))
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_xlabel("evaluation")
-        right.set_ylabel("loss beyond the trained length (nats per token)")
-        panel(right, f"Loss on the search text; dashed: {order[0]}, the best method")
+        right.set_ylabel(axis)
+        panel(right, f"Loss in the search; dashed: {order[0]}, the best method")
         handles = [*left.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
         figure.legend(
             handles=handles, title="(attention factor)", fontsize=8, title_fontsize=8, loc="outside right center"

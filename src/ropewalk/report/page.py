@@ -61,6 +61,7 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
     """Everything that the template names."""
     chosen, answer = method_of(document, document["recommended"]), document["recommendation"]
     within = document["target"] <= document["trained_length"]
+    call = _call(chosen)
     return {
         "model": printable(str(document["model"])),
         "title": short_name(document),
@@ -68,8 +69,8 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
         "reasons": [] if within else [printable(r) for r in (answer["reason"], answer["crop_sentence"]) if r],
         "recommended": document["recommended"],
         "config": _config(chosen),
-        "extension": printable(str((chosen or {}).get("extension") or "")),
-        "at_run_time": chosen is not None and not exportable(chosen["name"]),
+        "call": printable(call),
+        "at_run_time": chosen is not None and (bool(call) or not exportable(chosen["name"])),
         "shared": _shared(document),
         "standings": tables.standings(document),
         "natures": tables.natures(document),
@@ -89,9 +90,17 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
     }
 
 
+def _call(chosen: dict[str, Any] | None) -> str:
+    """What a method that no config can hold needs at run time; empty for the others."""
+    found = chosen or {}
+    if found.get("at_run_time"):
+        return str(found["at_run_time"])
+    return f"model.with_extension({found['extension']})" if found.get("extension") else ""
+
+
 def _config(chosen: dict[str, Any] | None) -> str:
     """What to paste into config.json; empty where there is nothing to change."""
-    if chosen is None or chosen["name"] == "plain" or not exportable(chosen["name"]):
+    if chosen is None or chosen["name"] == "plain" or _call(chosen) or not exportable(chosen["name"]):
         return ""
     return json.dumps({key: chosen[key] for key in ("rope_parameters", "max_position_embeddings")}, indent=2)
 

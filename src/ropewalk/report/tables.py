@@ -64,7 +64,9 @@ def natures(document: Document) -> Table:
     for method in document["methods"]:
         note = note_of(method["name"])
         if note is not None:
-            rows.append([method["name"], note.changes, note.costs, note.exports])
+            first = str(method.get("at_run_time") or "").startswith("model.with_rope")
+            exports = "no: there is no key for unscaled first tokens" if first else note.exports
+            rows.append([method["name"], note.changes, note.costs, exports])
             if note.paper:
                 papers[method["name"]] = note.paper
     heads = ["method", "what it changes", "extra cost per token", "in config.json"]
