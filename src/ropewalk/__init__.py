@@ -8,7 +8,8 @@ from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load, save
 from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate, stream
 from ropewalk.rope import scaling
 from ropewalk.rope.config import RopeConfig, axes_from_sections

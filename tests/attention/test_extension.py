@@ -25,7 +25,8 @@ from ropewalk.attention.extension import (
     SelfExtend,
     StreamingLLM,
 )
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from tests.attention.oracle import turn

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from ropewalk.cli.generate import _print, generate, pieces, prompt_ids, until
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load, save
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate as generate_tokens
 from ropewalk.models.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 
 ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)

@@ -17,7 +17,8 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.export import check_out, export, write_weights
 from ropewalk.extend.hub import INEXPRESSIBLE, hub_rope
 from ropewalk.models.checkpoint import save
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, YaRN
 from tests.extend.material import FAMILIES, LENGTHS, TARGET, TRAINED, checkpoint, furthest, token_ids
 from tests.models.material import write_gguf

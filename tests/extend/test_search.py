@@ -290,7 +290,7 @@ def test_a_state_of_another_search_is_refused(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["evaluations"]) == 7
     for content in ("hello", "{}", '{"fingerprint": "a", "evaluations": [{"name": 1}]}', EMPTY):
         path.write_text(content)
-        with pytest.raises(rw.RopeError, match="cannot be read as that of a search"):
+        with pytest.raises(rw.RopeError, match="holds something else"):
             run(budget=8, state_path=path)
         assert path.read_text() == content
 

@@ -20,7 +20,8 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.models import checkpoint
 from ropewalk.models.checkpoint import load, read_config, save, write_config
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.pieces import Pieces
 from ropewalk.models.tokenizer import TextTokenizer
 from tests.models import families

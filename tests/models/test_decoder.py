@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ropewalk import RopeConfig, RopeError
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
 

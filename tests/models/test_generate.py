@@ -12,7 +12,8 @@ import torch
 from ropewalk import RopeConfig, RopeError, load
 from ropewalk.attention.cache import KVCache
 from ropewalk.models import generate as module
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate, stream
 from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding

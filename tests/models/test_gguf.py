@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load, read_config, save
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
 from ropewalk.models.gguf_file import GGUFFile
 from ropewalk.models.gguf_rope import factors_as_rule

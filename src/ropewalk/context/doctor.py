@@ -116,7 +116,7 @@ def trained_length_of(model: Decoder, given: int | None) -> int:
     ropes = [rope for rope in model.config.ropes if rope is not None]
     if not ropes:
         raise RopeError(
-            "doctor: this model has no rotary embedding in any layer, so there is nothing to extend.",
+            "context: this model has no rotary embedding in any layer, so there is nothing to extend.",
             facts={"layers": model.config.num_hidden_layers},
             cure="Choose a model with RoPE.",
         )
@@ -125,7 +125,7 @@ def trained_length_of(model: Decoder, given: int | None) -> int:
     found = next((rope.trained_length for rope in ropes if rope.trained_length is not None), None)
     if found is None:
         raise RopeError(
-            "doctor: the model does not say its trained length.",
+            "context: the model does not say its trained length.",
             facts={"rope": ropes[0]},
             cure="Pass --trained-length TOKENS.",
         )
@@ -248,7 +248,7 @@ def run(
 def _sums(losses: Losses, protocol: Protocol, method: str, seconds: float) -> WindowResult:
     if not np.isfinite(losses).all():
         raise RopeError(
-            "doctor: a loss is not a finite number.",
+            "measurement: a loss is not a finite number.",
             facts={"method": method, "first such token": int(np.flatnonzero(~np.isfinite(losses))[0]) + 1},
             cure="Measure with --dtype float32; if it stays, the checkpoint's weights are broken.",
         )

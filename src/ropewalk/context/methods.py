@@ -16,7 +16,8 @@ from ropewalk.attention.extension import (
     StreamingLLM,
 )
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.rope.bounds import smallest_theta
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
@@ -91,7 +92,7 @@ def extended(
     Linear(factor=4.0)
     """
     if method not in METHODS:
-        raise RopeError("doctor: unknown method.", facts={"method": method}, cure=f"Choose from {', '.join(METHODS)}.")
+        raise RopeError("methods: unknown method.", facts={"method": method}, cure=f"Choose from {', '.join(METHODS)}.")
     if method == "as-is":
         return rope
     plain = unscaled(rope)
@@ -99,13 +100,13 @@ def extended(
         return plain
     if isinstance(rope.scaling, Proportional):
         raise RopeError(
-            f"doctor: `{method}` cannot be combined with a proportional rope.",
+            f"methods: `{method}` cannot be combined with a proportional rope.",
             facts={"scaling": rope.scaling},
             cure="Measure it with --methods plain,as-is.",
         )
     if target <= trained_length:
         raise RopeError(
-            f"doctor: `{method}` extends, but the target is within the trained length.",
+            f"methods: `{method}` extends, but the target is within the trained length.",
             facts={"target": target, "trained_length": trained_length},
             cure="Ask for a longer --target, or measure --methods plain alone.",
         )
@@ -176,7 +177,7 @@ def extensions_for(method: str, config: DecoderConfig, *, trained_length: int, t
         return (None,) * config.num_hidden_layers
     if target <= trained_length:
         raise RopeError(
-            f"doctor: `{method}` extends, but the target is within the trained length.",
+            f"methods: `{method}` extends, but the target is within the trained length.",
             facts={"target": target, "trained_length": trained_length},
             cure="Ask for a longer --target, or measure --methods plain alone.",
         )
@@ -223,7 +224,7 @@ def named_methods(asked: Sequence[str] | None) -> list[str]:
     unknown = sorted(set(words) - {"all", *METHODS})
     if unknown:
         raise RopeError(
-            "doctor: unknown method.",
+            "methods: unknown method.",
             facts={"method": ", ".join(unknown)},
             cure=f"Choose from all, {', '.join(METHODS)}.",
         )

@@ -7,9 +7,11 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ropewalk.errors import RopeError
+
+FoundT = TypeVar("FoundT")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -45,14 +47,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def check_begins(path: Path | None, is_state: Callable[[dict[str, Any]], bool], *, where: str) -> None:
-    """Refuse to begin a state anew in a file that holds something else: it would be overwritten."""
+    """Refuse to begin a state anew in a file that holds something else: it would be overwritten.
+
+    `is_state` says whether a file's content is a state; it may raise ValueError, KeyError or TypeError where it is not.
+    """
     if path is None or not path.exists():
         return
     check_writable(path)
     try:
         stored = json.loads(path.read_text(encoding="utf-8") or "{}")
         ours = isinstance(stored, dict) and is_state(stored)
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError):
         ours = False
     if not ours:
         raise RopeError(
@@ -60,6 +65,34 @@ def check_begins(path: Path | None, is_state: Callable[[dict[str, Any]], bool], 
             facts={"state": str(path)},
             cure="Name a new file: --state FILE.",
         )
+
+
+def read_state(
+    path: Path | None, fingerprint: str, parse: Callable[[Any], FoundT], *, where: str, of: str
+) -> FoundT | None:
+    """What a state file holds, by `parse`; None where there is no file.
+
+    Raises `RopeError` for a file that is not a state (`parse` raises ValueError, KeyError, TypeError or
+    AttributeError), and for one under another fingerprint: results of another `of`.
+    """
+    if path is None or not path.exists():
+        return None
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        found, its = parse(stored), stored["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RopeError(
+            f"{where}: the state file cannot be read.",
+            facts={"state": str(path), "error": str(error)},
+            cure="Remove it, or begin anew.",
+        ) from error
+    if its != fingerprint:
+        raise RopeError(
+            f"{where}: the state belongs to another {of}.",
+            facts={"state": str(path), "its fingerprint": its, "this run's": fingerprint},
+            cure="Begin anew, or name another state.",
+        )
+    return found
 
 
 def check_writable(path: Path) -> None:

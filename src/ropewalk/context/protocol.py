@@ -40,37 +40,37 @@ class Protocol:
         for name in ("trained_length", "target", "block", "windows", "stride"):
             if getattr(self, name) < 1:
                 raise RopeError(
-                    f"doctor: `{name}` must be at least 1.",
+                    f"protocol: `{name}` must be at least 1.",
                     facts={name: getattr(self, name)},
                     cure=f"Give a positive --{name.replace('_', '-')}.",
                 )
         if not self.texts:
-            raise RopeError("doctor: there is no text to measure on.", cure="Give --text FILE.")
+            raise RopeError("protocol: there is no text to measure on.", cure="Give --text FILE.")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise RopeError(
-                "doctor: `seed` must be a whole number of at least 0.", facts={"seed": self.seed}, cure="Give --seed 0."
+                "protocol: `seed` must be a whole number of at least 0.", facts={"seed": self.seed}, cure="Give --seed 0."
             )
         if not isinstance(self.unscaled_tokens, int) or not 0 <= self.unscaled_tokens < self.target:
             raise RopeError(
-                "doctor: `unscaled_tokens` must be a whole number from 0 to below the target.",
+                "protocol: `unscaled_tokens` must be a whole number from 0 to below the target.",
                 facts={"unscaled_tokens": self.unscaled_tokens, "target": self.target},
                 cure="A few are usual: --unscaled-tokens 4; LongRoPE tries up to 256.",
             )
         if self.start_char < 0:
             raise RopeError(
-                "doctor: `start_char` must not be negative.",
+                "protocol: `start_char` must not be negative.",
                 facts={"start_char": self.start_char},
                 cure="Count --start-char from the beginning of the text.",
             )
         if not 2 <= self.block <= self.target:
             raise RopeError(
-                "doctor: `block` must be from 2 tokens to the target.",
+                "protocol: `block` must be from 2 tokens to the target.",
                 facts={"block": self.block, "target": self.target},
                 cure="Give a --block that divides the target, such as a quarter of the trained length.",
             )
         if 4 * self.stride > max(self.trained_length, 4):
             raise RopeError(
-                "doctor: crop's stride must be at most a quarter of the trained length.",
+                "protocol: crop's stride must be at most a quarter of the trained length.",
                 facts={"stride": self.stride, "trained_length": self.trained_length},
                 cure="Give a smaller --stride; the default is a quarter.",
             )
@@ -133,7 +133,7 @@ class Protocol:
         room = tokens - self.windows * self.target
         if tokens < self.windows * self.target:
             raise RopeError(
-                "doctor: the text is too short for the windows.",
+                "protocol: the text is too short for the windows.",
                 facts={
                     "text": self.texts[text],
                     "tokens in the text": tokens,

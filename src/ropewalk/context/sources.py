@@ -97,7 +97,7 @@ def read_text(path: Path | None) -> tuple[str, str]:
         return (DEFAULT_TEXT if path is None else path.name), content.decode("utf-8")
     except (OSError, EOFError, ValueError) as error:
         raise RopeError(
-            "doctor: the text cannot be read.",
+            "read_text: the text cannot be read.",
             facts={"text": str(path or DEFAULT_TEXT), "error": str(error)},
             cure="Give --text a UTF-8 text file, plain or gzipped.",
         ) from error

@@ -8,12 +8,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ropewalk.context.output import check_begins, write_whole
+from ropewalk.context.output import check_begins, read_state, write_whole
 from ropewalk.context.protocol import Protocol
-from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 
 FORMAT = 2
@@ -41,7 +41,7 @@ class State:
 
     def begin(self) -> int:
         """Begin anew; refuses a file that is not a state: it would be overwritten. Returns 0: nothing is taken up."""
-        check_begins(self.path, lambda stored: set(stored) <= {"fingerprint", "results"}, where="doctor")
+        check_begins(self.path, lambda stored: set(stored) <= {"fingerprint", "results"}, where="measurement")
         return 0
 
     def resume(self) -> int:
@@ -49,34 +49,9 @@ class State:
 
         Raises `RopeError` if the file is not a state or belongs to another measurement.
         """
-        if self.path is None or not self.path.exists():
-            return 0
-        try:
-            stored = json.loads(self.path.read_text(encoding="utf-8"))
-            found = {
-                (str(row["method"]), int(row["window"])): WindowResult(
-                    tuple(float(value) for value in row["block_sums"]),
-                    float(row["within_sum"]),
-                    float(row["seconds"]),
-                    row["peak_rss_bytes"],
-                )
-                for row in stored["results"]
-            }
-            fingerprint = stored["fingerprint"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RopeError(
-                "doctor: the state file cannot be read.",
-                facts={"state": str(self.path), "error": str(error)},
-                cure="Remove it, or run without --resume: it is then begun anew.",
-            ) from error
-        if fingerprint != self.fingerprint:
-            raise RopeError(
-                "doctor: the state belongs to another model, text or protocol.",
-                facts={"state": str(self.path), "its fingerprint": fingerprint, "this run's": self.fingerprint},
-                cure="Run without --resume to begin anew, or name another --state.",
-            )
-        self.results = found
-        return len(found)
+        found = read_state(self.path, self.fingerprint, _parsed, where="measurement", of="model, text or protocol")
+        self.results = found or {}
+        return len(self.results)
 
     def add(self, method: str, window: int, result: WindowResult) -> None:
         """Keep one result and write the file, whole."""
@@ -87,6 +62,18 @@ class State:
                 for (name, index), kept in self.results.items()
             ]
             write_whole(self.path, json.dumps({"fingerprint": self.fingerprint, "results": rows}, indent=1))
+
+
+def _parsed(stored: Any) -> dict[tuple[str, int], WindowResult]:
+    return {
+        (str(row["method"]), int(row["window"])): WindowResult(
+            tuple(float(value) for value in row["block_sums"]),
+            float(row["within_sum"]),
+            float(row["seconds"]),
+            row["peak_rss_bytes"],
+        )
+        for row in stored["results"]
+    }
 
 
 def model_digest(model: Decoder) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.extend.hub import HubRope, hub_rope, refuse_inexpressible
 from ropewalk.models.checkpoint import find, hugging_face_form, read_config
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.extras import need
 from ropewalk.models.families import FAMILIES, config_to_hf
 from ropewalk.models.files import read_json, whole_folder, write_json

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ropewalk.context.output import check_writable, finite, write_whole
+from ropewalk.context.output import check_begins, finite, read_state, write_whole
 from ropewalk.errors import RopeError
 from ropewalk.extend.factors import Factors
 
@@ -67,31 +67,14 @@ class History:
     def take_up(self, *, resume: bool) -> int:
         """Read what an earlier run left, if `resume`; returns how many evaluations.
 
-        Raises `RopeError` if the file is not a search's, or belongs to another search.
+        Raises `RopeError` if the file is not a search's, or, to be resumed, belongs to another search.
         """
-        if self.path is None or not self.path.exists():
-            return 0
-        check_writable(self.path)
-        try:
-            stored = json.loads(self.path.read_text(encoding="utf-8"))
-            found = [Evaluation.from_json(line) for line in stored["evaluations"]]
-            fingerprint = stored["fingerprint"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RopeError(
-                "search: the state file cannot be read as that of a search.",
-                facts={"state": str(self.path), "error": str(error)},
-                cure="Name another file, or remove this one.",
-            ) from error
         if not resume:
+            check_begins(self.path, lambda stored: isinstance(_parsed(stored), list), where="search")
             return 0
-        if fingerprint != self.fingerprint:
-            raise RopeError(
-                "search: the state belongs to another model, text, length or seed.",
-                facts={"state": str(self.path), "its fingerprint": fingerprint, "this run's": self.fingerprint},
-                cure="Run without --resume to begin anew, or name another --state.",
-            )
-        self.evaluations = found
-        return len(found)
+        of = "model, text, length or seed"
+        self.evaluations = read_state(self.path, self.fingerprint, _parsed, where="search", of=of) or []
+        return len(self.evaluations)
 
     def add(self, evaluation: Evaluation) -> None:
         """Keep one evaluation and write the file, whole."""
@@ -99,3 +82,7 @@ class History:
         if self.path is not None:
             lines = [line.to_json() for line in self.evaluations]
             write_whole(self.path, json.dumps({"fingerprint": self.fingerprint, "evaluations": lines}, allow_nan=False))
+
+
+def _parsed(stored: Any) -> list[Evaluation]:
+    return [Evaluation.from_json(line) for line in stored["evaluations"]]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.models.assemble import FLOATS, Stored, assemble
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.extras import need
 from ropewalk.models.families import config_from_hf, config_to_hf, half_split
 from ropewalk.models.files import read_json, whole_folder, write_json

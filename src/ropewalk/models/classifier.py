@@ -17,7 +17,7 @@ from ropewalk.attention.masks import Layout
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.encodings import Encoding, EncodingConfig, LearnedAbsolute, Sizes
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import DecoderConfig
+from ropewalk.models.config import DecoderConfig
 from ropewalk.models.layers import DecoderLayer, FeedForward, make_norm
 from ropewalk.rope.config import RopeConfig
 from ropewalk.shapes import Float, Int, Shaped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from ropewalk.attention.attention import Attention, check_unrotated
 from ropewalk.attention.cache import KVCache, SeqLen
 from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, find_places, rotary_tables
-from ropewalk.attention.extension import Extension, StreamingLLM
+from ropewalk.attention.extension import Extension
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.attention.remap import Remap
-from ropewalk.encodings import Encoding, EncodingConfig, NoPE, Sizes, resolve
+from ropewalk.encodings import Encoding, EncodingConfig, Sizes
 from ropewalk.errors import RopeError
-from ropewalk.models.layers import ACTIVATIONS, NORMS, DecoderLayer, FeedForward, make_norm
+from ropewalk.models.config import DecoderConfig, Extensions, Ropes
+from ropewalk.models.layers import DecoderLayer, FeedForward, make_norm
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
 
@@ -27,156 +28,6 @@ if TYPE_CHECKING:
     from ropewalk.models.tokenizer import TextTokenizer
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-
-Ropes = RopeConfig | tuple[RopeConfig | None, ...] | None
-Extensions = Extension | tuple[Extension | None, ...] | None
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """The shape of a decoder; field names are Hugging Face's where it has them.
-
-    - `num_key_value_heads` None: as many as heads. `head_dim` None: hidden_size / num_attention_heads.
-    - `rope`: one RopeConfig for all layers, None for no position at all, or a tuple with one entry (or None) per layer.
-    - `encoding`: instead of a rope one of `ropewalk.encodings`, by name or with its settings; "rope" and "axial" become
-      a `rope`.
-    - `sliding_window`: tokens, None, or a tuple with one entry per layer.
-    - `extension`: one of `ropewalk.attention.extension`, None, or a tuple with one entry (or None) per layer.
-    - `hidden_act`: "swiglu", "gelu", "gelu_tanh", "relu". `norm`: "rmsnorm", "layernorm".
-    - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, used in training only.
-
-    Raises `RopeError` where numbers do not fit.
-
-    >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-    ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
-    >>> len(config.ropes), config.sliding_windows
-    (2, (None, None))
-    """
-
-    _: KW_ONLY
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    rope: Ropes = None
-    encoding: str | EncodingConfig | None = None
-    sliding_window: int | tuple[int | None, ...] | None = None
-    extension: Extensions = None
-    hidden_act: str = "swiglu"
-    norm: str = "rmsnorm"
-    norm_eps: float = 1e-5
-    qk_norm: bool = False
-    attention_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = True
-    attention_dropout: float = 0.0
-    residual_dropout: float = 0.0
-    initializer_range: float = 0.02
-
-    def __post_init__(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        facts = {name: getattr(self, name) for name in sizes}
-        if not all(isinstance(size, int) and size >= 1 for size in facts.values()):
-            raise RopeError(
-                "DecoderConfig: sizes must be whole numbers of at least 1.", facts=facts, cure="Give whole numbers."
-            )
-        if not 0.0 <= self.norm_eps < 1.0:
-            raise RopeError(
-                "DecoderConfig: `norm_eps` must lie between 0 and 1.",
-                facts={"norm_eps": self.norm_eps},
-                cure="Published models have 1e-5 or 1e-6.",
-            )
-        if self.num_key_value_heads is None:
-            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                raise RopeError(
-                    "DecoderConfig: `hidden_size` is not a multiple of `num_attention_heads`.",
-                    facts=facts,
-                    cure="Pass head_dim=... where a head is not hidden_size / num_attention_heads.",
-                )
-            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        for name, known in (("hidden_act", ACTIVATIONS), ("norm", NORMS)):
-            if getattr(self, name) not in known:
-                raise RopeError(
-                    f"DecoderConfig: unknown `{name}`.",
-                    facts={name: getattr(self, name), "known": known},
-                    cure="Choose one of the known.",
-                )
-        if self.encoding is not None:
-            self._resolve_encoding(self.head_dim or 0)
-        for name, kind in (("rope", RopeConfig), ("sliding_window", int), ("extension", Extension)):
-            value = getattr(self, name)
-            if isinstance(value, list | tuple):
-                object.__setattr__(self, name, tuple(value))
-                if len(value) != self.num_hidden_layers:
-                    raise RopeError(
-                        f"DecoderConfig: a tuple `{name}` needs one entry per layer.",
-                        facts={f"len({name})": len(value), "num_hidden_layers": self.num_hidden_layers},
-                        cure="Give None for the layers without.",
-                    )
-            for entry in value if isinstance(value, list | tuple) else (value,):
-                if entry is not None and not isinstance(entry, kind):
-                    raise RopeError(
-                        f"DecoderConfig: `{name}` must be a {kind.__name__}, None, or a tuple of these.",
-                        facts={name: value},
-                        cure="Give one for all layers, or a tuple with one entry per layer.",
-                    )
-
-    def _resolve_encoding(self, head_dim: int) -> None:
-        """A name becomes its settings; RoPE becomes a rope, and "none" neither."""
-        if self.rope is not None:
-            raise RopeError(
-                "DecoderConfig: `rope` and `encoding` both say how positions are known.",
-                facts={"rope": self.rope, "encoding": self.encoding},
-                cure="Pass one of them.",
-            )
-        chosen = resolve(self.encoding or "", head_dim)
-        object.__setattr__(self, "rope", chosen if isinstance(chosen, RopeConfig) else None)
-        object.__setattr__(self, "encoding", None if isinstance(chosen, RopeConfig | NoPE) else chosen)
-
-    @property
-    def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """One rule, or None, per layer."""
-        return self.rope if isinstance(self.rope, tuple) else (self.rope,) * self.num_hidden_layers
-
-    @property
-    def sliding_windows(self) -> tuple[int | None, ...]:
-        """One window in tokens, or None, per layer."""
-        window = self.sliding_window
-        return window if isinstance(window, tuple) else (window,) * self.num_hidden_layers
-
-    @property
-    def extensions(self) -> tuple[Extension | None, ...]:
-        """One extension, or None, per layer."""
-        extension = self.extension
-        return extension if isinstance(extension, tuple) else (extension,) * self.num_hidden_layers
-
-    @property
-    def remaps(self) -> bool:
-        """Whether any layer's extension reads unrotated keys."""
-        return any(extension is not None and extension.remaps for extension in self.extensions)
-
-    @property
-    def streaming(self) -> StreamingLLM | None:
-        """The StreamingLLM that every layer is under, so that a cache may forget; None where one sees further."""
-        kinds = set(self.extensions)
-        only = kinds.pop() if len(kinds) == 1 else None
-        return only if isinstance(only, StreamingLLM) else None
-
-    @property
-    def kv_heads(self) -> int:
-        """`num_key_value_heads`, resolved."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def needs_seq_len(self) -> bool:
-        """Whether any layer's frequencies depend on the sequence's length."""
-        return any(rope is not None and rope.needs_seq_len for rope in self.ropes)
 
 
 class Decoder(nn.Module):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import DecoderConfig
+from ropewalk.models.config import DecoderConfig
 from ropewalk.models.native import NATIVE, config_from_native, config_to_native
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import LongRoPE

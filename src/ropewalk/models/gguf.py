@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.models.assemble import Stored, assemble
-from ropewalk.models.decoder import Decoder, DecoderConfig
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.families import config_from_hf
 from ropewalk.models.gguf_file import GGUFFile
 from ropewalk.models.gguf_rope import rope_parameters

@@ -13,7 +13,7 @@ from typing import Any
 from ropewalk.attention import extension
 from ropewalk.encodings import ENCODINGS, EncodingConfig
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import DecoderConfig
+from ropewalk.models.config import DecoderConfig
 from ropewalk.rope import scaling
 from ropewalk.rope.config import RopeConfig
 

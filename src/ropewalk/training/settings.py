@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.encodings import ENCODINGS, EncodingConfig, LearnedAbsolute, Sinusoidal, TransformerXL, XPos
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import DecoderConfig
+from ropewalk.models.config import DecoderConfig
 from ropewalk.rope.config import RopeConfig
 
 # layers, hidden_size, heads, kv_heads, intermediate_size; parameters with 4,096 tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ropewalk.context.output import check_begins, write_whole
+from ropewalk.context.output import check_begins, read_state, write_whole
 from ropewalk.context.retrieval.protocol import Cell, RetrievalProtocol
 from ropewalk.errors import RopeError
 from ropewalk.models.tokenizer import TextTokenizer
@@ -41,35 +41,10 @@ class RetrievalState:
 
         Raises `RopeError` if the file is not a state or belongs to another measurement.
         """
-        if self.path is None or not self.path.exists():
-            return 0
-        try:
-            stored = json.loads(self.path.read_text(encoding="utf-8"))
-            found: dict[Key, list[bool]] = {
-                (
-                    str(row["method"]),
-                    str(row["task"]),
-                    int(row["length"]),
-                    None if row["depth"] is None else float(row["depth"]),
-                ): [bool(value) for value in row["found"]]
-                for row in stored["results"]
-            }
-            models = {str(name): str(value) for name, value in stored["models"].items()}
-            fingerprint = stored["fingerprint"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RopeError(
-                "retrieval: the state file cannot be read.",
-                facts={"state": str(self.path), "error": str(error)},
-                cure="Remove it, or begin anew: without --resume.",
-            ) from error
-        if fingerprint != self.fingerprint:
-            raise RopeError(
-                "retrieval: the state belongs to another tokenizer, text, seed or scoring.",
-                facts={"state": str(self.path), "its fingerprint": fingerprint, "this run's": self.fingerprint},
-                cure="Begin anew, without --resume, or name another state.",
-            )
-        self.models, self.outcomes = models, found
-        return sum(map(len, found.values()))
+        of = "tokenizer, text, seed or scoring"
+        found = read_state(self.path, self.fingerprint, _parsed, where="retrieval", of=of)
+        self.models, self.outcomes = found or ({}, {})
+        return sum(map(len, self.outcomes.values()))
 
     def enter(self, method: str, model: str) -> None:
         """Say which model a method stands for. Raises `RopeError` where the state knows it as another one."""
@@ -96,6 +71,15 @@ class RetrievalState:
             for (method, task, length, depth), found in self.outcomes.items()
         ]
         return {"retrieval": FORMAT, "fingerprint": self.fingerprint, "models": self.models, "results": rows}
+
+
+def _parsed(stored: Any) -> tuple[dict[str, str], dict[Key, list[bool]]]:
+    outcomes = {}
+    for row in stored["results"]:
+        depth = None if row["depth"] is None else float(row["depth"])
+        key = (str(row["method"]), str(row["task"]), int(row["length"]), depth)
+        outcomes[key] = [bool(value) for value in row["found"]]
+    return {str(name): str(value) for name, value in stored["models"].items()}, outcomes
 
 
 def examples_fingerprint(tokenizer: TextTokenizer, text: str, protocol: RetrievalProtocol) -> str:
