@@ -13,7 +13,7 @@ the trained length; the record holds by how much.) Seconds are of the measuremen
 the peak is the whole process's resident memory, in bytes. The record is appended to
 `results/doctor_vs_transformers.jsonl`. Usage:
 
-    python benchmarks/doctor_vs_transformers.py [--model FILE.gguf] [--tokens 16384] [--repeats 3]
+    python benchmarks/doctor_vs_transformers.py [--model FILE.gguf] [--tokens 16384] [--repeats 3] [--no-lean]
 """
 
 from __future__ import annotations
@@ -138,16 +138,19 @@ def main() -> None:
     parser.add_argument("--model", default=os.environ.get("ROPEWALK_SMOLLM2", "tiny"), help="a GGUF file or a folder")
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-lean", action="store_true", help="leave out transformers-lean")
     parser.add_argument("--worker", nargs=3, metavar=("CONTENDER", "FOLDER", "OUT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options.worker[0], Path(options.worker[1]), Path(options.worker[2]))
         return
+    contenders = CONTENDERS[:2] if options.no_lean else CONTENDERS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = prepare(options.model, options.tokens, folder)
-        runs: dict[str, list[dict[str, float]]] = {contender: [] for contender in (*CONTENDERS, GATE)}
-        turns = [CONTENDERS[turn % 3 :] + CONTENDERS[: turn % 3] for turn in range(options.repeats)]
+        runs: dict[str, list[dict[str, float]]] = {contender: [] for contender in (*contenders, GATE)}
+        shifts = [turn % len(contenders) for turn in range(options.repeats)]
+        turns = [contenders[shift:] + contenders[:shift] for shift in shifts]
         for contender in [GATE, *(contender for turn in turns for contender in turn)]:
             out = folder / f"{contender}.npy"
             command = [sys.executable, __file__, "--worker", contender, str(folder), str(out)]
@@ -159,10 +162,10 @@ def main() -> None:
             if contender == "ropewalk":
                 check(np.load(out), np.load(folder / f"{GATE}.npy"))
         losses = {contender: np.load(folder / f"{contender}.npy") for contender in runs}
-    apart = {other: float(np.abs(losses["ropewalk"] - losses[other]).max()) for other in (GATE, *CONTENDERS[1:])}
-    seconds = {contender: sorted(run["seconds"] for run in runs[contender]) for contender in CONTENDERS}
+    apart = {other: float(np.abs(losses["ropewalk"] - losses[other]).max()) for other in (GATE, *contenders[1:])}
+    seconds = {contender: sorted(run["seconds"] for run in runs[contender]) for contender in contenders}
     median = {contender: float(np.median(times)) for contender, times in seconds.items()}
-    memory = {contender: max(run["peak_rss_bytes"] for run in runs[contender]) for contender in CONTENDERS}
+    memory = {contender: max(run["peak_rss_bytes"] for run in runs[contender]) for contender in contenders}
     record = {
         **environment(),
         "model": Path(options.model).name,
@@ -173,8 +176,8 @@ def main() -> None:
         "largest_difference_nats": apart,
         "seconds": seconds,
         "peak_rss_bytes": memory,
-        "time_of_theirs": {other: round(median["ropewalk"] / median[other], 3) for other in CONTENDERS[1:]},
-        "memory_of_theirs": {other: round(memory["ropewalk"] / memory[other], 3) for other in CONTENDERS[1:]},
+        "time_of_theirs": {other: round(median["ropewalk"] / median[other], 3) for other in contenders[1:]},
+        "memory_of_theirs": {other: round(memory["ropewalk"] / memory[other], 3) for other in contenders[1:]},
     }
     append(results_file("doctor_vs_transformers.jsonl"), record)
     print(json.dumps(record, indent=1))
