@@ -100,7 +100,9 @@ def test_retrieval_where_it_was_measured():
     assert "Four examples in a cell, from seed 0." in page.words
     assert "Retrieval: passkey" in page.of("text")
     assert "Retrieval: tasks without a depth" in page.of("text")
-    assert "0.75 (9 of 12)" in page.of("td")
+    assert "0.75 [0.47, 0.91] (9 of 12)" in page.of("td")  # Wilson's by his formula, at z = 1.96
+    assert "0.75 [0.30, 0.95] (3 of 4)" in page.of("td")
+    assert "95% interval (Wilson)" in page.words
     without = page_of(record())
     assert "Not measured." in without.words
     assert "heat map" not in without.source

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ropewalk.context.retrieval.protocol import CONFIDENCE
+from ropewalk.context.retrieval.result import Accuracy
 from ropewalk.report.figures import Drawing
 from ropewalk.report.record import Document, printable
 from ropewalk.report.tables import Table
@@ -56,7 +58,8 @@ def _heat(document: Document, results: list[Result], rows: dict[Any, str], key: 
 
 
 def retrieval_table(document: Document) -> Table | None:
-    """Right answers of each method in each task by length, all depths together; None where nothing was measured."""
+    """Right answers of each method in each task by length, all depths together, with Wilson intervals; None where nothing
+    was measured."""
     results = _results(document)
     if not results:
         return None
@@ -68,14 +71,18 @@ def retrieval_table(document: Document) -> Table | None:
         cells = [_share([result for result in found if result["length"] == length]) for length in lengths]
         rows.append([method, str(task), *cells, f"{max(chance):.3g}"])
     heads = ["method", "task", *(f"{length:,} tokens" for length in lengths), "chance"]
-    return Table("Right answers, all depths together", heads, rows, best=document["recommended"])
+    title = f"Right answers, all depths together; in brackets the {CONFIDENCE:.0%} interval (Wilson)"
+    return Table(title, heads, rows, best=document["recommended"])
 
 
 def _share(results: list[Result]) -> str:
-    """Right answers of all."""
+    """Right answers of all, with their interval; empty where there are none: 0.75 [0.47, 0.91] (9 of 12)."""
     of = sum(result["n"] for result in results)
-    right = sum(result["correct"] for result in results)
-    return f"{right / of:.2f} ({right} of {of})" if of else ""
+    if not of:
+        return ""
+    found = Accuracy(sum(result["correct"] for result in results), of, results[0]["chance"])
+    low, high = found.interval
+    return f"{found.value:.2f} [{low:.2f}, {high:.2f}] ({found.correct} of {of})"
 
 
 def _results(document: Document) -> list[Result]:
