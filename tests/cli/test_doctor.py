@@ -240,6 +240,24 @@ def test_bad_input_is_a_message_and_status_2(
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--scoring", "generate"], "belong to --retrieval"),
+        (["--retrieval-lengths", "64"], "belong to --retrieval"),
+        (["--retrieval-samples", "3"], "belong to --retrieval"),
+        (["--methods", "pi", "--stride", "4"], "belong to crop"),
+        (["--methods", "dca,crop", "--unscaled-tokens", "4"], "belong to methods that change frequencies"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    checkpoint: Path, text: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is measured."""
+    assert doctor(checkpoint, "--text", text, "--target", 64, *options) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_models_that_cannot_be_measured(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No rope, no tokenizer, no trained length, no such model."""
     cases = [
@@ -317,9 +335,11 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
     """The same methods once each, crop reading the end alone; in the JSON, on the page, resumed to the same numbers."""
     model = write_checkpoint(tmp_path / "long", dataclasses.replace(ROPE, max_position_embeddings=512))
     text.write_text(TEXT * 4)
+    (tmp_path / "other.txt").write_text("Call me Ishmael. " * 90)
     out, report = tmp_path / "out.json", tmp_path / "report"
     arguments = (
-        model, "--target", 1024, "--text", text, "--windows", 1, "--methods", "ntk,dynamic,dca,crop",
+        model, "--target", 1024, "--text", text, "--text", tmp_path / "other.txt", "--start-char", 7,
+        "--windows", 1, "--methods", "ntk,dynamic,dca,crop",
         "--retrieval", "passkey", "--retrieval-lengths", "600,1024", "--retrieval-samples", 1,
     )  # fmt: skip
     assert doctor(*arguments, "--json", out, "--report", report) == 0
@@ -327,6 +347,7 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
     assert "Retrieval: passkey, part found" in shown.out
     assert "Chance finds 12.5%." in shown.out
     found = json.loads(out.read_text())
+    assert found["retrieval"]["protocol"]["text"] == "text.txt and other.txt"
     results = found["retrieval"]["results"]
     assert Counter(row["method"] for row in results) == {
         "plain": 10,

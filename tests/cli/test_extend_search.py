@@ -124,6 +124,13 @@ def test_search_on_answers(given: list[str], tmp_path: Path, capsys: pytest.Capt
     assert "10 evaluations" not in capsys.readouterr().out
     assert call(*words[:-4], "--answers", "pass,key") == 2
     assert "unknown task" in capsys.readouterr().err
+    other = tmp_path / "other.txt"
+    other.write_text(SEEN + UNSEEN)  # examples are made of all of it, wherever the windows lie
+    assert call(*words, "--validation", other) == 2
+    assert "shares passages" in capsys.readouterr().err
+    assert call(*words, "--validation", other, "--start-char", len(SEEN), "--budget", 8) == 0
+    assert call(*words, "--start-char", -3) == 2
+    assert "`start_char` must not be negative" in capsys.readouterr().err
 
 
 def test_search_with_unscaled_first_tokens(

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.attention import extension
+from ropewalk.attention.extension import DualChunk
 from ropewalk.context.doctor import Job, Measurement, gather, plan, run, take_windows, trained_length_of
 from ropewalk.context.measure import window_losses
 from ropewalk.context.methods import EXTENSIONS, IN_ATTENTION, METHODS, applied
@@ -181,6 +183,18 @@ def test_a_resumed_run_may_ask_for_more_methods(tmp_path: Path) -> None:
     assert {job.method for job in plan(model, of, ["yarn", "pi"], state).jobs} == {"pi"}
 
 
+def test_results_of_another_form_of_a_method_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default that has changed since: the same name is another method."""
+    model, of = tiny_decoder(), protocol()
+    measure(model, of, ["dca"], State(tmp_path / "s.json", "key"))
+    state = State(tmp_path / "s.json", "key")
+    assert state.resume() == 4
+    assert not plan(model, of, ["dca"], state).jobs
+    monkeypatch.setitem(IN_ATTENTION, "dca", lambda trained, target: DualChunk(chunk=4, trained_length=trained))
+    with pytest.raises(RopeError, match=r"another form of it[\s\S]*'dca'"):
+        plan(model, of, ["dca"], state)
+
+
 def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
     """Another fingerprint, or a damaged file."""
     path = tmp_path / "s.json"
@@ -274,6 +288,14 @@ def test_first_tokens_can_keep_their_angles() -> None:
     assert eval(call[call.index("(") :], {**vars(rw), **vars(scaling)}) == found.ropes["yarn"][0]
     assert at_run_time("dca", found) == "model.with_extension(DualChunk(chunk=12, trained_length=16, log_n=None))"
     assert at_run_time("plain", found) is None
+    names = {**vars(rw), **vars(scaling), **vars(extension)}
+    scaled_model = tiny_decoder(sliding_window=(None, 8)).with_rope(dataclasses.replace(ROPE, scaling=YaRN(4.0, 16)))
+    for model in (tiny_decoder(), tiny_decoder(sliding_window=(None, 8)), scaled_model):
+        found = measure(model, of, ["all,drope,p-rope"])
+        for name in ("pi", *IN_ATTENTION):
+            meant = applied(model, name, trained_length=16, target=64, unscaled_tokens=5).config
+            called = eval(str(at_run_time(name, found)), {**names, "model": model}).config
+            assert (called.ropes, called.extensions) == (meant.ropes, meant.extensions)
     assert "The first 5 tokens of a window keep their angles" in of.sentence()
     for wrong in (-1, 64, 1.5):
         with pytest.raises(RopeError, match="`unscaled_tokens` must be a whole number"):

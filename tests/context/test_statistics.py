@@ -45,22 +45,29 @@ def test_interval_of_a_worked_example() -> None:
     assert (mean, *interval) == pytest.approx((5.0, 0.8915, 9.1085), abs=1e-4)
 
 
-def test_bootstrap_over_windows_covers_the_mean() -> None:
-    """Of 300 samples of eight skewed numbers, nine in ten or more intervals hold the true mean; few would be a bug."""
+@pytest.mark.parametrize("windows", [5, 9])
+def test_intervals_hold_the_mean_as_often_as_they_say(windows: int) -> None:
+    """Of 200 samples of normal numbers 95 in 100; by a bootstrap alone 85 for five windows and 89 for nine."""
     rng = np.random.default_rng(5)
     held = 0
-    for _ in range(300):
-        mean, interval = over_windows(rng.gamma(4.0, 0.25, 8).tolist())
+    for _ in range(200):
+        mean, interval = over_windows(rng.normal(1.0, 1.0, windows).tolist())
         assert interval is not None
         assert interval[0] < mean < interval[1]
         held += interval[0] <= 1.0 <= interval[1]
-    assert 0.85 < held / 300 < 0.99
+    assert 0.92 <= held / 200 < 1.0
 
 
 def test_few_windows_take_students_t() -> None:
     """Below five windows a bootstrap has too few values to draw from."""
     assert over_windows([1.0, 2.0, 4.0]) == mean_and_interval([1.0, 2.0, 4.0])
-    assert over_windows([1.0, 2.0, 4.0, 1.0, 3.0]) != mean_and_interval([1.0, 2.0, 4.0, 1.0, 3.0])
+    skewed = [1.0, 1.1, 1.0, 1.2, 9.0]
+    (_, found), (_, around) = over_windows(skewed), mean_and_interval(skewed)
+    assert found is not None
+    assert around is not None
+    assert found[0] <= around[0]
+    assert found[1] >= around[1]
+    assert found != around
     assert over_windows([2.0]) == (2.0, None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -192,9 +191,10 @@ def test_other_settings_or_weights_are_refused(text: str, source: Decoder, tmp_p
     tune(source, small(text, source), tmp_path / "run")
     with pytest.raises(RopeError, match="a run with other settings"):
         tune(source, small(text, source, lr=1e-3), tmp_path / "run")
-    other = dataclasses.replace(small(text, source), source="0123")
-    with pytest.raises(RopeError, match="a run with other settings"):
-        tune(source, other, tmp_path / "run")
+    for unscaled_tokens in (0, 4):  # the same name, other frequencies or first tokens
+        other = applied(source, "yarn", trained_length=TRAINED, target=2 * TARGET, unscaled_tokens=unscaled_tokens)
+        with pytest.raises(RopeError, match="a run with other settings"):
+            tune(other, small(text, source), tmp_path / "run")
     tune(source, small(text, source, lr=1e-3), tmp_path / "run", restart=True)
 
 
@@ -225,6 +225,10 @@ def test_the_digest_tells_models_apart(source: Decoder) -> None:
     with torch.no_grad():
         other.norm.weight += 0.25
     assert model_digest(other) != model_digest(source)
+    before = model_digest(other)
+    with torch.no_grad():
+        other.embed_tokens.weight[7, 3] += 1e-3  # one number of many, in place
+    assert model_digest(other) != before
 
 
 @pytest.mark.parametrize(

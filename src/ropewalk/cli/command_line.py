@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Container
+from collections.abc import Collection, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
     from ropewalk.models.decoder import Decoder
@@ -31,6 +33,28 @@ def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> s
         for value in values if isinstance(values, list | tuple) else [values]:
             words += [*([option] if option else []), _shown(value)]
     return shlex.join(words)
+
+
+def given_options(context: typer.Context) -> set[str]:
+    """The names of the parameters that were given, whatever their values."""
+    return {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name != "DEFAULT"
+    }
+
+
+def refuse_ignored(
+    command: str, given: Collection[str], names: Collection[str], present: bool, what: str, cure: str
+) -> None:
+    """Raise `RopeError` for those of `names` that are given while what they belong to is not there."""
+    lost = [f"--{name.replace('_', '-')}" for name in names if name in given]
+    if lost and not present:
+        raise RopeError(
+            f"{command}: these options belong to {what}, and would be ignored.",
+            facts={"given": lost},
+            cure=f"{cure[0].upper()}{cure[1:]}, or leave them out.",
+        )
 
 
 def _shown(value: Any) -> str:

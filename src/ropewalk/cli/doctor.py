@@ -67,14 +67,14 @@ def doctor(
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from rich.console import Console
 
-    from ropewalk.cli.command_line import command_line, environment_of
+    from ropewalk.cli.command_line import command_line, environment_of, given_options, refuse_ignored
     from ropewalk.cli.doctor_retrieval import asked as asked_retrieval
     from ropewalk.cli.doctor_retrieval import check_tasks
     from ropewalk.cli.doctor_retrieval import measure as measure_retrieval
     from ropewalk.cli.doctor_retrieval import show as show_retrieval
     from ropewalk.cli.tables import difference_tables, loss_tables, print_inspection
     from ropewalk.context.doctor import plan, run, take_windows, trained_length_of
-    from ropewalk.context.methods import named_methods
+    from ropewalk.context.methods import EXTENSIONS, named_methods
     from ropewalk.context.output import check_writable, finite
     from ropewalk.context.protocol import Protocol
     from ropewalk.context.report import answer_lines, at_run_time, config_changes, document, shared_sentences
@@ -83,8 +83,10 @@ def doctor(
     from ropewalk.context.state import State, default_path, fingerprint
     from ropewalk.context.workers import fitting_workers
 
-    console = Console()
+    console, given = Console(), given_options(context)
     named_methods(methods)
+    of_retrieval = ("retrieval_lengths", "retrieval_samples", "scoring")
+    refuse_ignored("doctor", given, of_retrieval, retrieval is not None, "--retrieval", "add --retrieval all")
     if retrieval is not None:
         check_tasks(retrieval)
     if json_file is not None:
@@ -118,6 +120,11 @@ def doctor(
     kept = State(state or default_path(key), key)
     taken_up = kept.resume() if resume else kept.begin()
     work = plan(decoder, protocol, methods, kept)
+    refuse_ignored("doctor", given, ["stride"], "crop" in work.methods, "crop", "add crop to --methods")
+    scaled = any(name in EXTENSIONS for name in work.methods)
+    what = "methods that change frequencies"
+    refuse_ignored("doctor", given, ["unscaled_tokens"], scaled, what, "add one of them to --methods")
+    told = " and ".join(name for name, _ in texts), "\n".join(contents[start_char:] for _, contents in texts)
     console.print(f"\n{protocol.sentence()}", markup=False, highlight=False)
     if taken_up:
         console.print(f"Resumed: {taken_up} measurements were there already.", highlight=False)
@@ -130,7 +137,7 @@ def doctor(
             lengths=retrieval_lengths,
             samples=retrieval_samples,
             scoring=scoring,
-            text=texts[0],
+            text=told,
         )
     at_once = fitting_workers(decoder, protocol.target, len(work.jobs)) if workers is None else workers
     with _stoppable(kept, work), _progress(work) as (begin, advance):
@@ -156,7 +163,7 @@ def doctor(
                 decoder,
                 work,
                 retrieving,
-                text=texts[0],
+                text=told,
                 state=None if kept.path is None else kept.path.with_suffix(".retrieval.json"),
                 resume=resume,
                 chunk=chunk,

@@ -53,7 +53,7 @@ def extend(
     clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
     precision: Annotated[str, typer.Option(help="Of products in tuning: auto, float32, bfloat16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of order, adapters and dropout.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of windows, order, adapters and dropout.")] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away the stopped run beside --out.")] = False,
     log_every: Annotated[int, typer.Option(help="Updates between lines of the log.")] = 10,
     checkpoint_every: Annotated[int | None, typer.Option(help="Updates [default: a twentieth of the run].")] = None,
@@ -74,10 +74,10 @@ def extend(
     import torch
     from rich.console import Console
 
-    from ropewalk.cli.command_line import environment_of
+    from ropewalk.cli.command_line import environment_of, given_options
     from ropewalk.cli.extend_folder import WorkFolder
     from ropewalk.cli.extend_job import ExtendJob
-    from ropewalk.cli.extend_options import check_options, given_options
+    from ropewalk.cli.extend_options import check_options
     from ropewalk.context.doctor import trained_length_of
     from ropewalk.context.methods import applied
     from ropewalk.context.output import check_writable
@@ -162,14 +162,14 @@ def extend(
         source = job.in_float32()
         adapted = under_method()
         if measure is not False:
-            job.prepare_measurement(validation, start_char, windows, block)
+            job.prepare_measurement(validation, start_char, windows, block, seed, unscaled_tokens)
     settings = None
     if steps is not None:
         names = {field.name for field in dataclasses.fields(TuneSettings)}
         own = {"text", "validation", "trained_length", "target", "lr"}
         settings = TuneSettings(
             **{name: value for name, value in given.items() if name in names - own},
-            source=model_digest(source),
+            source=model_digest(adapted),
             text=tuple(map(str, texts)),
             validation=() if validation is None or validation.suffix == ".gz" else (str(validation),),
             trained_length=trained,

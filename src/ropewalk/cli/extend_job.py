@@ -45,7 +45,13 @@ class ExtendJob:
         return self.source
 
     def prepare_measurement(
-        self, validation: Path | None, start_char: int, windows: int | None, block: int | None
+        self,
+        validation: Path | None,
+        start_char: int,
+        windows: int | None,
+        block: int | None,
+        seed: int,
+        unscaled_tokens: int,
     ) -> None:
         """The held-out text's windows, by the doctor's protocol."""
         from ropewalk.context.doctor import take_windows
@@ -67,6 +73,8 @@ class ExtendJob:
             block=block,
             windows=windows,
             start_char=start_char,
+            seed=seed,
+            unscaled_tokens=unscaled_tokens,
             tokens=len(tokens),
         )
         self.chosen = take_windows(tokens, self.protocol)

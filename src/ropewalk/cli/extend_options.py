@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
-import typer
-
+from ropewalk.cli.command_line import refuse_ignored
 from ropewalk.context.methods import EXTENSIONS
 from ropewalk.errors import RopeError
 
@@ -19,15 +19,6 @@ OF_TUNING = (
 OF_WRITING = ("dtype", "overwrite", "native", "steps", "measure", "block", *OF_TUNING)
 
 
-def given_options(context: typer.Context) -> set[str]:
-    """The names of the parameters that were given, whatever their values."""
-    return {
-        name
-        for name in context.params
-        if (source := context.get_parameter_source(name)) is not None and source.name != "DEFAULT"
-    }
-
-
 def check_options(given: Collection[str], values: Mapping[str, Any]) -> None:
     """Refuse an option that this command would ignore, and a learning rate that trains nothing.
 
@@ -36,16 +27,17 @@ def check_options(given: Collection[str], values: Mapping[str, Any]) -> None:
     search, tunes, writes = values["search"], values["steps"] is not None, values["out"] is not None
     measure, validation = values["measure"], values["validation"] is not None
     measures = bool(measure) or (measure is None and (tunes or validation))
-    _belongs(given, OF_SEARCH, search, "--search", "add --search")
+    belongs = partial(refuse_ignored, "extend")
+    belongs(given, OF_SEARCH, search, "--search", "add --search")
     if not writes and not search:
         raise RopeError("extend: --out names the folder to write.", facts={"out": None}, cure="Pass --out DIR.")
-    _belongs(given, OF_WRITING, writes, "a folder that is written", "pass --out DIR")
-    _belongs(given, OF_TUNING, tunes, "tuning", "add --steps and --text")
-    _belongs(given, ("seed",), tunes or search, "tuning and to --search", "add --steps and --text")
-    _belongs(given, ("restart",), tunes or search or measures, "work that can be stopped", "add --steps or --measure")
-    _belongs(given, ("block",), measures, "measuring", "add --measure")
-    _belongs(given, ("windows", "start_char"), measures or search, "measuring", "add --measure")
-    _belongs(given, ("validation",), measures or search or tunes, "measuring", "leave out --no-measure")
+    belongs(given, OF_WRITING, writes, "a folder that is written", "pass --out DIR")
+    belongs(given, OF_TUNING, tunes, "tuning", "add --steps and --text")
+    belongs(given, ("seed",), tunes or search or measures, "tuning, --search and measuring", "add one of them")
+    belongs(given, ("restart",), tunes or search or measures, "work that can be stopped", "add --steps or --measure")
+    belongs(given, ("block",), measures, "measuring", "add --measure")
+    belongs(given, ("windows", "start_char"), measures or search, "measuring", "add --measure")
+    belongs(given, ("validation",), measures or search or tunes, "measuring", "leave out --no-measure")
     if search and "method" in given:
         raise RopeError(
             "extend: --search starts from every method, so --method would be ignored.",
@@ -74,15 +66,4 @@ def check_options(given: Collection[str], values: Mapping[str, Any]) -> None:
     if rate is not None and not (rate > 0 and math.isfinite(rate)):
         raise RopeError(
             "extend: --lr must be above 0.", facts={"lr": rate}, cure="Leave it out for the default, 2e-5 or 2e-4."
-        )
-
-
-def _belongs(given: Collection[str], names: tuple[str, ...], present: bool, what: str, cure: str) -> None:
-    """Refuse those of `names` that are given while what they belong to is not there."""
-    lost = [f"--{name.replace('_', '-')}" for name in names if name in given]
-    if lost and not present:
-        raise RopeError(
-            f"extend: these options belong to {what}, and would be ignored.",
-            facts={"given": lost},
-            cure=f"{cure[0].upper()}{cure[1:]}, or leave them out.",
         )

@@ -95,6 +95,8 @@ def run_search(
 
     Raises `RopeError` for texts that are missing or too short, and for a held-out text that shares passages with them.
     """
+    import torch
+
     from ropewalk.context.sources import read_text
     from ropewalk.extend.answers import answer_objective, digest, held_out_answers
     from ropewalk.extend.held_out import held_out, search_record
@@ -111,14 +113,16 @@ def run_search(
     other, unseen = read_text(validation)
     label = " and ".join(Path(one).stem for one, _ in read)
     count = search_windows or (EXAMPLES if answers else max(WINDOWS, len(read)))
-    seen = None if answers else _windows(model, read, count, trained_length, target)
+    lengths = {"trained_length": trained_length, "target": target, "seed": seed}
+    apart = _windows(model, [(other, unseen)], windows, start_char=start_char, **lengths)
+    unseen = unseen[start_char:]
+    seen = None if answers else _windows(model, read, count, **lengths)
     tasks = [word.strip() for word in (answers or "").split(",") if word.strip()]
     examples = _examples(model, tasks, read, count, target, seed) if answers else []
     others = _examples(model, tasks, [(other, unseen)], EXAMPLES_APART, target, seed + 1) if answers else []
-    apart = _windows(model, [(other, unseen[max(start_char, 0) :])], windows, trained_length, target)
     encode = model.tokenizer.encode
     check_unseen(
-        apart,
+        torch.tensor([encode(unseen)]) if answers else apart,  # examples are made of all of it
         (encode(contents) for _, contents in read),
         work="search",
         names=[str(path) for path in texts],
@@ -215,9 +219,16 @@ def write_record(searched: Searched, path: Path) -> None:
 
 
 def _windows(
-    model: Decoder, texts: list[tuple[str, str]], windows: int | None, trained_length: int, target: int
+    model: Decoder,
+    texts: list[tuple[str, str]],
+    windows: int | None,
+    *,
+    trained_length: int,
+    target: int,
+    seed: int,
+    start_char: int = 0,
 ) -> Tensor:
-    """int64 [windows, target]: drawn in each text, as the doctor takes them; shared out among the texts."""
+    """int64 [windows, target]: drawn in each text from `start_char` on, as the doctor takes them; shared out."""
     import torch
 
     from ropewalk.context.doctor import take_windows
@@ -226,7 +237,7 @@ def _windows(
     assert model.tokenizer is not None
     parts = []
     for index, (name, contents) in enumerate(texts):
-        tokens = model.tokenizer.encode(contents)
+        tokens = model.tokenizer.encode(contents[max(start_char, 0) :])
         share = None if windows is None else windows // len(texts) + (index < windows % len(texts))
         if share == 0:
             raise RopeError(
@@ -235,7 +246,13 @@ def _windows(
                 cure="Pass --search-windows, at least one for each text.",
             )
         protocol = Protocol.choose(
-            trained_length=trained_length, text=name, target=target, windows=share, tokens=len(tokens)
+            trained_length=trained_length,
+            text=name,
+            target=target,
+            windows=share,
+            start_char=start_char,
+            seed=seed,
+            tokens=len(tokens),
         )
         parts.append(take_windows(tokens, protocol))
     return torch.cat(parts)

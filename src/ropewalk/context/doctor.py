@@ -36,10 +36,12 @@ class Job:
 class Plan:
     """What a run will do: methods in order, what each changes, the jobs that are due, and who shares whose numbers.
 
-    `same_as` names, for a method whose frequencies equal an earlier one's at this length, that earlier method.
+    `same_as` names, for a method whose frequencies equal an earlier one's at this length, that earlier method; `own`
+    are the model's ropes as it was given.
     """
 
     protocol: Protocol
+    own: Ropes
     methods: tuple[str, ...]
     ropes: dict[str, Ropes]
     extensions: dict[str, Extensions]
@@ -49,9 +51,13 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Every method's results, window by window, and the ropes and extensions that they were measured with."""
+    """Every method's results, window by window, and the ropes and extensions that they were measured with.
+
+    `own` are the model's ropes as it was given.
+    """
 
     protocol: Protocol
+    own: Ropes
     ropes: dict[str, Ropes]
     extensions: dict[str, Extensions]
     same_as: dict[str, str]
@@ -157,6 +163,8 @@ def plan(model: Decoder, protocol: Protocol, methods: Sequence[str] | None, stat
         for name in chosen
     }
     extensions = {name: extensions_for(name, model.config, trained_length=trained, target=target) for name in chosen}
+    for name in chosen:
+        state.enter(name, repr((ropes[name], extensions[name])))
     same_as: dict[str, str] = {}
     seen: dict[object, str] = {}
     for name in chosen:
@@ -170,7 +178,15 @@ def plan(model: Decoder, protocol: Protocol, methods: Sequence[str] | None, stat
         for name in chosen
         if name not in same_as and (name, window) not in state.results
     ]
-    return Plan(protocol=protocol, methods=chosen, ropes=ropes, extensions=extensions, same_as=same_as, jobs=tuple(due))
+    return Plan(
+        protocol=protocol,
+        own=model.config.ropes,
+        methods=chosen,
+        ropes=ropes,
+        extensions=extensions,
+        same_as=same_as,
+        jobs=tuple(due),
+    )
 
 
 def _angles(ropes: Ropes, seq_len: int) -> object:
@@ -266,5 +282,10 @@ def gather(work: Plan, state: State) -> Measurement:
         for name in work.methods
     }
     return Measurement(
-        protocol=work.protocol, ropes=work.ropes, extensions=work.extensions, same_as=work.same_as, results=results
+        protocol=work.protocol,
+        own=work.own,
+        ropes=work.ropes,
+        extensions=work.extensions,
+        same_as=work.same_as,
+        results=results,
     )

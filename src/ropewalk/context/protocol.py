@@ -48,7 +48,7 @@ class Protocol:
             raise RopeError("protocol: there is no text to measure on.", cure="Give --text FILE.")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise RopeError(
-                "protocol: `seed` must be a whole number of at least 0.", facts={"seed": self.seed}, cure="Give --seed 0."
+                "protocol: `seed` must be a whole number from 0 on.", facts={"seed": self.seed}, cure="Give --seed 0."
             )
         if not isinstance(self.unscaled_tokens, int) or not 0 <= self.unscaled_tokens < self.target:
             raise RopeError(
@@ -156,7 +156,7 @@ class Protocol:
             f"0 to {self.target - 1:,}; a loss belongs to the block of the predicted position. Blocks of "
             f"{self.block:,}. crop: fresh windows of {self.trained_length:,} tokens, stride {self.stride:,}. "
             + self._first_tokens()
-            + interval_sentence(self.total_windows)
+            + interval_sentence(self.total_windows, texts=len(self.texts))
         )
 
     def _first_tokens(self) -> str:

@@ -33,7 +33,8 @@ class Recommendation:
     """The method to take (None where nothing lies beyond the trained length), why, and how it stands against crop.
 
     `over_crop` is the paired loss beyond the trained length of the best method minus crop's: below zero it beats
-    crop. `best_name` is that method, whatever it costs within.
+    crop. `best_name` is that method, whatever it costs within; chosen among several on these very windows, so that its
+    interval, which knows of no choice, is a little too narrow.
     """
 
     method: str | None
@@ -156,6 +157,8 @@ def _against_crop(
             f"Nothing beats crop: the lowest method, {lowest.name}, is {signed(over, interval)} nats from it. Dropping "
             "the oldest tokens costs no more loss than extending; it does forget them."
         )
+    if interval is not None and len(rivals) > 2:
+        sentence += f" It is the lowest of {len(rivals)} on these very windows, which flatters it a little."
     if beats and lowest.name != best.name:
         own, own_interval = difference(beyond[best.name], beyond["crop"])
         sentence += f" The recommended {best.name} is {signed(own, own_interval)} nats from crop."

@@ -120,13 +120,21 @@ def extension_of(method: str, measurement: Measurement) -> str | None:
 
 
 def at_run_time(method: str, measurement: Measurement) -> str | None:
-    """The call that puts a model under a method that no config can hold; None for the others."""
-    rope, extension = main_rope(measurement.ropes[method]), extension_of(method, measurement)
-    if extension is not None:
-        return f"model.with_extension({extension})"
-    if rope is not None and first_columns_of(rope) is not None:
-        return f"model.with_rope({rope!r})"
-    return None
+    """The call that puts the model under a method that no config can hold; None for the others.
+
+    It names each layer's rope or extension where layers differ, and no rope where the model has these already.
+    """
+    ropes, extensions = measurement.ropes[method], measurement.extensions[method]
+    rope = main_rope(ropes)
+    if not any(extensions) and (rope is None or first_columns_of(rope) is None):
+        return None
+    call = "model" if ropes == measurement.own else f"model.with_rope({_said(ropes)})"
+    return f"{call}.with_extension({_said(extensions)})" if any(extensions) else call
+
+
+def _said(of_layers: Sequence[object]) -> str:
+    """What all layers have, or what each has, as Python says it."""
+    return repr(of_layers[0] if len(set(of_layers)) == 1 else tuple(of_layers))
 
 
 def turning(method: str, measurement: Measurement) -> dict[str, Any]:

@@ -7,16 +7,21 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ropewalk.context.output import check_begins, read_state, write_whole
 from ropewalk.context.protocol import Protocol
+from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 
-FORMAT = 2
+FORMAT = 3
+KEYS = {"fingerprint", "methods", "results"}
+_DIGESTS = cast(MutableMapping[torch.Tensor, tuple[int, bytes]], WeakTensorKeyDictionary())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +42,12 @@ class State:
 
     def __init__(self, path: Path | None, fingerprint: str) -> None:
         self.path, self.fingerprint = path, fingerprint
+        self.methods: dict[str, str] = {}
         self.results: dict[tuple[str, int], WindowResult] = {}
 
     def begin(self) -> int:
         """Begin anew; refuses a file that is not a state: it would be overwritten. Returns 0: nothing is taken up."""
-        check_begins(self.path, lambda stored: set(stored) <= {"fingerprint", "results"}, where="measurement")
+        check_begins(self.path, lambda stored: set(stored) <= KEYS, where="measurement")
         return 0
 
     def resume(self) -> int:
@@ -50,22 +56,35 @@ class State:
         Raises `RopeError` if the file is not a state or belongs to another measurement.
         """
         found = read_state(self.path, self.fingerprint, _parsed, where="measurement", of="model, text or protocol")
-        self.results = found or {}
+        self.methods, self.results = found or ({}, {})
         return len(self.results)
+
+    def enter(self, method: str, meaning: str) -> None:
+        """Say what a method stands for. Raises `RopeError` where the state's results are of another form of it."""
+        digest = hashlib.sha256(meaning.encode()).hexdigest()[:20]
+        if self.methods.setdefault(method, digest) != digest:
+            raise RopeError(
+                "measurement: the state's results of this method are of another form of it.",
+                facts={"state": str(self.path), "method": method},
+                cure="Begin anew, or name another state.",
+            )
 
     def add(self, method: str, window: int, result: WindowResult) -> None:
         """Keep one result and write the file, whole."""
         self.results[method, window] = result
         if self.path is not None:
-            rows = [
-                {"method": name, "window": index, **dataclasses.asdict(kept)}
-                for (name, index), kept in self.results.items()
-            ]
-            write_whole(self.path, json.dumps({"fingerprint": self.fingerprint, "results": rows}, indent=1))
+            write_whole(self.path, json.dumps(self._stored(), indent=1))
+
+    def _stored(self) -> dict[str, Any]:
+        rows = [
+            {"method": name, "window": index, **dataclasses.asdict(kept)}
+            for (name, index), kept in self.results.items()
+        ]
+        return {"fingerprint": self.fingerprint, "methods": self.methods, "results": rows}
 
 
-def _parsed(stored: Any) -> dict[tuple[str, int], WindowResult]:
-    return {
+def _parsed(stored: Any) -> tuple[dict[str, str], dict[tuple[str, int], WindowResult]]:
+    results = {
         (str(row["method"]), int(row["window"])): WindowResult(
             tuple(float(value) for value in row["block_sums"]),
             float(row["within_sum"]),
@@ -74,17 +93,25 @@ def _parsed(stored: Any) -> dict[tuple[str, int], WindowResult]:
         )
         for row in stored["results"]
     }
+    return {str(name): str(value) for name, value in stored["methods"].items()}, results
 
 
 def model_digest(model: Decoder) -> str:
-    """A short hash of a model: its config, and 64 numbers of every weight."""
+    """A short hash of a model: its config, and every bit of every weight; models that share weights read them once."""
     digest = hashlib.sha256(repr(model.config).encode())
     for name, weight in model.named_parameters():
-        flat = weight.detach().reshape(-1)
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        places = torch.linspace(0, len(flat) - 1, min(64, len(flat)), dtype=torch.float64).long()
-        digest.update(flat[places].float().cpu().numpy().tobytes())
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + _weight_digest(weight))
     return digest.hexdigest()[:20]
+
+
+def _weight_digest(weight: torch.Tensor) -> bytes:
+    """The SHA-256 of a weight's bytes, kept until the weight is changed in place or gone."""
+    version = weight._version
+    kept = _DIGESTS.get(weight)
+    if kept is None or kept[0] != version:
+        flat = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        kept = _DIGESTS[weight] = (version, hashlib.sha256(flat.numpy().data).digest())
+    return kept[1]
 
 
 def fingerprint(model: Decoder, windows: torch.Tensor, protocol: Protocol) -> str:

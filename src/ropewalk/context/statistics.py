@@ -63,7 +63,8 @@ def over_windows(values: Sequence[float]) -> tuple[float, tuple[float, float] | 
     """Mean over windows and its 95 % interval; None for a single window.
 
     From five windows on it is the bias-corrected and accelerated bootstrap (Efron 1987) of scipy, 9,999 resamples from
-    a fixed seed, each window drawn as one; below that Student's t, as a bootstrap of so few is too narrow.
+    a fixed seed, each window drawn as one, and at each end Student's t where that lies further out: alone the bootstrap
+    of 5, 9 and 16 normal numbers holds the mean in 85, 89 and 93 of 100 cases. Below five windows it is Student's t.
 
     >>> over_windows([1.0, 1.0, 1.0, 1.0, 1.0])
     (1.0, (1.0, 1.0))
@@ -86,12 +87,17 @@ def over_windows(values: Sequence[float]) -> tuple[float, tuple[float, float] | 
     ).confidence_interval
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
         return mean_and_interval(values)  # values that differ in their last bits alone
-    return mean, (float(found.low), float(found.high))
+    _, around = mean_and_interval(values)
+    assert around is not None, "there are several"
+    return mean, (min(float(found.low), around[0]), max(float(found.high), around[1]))
 
 
-def interval_sentence(windows: int) -> str:
+def interval_sentence(windows: int, *, texts: int = 1) -> str:
     """How `over_windows` finds its intervals, in words."""
     if windows == 1:
         return "One window: no interval."
-    how = "bootstrap (BCa) over windows" if windows >= ENOUGH_FOR_BOOTSTRAP else "Student's t over windows"
-    return f"Intervals: {CONFIDENCE:.0%}, {how}, differences paired by window."
+    how = "Student's t over windows"
+    if windows >= ENOUGH_FOR_BOOTSTRAP:
+        how = "bootstrap (BCa) over windows, nowhere narrower than Student's t"
+    scope = " They speak of windows of these texts, not of other texts." if texts > 1 else ""
+    return f"Intervals: {CONFIDENCE:.0%}, {how}, differences paired by window.{scope}"

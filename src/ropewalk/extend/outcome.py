@@ -97,7 +97,15 @@ def measure(
         if begin is not None:
             begin(job.method if baselines else name, job.tokens)
 
-    work = Plan(protocol=protocol, methods=methods, ropes=ropes, extensions=extensions, same_as={}, jobs=jobs)
+    work = Plan(
+        protocol=protocol,
+        own=model.config.ropes,
+        methods=methods,
+        ropes=ropes,
+        extensions=extensions,
+        same_as={},
+        jobs=jobs,
+    )
     found = run(model, windows, work, kept, begin=told, advance=advance)
     return [
         Variant(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.context.state import model_digest
 from ropewalk.errors import RopeError
 from ropewalk.extend.trainable import merge_adapters, parts_of, recomputed, trainable_copy
 from ropewalk.models.decoder import Decoder
@@ -28,8 +29,8 @@ class TuneSettings:
     """What tuning computes; equal settings on equal texts and threads give the same bits.
 
     - `text`, `validation`: UTF-8 files, one document each. `validation_windows`: at most, while training.
-    - `source`: which weights are tuned (`model_digest`). `method`, `trained_length`, `target` (tokens): the ropes,
-      and the length of every window.
+    - `source`: which model is tuned, under its method (`model_digest`); `tune` fills it in. `method`: that one's name.
+      `trained_length`, `target`: tokens; the latter are those of every window.
     - `steps`: updates, each of `tokens_per_step` tokens (None: `batch_size` windows), rounded up to whole batches.
     - `train`, `rank`: which weights; see `trainable_copy`. `recompute`: activations anew in the backward pass.
     - `lr`: peak (0: 2e-5, or 2e-4 where only adapters, norms or embeddings are trained), after `warmup` updates
@@ -181,7 +182,7 @@ def tune(
     """
     kept = RunFolder(folder, trained_only=True)
     with kept.locked(), torch.random.fork_rng():
-        here = settings.on_this_machine()
+        here = replace(settings.on_this_machine(), source=model_digest(model))
         run = Run(here, FromCheckpoint(model, here), kept, housekeeping, report)
         run.prepare(resume=False, restart=restart)
         with recomputed(run.model, here.recompute):

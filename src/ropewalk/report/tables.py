@@ -64,7 +64,7 @@ def natures(document: Document) -> Table:
     for method in document["methods"]:
         note = note_of(method["name"])
         if note is not None:
-            first = str(method.get("at_run_time") or "").startswith("model.with_rope")
+            first = "unscaled_tokens=" in str(method.get("at_run_time") or "")
             exports = "no: there is no key for unscaled first tokens" if first else note.exports
             rows.append([method["name"], note.changes, note.costs, exports])
             if note.paper:
