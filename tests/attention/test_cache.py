@@ -207,5 +207,5 @@ def test_what_is_refused() -> None:
         cache.lay_out(2, 2, attention_mask=torch.ones(2, 12))
     with pytest.raises(RopeError, match="sizes must be at least 1"):
         make(0)
-    with pytest.raises(RopeError, match="one rule per layer"):
+    with pytest.raises(RopeError, match="one entry per layer"):
         make(ropes=[None, None])

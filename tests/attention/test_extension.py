@@ -304,6 +304,63 @@ def test_generation_streams_in_bounded_memory(monkeypatch):
     assert max(longest) <= 9 + 10
 
 
+@pytest.mark.parametrize("before", [*EXTENSIONS, None], ids=repr)
+def test_a_cache_of_another_extension_is_refused(before):
+    """What a layer gave under one is in the keys and values of the next: no other goes on, nor does the plain model."""
+    ids, base = torch.randint(0, 50, (1, 9)), make_model(None)
+    cache = base.with_extension(before).new_cache(rotated=False)
+    with torch.no_grad():
+        base.with_extension(before)(ids, cache=cache)
+        for after in [*EXTENSIONS, None]:
+            if after != before:
+                with pytest.raises(rw.RopeError, match="under another extension"):
+                    base.with_extension(after)(ids[:, :1], cache=cache)
+        equal = None if before is None else replace(before)  # the same settings are the same extension
+        base.with_extension(equal)(ids[:, :1], cache=cache)
+    assert cache.lengths.tolist() == [10]
+
+
+def test_a_cache_knows_the_extension_of_each_layer():
+    """One layer's difference is enough; copies of rows are for the same extensions and ropes alone."""
+    base, ids = make_model(None), torch.randint(0, 50, (1, 5))
+    mixed = base.with_extension((None, SelfExtend(group=2, window=4), None))
+    cache = mixed.new_cache(2)
+    assert cache.extensions == (None, SelfExtend(group=2, window=4), None)
+    with pytest.raises(rw.RopeError, match="under another extension"):
+        base.with_extension((None, SelfExtend(group=2, window=5), None))(ids.expand(2, -1), cache=cache)
+    for other in (
+        base.new_cache(rotated=False),
+        base.with_extension(SelfExtend(group=2, window=4)).new_cache(),
+        mixed.with_rope(replace(ROPE, theta=20.0)).new_cache(),
+    ):
+        with pytest.raises(rw.RopeError, match="different models"):
+            cache.replace([0], other)
+    fresh = mixed.new_cache()
+    with torch.no_grad():
+        mixed(ids, cache=fresh)
+    cache.replace([1], fresh)
+    assert cache.lengths.tolist() == [0, 5]
+
+
+def test_a_layer_alone_asks_for_its_extension():
+    """A cache made by hand names them; without names it is for layers without any."""
+    sizes = {"num_layers": 1, "batch": 1, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rotated": False}
+    x = torch.randn(1, 3, 24)
+    layer, plain = make_layer(ReRoPE(window=4), torch.float32), make_layer(LogN(trained_length=9), torch.float32)
+    plain.set_extension(None)
+    named, unnamed = rw.KVCache(**sizes, extensions=[ReRoPE(window=4)]), rw.KVCache(**sizes)
+    with torch.no_grad():
+        layer(x, cache=named)
+        plain(x, cache=unnamed)
+        for one, cache in ((layer, unnamed), (plain, named)):
+            with pytest.raises(rw.RopeError, match="not made for this layer's extension"):
+                one(x, cache=cache)
+        with pytest.raises(rw.RopeError, match="no such layer"):
+            plain(x, cache=unnamed, layer=1)
+    with pytest.raises(rw.RopeError, match="one entry per layer"):
+        rw.KVCache(**sizes, extensions=[None, None])
+
+
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
 def test_generation_is_the_full_forward(extension):
     """Greedy decoding of unequal rows under each."""

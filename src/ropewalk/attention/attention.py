@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.attend import attend, attend_openly
 from ropewalk.attention.cache import KVCache, SeqLen
-from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, find_places, rotary_tables
+from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, check_unrotated, find_places, rotary_tables
 from ropewalk.attention.extension import Extension
 from ropewalk.attention.masks import Layout, Visibility
 from ropewalk.attention.norm import RMSNorm
@@ -244,7 +244,7 @@ class Attention(nn.Module):
         return (out, weights) if weights is not None else out
 
     def _check_cache(self, cache: KVCache, layer: int) -> None:
-        """The cache is for this layer's rope, and knows it where it must watch its length."""
+        """The cache is for this layer's rope, which it knows where it must watch its length, and for its extension."""
         check_unrotated(cache, self.extension, self._shared[0] if self._shared else self.encoding)
         known = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
         must_know = self.rope is not None and self.rope.needs_seq_len
@@ -253,6 +253,12 @@ class Attention(nn.Module):
                 "Attention: the cache was not made for this layer's rope.",
                 facts={"layer": layer, "cache.ropes": cache.ropes, "rope": self.rope},
                 cure="KVCache(ropes=[...], seq_len=...) takes one rule per layer.",
+            )
+        if 0 <= layer < cache.num_layers and cache.extensions[layer] != self.extension:
+            raise RopeError(
+                "Attention: the cache was not made for this layer's extension.",
+                facts={"layer": layer, "cache.extensions": cache.extensions, "extension": self.extension},
+                cure="KVCache(extensions=[...]) takes one, or None, per layer.",
             )
 
     def _attend(
@@ -347,22 +353,6 @@ class Attention(nn.Module):
             return q, k.transpose(1, 2), v.transpose(1, 2)
         keys, values = cache.write(layer, k, v, layout)
         return q, keys.to(q.dtype), values.to(q.dtype)
-
-
-def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encoding | None) -> None:
-    """An extension reads unrotated keys; an encoding that knows positions by more than slots cannot be read so."""
-    if extension is not None and extension.remaps and cache.rotated:
-        raise RopeError(
-            "KVCache: an extension in attention reads unrotated keys.",
-            facts={"extension": extension, "cache": cache},
-            cure="Make the cache with rotated=False; model.new_cache does.",
-        )
-    if encoding is not None and not cache.rotated and not encoding.by_slots:
-        raise RopeError(
-            "KVCache: this encoding writes positions into embeddings or keys before they are stored.",
-            facts={"encoding": encoding.config, "cache": cache},
-            cure="Make the cache with rotated=True.",
-        )
 
 
 def _masked(bias: Tensor, seen: Visibility, places: Places, key: tuple[object, ...]) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ropewalk.attention.extension import Extension
 from ropewalk.attention.masks import Layout, SlotTables, real_tokens
 from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
@@ -32,7 +33,9 @@ class KVCache:
     that are no longer right. It holds no gradients: a forward with a cache runs without them.
 
     `seq_len` is an int or int64 `[batch]`; `capacity` (tokens) reserves room ahead; `ropes` are the rules its keys
-    are rotated by, one per layer. Raises `RopeError` for impossible sizes or a missing `seq_len`.
+    are rotated by, one per layer. `extensions` are those that its layers read it under, one or None per layer (None:
+    none in any): a layer under another is refused, as what it gave is in the keys and values of deeper layers. Raises
+    `RopeError` for impossible sizes or a missing `seq_len`.
 
     `rotated=False` keeps keys as they were before their rotation and turns them when they are read, each by its slot:
     for extensions that act in attention, and for `drop`, after which the later tokens stand at smaller positions. It
@@ -59,6 +62,7 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         ropes: Sequence[RopeConfig | None] | None = None,
+        extensions: Sequence[Extension | None] | None = None,
         step: int = 256,
         rotated: bool = True,
     ) -> None:
@@ -79,12 +83,14 @@ class KVCache:
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
         self.dtype, self.device = dtype, torch.device(device)
         self.ropes = tuple(ropes) if ropes is not None else None
-        if self.ropes is not None and len(self.ropes) != num_layers:
-            raise RopeError(
-                "KVCache: `ropes` must name one rule per layer.",
-                facts={**sizes, "ropes": self.ropes},
-                cure="Give a RopeConfig or None for each layer; model.new_cache does.",
-            )
+        self.extensions = (None,) * num_layers if extensions is None else tuple(extensions)
+        for name, of_layers in (("ropes", self.ropes), ("extensions", self.extensions)):
+            if of_layers is not None and len(of_layers) != num_layers:
+                raise RopeError(
+                    f"KVCache: `{name}` must have one entry per layer.",
+                    facts={**sizes, name: of_layers},
+                    cure="Give one, or None, for each layer; model.new_cache does.",
+                )
         self._lengths = [0] * batch
         self._seq_len = _row_lengths(seq_len, batch)
         self._one_seq_len = isinstance(seq_len, int) or (seq_len is not None and seq_len.ndim == 0)
@@ -311,8 +317,7 @@ class KVCache:
                 facts={"rows": list(rows), "cache": self, "other": other},
                 cure="Name as many rows as `other` has, each from 0 to batch - 1.",
             )
-        alike = other.num_layers == self.num_layers and other.rotated == self.rotated
-        if (other._seq_len is None) != (self._seq_len is None) or not alike:
+        if (other._seq_len is None) != (self._seq_len is None) or other._made_for() != self._made_for():
             raise RopeError(
                 "KVCache.replace: the caches are of different models.",
                 facts={"cache": self, "other": other},
@@ -331,6 +336,11 @@ class KVCache:
             self._seq_len, self._one_seq_len = tuple(fixed), self._one_seq_len and len(set(fixed)) == 1
         for row, length in zip(rows, other._lengths, strict=True):
             self._lengths[row] = length
+
+    def _made_for(self) -> tuple[object, ...]:
+        """What caches of one model have in common."""
+        sizes = (self.num_layers, self.num_key_value_heads, self.head_dim)
+        return (*sizes, self.rotated, self.ropes, self.extensions)
 
     def _empty(self, capacity: int) -> Tensor:
         # Zeros, as what is hidden must still be finite; and not an inference tensor, so that it can be used anywhere.
@@ -382,13 +392,3 @@ def _row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
             cure="Give the final length in tokens, one for all rows or one for each.",
         )
     return tuple(rows)
-
-
-def same_seq_len(left: SeqLen | None, right: SeqLen | None) -> bool:
-    """Whether two lengths, ints or `[batch]`, say the same for every row."""
-    if left is None or right is None:
-        return left is right
-    a, b = torch.as_tensor(left).cpu(), torch.as_tensor(right).cpu()
-    if a.ndim and b.ndim and a.shape != b.shape:
-        return False
-    return bool((a == b).all())

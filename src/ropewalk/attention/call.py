@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ropewalk.attention.cache import KVCache, SeqLen, same_seq_len
+from ropewalk.attention.cache import KVCache, SeqLen
+from ropewalk.attention.extension import Extension
 from ropewalk.attention.masks import Layout, lay_out
-from ropewalk.encodings import Places
+from ropewalk.encodings import Encoding, Places
 from ropewalk.errors import RopeError
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -47,7 +48,7 @@ def agreed_seq_len(seq_len: SeqLen | None, cache: KVCache | None) -> SeqLen | No
     """The call's `seq_len`, or its cache's; refuses a call that says otherwise than its cache."""
     if cache is None:
         return seq_len
-    if seq_len is not None and not same_seq_len(seq_len, cache.seq_len):
+    if seq_len is not None and not _same_seq_len(seq_len, cache.seq_len):
         raise RopeError(
             "KVCache: `seq_len` differs from the one that the cache was made for.",
             facts={"seq_len": seq_len, "cache.seq_len": cache.seq_len},
@@ -138,3 +139,29 @@ def find_places(layout: Layout, position_ids: Tensor | None) -> Places:
         if position_ids.ndim == 1:
             return Places(position_ids, position_ids, run=(layout.start, layout.start))
     return Places(position_ids, position_ids)
+
+
+def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encoding | None) -> None:
+    """An extension reads unrotated keys; an encoding that knows positions by more than slots cannot be read so."""
+    if extension is not None and extension.remaps and cache.rotated:
+        raise RopeError(
+            "KVCache: an extension in attention reads unrotated keys.",
+            facts={"extension": extension, "cache": cache},
+            cure="Make the cache with rotated=False; model.new_cache does.",
+        )
+    if encoding is not None and not cache.rotated and not encoding.by_slots:
+        raise RopeError(
+            "KVCache: this encoding writes positions into embeddings or keys before they are stored.",
+            facts={"encoding": encoding.config, "cache": cache},
+            cure="Make the cache with rotated=True.",
+        )
+
+
+def _same_seq_len(left: SeqLen | None, right: SeqLen | None) -> bool:
+    """Whether two lengths, ints or `[batch]`, say the same for every row."""
+    if left is None or right is None:
+        return left is right
+    a, b = torch.as_tensor(left).cpu(), torch.as_tensor(right).cpu()
+    if a.ndim and b.ndim and a.shape != b.shape:
+        return False
+    return bool((a == b).all())

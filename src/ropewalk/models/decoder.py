@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import Attention, check_unrotated
+from ropewalk.attention.attention import Attention
 from ropewalk.attention.cache import KVCache, SeqLen
-from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, find_places, rotary_tables
+from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, check_unrotated, find_places, rotary_tables
 from ropewalk.attention.extension import Extension
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.attention.remap import Remap
@@ -190,6 +190,7 @@ class Decoder(nn.Module):
 
         One for all layers that it can serve (with a remapping one, layers without a rope or with a sliding window
         stay as they are), None for none, or a tuple with one per layer. Raises `RopeError` where no layer can take it.
+        A cache of one is refused by the other.
 
         >>> from ropewalk.attention.extension import ReRoPE
         >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
@@ -247,6 +248,7 @@ class Decoder(nn.Module):
             dtype=dtype or weight.dtype,
             device=weight.device,
             ropes=self.config.ropes,
+            extensions=self.config.extensions,
             rotated=not self.config.remaps if rotated is None else rotated,
         )
 
@@ -280,6 +282,12 @@ class Decoder(nn.Module):
                 "Decoder: the cache was made for another rope: its keys are rotated by other frequencies.",
                 facts={"cache.ropes": cache.ropes, "config.ropes": self.config.ropes},
                 cure="Make it with this model's new_cache.",
+            )
+        if cache is not None and cache.extensions != self.config.extensions:
+            raise RopeError(
+                "Decoder: the cache was made under another extension, and deeper layers' keys and values follow it.",
+                facts={"cache.extensions": cache.extensions, "config.extensions": self.config.extensions},
+                cure="Make it with this model's new_cache, and run its tokens again.",
             )
         if cache is not None:
             for extension in set(self.config.extensions):
