@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 from ropewalk.context.retrieval import measure
@@ -19,13 +20,17 @@ from ropewalk.context.retrieval.summary import accuracy_rows, sentences
 from ropewalk.context.retrieval.tasks import TASKS
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.models.tokenizer import byte_alphabet
 from tests.context.retrieval.material import TEXT, decoder, tokenizer
+
+GIVEN: dict[str, Any] = {
+    "tasks": ["passkey", "cwe"], "lengths": [560, 640], "depths": [0.0, 1.0], "samples": 2, "text": TEXT,
+}  # fmt: skip
 
 
 def run(methods: dict[str, Callable[[], Decoder]] | None = None, **changes: Any) -> RetrievalMeasurement:
     """Two tasks, one with a depth, at two lengths."""
-    given = {"tasks": ["passkey", "cwe"], "lengths": [560, 640], "depths": [0.0, 1.0], "samples": 2, "text": TEXT}
-    return measure_retrieval(methods or {"plain": decoder}, tokenizer(), **{**given, **changes})
+    return measure_retrieval(methods or {"plain": decoder}, tokenizer(), **{**GIVEN, **changes})
 
 
 @pytest.fixture
@@ -53,6 +58,7 @@ def test_every_cell_has_its_examples(asked: list[Example]) -> None:
         ("passkey", 640, 0.0, 2), ("passkey", 640, 1.0, 2), ("cwe", 640, None, 4),
     ]  # fmt: skip
     assert len(asked) == 16 == len({example.input_ids for example in asked})
+    assert [row["real_depth"] for row in rows] == [0.0, 1.0, None] * 2
     assert sum(row["correct"] for row in rows) == sum(sum(example.answer_ids) % 2 == 0 for example in asked)
     json.dumps(found.to_json(), allow_nan=False)
 
@@ -154,6 +160,23 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path, asked: list[Example])
         run(state=path)
     with pytest.raises(RopeError, match="folder where the file"):
         run(state=tmp_path)
+
+
+def test_a_state_of_another_tokenizer_is_refused(tmp_path: Path, asked: list[Example]) -> None:
+    """Also where it differs in digits alone, of which the text has none; the same one, made again, goes on."""
+    path = tmp_path / "state.json"
+    run(state=path)
+    del asked[:]
+    run(state=path, resume=True)
+    assert asked == []
+    alphabet = byte_alphabet()
+    pair = tokenizers.models.BPE(vocab={**alphabet, "12": 300}, merges=[("1", "2")])
+    other = tokenizer()
+    other.tokenizer.model = pair
+    assert other.encode(TEXT[1]) == tokenizer().encode(TEXT[1])
+    assert other.encode("12") != tokenizer().encode("12")
+    with pytest.raises(RopeError, match="another tokenizer, text, seed or scoring"):
+        measure_retrieval({"plain": decoder}, other, state=path, resume=True, **GIVEN)
 
 
 def test_a_run_begun_anew_forgets_the_state(tmp_path: Path, asked: list[Example]) -> None:

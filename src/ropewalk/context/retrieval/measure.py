@@ -129,11 +129,12 @@ def measure_retrieval(
                 if crop is not None and method in crop:
                     example = example.cropped(crop[method])
                 found = is_found(model, tokenizer, example, scoring=scoring, chunk=chunk, advance=advance)
-                kept.add(method, cell, found)
+                kept.add(method, cell, found, example.depth)
     return RetrievalMeasurement(
         protocol=protocol,
         outcomes={method: {cell: tuple(kept.found(method, cell)) for cell in cells} for method in methods},
         choices={task.name: task.choices for task in made},
+        depths={method: {cell: tuple(kept.real_depths(method, cell)) for cell in cells} for method in methods},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,11 +48,16 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrievalMeasurement:
-    """Outcomes of every method, cell by cell; `choices` are the choices of each task's examples."""
+    """Outcomes of every method, cell by cell; `choices` are the choices of each task's examples.
+
+    `depths` are the parts of the filler, in tokens, that really lay before the asked needles: a needle goes to the end
+    of a sentence or word near the depth that the cell asks for.
+    """
 
     protocol: RetrievalProtocol
     outcomes: Mapping[str, Mapping[Cell, Sequence[bool]]]
     choices: Mapping[str, int]
+    depths: Mapping[str, Mapping[Cell, Sequence[float]]] = dataclasses.field(default_factory=dict)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -103,6 +109,11 @@ class RetrievalMeasurement:
         found = [self.accuracy(method, length=at, depth=depth, task=task) for at in self.protocol.lengths]
         return [None if one is None else one.value for one in found]
 
+    def real_depth(self, method: str, cell: Cell) -> float | None:
+        """The mean of a cell's `depths`; None where it has none."""
+        found = self.depths.get(method, {}).get(cell) or ()
+        return statistics.fmean(found) if found else None
+
     def to_json(self) -> dict[str, Any]:
         """Every number: cells, means over all tasks by length, and effective lengths."""
         rows = [
@@ -111,6 +122,7 @@ class RetrievalMeasurement:
                 "task": cell.task,
                 "length": cell.length,
                 "depth": cell.depth,
+                "real_depth": self.real_depth(method, cell),
                 **Accuracy(sum(found), len(found), self.chance(cell.task)).to_json(),
             }
             for method, cells in self.outcomes.items()
