@@ -58,8 +58,8 @@ def _heat(document: Document, results: list[Result], rows: dict[Any, str], key: 
 
 
 def retrieval_table(document: Document) -> Table | None:
-    """Right answers of each method in each task by length, all depths together, with Wilson intervals; None where nothing
-    was measured."""
+    """Right answers of each method in each task by length, all depths together, with their intervals; None where
+    nothing was measured."""
     results = _results(document)
     if not results:
         return None

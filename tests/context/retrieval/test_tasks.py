@@ -5,13 +5,16 @@ from __future__ import annotations
 import collections
 import itertools
 import re
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from ropewalk.context.retrieval.aggregate import VariableTracking, zipf_counts
+from ropewalk.context.retrieval import aggregate, needles
+from ropewalk.context.retrieval.aggregate import CommonWords, VariableTracking, zipf_counts
 from ropewalk.context.retrieval.example import Draft, Example, finish
-from ropewalk.context.retrieval.material import NOISE, Haystack, alike, hide
+from ropewalk.context.retrieval.material import NOISE, Haystack, alike, hide, passage
+from ropewalk.context.retrieval.needles import Needles, PassKey
 from ropewalk.context.retrieval.tasks import TASKS, Task, make_tasks
 from ropewalk.errors import RopeError
 from ropewalk.models.checkpoint import load
@@ -216,12 +219,96 @@ def test_the_haystack_can_be_chosen() -> None:
     assert sum(word in prose for word in WORDS) > 100
 
 
-def test_needles_never_split_a_sentence() -> None:
-    """They go to the nearest end of one."""
-    placed = hide(["a", "b", "c.", "d", "e", "f.", "g", "h"], [(0.5, "X."), (0.9, "Y.")])
-    assert placed.text == "a b c. X. d e f. g h Y."
-    assert [placed.text[start] for start in placed.starts] == ["X", "Y"]
+def test_needles_go_to_the_end_of_a_sentence_that_is_near() -> None:
+    """Within a twentieth of the filler; else to the nearest end of a word, so that the depth is the one asked for."""
+    units = [f"{index:03d}" + "." * (index in (49, 97)) for index in range(100)]
+    placed = hide(units, [(0.46, "X."), (0.94, "Y."), (0.25, "Z."), (0.26, "first"), (0.26, "second")])
+    assert placed.text.index("X.") == placed.starts[0]
+    for near in ("049. X. 050", "097. Y. 098", "024 Z. 025", "025 first second 026"):
+        assert f" {near} " in placed.text
+    assert hide(["a", "b"], [(0.0, "X."), (1.0, "Y.")]).text == "X. a b Y."
     assert Haystack(("a.", "b.")).take(1, 3) == ["b.", "a.", "b."]
+
+
+TEXTS = {
+    "no stops": " ".join(WORDS),
+    "verse": "\n".join(" ".join(WORDS[start : start + 7]) for start in range(0, len(WORDS), 7)),
+    "no spaces": "".join(chr(0x4E00 + index) + "\u3002" * (index % 40 == 39) for index in range(900)),
+    "one word": "".join(WORDS),
+    "table": "\n".join(";".join(WORDS[start : start + 20]) for start in range(0, len(WORDS), 20)),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_depth_is_the_one_asked_for_in_any_text(kind: str) -> None:
+    """Without stops, with others, and where no space stands for long: within 7 % of a short filler, which is full."""
+    kit = tokenizer()
+    for depth, length in itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), (1000, 2000)):
+        example = PassKey(passage(TEXTS[kind])).make(kit, length, depth, Random(length))
+        assert example.depth == pytest.approx(depth, abs=0.07)
+        assert length - example.tokens < 60
+        assert example.answers[0] in kit.decode(example.input_ids[example.positions[0] :])[:40]
+
+
+def test_what_has_no_spaces_keeps_none() -> None:
+    """A text of such a script is filled in as it stands, with spaces around the needle alone, between sentences."""
+    text = TEXTS["no spaces"]
+    example = PassKey(passage(text)).make(tokenizer(), LONG, 0.5, Random(0))
+    before, key, after = re.split(r" The pass key is (\d+)\. .* pass key\. ", read(tokenizer(), example).split("\n")[1])
+    assert key == example.answers[0]
+    assert len(before) > 100
+    assert before.endswith("\u3002")
+    assert before + after in text + text
+
+
+def test_words_of_the_question_are_no_answers() -> None:
+    """They stand in it more often than in the list, whatever the text holds."""
+    told = {"following", "hidden", "magic", "memorize", "numbers", "quiz", "special", "text", "will"}  # with needles
+    asked = (*sorted(told), "above", "appear", "below", "common", "list", "more", "most", "often", "others", "words")
+    kit = tokenizer()
+    for seed in range(4):
+        rng = Random(seed)
+        tasks: list[Task] = [
+            Needles("niah", passage(TEXT[1]), (*asked, *WORDS[:6]), keys=keys, values=values)
+            for keys, values in ((1, 1), (4, 1), (2, 4))
+        ]
+        for task in tasks:
+            keys = re.findall(r"numbers for (\w+) is", read(kit, task.make(kit, 1500, 0.5, rng)))
+            assert keys
+            assert not set(keys) & told
+        example = CommonWords((*asked, *WORDS[:300])).make(kit, 900, None, rng)
+        listed = re.findall(r"\d+\. (\w+)", read(kit, example))
+        question = set(re.findall(r"[a-z]+", re.sub(r"\d+\. \w+", "", read(kit, example)).lower()))
+        assert {"words", "common", "list"} < question
+        assert not set(listed) & question
+
+
+@pytest.mark.parametrize("name", ["passkey", "niah_single", "niah_multikey", "vt"])
+def test_numbers_that_the_filler_holds_are_drawn_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a log a distractor, or the answer itself, would stand beside the needle; without any other it is refused."""
+
+    def few(rng: Random, digits: int) -> str:
+        return str(10 ** (digits - 1) + rng.randrange(60))
+
+    monkeypatch.setattr(needles, "number", few)
+    monkeypatch.setattr(aggregate, "number", few)
+    makers: dict[str, Callable[[Haystack], Task]] = {
+        "passkey": PassKey,
+        "niah_single": lambda haystack: Needles(name, haystack, tuple(WORDS)),
+        "niah_multikey": lambda haystack: Needles(name, haystack, tuple(WORDS), keys=4),
+        "vt": VariableTracking,
+    }
+    kit, digits = tokenizer(), 7 if name.startswith("niah") else 5
+    every = [f"x{10 ** (digits - 1) + number}y" for number in range(60)]
+    for seed in range(5):
+        example = makers[name](Haystack(tuple(every[::2]))).make(kit, LONG, 0.5, Random(seed))
+        prompt = read(kit, example)
+        assert sum(number in prompt for number in every) == 30
+        drawn = set(re.findall(rf"\b\d{{{digits}}}\b", prompt)) | ({*example.distractors} if name != "vt" else set())
+        assert len(drawn) >= 4
+        assert not any(f"x{number}y" in every[::2] for number in drawn)
+    with pytest.raises(RopeError, match=r"holds the numbers[\s\S]*take the noise"):
+        makers[name](Haystack(tuple(every))).make(kit, LONG, 0.5, Random(0))
 
 
 def test_texts_of_equal_tokens_are_preferred_not_required() -> None:

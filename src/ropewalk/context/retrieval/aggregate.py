@@ -8,7 +8,7 @@ from random import Random
 from typing import ClassVar
 
 from ropewalk.context.retrieval.example import Draft, Example, finish, fit
-from ropewalk.context.retrieval.material import Haystack, alike, hide, letters, number
+from ropewalk.context.retrieval.material import Haystack, alike, draw_words, hide, letters, number, unsaid
 from ropewalk.models.tokenizer import TextTokenizer
 
 _DISTRACTORS = 7
@@ -39,9 +39,10 @@ class VariableTracking:
 
     def make(self, tokenizer: TextTokenizer, length: int, depth: float | None, rng: Random) -> Example:
         """An example of at most `length` tokens; `depth` says nothing here."""
-        per = self.hops + 1
-        names = alike(tokenizer, self.chains * per, lambda: letters(rng, 5, upper=True))
-        values = alike(tokenizer, self.chains, lambda: number(rng, 5))
+        per, start = self.hops + 1, rng.randrange(len(self.haystack.units))
+        filler = self.haystack.text(start, length)  # at most: a unit has a token or more
+        names = alike(tokenizer, self.chains * per, lambda: letters(rng, 5, upper=True), beside=filler)
+        values = alike(tokenizer, self.chains, lambda: number(rng, 5), beside=filler)
         chains = [names[index * per : (index + 1) * per] for index in range(self.chains)]
         needles = []
         for chain, value in zip(chains, values, strict=True):
@@ -49,7 +50,6 @@ class VariableTracking:
             places = sorted(rng.random() for _ in chain)
             needles += [(at, f"VAR {name} = {of}.") for at, name, of in zip(places, chain, said, strict=False)]
         needles.sort()  # so that chains are mixed also where their statements meet at one place
-        start = rng.randrange(len(self.haystack.units))
         head = "Memorize and track the chains of variable assignment hidden in the following text.\n"
         tail = (
             f"\nQuestion: Find all variables that are assigned the value {values[0]} in the text above. Answer: "
@@ -59,7 +59,7 @@ class VariableTracking:
         own = [index for index, (_, text) in enumerate(needles) if text.split()[1] in chains[0]]
 
         def render(filler: int) -> Draft:
-            placed = hide(self.haystack.take(start, filler), needles)
+            placed = hide(self.haystack.take(start, filler), needles, self.haystack.glue)
             return Draft(
                 prompt=f"{head}{placed.text}{tail}",
                 answers=tuple(reversed(chains[0])),
@@ -89,12 +89,6 @@ class CommonWords:
 
     def make(self, tokenizer: TextTokenizer, length: int, depth: float | None, rng: Random) -> Example:
         """An example of at most `length` tokens; `depth` says nothing here."""
-        known = alike(tokenizer, self.common + _DISTRACTORS, lambda: rng.choice(self.words))
-        common, others = known[: self.common], known[self.common :]
-        taken = set(known)
-        more = [word for word in self.words if word not in taken]
-        rng.shuffle(more)
-        order = rng.getrandbits(64)
         head = (
             "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones "
             "that appear most often.\n"
@@ -103,6 +97,14 @@ class CommonWords:
             f"\nQuestion: What are the {self.common} most common words in the above list? Answer: The top "
             f"{self.common} words that appear most often in the list are:"
         )
+
+        words = unsaid(self.words, head + tail)
+        known = draw_words(tokenizer, self.common + _DISTRACTORS, words, rng)
+        common, others = known[: self.common], known[self.common :]
+        taken = set(known)
+        more = [word for word in words if word not in taken]
+        rng.shuffle(more)
+        order = rng.getrandbits(64)
 
         def render(filler: int) -> Draft:
             listed = common * self.times + (others + more[:filler]) * self.rare

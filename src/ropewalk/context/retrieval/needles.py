@@ -7,7 +7,7 @@ from random import Random
 from typing import ClassVar
 
 from ropewalk.context.retrieval.example import Draft, Example, finish, fit
-from ropewalk.context.retrieval.material import Haystack, alike, hide, number
+from ropewalk.context.retrieval.material import Haystack, alike, draw_words, hide, number, unsaid
 from ropewalk.models.tokenizer import TextTokenizer
 
 CHOICES = 8
@@ -30,8 +30,9 @@ class PassKey:
 
     def make(self, tokenizer: TextTokenizer, length: int, depth: float, rng: Random) -> Example:
         """An example of at most `length` tokens, the needle at `depth` (0: first, 1: last) of the filler."""
-        key, *others = alike(tokenizer, CHOICES, lambda: number(rng, PASSKEY_DIGITS))
         start = rng.randrange(len(self.haystack.units))
+        filler = self.haystack.text(start, length)  # at most: a unit has a token or more
+        key, *others = alike(tokenizer, CHOICES, lambda: number(rng, PASSKEY_DIGITS), beside=filler)
         needle = f"The pass key is {key}. Remember it. {key} is the pass key."
         head = (
             "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
@@ -39,7 +40,7 @@ class PassKey:
         )
 
         def render(count: int) -> Draft:
-            placed = hide(self.haystack.take(start, count), [(depth, needle)])
+            placed = hide(self.haystack.take(start, count), [(depth, needle)], self.haystack.glue)
             return Draft(
                 prompt=f"{head}{placed.text}\nWhat is the pass key? The pass key is",
                 answers=(key,),
@@ -75,29 +76,25 @@ class Needles:
 
     def make(self, tokenizer: TextTokenizer, length: int, depth: float, rng: Random) -> Example:
         """An example of at most `length` tokens, the asked key's first value at `depth` of the filler."""
-        keys = alike(tokenizer, self.keys, lambda: rng.choice(self.words))
-        count = self.values * self.keys
-        drawn = alike(tokenizer, count if self.keys > 1 else count - 1 + CHOICES, lambda: number(rng, RULER_DIGITS))
+        start, count = rng.randrange(len(self.haystack.units)), self.values * self.keys
+        head = self._head(count)
+        keys = draw_words(tokenizer, self.keys, unsaid(self.words, head + self._tail("") + _needle("", "")), rng)
+        drawn = alike(
+            tokenizer,
+            count if self.keys > 1 else count - 1 + CHOICES,
+            lambda: number(rng, RULER_DIGITS),
+            beside=self.haystack.text(start, length),  # at most: a unit has a token or more
+        )
         held = drawn[:count]
         depths = [depth, *(rng.random() for _ in held[1:])]
         needles = [
-            (place, f"One of the special magic numbers for {keys[index // self.values]} is: {value}.")
+            (place, _needle(keys[index // self.values], value))
             for index, (place, value) in enumerate(zip(depths, held, strict=True))
         ]
-        start = rng.randrange(len(self.haystack.units))
-        asked = f"for {keys[0]} mentioned in the provided text"
-        if count > 1:
-            head = "Some special magic numbers are hidden within the following text. Make sure to memorize them. "
-        else:
-            head = "A special magic number is hidden within the following text. Make sure to memorize it. "
-        head += f"I will quiz you about the number{'s' if count > 1 else ''} afterwards.\n"
-        if self.values > 1:
-            tail = f"\nWhat are all the special magic numbers {asked}? The special magic numbers {asked} are"
-        else:
-            tail = f"\nWhat is the special magic number {asked}? The special magic number {asked} is"
+        tail = self._tail(keys[0])
 
         def render(filler: int) -> Draft:
-            placed = hide(self.haystack.take(start, filler), needles)
+            placed = hide(self.haystack.take(start, filler), needles, self.haystack.glue)
             return Draft(
                 prompt=f"{head}{placed.text}{tail}",
                 answers=tuple(held[: self.values]),
@@ -108,3 +105,20 @@ class Needles:
             )
 
         return finish(tokenizer, fit(tokenizer, length, render, task=self.name))
+
+    def _head(self, count: int) -> str:
+        if count > 1:
+            said = "Some special magic numbers are hidden within the following text. Make sure to memorize them. "
+        else:
+            said = "A special magic number is hidden within the following text. Make sure to memorize it. "
+        return f"{said}I will quiz you about the number{'s' if count > 1 else ''} afterwards.\n"
+
+    def _tail(self, key: str) -> str:
+        asked = f"for {key} mentioned in the provided text"
+        if self.values > 1:
+            return f"\nWhat are all the special magic numbers {asked}? The special magic numbers {asked} are"
+        return f"\nWhat is the special magic number {asked}? The special magic number {asked} is"
+
+
+def _needle(key: str, value: str) -> str:
+    return f"One of the special magic numbers for {key} is: {value}."
