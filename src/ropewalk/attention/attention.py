@@ -167,6 +167,13 @@ class Attention(nn.Module):
                 },
                 cure="Leave this layer without it: a sliding window no longer than the trained length needs none.",
             )
+        encoding = self._shared[0] if self._shared else self.encoding
+        if extension is not None and encoding is not None and type(encoding).biased is not Encoding.biased:
+            raise RopeError(
+                "Attention: an extension's scale is defined for q.k alone, and this layer's encoding adds to scores.",
+                facts={"extension": extension, "encoding": encoding.config},
+                cure="Leave the extension out, or choose an encoding that turns queries and keys, as a rope does.",
+            )
         self.extension = extension
 
     def forward(

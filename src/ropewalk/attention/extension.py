@@ -96,7 +96,8 @@ def _real(index: Tensor) -> Tensor:
 class LogN(Extension):
     """Logits times max(1, ln(m + 1) / ln(trained_length)) for a query at index m; relative positions stay.
 
-    `trained_length` in tokens, at least 2. Source: Su 2021; Chiang and Cholak 2022, arXiv:2202.12172.
+    `trained_length` in tokens, at least 2. An encoding that adds to scores (ALiBi, T5's, ...) refuses it: it is defined
+    for q.k. Source: Su 2021; Chiang and Cholak 2022, arXiv:2202.12172.
 
     >>> LogN(trained_length=1024).logit_scale(torch.tensor([0, 1023, 2**20 - 1])).tolist()
     [1.0, 1.0, 2.0]
@@ -116,7 +117,8 @@ class LogN(Extension):
 class DroPE(Extension):
     """Logits times 1 + coefficient ln(factor), for a model whose rope was taken out and that was tuned without it.
 
-    `factor` is target / trained length, at least 1. The paper's coefficients are 0.412 and 0.103, by model.
+    `factor` is target / trained length, at least 1. The paper's coefficients are 0.412 and 0.103, by model. An encoding
+    that adds to scores refuses it.
     Source: Gelberg et al. 2025, "Extending the context of pretrained LLMs by dropping their positional embeddings".
 
     >>> DroPE(factor=1.0).logit_scale(torch.tensor([5]))
