@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from ropewalk import load
+from ropewalk.attention.extension import DroPE
 from ropewalk.cli import app
 from ropewalk.cli.train import Shown
 from ropewalk.context.methods import applied
 from ropewalk.context.sources import read_text
+from ropewalk.rope.scaling import LongRoPE
 from ropewalk.training import Event
 from tests.extend.material import TARGET, TRAINED, checkpoint, furthest
 from tests.training.material import prose
@@ -89,6 +91,20 @@ def test_tuned_and_measured(source: Path, texts: list[str], tmp_path: Path, caps
     assert f"{verdict['nats']:+.3f}" in (out / "README.md").read_text()
 
 
+def test_first_tokens_unscaled(source: Path, texts: list[str], tmp_path: Path) -> None:
+    """Named in the protocol and on the card; the rope that is written has them."""
+    out = tmp_path / "out"
+    words = [source, "--out", out, "--native", "--unscaled-tokens", 4, "--validation", texts[2], "--windows", 2]
+    assert run(*words) == 0
+    rope = load(out).config.ropes[0]
+    assert rope is not None
+    assert isinstance(rope.scaling, LongRoPE)
+    assert rope.scaling.unscaled_tokens == 4
+    record = json.loads((out / "extend.json").read_text())
+    assert (record["unscaled_tokens"], record["protocol"]["unscaled_tokens"]) == (4, 4)
+    assert "yarn (the first 4 tokens unscaled)" in (out / "README.md").read_text()
+
+
 def test_measured_without_tuning(source: Path, texts: list[str], tmp_path: Path) -> None:
     """--measure alone: before, under crop and under the method; the weights as they were."""
     out = tmp_path / "out"
@@ -101,12 +117,17 @@ def test_measured_without_tuning(source: Path, texts: list[str], tmp_path: Path)
 
 
 def test_ropewalks_own_form(source: Path, texts: list[str], tmp_path: Path) -> None:
-    """DroPE, which no config can say, tuned and kept with --native."""
+    """DroPE, which no config can say, tuned and kept with --native; tuned at the trained length and without the scale
+    of its logits, which belongs to longer texts and is there afterwards."""
     out = tmp_path / "out"
-    words = [source, "--out", out, *TUNED[:-1], "--text", texts[0], "--method", "drope", "--native", "--no-measure"]
-    assert run(*words) == 0
+    words = [source, "--out", out, *TUNED, "--text", texts[0], "--validation", texts[2], "--method", "drope"]
+    assert run(*words, "--native") == 0
     config = load(out).config
     assert set(config.ropes) == {None}
+    assert set(config.extensions) == {DroPE(factor=4.0)}
+    record = json.loads((out / "extend.json").read_text())
+    assert (record["tuning"]["settings"]["target"], record["protocol"]["target"]) == (TRAINED, TARGET)
+    assert record["tuning"]["tokens"] == 6 * 2 * TRAINED
     assert "ropewalk" in (out / "README.md").read_text()
 
 
@@ -245,7 +266,7 @@ def test_a_held_out_text_that_was_tuned_on_is_refused(
         (["--train=all"], "belong to tuning"),
         (["--lr=1e-3"], "belong to tuning"),
         (["--checkpoint-every=3"], "belong to tuning"),
-        (["--seed=1"], "belong to tuning and to --search"),
+        (["--seed=1"], "belong to tuning, --search and measuring"),
         (["--restart"], "belong to work that can be stopped"),
         (["--block=4"], "belong to measuring"),
         (["--windows=4"], "belong to measuring"),

@@ -308,3 +308,14 @@ def test_one_tensor_larger_than_a_shard(tmp_path: Path) -> None:
     places = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     assert len(paths) == 3
     assert places["c"] == places["d"] != places["b"] != places["a"]
+
+
+def test_a_length_is_stated_for_what_is_scaled_alone(tmp_path: Path) -> None:
+    """An unscaled rope keeps the trained length, whatever the method is called; so does its tokenizer."""
+    source = checkpoint(tmp_path / "source")
+    model = extended(source, "plain")
+    for name in ("plain", "yarn"):
+        found = export(model, tmp_path / name, method=name, source=source, **HOW)
+        assert found.config["max_position_embeddings"] == TRAINED
+    said = json.loads((tmp_path / "yarn" / "tokenizer_config.json").read_text()).get("model_max_length")
+    assert said is None or said <= TRAINED

@@ -49,7 +49,7 @@ def toy(model: Decoder) -> list[float]:
 
 def run(objective: Callable[[Decoder], Sequence[float]] | None = toy, **more: Any) -> SearchResult:
     """A search in the small model, on a toy objective."""
-    given = {"trained_length": TRAINED, "target": TARGET, "budget": 40, **more}
+    given = {"trained_length": TRAINED, "target": TARGET, "budget": 40, "objective_name": "toy", **more}
     return search(tiny_decoder(), WINDOWS, objective=objective, **given)
 
 
@@ -284,8 +284,10 @@ def test_a_state_of_another_search_is_refused(tmp_path: Path) -> None:
     with pytest.raises(rw.RopeError, match="belongs to another"):
         search(
             tiny_decoder(), WINDOWS.flip(1), trained_length=TRAINED, target=TARGET, budget=8, objective=toy,
-            state_path=path, resume=True,
+            objective_name="toy", state_path=path, resume=True,
         )  # fmt: skip
+    with pytest.raises(rw.RopeError, match="needs a name"):
+        run(budget=8, state_path=path, objective_name="text")
     assert len(run(budget=7, state_path=path, seed=5).evaluations) == 7
     assert len(json.loads(path.read_text())["evaluations"]) == 7
     for content in ("hello", "{}", '{"fingerprint": "a", "evaluations": [{"name": 1}]}', EMPTY):

@@ -83,7 +83,7 @@ def extend(
     from ropewalk.context.output import check_writable
     from ropewalk.context.state import model_digest
     from ropewalk.extend.export import DTYPES, check_out, export, hub_of
-    from ropewalk.extend.tune import TuneSettings
+    from ropewalk.extend.tune import TuneSettings, tuning_form, tuning_length
     from ropewalk.models.checkpoint import load
     from ropewalk.models.extras import need
     from ropewalk.training import Housekeeping
@@ -157,23 +157,23 @@ def extend(
     adapted = under_method()
     if not native:
         hub_of(adapted, method, trained_length=trained, target=length)  # refused before the work, not after it
-    job = ExtendJob(model, out, source, method, trained, length, place)
+    job = ExtendJob(model, out, source, method, trained, length, place, unscaled_tokens=unscaled_tokens)
     if works:
         source = job.in_float32()
         adapted = under_method()
         if measure is not False:
-            job.prepare_measurement(validation, start_char, windows, block, seed, unscaled_tokens)
+            job.prepare_measurement(validation, start_char, windows, block, seed)
     settings = None
     if steps is not None:
         names = {field.name for field in dataclasses.fields(TuneSettings)}
         own = {"text", "validation", "trained_length", "target", "lr"}
         settings = TuneSettings(
             **{name: value for name, value in given.items() if name in names - own},
-            source=model_digest(adapted),
+            source=model_digest(tuning_form(adapted, method)),
             text=tuple(map(str, texts)),
             validation=() if validation is None or validation.suffix == ".gz" else (str(validation),),
             trained_length=trained,
-            target=length,
+            target=tuning_length(method, trained_length=trained, target=length),
             lr=lr or 0.0,
         )
         job.check_unseen(texts, validation)

@@ -27,11 +27,21 @@ class ExtendJob:
     """One extension on its way: what is measured and tuned, and the folder beside --out that keeps it meanwhile."""
 
     def __init__(
-        self, name: str, out: Path, source: Decoder, method: str, trained: int, target: int, device: str
+        self,
+        name: str,
+        out: Path,
+        source: Decoder,
+        method: str,
+        trained: int,
+        target: int,
+        device: str,
+        *,
+        unscaled_tokens: int = 0,
     ) -> None:
         self.name, self.work = name, WorkFolder(out)
         self.folder = self.work.path
         self.source, self.method, self.trained, self.target, self.device = source, method, trained, target, device
+        self.unscaled_tokens = unscaled_tokens
         self.variants: list[Variant] = []
         self.protocol: Protocol | None = None
         self.tuning: dict[str, Any] | None = None
@@ -51,7 +61,6 @@ class ExtendJob:
         windows: int | None,
         block: int | None,
         seed: int,
-        unscaled_tokens: int,
     ) -> None:
         """The held-out text's windows, by the doctor's protocol."""
         from ropewalk.context.doctor import take_windows
@@ -74,7 +83,7 @@ class ExtendJob:
             windows=windows,
             start_char=start_char,
             seed=seed,
-            unscaled_tokens=unscaled_tokens,
+            unscaled_tokens=self.unscaled_tokens,
             tokens=len(tokens),
         )
         self.chosen = take_windows(tokens, self.protocol)
@@ -104,7 +113,7 @@ class ExtendJob:
         """Measure before, tune, measure after; what there is to do of it. Returns the model to write."""
         from ropewalk.cli.train import Shown
         from ropewalk.extend.outcome import ITS_CROP, PLAIN, TUNED
-        from ropewalk.extend.tune import tune
+        from ropewalk.extend.tune import tune, tuning_form
 
         if self.protocol is not None:
             self._measure(self.source, PLAIN, baselines=True)
@@ -114,9 +123,11 @@ class ExtendJob:
             return adapted
         shown = Shown("extend")
         try:
-            final = tune(adapted, settings, self.folder, restart=restart, housekeeping=keeping, report=shown)
+            form = tuning_form(adapted, settings.method)
+            final = tune(form, settings, self.folder, restart=restart, housekeeping=keeping, report=shown)
         finally:
             shown.close()
+        final = final.with_extension(adapted.config.extension)
         self.tuning = _tuning(self.folder, settings, adapted)
         if self.protocol is not None:
             self._measure(final, TUNED)
@@ -155,6 +166,7 @@ class ExtendJob:
             config=found.config,
             tuning=self.tuning,
             environment=environment_of(self.device, self.source),
+            unscaled_tokens=self.unscaled_tokens,
         )
         drawn = self.protocol is not None and find_spec("matplotlib") is not None
         files: dict[str, str | bytes] = {CARD: card(self.record, figure=FIGURE if drawn else None)}

@@ -59,6 +59,8 @@ def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
     config, tuning, protocol = record["config"], record["tuning"], record["protocol"]
     block = config.get("rope_parameters")
     name, method = plain_text(record["model"]), plain_text(record["method"])
+    first = record.get("unscaled_tokens")
+    method += f" (the first {first:,} tokens unscaled)" if first else ""
     done = f"{method}, " + ("put into config.json" if block else "in ropewalk's own form")
     if tuning is not None:
         settings = tuning["settings"]

@@ -138,7 +138,8 @@ def export(
         prefix = "" if native else "model."
         named = {name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in weights.items()}
         write_weights(named, staging, dtype=chosen, shard_bytes=shard_bytes)
-        _write_companions(staging, None if kept is None else origin, model, target)
+        longest = target if hub is None else hub.max_position_embeddings
+        _write_companions(staging, None if kept is None else origin, model, longest)
         found = Exported(folder=place, config=written, rope=hub, dtype=chosen)
         for name, content in (further(found) if further is not None else {}).items():
             (staging / name).write_bytes(content.encode() if isinstance(content, str) else content)

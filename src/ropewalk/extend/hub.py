@@ -89,7 +89,7 @@ def hub_rope(ropes: Ropes, method: str, *, trained_length: int, target: int) -> 
 
     **Arguments:**
     - `ropes`: each layer's rope with the method applied, None for a layer without.
-    - `method`: its name; `plain` and `as-is` keep the trained length and the stated length, others get `target`.
+    - `method`: its name; `as-is` keeps the stated length, an unscaled rope the trained one, others get `target`.
     - `trained_length`, `target`: tokens.
 
     A rule that transformers has no name for, but whose frequencies do not depend on the length, becomes a `longrope`
@@ -132,7 +132,7 @@ def _stated_length(rope: RopeConfig, method: str, trained_length: int, target: i
         return rope.max_position_embeddings or trained_length
     if method == "as-is":
         return rope.max_position_embeddings or trained_length
-    return trained_length if method == "plain" else target
+    return trained_length if rope.scaling is None else target
 
 
 def _candidates(rope: RopeConfig, length: int, trained_length: int, target: int) -> list[dict[str, Any]]:

@@ -157,12 +157,14 @@ def record(
     config: Mapping[str, Any],
     tuning: Mapping[str, Any] | None,
     environment: Mapping[str, Any],
+    unscaled_tokens: int = 0,
 ) -> dict[str, Any]:
     """Everything that was done and found, as one JSON document: losses in nats per token, lengths in tokens."""
     found: dict[str, Any] = finite(
         {
             "model": model,
             "method": method,
+            "unscaled_tokens": unscaled_tokens,
             "config": dict(config),
             "tuning": None if tuning is None else dict(tuning),
             "protocol": None if protocol is None else protocol.to_json(),

@@ -23,6 +23,7 @@ from ropewalk.models.extras import need
 from ropewalk.rope.config import RopeConfig
 
 BUDGET = 200
+TEXT = "text"
 SAME = 1e-6  # in a logarithm: what other machines' last bits may change in a point
 Objective = Callable[[Decoder], Sequence[float]]
 Begin = Callable[[int, str, Evaluation | None], None]
@@ -70,7 +71,7 @@ def search(
     monotone: bool = False,
     unscaled_tokens: int = 0,
     objective: Objective | None = None,
-    objective_name: str = "text",
+    objective_name: str = TEXT,
     state_path: Path | None = None,
     resume: bool = False,
     chunk: int = CHUNK,
@@ -105,6 +106,12 @@ def search(
         model, trained_length=trained_length, target=target, monotone=monotone, unscaled_tokens=unscaled_tokens
     )
     limit = BUDGET if budget is None and seconds is None else budget
+    if objective is not None and objective_name == TEXT and state_path is not None:
+        raise RopeError(
+            "search: an objective of your own needs a name, or another one's losses would be taken up as its.",
+            facts={"objective_name": objective_name, "state_path": str(state_path)},
+            cure="Pass objective_name=..., other than text, and another one for every other objective.",
+        )
     if windows is not None or objective is None:
         _check_windows(windows, space)
     _check(space, limit, seconds, seed)

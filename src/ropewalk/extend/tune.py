@@ -20,6 +20,7 @@ from ropewalk.training.loop import Run
 from ropewalk.training.resume import RunFolder
 from ropewalk.training.settings import PRECISIONS, on_machine
 
+DROPE = "drope"
 _FLOATS = ("lr", "clip")
 _SHARES = ("weight_decay", "final_lr", "beta1", "beta2")
 
@@ -158,6 +159,24 @@ class FromCheckpoint:
     def model(self, vocab_size: int) -> Decoder:
         """The copy that is trained."""
         return trainable_copy(self.source, self.settings.train, rank=self.settings.rank)
+
+
+def tuning_form(model: Decoder, method: str) -> Decoder:
+    """The model as it is tuned, under `method`: itself, but for DroPE without the scale of its logits.
+
+    DroPE is tuned at the length that the model was trained to, where that scale is 1; it belongs to longer texts alone
+    (Gelberg et al. 2025, arXiv:2512.12167).
+    """
+    return model.with_extension(None) if method == DROPE else model
+
+
+def tuning_length(method: str, *, trained_length: int, target: int) -> int:
+    """Tokens of a window in tuning: the target, but for DroPE the trained length.
+
+    >>> tuning_length("yarn", trained_length=256, target=1024), tuning_length("drope", trained_length=256, target=1024)
+    (1024, 256)
+    """
+    return trained_length if method == DROPE else target
 
 
 def tune(
