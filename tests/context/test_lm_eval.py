@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,15 @@ import pytest
 import torch
 
 from ropewalk.context.measure import window_losses
+from ropewalk.context.methods import applied
 from ropewalk.errors import RopeError
+from ropewalk.extend.export import export
 from ropewalk.models.checkpoint import load
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
 from ropewalk.models.tokenizer import TextTokenizer
-from tests.context.models import tiny_decoder
+from ropewalk.rope.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Resonance, Scaling, YaRN
+from tests.context.models import ROPE, tiny_decoder
 
 TEXT = (
     "It was the best of times, said the old man, and nobody in the house had a better word for it. " * 12 + "The end."
@@ -81,6 +86,62 @@ def test_a_long_context_loses_its_beginning(tiny: Decoder) -> None:
     assert found == pytest.approx(-losses.sum(), abs=1e-4 * len(losses))
     with pytest.raises(RopeError, match="leaves no room"):
         lm.loglikelihood([instance("loglikelihood", "A", TEXT)], disable_tqdm=True)
+
+
+@needs_lm_eval
+@pytest.mark.parametrize("method", ["yarn", "llama3", "resonance", "pi", "ntk", "abf", "plain"])
+def test_an_extended_model_reads_as_far_as_it_was_extended(method: str, tiny: Decoder, tmp_path: Path) -> None:
+    """Once exported all do; as an object those whose rule says how far, and any that is told."""
+    target = 256 if method == "plain" else 1024
+    model = applied(tiny, method, trained_length=256, target=1024)
+    states = method in ("yarn", "llama3", "resonance")
+    assert adapter(model).max_length == (1024 if states else 256)
+    found = export(model, tmp_path / "out", method=method, trained_length=256, target=target, source="tiny")
+    lm = adapter(str(found.folder))
+    assert lm.max_length == target
+    assert adapter(model, max_length=700).max_length == 700
+
+
+@pytest.mark.parametrize(
+    ("scaling", "stated", "length"),
+    [
+        (None, 256, 256),
+        (YaRN(4.0, 256), 256, 1024),
+        (YaRN(4.0, 256), None, 1024),
+        (Llama3(8.0, 1.0, 4.0, 8192), 131_072, 131_072),  # Llama 3.1: the config says more than factor x original
+        (Resonance(YaRN(2.5, 256)), 256, 640),
+        (LongRoPE((1.0,) * 4, (2.0,) * 4, 256), 2048, 2048),
+        (LongRoPE((1.0,) * 4, (2.0,) * 4, 256, factor=16.0), 256, 4096),
+        (DynamicNTK(4.0), 256, 1024),
+        (Linear(4.0), 1024, 1024),  # after export: the factor is in the length already
+    ],
+)
+@needs_lm_eval
+def test_the_length_is_the_largest_that_the_rope_states(scaling: Scaling | None, stated: int, length: int) -> None:
+    """The config's or the rule's, whichever is meant to be read."""
+    model = tiny_decoder(dataclasses.replace(ROPE, scaling=scaling, max_position_embeddings=stated), vocab_size=257)
+    model.tokenizer = TextTokenizer.bytes()
+    assert adapter(model).max_length == length
+
+
+@needs_lm_eval
+def test_a_cut_context_is_named(tiny: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    """How many, how long and the cure, of likelihoods and completions; nothing where all fits."""
+    kit = kit_of(tiny)
+    lm = adapter(tiny, max_length=64, add_bos=False)
+    short, count = instance("loglikelihood", "The old", " man"), len(kit.encode(TEXT + " It is"))
+    lm.loglikelihood([short], disable_tqdm=True)
+    lm.generate_until([instance("generate_until", "The old", {"max_gen_toks": 4})], disable_tqdm=True)
+    assert caplog.messages == []
+    lm.loglikelihood([short, instance("loglikelihood", TEXT, " It is")], disable_tqdm=True)
+    lm.generate_until([instance("generate_until", TEXT, {"max_gen_toks": 4})], disable_tqdm=True)
+    one, two = caplog.messages
+    assert one.startswith(
+        f"1 of 2 contexts lose their beginning: the longest needs {count - 1:,} tokens, and max_length=64"
+    )
+    assert two.startswith(f"1 of 1 contexts lose their beginning: the longest needs {len(kit.encode(TEXT)):,} tokens")
+    assert "leaves room for 60." in two
+    assert one.endswith("pass max_length=...")
 
 
 @needs_lm_eval

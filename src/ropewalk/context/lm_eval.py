@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.models.extras import need
 from ropewalk.models.generate import stream
 from ropewalk.models.tokenizer import TextTokenizer
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import DynamicNTK, Llama3, LongRoPE, Resonance, YaRN
 
 try:
     import lm_eval.models  # noqa: F401  # the harness's own models are registered before ours is
@@ -24,6 +27,7 @@ try:
 except ImportError:  # without the extra the class below says what is missing
     TemplateLM = object
 
+_LOG = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _GENERATION = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 
@@ -34,14 +38,17 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
     **Arguments:**
     - `model`: a `Decoder` with a tokenizer, or what `rw.load` takes; `dtype` and `device` only for the latter.
     - `batch_size`: rows together. `max_length`: tokens that the model reads at most (the last of a continuation is only
-      predicted); longer contexts lose their beginning; None: the rope's trained length.
+      predicted); longer contexts lose their beginning, and the log says how many did. None: the largest length that a
+      rope states, `max_position_embeddings` or a rule's factor times the length that it starts from. A rule that states
+      no such length (position interpolation, NTK, another theta, a method in attention) reaches as far as you say here.
     - `max_gen_toks`: tokens of a completion where the task does not say.
     - `add_bos`: whether a text begins with the tokenizer's bos; None: as the checkpoint does it.
 
     **Raises:** `RopeError` where lm-eval is not installed, the model has no tokenizer or says no length, and for
     requests that cannot be met. Chat templates are never run.
 
-    Importing this module registers the name "ropewalk" with the harness. Rolling likelihood is lm-eval's: disjoint
+    Importing this module registers the name "ropewalk" with the harness; `python -m ropewalk.context.lm_eval` is the
+    harness's own command with that name in it. Rolling likelihood is lm-eval's: disjoint
     windows of `max_length` tokens after bos (or the end of text); the last, shorter one sees a full context.
 
     >>> RopewalkLM("tiny", batch_size=2).max_length  # doctest: +SKIP
@@ -144,6 +151,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         """(nats, greedy) of tokenised requests; a context too long for `max_length` loses its beginning."""
         pairs = []
+        self._say_cut([len(context) + len(continuation) - 1 for _, context, continuation in requests], self.max_length)
         for _, context, continuation in requests:
             if len(continuation) > self.max_length:
                 raise RopeError(
@@ -185,7 +193,9 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
                 facts={"max_gen_toks": new, "max_length": self.max_length},
                 cure="Raise max_length, or set max_gen_toks lower.",
             )
-        rows = [self.tok_encode(context)[new - self.max_length :] or [self.prefix_token_id] for context in contexts]
+        encoded = [self.tok_encode(context) for context in contexts]
+        self._say_cut(list(map(len, encoded)), self.max_length - new)
+        rows = [ids[new - self.max_length :] or [self.prefix_token_id] for ids in encoded]
         sampling = {name: value for name, value in settings.items() if name != "until"}
         tokens: list[list[int]] = [[] for _ in rows]
         texts, going = [""] * len(rows), set(range(len(rows)))
@@ -199,6 +209,16 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
                 if not going:
                     break
         return [_cut(text, settings["until"]) for text in texts]
+
+    def _say_cut(self, tokens: Sequence[int], room: int) -> None:
+        """Say how many inputs, of so many tokens each, lose their beginning because there is room for `room` alone."""
+        longer = [count for count in tokens if count > room]
+        if longer:
+            _LOG.warning(
+                "%d of %d contexts lose their beginning: the longest needs %s tokens, and max_length=%s leaves room "
+                "for %s. If the model reads further, pass max_length=...",
+                len(longer), len(tokens), f"{max(longer):,}", f"{self.max_length:,}", f"{room:,}",
+            )  # fmt: skip
 
 
 def _generation(given: Mapping[str, Any], most: int) -> dict[str, Any]:
@@ -256,14 +276,25 @@ def _tokenizer_of(model: Decoder) -> TextTokenizer:
 
 
 def _length_of(model: Decoder) -> int:
-    for rope in model.config.ropes:
-        if rope is not None and rope.trained_length is not None:
-            return rope.trained_length
+    stated = [length for rope in model.config.ropes if rope is not None for length in _stated(rope)]
+    if stated:
+        return max(stated)
     raise RopeError(
-        "RopewalkLM: the model does not say how many tokens it was trained on.",
+        "RopewalkLM: the model does not say how many tokens it reads.",
         facts={"ropes": model.config.ropes},
         cure="Pass max_length=... (tokens).",
     )
+
+
+def _stated(rope: RopeConfig) -> list[int]:
+    """Every length, in tokens, that the rope names: the config's, and how far its rule is meant to reach."""
+    rule = rope.scaling.of if isinstance(rope.scaling, Resonance) else rope.scaling
+    found = [rope.max_position_embeddings, rope.trained_length]
+    if isinstance(rule, YaRN | Llama3 | LongRoPE):
+        found.append(int((rule.factor or 1) * rule.original_max_position_embeddings))
+    elif isinstance(rule, DynamicNTK):  # it starts from the config's length
+        found.append(int(rule.factor * (rope.max_position_embeddings or 0)))
+    return [length for length in found if length]
 
 
 def _whole(name: str, value: int | str) -> int:
@@ -283,3 +314,7 @@ def _bar(total: int, what: str, disable: bool) -> Any:
 
 if TemplateLM is not object:
     register_model("ropewalk")(RopewalkLM)
+
+
+if __name__ == "__main__":
+    need("lm_eval.__main__", extra="lm-eval").cli_evaluate()
