@@ -25,7 +25,7 @@ from ropewalk.attention.extension import (
     SelfExtend,
     StreamingLLM,
 )
-from ropewalk.encodings import ENCODINGS, NoPE, Places
+from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
@@ -490,7 +490,9 @@ def test_logits_with_a_bias_are_not_scaled(extension):
         coded, places = replace(config, encoding=name), Places(torch.arange(3), torch.arange(3))
         model = Decoder(coded)
         layer = model.layers[0].self_attn
-        adds = (model.encoding or layer.encoding or NoPE().build(None)).biased(torch.zeros(1, 3, 4, 8), places)[1]
+        adds = (model.encoding or layer.encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))).biased(
+            torch.zeros(1, 3, 4, 8), places
+        )[1]
         if adds is None:
             model.with_extension(extension)
             continue
