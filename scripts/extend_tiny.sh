@@ -1,8 +1,8 @@
 #!/bin/sh
 # Extend the built-in model to four times its trained length and record what it brought: scripts/extend_tiny.sh [DATA]
-# YaRN, then all weights tuned at 1,024 tokens, over a quarter of the two novels that tiny was trained on (DATA, default
-# ../shared/data, has Project Gutenberg 145 and 1023); measured on Moby Dick, which it never saw (2701). Minutes on an
-# idle core; goes on where it was stopped. What a finished run left is in runs/extend-tiny: remove it to begin again.
+# YaRN, then all weights tuned at 1,024 tokens, over most of the two novels that tiny was trained on (DATA, default
+# ../shared/data, has Project Gutenberg 145 and 1023); measured on Moby Dick, which it never saw (2701). Ten minutes on
+# an idle core; goes on where it was stopped. What a finished run left is in runs/extend-tiny: remove it to begin again.
 # One thread, so that sums round in one order.
 set -eu
 export OMP_NUM_THREADS=1
