@@ -180,7 +180,7 @@ def test_ctrl_c_keeps_what_was_evaluated(given: list[str], tmp_path: Path) -> No
     [
         (["--budget", "3"], "does not cover the analytic methods"),
         (["--minutes", "0"], "the time must be above zero"),
-        (["--seed", "-1"], "the seed must not be negative"),
+        (["--seed", "-1"], "`seed` must be a whole number from 0 on"),
         (["--target", "32"], "beyond the trained length"),
         (["--search-windows", "100"], "too short for the windows"),
         (["--windows", "100"], "too short for the windows"),

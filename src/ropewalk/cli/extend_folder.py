@@ -89,7 +89,9 @@ class WorkFolder:
 
     def _ours(self, name: str, *, locked: bool) -> bool:
         if _LOSSES.fullmatch(name):
-            return set(_content(self.path / name)) == {"fingerprint", "results"}
+            from ropewalk.context.state import KEYS
+
+            return set(_content(self.path / name)) == KEYS
         if name == "run.json":
             settings = _content(self.path / name).get("settings", {})
             return locked and isinstance(settings, dict) and {"trained_length", "target"} <= set(settings)
