@@ -42,4 +42,8 @@ measure doctor-smollm2-135m-32k doctor-smollm2-135m-32k --target 32768 --windows
 if [ -n "${RETRIEVAL:-}" ]; then
     novels retrieval-smollm2-135m yarn,dca,crop --retrieval "$RETRIEVAL" --retrieval-lengths 2048,12288 \
         --retrieval-samples "${SAMPLES:-1}" "$@"
+    for kind in png svg; do # of the first task, in the place of the losses that are drawn above
+        cp "build/doctor-smollm2/retrieval-smollm2-135m/retrieval-${RETRIEVAL%%,*}.$kind" \
+            "benchmarks/results/retrieval-smollm2-135m.$kind"
+    done
 fi

@@ -133,3 +133,12 @@ def test_the_quoted_forwards_of_transformers_are_the_record():
     said = f"on one of 32,768 tokens {time:.2f} of its time and {memory:.2f} of its memory, {ours / 1e9:.1f} GB against"
     assert f"{said} {theirs / 1e9:.1f}" in " ".join(README.split())
     assert ours < 4e9
+
+
+def test_the_quoted_pass_keys_are_the_record():
+    """How many of five each method finds beyond the trained length."""
+    found = json.loads((ROOT / "benchmarks/results/retrieval-smollm2-135m.json").read_text())["retrieval"]["means"]
+    correct = {row["method"]: (row["correct"], row["n"]) for row in found if row["length"] == 12_288}
+    assert correct == {"plain": (4, 5), "yarn": (5, 5), "dca": (5, 5), "crop": (3, 5)}
+    said = "Of five pass keys in 12,288 tokens, each told from seven others by its log-probability, YaRN and dual chunk"
+    assert f"{said} attention find 5, plain 4 and `crop` 3" in " ".join(README.split())
