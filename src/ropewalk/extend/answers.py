@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ropewalk.context.measure import CHUNK
 from ropewalk.context.output import finite
@@ -18,10 +15,10 @@ from ropewalk.context.retrieval.example import Example
 from ropewalk.context.retrieval.protocol import DEPTHS, Cell, draws
 from ropewalk.context.retrieval.scoring import choice_log_probs
 from ropewalk.context.retrieval.tasks import make_tasks
-from ropewalk.context.state import State, WindowResult, model_digest, peak_memory
+from ropewalk.context.state import State, model_digest
 from ropewalk.context.statistics import mean_and_interval
 from ropewalk.errors import RopeError
-from ropewalk.extend.held_out import SEARCHED, points_of, weighed
+from ropewalk.extend.held_out import SEARCHED, measure_points, points_of, weighed
 from ropewalk.extend.search import Advance, Begin, Objective, SearchResult
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.tokenizer import TextTokenizer
@@ -158,27 +155,11 @@ def held_out_answers(
     said = (model_digest(model), list(points.values()), result.space.unscaled_tokens, digest(examples))
     key = hashlib.sha256(repr(said).encode()).hexdigest()[:20]
     state = State(None if folder is None else folder / f"{key}.json", key)
-    if resume:
-        state.resume()
-    else:
-        state.begin()
-    count = 0
-    for index, example in enumerate(examples):
-        for name, factors in points.items():
-            if (name, index) in state.results:
-                continue
-            count += 1
-            if begin is not None:
-                begin(count, name, None)
-            started = time.perf_counter()
-            (loss,) = answer_losses(result.space.apply(model, factors), [example], chunk=chunk, advance=advance)
-            if not np.isfinite(loss):
-                raise RopeError(
-                    "held_out_answers: a loss is not a finite number.",
-                    facts={"factors": name, "example": index},
-                    cure="Measure with float32.",
-                )
-            state.add(name, index, WindowResult((loss,), 0.0, time.perf_counter() - started, peak_memory()))
+
+    def one(model: Decoder, example: Example) -> tuple[float, ...]:
+        return tuple(answer_losses(model, [example], chunk=chunk, advance=advance))
+
+    measure_points(model, result, examples, one, state, resume=resume, begin=begin)
     return HeldOutAnswers(
         text=text,
         chosen=result.best_start.factors.name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +23,7 @@ from ropewalk.extend.search import Advance, Begin, SearchResult
 from ropewalk.models.decoder import Decoder
 
 SEARCHED = "searched"
+ItemT = TypeVar("ItemT")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,43 @@ def weighed(mean: float, interval: Interval, chosen: str, *, unit: str = "window
     return "The gain is not significant: the 95 % interval holds zero."
 
 
+def measure_points(
+    model: Decoder,
+    result: SearchResult,
+    items: Sequence[ItemT],
+    measure: Callable[[Decoder, ItemT], tuple[float, ...]],
+    state: State,
+    *,
+    resume: bool,
+    begin: Begin | None,
+) -> None:
+    """Measure every point of `points_of` on every item, keeping each one's numbers in `state` as `block_sums`.
+
+    Raises `RopeError` where one of them is not finite.
+    """
+    if resume:
+        state.resume()
+    else:
+        state.begin()
+    count = 0
+    for index, item in enumerate(items):
+        for name, factors in points_of(result).items():
+            if (name, index) in state.results:
+                continue
+            count += 1
+            if begin is not None:
+                begin(count, name, None)
+            started = time.perf_counter()
+            found = measure(result.space.apply(model, factors), item)
+            if not np.isfinite(found).all():
+                raise RopeError(
+                    "held_out: a loss is not a finite number.",
+                    facts={"factors": name, "number": index},
+                    cure="Measure with float32.",
+                )
+            state.add(name, index, WindowResult(found, found[0], time.perf_counter() - started, peak_memory()))
+
+
 def held_out(
     model: Decoder,
     result: SearchResult,
@@ -152,30 +190,14 @@ def held_out(
     place = state_path
     if place is not None and place.is_dir():
         place = place / f"{fingerprint}.json"
+
+    def one(model: Decoder, ids: Tensor) -> tuple[float, float]:
+        losses = window_losses(model, ids, chunk=chunk, advance=advance)
+        inside = space.trained_length - 1
+        return float(losses[:inside].sum()), float(losses[inside:].sum())
+
     state = State(place, fingerprint)
-    if resume:
-        state.resume()
-    else:
-        state.begin()
-    count = 0
-    for index, ids in enumerate(windows):
-        for name, factors in points.items():
-            if (name, index) in state.results:
-                continue
-            count += 1
-            if begin is not None:
-                begin(count, name, None)
-            started = time.perf_counter()
-            losses = window_losses(space.apply(model, factors), ids, chunk=chunk, advance=advance)
-            if not np.isfinite(losses).all():
-                raise RopeError(
-                    "held_out: a loss is not a finite number.",
-                    facts={"factors": name, "window": index},
-                    cure="Measure with float32.",
-                )
-            inside = space.trained_length - 1
-            sums = float(losses[:inside].sum()), float(losses[inside:].sum())
-            state.add(name, index, WindowResult(sums, sums[0], time.perf_counter() - started, peak_memory()))
+    measure_points(model, result, list(windows), one, state, resume=resume, begin=begin)
     inside, outside = space.trained_length - 1, space.target - space.trained_length
 
     def means(part: int, count: int) -> dict[str, tuple[float, ...]]:
