@@ -24,7 +24,7 @@ measure() { # name, whose state, further options
     shift 2
     mkdir -p build/doctor-smollm2
     "$BIN/ropewalk" doctor "$ROPEWALK_SMOLLM2" --text "$DATA/moby_dick.txt" --start-char 30000 --block 2048 \
-        --state "build/doctor-smollm2/$state.json" --resume --json "benchmarks/results/$name.json" \
+        --state "build/doctor-smollm2/$state" --resume --json "benchmarks/results/$name.json" \
         --report "build/doctor-smollm2/$name" "$@"
     cp "build/doctor-smollm2/$name/loss.png" "benchmarks/results/$name.png"
     cp "build/doctor-smollm2/$name/loss.svg" "benchmarks/results/$name.svg"

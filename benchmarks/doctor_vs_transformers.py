@@ -56,8 +56,8 @@ def worker(contender: str, folder: Path, seconds_file: Path) -> None:
 
 def ours(folder: Path) -> Callable[[torch.Tensor], np.ndarray]:
     """ids -> losses, by ropewalk."""
-    from ropewalk.context.measure import window_losses
-    from ropewalk.models.checkpoint import load
+    from ropewalk.checkpoints.load import load
+    from ropewalk.readers.losses import window_losses
 
     model = load(folder / "model", dtype=torch.float32)
     return lambda ids: window_losses(model, ids)
@@ -110,8 +110,8 @@ def peak() -> int:
 
 def prepare(model_file: str, tokens: int, folder: Path) -> str:
     """Write the weights as a Hugging Face folder and the tokens as a file: what every contender reads."""
-    from ropewalk.context.sources import read_text
-    from ropewalk.models.checkpoint import load, save
+    from ropewalk.builtin.texts import read_text
+    from ropewalk.checkpoints.load import load, save
 
     model = load(model_file)
     if model.tokenizer is None:

@@ -13,7 +13,7 @@ import transformers
 
 from ropewalk.bench.record import append, environment, results_file
 from ropewalk.bench.timing import Timed, interleave
-from ropewalk.models.checkpoint import write_config
+from ropewalk.checkpoints.load import write_config
 from ropewalk.models.decoder import Decoder
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss
