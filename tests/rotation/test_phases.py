@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ropewalk as rw
-from ropewalk.rope import tables
 from tests import oracle
 
 FAR = [0, 1, 255, 131_071, 2**24 + 1, 10_000_000, -3, -9_999_999, 2**31 + 5, -(2**33)]
@@ -68,11 +69,48 @@ def test_gradients():
     assert torch.autograd.gradgradcheck(lambda x: turn.rotate(x, position_ids=ids, tables=False), x)
 
 
+def tensors_alive() -> list[torch.Tensor]:
+    gc.collect()
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_inference_mode_before_gradients(backend):
+    """A call under inference mode leaves nothing behind that a later call with gradients would meet."""
+    x, ids, turn = torch.randn(1, 4, 2, 16), torch.arange(4), rope(theta=1234.5)
+    with torch.inference_mode():
+        first = turn.rotate(x, position_ids=ids, tables=False, backend=backend)
+    again = turn.rotate(x.clone().requires_grad_(), position_ids=ids, tables=False, backend=backend)
+    again.square().sum().backward()
+    assert torch.equal(first, again.detach())
+    turn(x.clone().requires_grad_(), x, position_ids=ids, tables=False)[0].sum().backward()
+
+
+def test_no_tensor_is_kept():
+    """Memos hold numbers: calls of every kind leave no tensor behind that was not there before."""
+    x = torch.randn(2, 4, 2, 16)
+    long = {"scaling": rw.scaling.DynamicNTK(), "max_position_embeddings": 8}
+
+    def call(theta: float) -> None:
+        plain, ids = rope(theta=theta), torch.arange(4)
+        plain(x, x, position_ids=ids)
+        plain(x, x, position_ids=ids, tables=False)
+        plain.rotate(x, position_ids=ids, tables=False, backend="reference")
+        rope(theta=theta, **long)(x, x, position_ids=ids.expand(2, 4), seq_len=torch.tensor([4, 40]))
+        rope(theta=theta, axes=(0, 1) * 4)(x, x, position_ids=torch.zeros(4, 2, dtype=torch.int64))
+        rw.rotate(x.clone().requires_grad_(), *plain.cos_sin(ids), interleaved=True).sum().backward()
+
+    call(1e3)  # what is set up once
+    before = tensors_alive()  # held, so that no id below can be an old one's; what dies elsewhere meanwhile does not count
+    ids = {id(tensor) for tensor in before}
+    call(2e3)
+    assert [tuple(tensor.shape) for tensor in tensors_alive() if id(tensor) not in ids] == []
+
+
 @pytest.mark.traced
 def test_traced():
     """One graph, in which the integer phase is plain arithmetic; and no fake tensor is kept."""
     x, ids, turn = torch.randn(1, 4, 2, 16), torch.arange(4) + 9_000_000, rope(theta=77.0)
-    tables._turns_memo.cache_clear()
     with FakeTensorMode():
         turn.rotate(torch.empty(1, 4, 2, 16), position_ids=torch.arange(4), tables=False)
     right = turn.rotate(x, position_ids=ids, tables=False)
