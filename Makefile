@@ -6,14 +6,24 @@ READY := $(VENV)/.ready
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test check bench figures docs docs-serve slow sanitize format clean
+.PHONY: demo test test-rest test-all check bench figures docs docs-serve slow sanitize format clean
 
 demo: $(READY)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
 
+# What to run while working: two processes, each of which takes whole files. One thread each, also in the processes that
+# tests start: the tensors are tiny, and a second thread spins while the other process works.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: $(READY)
-	$(BIN)/python -m pytest -q --shapes tests/rope tests/rotation tests/encodings tests/attention
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow and not thorough"
+
+# What `make test` leaves out: the costly tests, and once more the lower rooms with every shape in a signature checked.
+test-rest: $(READY)
+	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/encodings tests/attention
+	$(PYTEST) -m "thorough and not slow"
+
+test-all: test test-rest
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -12,8 +12,8 @@ from mkdocs.structure.files import File
 
 import ropewalk as rw
 from ropewalk import encodings, scaling
-from ropewalk.attention import extension
-from ropewalk.report.notes import NOTES
+from ropewalk.attention.extensions import Extension
+from ropewalk.methods import METHODS
 
 PLACE = "<!-- every public name -->"
 METHODS_PLACE = "<!-- every method --> *The table of methods stands here in the built site (`make docs`).*"
@@ -54,9 +54,9 @@ def on_page_markdown(markdown: str, *, files: Any, **_: Any) -> str:
 def method_table() -> str:
     """What each of the doctor's methods changes, costs, and whether a config can hold it."""
     lines = ["| method | what it changes | what it costs per token | in a config | source |", "|---|---|---|---|---|"]
-    for name, note in NOTES.items():
-        source = f"arXiv:{note.paper}" if note.paper else ""
-        lines.append(f"| `{name}` | {note.changes} | {note.costs} | {note.exports} | {source} |")
+    for name, method in METHODS.items():
+        source = f"arXiv:{method.source}" if method.source else ""
+        lines.append(f"| `{name}` | {method.changes} | {method.costs} | {method.config_note} | {source} |")
     return "\n".join(lines)
 
 
@@ -69,10 +69,8 @@ def reference() -> str:
     parts += [_entry("rw.scaling", name, getattr(scaling, name)) for name in classes]
     parts += ["## ropewalk.encodings"]
     parts += [_entry("rw.encodings", kind.__name__, kind) for kind in encodings.ENCODINGS.values()]
-    parts += ["## ropewalk.attention.extension"]
-    kinds = [kind for kind in vars(extension).values() if inspect.isclass(kind)]
-    kinds = [kind for kind in kinds if issubclass(kind, extension.Extension) and kind is not extension.Extension]
-    parts += [_entry("rw.attention.extension", kind.__name__, kind) for kind in kinds]
+    parts += ["## ropewalk.attention.extensions"]
+    parts += [_entry("rw.attention.extensions", name, kind) for name, kind in Extension.registry.items()]
     return "\n\n".join(parts)
 
 

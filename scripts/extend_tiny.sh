@@ -11,8 +11,8 @@ BIN=${BIN:-.venv/bin}
 data=${1:-../shared/data}
 out=runs/extend-tiny
 if [ ! -f "$out/extend.json" ]; then
-    "$BIN/ropewalk" extend tiny --out "$out" --method yarn --target 1024 \
-        --steps 240 --text "$data/middlemarch.txt" "$data/bleak_house.txt" --batch-size 4 --lr 1e-3 --no-recompute \
+    "$BIN/ropewalk" extend tune tiny --out "$out" --method yarn --target 1024 \
+        --steps 240 --text "$data/middlemarch.txt" "$data/bleak_house.txt" --batch-size 4 --lr 1e-3 --no-activation-checkpointing \
         --validation "$data/moby_dick.txt" --start-char 30000
 fi
 cp "$out/extend.json" benchmarks/results/extend-tiny.json

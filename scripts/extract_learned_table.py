@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import ropewalk as rw
-from ropewalk.context.output import write_whole
+from ropewalk.atomic_io import write_whole
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ data=${1:-../shared/data}
 OMP_NUM_THREADS=1 .venv/bin/ropewalk train --text "$data/middlemarch.txt" "$data/bleak_house.txt" --out runs/tiny \
   --size tiny --vocab-size 4096 --seq-len 256 --dropout 0.1 --batch-size 8 --steps 2800 --lr 3e-3 --final-lr 0.05 \
   --validation-windows 24 --validation-length 1024 --validate-every 200 --checkpoint-every 200 --seed 0
-into=src/ropewalk/models/builtin/tiny
+into=src/ropewalk/builtin/tiny
 mkdir -p "$into"
 for file in config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json training-log.jsonl; do
   cp "runs/tiny/$file" "$into/$file"

@@ -10,9 +10,9 @@ trap 'rm -r "$halves"' EXIT
 lines=$(wc -l < "$data/moby_dick.txt")
 head -n $((lines / 2)) "$data/moby_dick.txt" > "$halves/moby_dick_first_half.txt"
 tail -n +$((lines / 2 + 1)) "$data/moby_dick.txt" > "$halves/moby_dick_second_half.txt"
-.venv/bin/ropewalk extend tiny --target 1024 --search --budget 200 --search-windows 4 \
+.venv/bin/ropewalk extend search tiny --target 1024 --budget 200 --search-windows 4 \
   --text "$data/middlemarch.txt" --text "$data/bleak_house.txt" --validation "$data/moby_dick.txt" --windows 16 \
-  --search-record benchmarks/results/search-tiny.json
-.venv/bin/ropewalk extend tiny --target 1024 --search --budget 120 --search-windows 8 \
+  --record benchmarks/results/search-tiny.json
+.venv/bin/ropewalk extend search tiny --target 1024 --budget 120 --search-windows 8 \
   --text "$halves/moby_dick_first_half.txt" --validation "$halves/moby_dick_second_half.txt" --windows 16 \
-  --search-record benchmarks/results/search-tiny-one-book.json
+  --record benchmarks/results/search-tiny-one-book.json

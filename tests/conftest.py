@@ -11,6 +11,9 @@ import sys
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 if "--shapes" in sys.argv:
+    os.environ["ROPEWALK_SHAPES"] = "1"  # pytest-xdist's processes have other arguments, and this environment
+
+if "ROPEWALK_SHAPES" in os.environ:
     from jaxtyping import install_import_hook
 
     install_import_hook("ropewalk", "beartype.beartype")
@@ -20,7 +23,7 @@ import torch
 from hypothesis import settings
 
 # Read when Triton is imported: its kernels run in numpy then, on CPU tensors. Shape checks do not understand kernels.
-if not torch.cuda.is_available() and "--shapes" not in sys.argv:
+if not torch.cuda.is_available() and "ROPEWALK_SHAPES" not in os.environ:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)  # the shapes are tiny: a second thread costs more than it brings, above all on a busy machine
 settings.register_profile("ropewalk", deadline=None)  # a busy machine is not a failure

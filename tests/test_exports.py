@@ -32,6 +32,60 @@ def test_all_is_literal_sorted_and_true():
     assert set(names) >= PROMISED
 
 
+def imports_for_type_checkers() -> dict[str, str]:
+    """What the `TYPE_CHECKING` block of the package imports: the module of each name."""
+    blocks = [node for node in ast.parse(Path(ropewalk.__file__).read_text()).body if isinstance(node, ast.If)]
+    assert [ast.unparse(block.test) for block in blocks] == ["TYPE_CHECKING"]
+    return {alias.name: node.module for node in blocks[0].body for alias in node.names}
+
+
+def test_the_run_and_the_type_checker_see_the_same_names():
+    """The lazy table says what the imports say, and each public name stands once in it."""
+    lazy = ropewalk._HOMES | {name: module.rpartition(".")[0] for name, module in ropewalk._PUBLIC_MODULES.items()}
+    assert lazy == imports_for_type_checkers()
+    assert sorted(lazy) == literal_all()
+
+
+def test_no_public_name_is_shadowed_by_a_module():
+    """Importing `ropewalk.x` sets the attribute `x`: no file of the package may bear the name of something else."""
+    modules = {path.stem for path in Path(ropewalk.__file__).parent.iterdir()}
+    assert modules & set(literal_all()) <= set(ropewalk._PUBLIC_MODULES)
+    assert ropewalk.encodings is sys.modules["ropewalk.encodings"]
+    assert ropewalk.scaling is sys.modules["ropewalk.rope.scaling"]
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """`hasattr` and `from ropewalk import ...` work as for any module."""
+    assert not hasattr(ropewalk, "no_such_name")
+    assert set(dir(ropewalk)) >= set(literal_all())
+
+
+def test_importing_the_package_imports_no_torch():
+    """`import ropewalk` and its errors cost nearly nothing: torch comes with the first name that needs it."""
+    code = (
+        "import sys, ropewalk, ropewalk.cli.app\n"
+        "from ropewalk import RopeError\n"
+        "print(RopeError('f: no.', facts={'x': [1]}, cure='Do this.'))\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'rich', 'typer'}\n"
+        "assert not heavy & set(sys.modules), sorted(heavy & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "f: no.\n  x  [1]\nDo this.\n", done.stderr
+
+
+def test_a_first_use_inside_a_compiled_function_does_not_break_the_graph():
+    """A name that is used for the first time while torch.compile traces is imported there."""
+    code = (
+        "import torch, ropewalk as rw\n"
+        "def turn(x, cos, sin): return rw.rotate(x, cos, sin, interleaved=True)\n"
+        "x, angles = torch.randn(1, 3, 2, 8), torch.randn(3, 4)\n"
+        "turned = torch.compile(turn, backend='eager', fullgraph=True)(x, angles.cos(), angles.sin())\n"
+        "print(torch.allclose(turned, turn(x, angles.cos(), angles.sin())))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_every_public_name_is_documented():
     """Each exported function and class has a docstring with an example."""
     bare = [name for name in literal_all() if ">>>" not in _documentation(getattr(ropewalk, name))]

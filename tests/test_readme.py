@@ -39,7 +39,7 @@ def test_the_quoted_table_is_the_record():
     assert f"{record['recommended']} (recommended)" in README
     answer = record["recommendation"]
     low, high = answer["over_crop_ci"]
-    assert f"{answer['over_crop']:+.3f} [{low:+.3f}, {high:+.3f}] nats" in README
+    assert f"{answer['over_crop']:+.3f} nats, 95 % interval [{low:+.3f}, {high:+.3f}]" in README
 
 
 def test_the_quoted_long_window_is_the_record():
@@ -100,7 +100,7 @@ def test_the_classifiers_scores_are_the_records():
 def test_the_comparisons_table_is_the_records():
     """Mean loss at the trained length, rise and half its interval beyond it, of every encoding shown."""
     from ropewalk.comparison import summarise
-    from ropewalk.comparison.run import read_record
+    from ropewalk.comparison.record import read_record
 
     first, lines = read_record(ROOT / "benchmarks/results/compare.jsonl")
     trained = first["settings"]["seq_len"]
@@ -140,5 +140,8 @@ def test_the_quoted_pass_keys_are_the_record():
     found = json.loads((ROOT / "benchmarks/results/retrieval-smollm2-135m.json").read_text())["retrieval"]["means"]
     correct = {row["method"]: (row["correct"], row["n"]) for row in found if row["length"] == 12_288}
     assert correct == {"plain": (4, 5), "yarn": (5, 5), "dca": (5, 5), "crop": (3, 5)}
-    said = "Of five pass keys in 12,288 tokens, each told from seven others by its log-probability, YaRN and dual chunk"
-    assert f"{said} attention find 5, plain 4 and `crop` 3" in " ".join(README.split())
+    sentence = (
+        "Of five pass keys in 12,288 tokens, each distinguished from seven others by its log-probability, YaRN and "
+        "dual chunk attention find 5, plain 4 and `crop` 3"
+    )
+    assert sentence in " ".join(README.split())

@@ -1,28 +1,39 @@
-"""ropewalk: rotary position embeddings, exact in every published variant."""
+"""ropewalk: rotary position embeddings, exact in every published variant.
 
-from ropewalk import encodings
-from ropewalk.attention.attention import Attention
-from ropewalk.attention.cache import KVCache
-from ropewalk.backends import explain_backends
-from ropewalk.backends.request import Store
-from ropewalk.errors import RopeError
-from ropewalk.models.checkpoint import load, save
-from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate, stream
-from ropewalk.rope import scaling
-from ropewalk.rope.config import RopeConfig, axes_from_sections
-from ropewalk.rope.frequencies import Frequencies, inverse_frequencies
-from ropewalk.rope.pairing import convert_pairing
-from ropewalk.rope.tables import text_positions
-from ropewalk.rotation.complex import apply_rotary_complex, freqs_cis
-from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
-from ropewalk.rotation.learned import LearnedFrequencies
-from ropewalk.rotation.qk_norm import qk_norm_rotate
-from ropewalk.rotation.rotate import rotate, rotate_qk
+Importing the package costs nearly nothing: each public name is imported when it is first used, and torch with it.
+"""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from ropewalk import encodings
+    from ropewalk.attention.attention import Attention
+    from ropewalk.attention.cache import KVCache
+    from ropewalk.backends import explain_backends
+    from ropewalk.backends.request import Store
+    from ropewalk.checkpoints.load import load, save
+    from ropewalk.diagnosis.doctor import doctor
+    from ropewalk.errors import RopeError
+    from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
+    from ropewalk.models.config import DecoderConfig
+    from ropewalk.models.decoder import Decoder
+    from ropewalk.models.generate import generate, stream
+    from ropewalk.rope import scaling
+    from ropewalk.rope.axes import axes_from_sections
+    from ropewalk.rope.config import RopeConfig
+    from ropewalk.rope.frequencies import Frequencies, inverse_frequencies
+    from ropewalk.rope.pairing import convert_pairing
+    from ropewalk.rope.tables import text_positions
+    from ropewalk.rotation.complex import apply_rotary_complex, freqs_cis
+    from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
+    from ropewalk.rotation.learned import LearnedFrequencies
+    from ropewalk.rotation.qk_norm import qk_norm_rotate
+    from ropewalk.rotation.rotate import rotate, rotate_qk
 
 __all__ = [
     "Attention",
@@ -41,6 +52,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "axes_from_sections",
     "convert_pairing",
+    "doctor",
     "encodings",
     "explain_backends",
     "freqs_cis",
@@ -55,3 +67,54 @@ __all__ = [
     "stream",
     "text_positions",
 ]
+
+_PUBLIC_MODULES = {"encodings": "ropewalk.encodings", "scaling": "ropewalk.rope.scaling"}
+
+_HOMES = {
+    "Attention": "ropewalk.attention.attention",
+    "Decoder": "ropewalk.models.decoder",
+    "DecoderConfig": "ropewalk.models.config",
+    "Frequencies": "ropewalk.rope.frequencies",
+    "KVCache": "ropewalk.attention.cache",
+    "LearnedFrequencies": "ropewalk.rotation.learned",
+    "RopeConfig": "ropewalk.rope.config",
+    "RopeError": "ropewalk.errors",
+    "RotaryEmbedding": "ropewalk.rotation.embedding",
+    "Store": "ropewalk.backends.request",
+    "TextClassifier": "ropewalk.models.classifier",
+    "TextClassifierConfig": "ropewalk.models.classifier",
+    "apply_rotary_complex": "ropewalk.rotation.complex",
+    "apply_rotary_pos_emb": "ropewalk.rotation.embedding",
+    "axes_from_sections": "ropewalk.rope.axes",
+    "convert_pairing": "ropewalk.rope.pairing",
+    "doctor": "ropewalk.diagnosis.doctor",
+    "explain_backends": "ropewalk.backends",
+    "freqs_cis": "ropewalk.rotation.complex",
+    "generate": "ropewalk.models.generate",
+    "inverse_frequencies": "ropewalk.rope.frequencies",
+    "load": "ropewalk.checkpoints.load",
+    "qk_norm_rotate": "ropewalk.rotation.qk_norm",
+    "rotate": "ropewalk.rotation.rotate",
+    "rotate_qk": "ropewalk.rotation.rotate",
+    "save": "ropewalk.checkpoints.load",
+    "stream": "ropewalk.models.generate",
+    "text_positions": "ropewalk.rope.tables",
+}
+"""The module of each public function and class: what the imports above say to a type checker."""
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now and kept: the next use is a plain attribute."""
+    if name in _PUBLIC_MODULES:
+        value: Any = import_module(_PUBLIC_MODULES[name])
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'ropewalk' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Every public name, used or not."""
+    return sorted({*globals(), *__all__})

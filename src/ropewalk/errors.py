@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 
 class RopeError(ValueError):
     """A rule was broken: the message says which, shows the facts, and gives the cure.
 
+    >>> import torch
     >>> raise RopeError("rotate: `x` must be floating point.", facts={"x": torch.zeros(2, 3).long()},
     ...                 cure="Convert it first: x.float().")
     Traceback (most recent call last):
@@ -46,16 +46,18 @@ def _rebuilt(rule: str, facts: dict[str, Any], cure: str) -> RopeError:
 def describe(value: object) -> str:
     """A value as an error shows it: tensors by dtype, shape and device, long values cut.
 
+    >>> import torch
     >>> describe(torch.zeros(2, 5, dtype=torch.bfloat16))
     'bfloat16[2, 5]'
     >>> describe("auto")
     "'auto'"
     """
-    if isinstance(value, torch.Tensor):
+    torch = sys.modules.get("torch")  # where it is not imported, nothing is a tensor; importing it takes seconds
+    if torch is not None and isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         where = "" if value.device.type == "cpu" else f" {value.device}"
         return f"{dtype}{list(value.shape)}{where}"
-    if isinstance(value, torch.dtype):
+    if torch is not None and isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:190]}... ({len(text)} characters)"

@@ -13,7 +13,7 @@ from torch import Tensor
 from ropewalk import RopeConfig, RopeError
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.cache import KVCache
-from ropewalk.attention.call import arrange, rotary_tables
+from ropewalk.attention.forward_inputs import ForwardInputs
 from tests.attention import oracle
 
 HIDDEN, HEADS, DIM, SEQ = 24, 4, 6, 11
@@ -320,12 +320,24 @@ def test_what_is_refused() -> None:
 
 
 def test_nothing_given_is_ignored() -> None:
-    """Arguments that a ready layout or ready tables stand for are refused, not dropped."""
+    """Arguments that ready inputs stand for are refused, not dropped; so are inputs of a call of another shape."""
     attention, x = make(), torch.randn(1, 4, HIDDEN, dtype=torch.float64)
-    layout = arrange(x, None, None, None, where="test")
-    assert attention.rotary is not None
-    tables = rotary_tables(attention.rotary, layout, None, None, dtype=x.dtype)
-    with pytest.raises(RopeError, match=r"`layout` is already built, so `attention_mask` would be ignored"):
-        attention(x, layout=layout, attention_mask=torch.ones(1, 4))
-    with pytest.raises(RopeError, match=r"`tables` is already built, so `position_ids` would be ignored"):
-        attention(x, layout=layout, tables=tables, position_ids=torch.arange(4))
+    inputs = ForwardInputs.of(x)
+    assert torch.equal(attention(x, inputs=inputs), attention(x))
+    cache = KVCache(num_layers=1, batch=1, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
+    given: dict[str, Any] = {
+        "attention_mask": torch.ones(1, 4, dtype=torch.long), "document_ids": torch.zeros(1, 4, dtype=torch.long),
+        "position_ids": torch.arange(4), "seq_len": 4, "cache": cache,
+    }  # fmt: skip
+    for name, value in given.items():
+        with pytest.raises(RopeError, match=rf"`inputs` is already built, so `{name}` would be ignored"):
+            attention(x, inputs=inputs, **{name: value})
+    with pytest.raises(RopeError, match="`position_ids` and `seq_len` would be ignored"):
+        attention(x, inputs=inputs, position_ids=torch.arange(4), seq_len=4)
+    bias = torch.zeros(1, HEADS, 4, 4, dtype=torch.float64)
+    with pytest.raises(RopeError, match="a `bias` comes with `inputs`"):
+        attention(x, bias=bias)
+    with pytest.raises(RopeError, match="`bias` would be ignored"):
+        attention(x, inputs=ForwardInputs.of(x, document_ids=torch.tensor([[0, 0, 1, 1]])), bias=bias)
+    with pytest.raises(RopeError, match="built for a call of another shape"):
+        attention(x[:, :3], inputs=inputs)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk import RopeConfig, RopeError, inverse_frequencies
-from ropewalk.attention.cache import KVCache, longest_at
+from ropewalk.attention.cache import KVCache
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 
 DYNAMIC = RopeConfig(8, interleaved=False, max_position_embeddings=16, scaling=DynamicNTK(factor=2.0))
@@ -144,7 +144,7 @@ def test_replace_begins_rows_anew() -> None:
 def test_longest_at_is_where_frequencies_change(rope: RopeConfig, seq_len: int) -> None:
     """Up to the bound the frequencies are those of seq_len, beyond it they are not."""
     fixed = inverse_frequencies(rope, seq_len).inv_freq
-    bound = longest_at(rope, seq_len)
+    bound = rope.longest_at(seq_len)
     for length in range(seq_len, 100):
         assert torch.equal(inverse_frequencies(rope, length).inv_freq, fixed) == (length <= bound)
 
@@ -177,6 +177,14 @@ def test_seq_len_as_given() -> None:
             make(2, seq_len=wrong)
     with pytest.raises(RopeError, match="`seq_len` is required"):
         make(ropes=[DYNAMIC])
+
+
+@pytest.mark.rejects
+def test_a_seq_len_that_is_no_whole_number_is_refused() -> None:
+    """A fraction, a truth value, a text and a list are told apart from a length."""
+    for wrong in (4.0, True, "9", [7, 8], torch.tensor(7.0), torch.tensor(True)):
+        with pytest.raises(RopeError, match="`seq_len` must be an int of at least 1"):
+            make(2, seq_len=wrong)  # type: ignore[arg-type]
 
 
 def test_made_in_inference_mode_used_outside() -> None:

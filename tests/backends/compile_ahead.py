@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 
 from ropewalk.backends import triton as backend
-from ropewalk.backends.gpu.launch import Plan
+from ropewalk.backends.gpu.launch import LaunchPlan
 from ropewalk.backends.request import Norm, Store, Turn
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -83,14 +83,14 @@ def main(kernels: list[str]) -> None:
     found: dict[str, dict[str, object]] = {}
     name = ""
 
-    def compile_only(plan: Plan, *tensors: torch.Tensor) -> None:
+    def compile_only(plan: LaunchPlan, *tensors: torch.Tensor) -> None:
         kernel = plan.kernel.warmup(
             *tensors, *plan.numbers, grid=plan.grid, num_warps=plan.num_warps, enable_fp_fusion=True
         )
         accesses = Counter("".join(parts) for parts in ACCESS.findall(kernel.asm["ptx"]))
         found[name] = {"accesses": accesses, **resources(kernel.asm["ptx"])}
 
-    Plan.__call__ = compile_only
+    LaunchPlan.__call__ = compile_only
     for dtype, interleaved in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)):
         for kernel, call in calls_of(dtype, interleaved).items():
             if not kernels or kernel in kernels:

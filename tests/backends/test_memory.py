@@ -136,6 +136,47 @@ def test_expanded_targets_are_refused(dim, given, place):
     assert truth.same_bits(one, before)
 
 
+UNFOLDED = {
+    "tokens": (SEQ * HEADS * DIM, DIM, DIM, 1),
+    "heads": (SEQ * HEADS * DIM, HEADS * DIM, DIM - 1, 1),
+    "features": (SEQ * HEADS * DIM, HEADS * DIM, DIM, 0),
+    "batch": (DIM, HEADS * DIM, DIM, 1),
+    "far apart, but together again": (130, 128, 8, 1),
+}
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["in place", "out"])
+@pytest.mark.parametrize("strides", UNFOLDED.values(), ids=UNFOLDED)
+def test_self_overlapping_targets_are_refused(strides, given, place):
+    """A view by unfold or as_strided with elements in common cannot be written: refused before anything changes."""
+    memory = torch.randn(2000, device=place.device)
+    before, target = memory.clone(), memory.as_strided(SHAPE, strides)
+    cos, sin = tables(place.device)
+    options = {"out": target} if given else {"inplace": True}
+    with pytest.raises(rw.RopeError, match="overlaps itself"):
+        rw.rotate(target.clone() if given else target, cos, sin, interleaved=True, backend=place.backend, **options)
+    with pytest.raises(rw.RopeError, match="overlaps itself"):
+        rw.rotate_qk(before.as_strided(SHAPE, strides).clone(), target, cos, sin, interleaved=True,
+                     backend=place.backend, inplace=True)  # fmt: skip
+    assert truth.same_bits(memory, before)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["in place", "out"])
+def test_interlaced_targets_without_common_elements(given, place):
+    """Strides that do not nest, and yet no two elements at one address: right, and nothing else written."""
+    memory = torch.randn(2000, device=place.device)
+    cos, sin = tables(place.device)
+    # sequences in the gaps between tokens; heads at 0, 2, 4, 6 and the next sequence's at 3, 5, 7, 9
+    for strides in ((192, 128, 8, 1), (3, 20, 2, 100)):
+        target = memory.as_strided(SHAPE, strides)
+        x, before = target.clone(), memory.clone()
+        rw.rotate(x if given else target, cos, sin, interleaved=True, backend=place.backend,
+                  **({"out": target} if given else {"inplace": True}))  # fmt: skip
+        check_turned(target, x, cos, sin, True)
+        target.copy_(x)
+        assert truth.same_bits(memory, before)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shift", [-DIM * HEADS, -DIM, -3, -1, 0, 1, 2, DIM, DIM * HEADS, DIM * HEADS * SEQ])
 def test_out_over_the_input(shift, interleaved, place):

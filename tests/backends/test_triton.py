@@ -41,11 +41,11 @@ def tables(seq: int, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture
 def launches(monkeypatch) -> list[object]:
     """The plan of every launch."""
-    from ropewalk.backends.gpu.launch import Plan
+    from ropewalk.backends.gpu.launch import LaunchPlan
 
     seen: list[object] = []
-    launch = Plan._launch
-    monkeypatch.setattr(Plan, "_launch", lambda plan, tensors: (seen.append(plan), launch(plan, tensors))[1])
+    launch = LaunchPlan._launch
+    monkeypatch.setattr(LaunchPlan, "_launch", lambda plan, tensors: (seen.append(plan), launch(plan, tensors))[1])
     return seen
 
 
@@ -182,7 +182,7 @@ def test_positions_in_every_variant(layout, interleaved):
         positions = np.concatenate([positions, positions + 3])
     ids, config = torch.from_numpy(positions).to(DEVICE), rw.RopeConfig(10, interleaved=interleaved)
     angle = oracle.angles(positions, config.theta, 10).reshape(*positions.shape, 1, 5)
-    turns = turns_of(tuple(rw.inverse_frequencies(config).inv_freq[0].tolist()), ids)
+    turns = turns_of(tuple(rw.inverse_frequencies(config).inv_freq[0].tolist()), ids.device)
     for dtype, inverse, bound in ((torch.float64, False, 1e-8), (torch.float32, True, 1e-6), (BF16, False, 2.0**-6)):
         turn = Turn(interleaved, 0.75, inverse, layout, phases=True)
         xs = [some(*positions.shape, heads, 12, dtype=dtype) for heads in (3, 1)]
@@ -208,8 +208,11 @@ def test_weights_gradients_never_vary(interleaved):
     assert all(same_bits(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("check", [check_norm, check_store, check_gradients])
-@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "check"),
+    [(dtype, check) for dtype in (torch.float32, BF16) for check in (check_norm, check_store)]
+    + [(torch.float32, check_gradients), pytest.param(BF16, check_gradients, marks=pytest.mark.thorough)],
+)
 def test_norms(dtype, check):
     """A few of what `test_qk_norm.py` has: sections beside the turned features, heads apart, fewer keys."""
     call = Call(dtype, False, "fresh", seq=3, heads=3, kv_heads=1, pairs=5, passing=22)
@@ -217,6 +220,7 @@ def test_norms(dtype, check):
         check(NormCall(each, weights=dtype), PLACE)
 
 
+@pytest.mark.thorough
 def test_wide_accesses_and_registers(tmp_path):
     """Compiled for an H100: every access of 128 features is 16 bytes wide, of queries and of keys; nothing spills."""
     pytest.importorskip("triton.backends.nvidia.compiler")

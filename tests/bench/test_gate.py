@@ -18,7 +18,11 @@ from ropewalk.bench.cases import CASES, DTYPES, FURTHEST, HEAD_DIMS, Case
 CASE = Case(seq=9, heads=3, head_dim=16, dtype=torch.float32, interleaved=False)
 
 
-@pytest.mark.parametrize("backend", [None, *(module.name for module in BACKENDS)])
+# in Triton's interpreter the cases take a minute
+NAMES = [pytest.param(module.name, marks=[pytest.mark.thorough] * (module.name == "triton")) for module in BACKENDS]
+
+
+@pytest.mark.parametrize("backend", [None, *NAMES])
 def test_every_case_is_within_its_bound(backend: str | None) -> None:
     """New, in place, into a given output, inverse and backward; float32 and 16 bits up to position 10,000,000."""
     if backend is not None:

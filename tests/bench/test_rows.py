@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropewalk.bench.rows import CPU_ROWS, CUDA_ROWS, PEERS, Row, judge
+from ropewalk.bench.rows import CPU_ROWS, CUDA_ROWS, PEERS, TimingRow, judge
 from ropewalk.bench.summary import copy_bandwidths, left_out, shares
 
 
@@ -17,7 +17,7 @@ def record(kind: str = "sweep", dtype: str = "bfloat16", tokens: int = 64, **med
 
 def test_a_ratio_of_medians_against_its_bound() -> None:
     """At the bound it holds, above it does not; another dtype or kind is another matter."""
-    row = Row("sweep", "bfloat16", "ropewalk, new output", ("copy",), 0.9)
+    row = TimingRow("sweep", "bfloat16", "ropewalk, new output", ("copy",), 0.9)
     holds, fails, missing = (
         judge([row], records)[0]
         for records in (
@@ -33,7 +33,7 @@ def test_a_ratio_of_medians_against_its_bound() -> None:
 
 def test_the_worst_size_counts_from_the_least_tokens() -> None:
     """Below `least` the bound does not hold, and is not asked for."""
-    row = Row("sweep", "bfloat16", "ropewalk, new output", ("copy",), 1.0, least=256)
+    row = TimingRow("sweep", "bfloat16", "ropewalk, new output", ("copy",), 1.0, least=256)
     records = [record(tokens=64, ours=9.0, copy=1.0), *(record(tokens=n, ours=n / 512, copy=1.0) for n in (256, 512))]
     assert judge([row], records)[0].value == 1.0
     assert judge([row], records)[0].where == "bfloat16 512"
@@ -41,14 +41,14 @@ def test_the_worst_size_counts_from_the_least_tokens() -> None:
 
 def test_every_peer_is_neither_the_copy_nor_ours() -> None:
     """The fastest of the others."""
-    row = Row("sweep", "bfloat16", "ropewalk, new output", PEERS, 1.0)
+    row = TimingRow("sweep", "bfloat16", "ropewalk, new output", PEERS, 1.0)
     assert judge([row], [record(ours=6.0, given=1.0, copy=2.0, clone=2.0, jax=5.0, transformers=50.0)])[0].value == 1.2
     assert judge([row], [record(ours=6.0, copy=2.0)])[0].holds is None
 
 
 def test_an_absolute_bound() -> None:
     """Microseconds, where there is nothing to compare with."""
-    row = Row("host", "bfloat16", "ropewalk, new output", (), 15.0)
+    row = TimingRow("host", "bfloat16", "ropewalk, new output", (), 15.0)
     assert judge([row], [record(kind="host", ours=14.2)])[0].value == 14.2
     assert judge([row], [record(kind="host", ours=15.2)])[0].holds is False
 

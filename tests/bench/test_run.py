@@ -21,6 +21,20 @@ TINY = replace(QUICK, tokens=4, sweep=(4,), heads=2, kv_heads=1, head_dim=8)
 CASE = Case(seq=4, heads=2, kv_heads=1, head_dim=8, dtype=torch.float32, interleaved=False)
 
 
+class Steps:
+    """What a run says of its progress."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, int]] = []
+        self.done = 0
+
+    def begin(self, description: str, tokens: int) -> None:
+        self.begun.append((description, tokens))
+
+    def advance(self, tokens: int) -> None:
+        self.done += tokens
+
+
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few cases in the gate, which has tests of its own, and few buffers."""
@@ -30,8 +44,8 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_records_are_json_and_complete(tmp_path: Path) -> None:
     """The gate, then every group, with the environment in each; the file gives the run back."""
-    steps: list[tuple[str, int, int]] = []
-    records = list(run.run(TINY, seconds=0.0, peers=[], report=lambda *step: steps.append(step)))
+    steps = Steps()
+    records = list(run.run(TINY, seconds=0.0, peers=[], progress=steps))
     path = tmp_path / "results" / "rotation.jsonl"
     append(path, {"run": "another", "kind": "gate"})
     for record in records:
@@ -46,7 +60,10 @@ def test_records_are_json_and_complete(tmp_path: Path) -> None:
     for record in records[1:]:
         assert all(0 < times["p20"] <= times["p50"] <= times["p80"] for times in record["microseconds"].values())
         assert set(record["share_of_bound"]) == set(record["microseconds"]) - {"copy", "clone"}
-    assert steps[-1] == ("done", len(groups_of(TINY)) + 3, len(groups_of(TINY)) + 3)
+    groups = groups_of(TINY)
+    names = [f"{group.name} ({number} of {len(groups)})" for number, group in enumerate(groups, 1)]
+    assert steps.begun == [("correctness", 3), *((name, 1) for name in names)]
+    assert steps.done == 3 + len(groups)
 
 
 def test_every_bound_is_measured_by_some_group() -> None:

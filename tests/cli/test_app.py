@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 
-from ropewalk.cli.app import main
+from ropewalk.cli import app
+from ropewalk.cli.app import COMMANDS, main
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
 COMMAND = [sys.executable, "-c", "from ropewalk.cli.app import main; main()"]
@@ -33,9 +37,14 @@ def into_closed_pipe(stream: str, *arguments: str) -> subprocess.CompletedProces
         ["--version"],
         ["--help"],
         ["inspect", "config.json"],
-        ["inspect", "config.json", "--json", "/dev/stdout"],
-        ["generate", "tiny", "The sea", "--max-new-tokens", "2"],
-        ["doctor", "tiny", "--windows", "1", "--state", "state.json"],
+        *(
+            pytest.param(arguments, marks=pytest.mark.thorough)
+            for arguments in (
+                ["inspect", "config.json", "--json", "/dev/stdout"],
+                ["generate", "tiny", "The sea", "--max-new-tokens", "2"],
+                ["doctor", "tiny", "--windows", "1", "--state", "state.json"],
+            )
+        ),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -64,7 +73,7 @@ def test_a_full_disk_is_an_error() -> None:
     assert "No space left" in ended.stderr
 
 
-@pytest.mark.parametrize("place", ["ropewalk.cli.app.build", "ropewalk.context.sources.read_source"])
+@pytest.mark.parametrize("place", ["ropewalk.cli.app.build", "ropewalk.audit.sources.read_source"])
 def test_ctrl_c_anywhere_is_a_word_and_130(
     place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,3 +87,101 @@ def test_ctrl_c_anywhere_is_a_word_and_130(
         main(["inspect", "config.json"])
     assert ended.value.code == 130
     assert capsys.readouterr().err == "ropewalk: stopped.\n"
+
+
+def test_the_list_of_commands_says_what_each_command_says() -> None:
+    """The table that `--help` shows holds the first line of each command's own help, and no command is forgotten."""
+    for name, line in COMMANDS.items():
+        command = getattr(import_module(f"ropewalk.cli.{name}"), name)
+        own = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+        assert line == own.strip().partition("\n")[0], name
+    files = {path.stem for path in Path(app.__file__).parent.glob("*.py")}
+    with_a_command = {name for name in files if callable(getattr(import_module(f"ropewalk.cli.{name}"), name, None))}
+    assert with_a_command - {"__init__", "options", "command_line"} == set(COMMANDS)
+
+
+def test_help_and_version_import_no_torch() -> None:
+    """`ropewalk --help`, `-h` and `--version` answer at once."""
+    code = (
+        "import sys\n"
+        "from ropewalk.cli.app import main\n"
+        "for words in (['--help'], ['-h'], ['--version'], []):\n"
+        "    try: main(words)\n"
+        "    except SystemExit: pass\n"
+        "slow = {'torch', 'numpy', 'scipy', 'rich', 'matplotlib'}\n"
+        "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stderr.endswith("[]\n")
+    assert ended.stdout.count("Usage: ropewalk") + ended.stderr.count("Usage: ropewalk") == 3
+    assert all(f"  {name} " in ended.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_short_help_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`-h` is `--help` everywhere."""
+    with pytest.raises(SystemExit) as ended:
+        main([command, "-h"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: ropewalk {command} ")
+    assert "-h, --help" in shown
+
+
+SUBCOMMANDS = ["extend apply", "extend tune", "extend search", "classify train", "classify predict"]
+
+
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_the_commands_of_a_group_have_a_short_help_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`-h` works at each level."""
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "-h"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: ropewalk {command} ")
+    assert "-h, --help" in shown
+
+
+@pytest.mark.parametrize("group", ["extend", "classify"])
+def test_a_group_lists_its_commands_in_full(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command's line is its docstring's first, and is not cut at 80 columns."""
+    with pytest.raises(SystemExit):
+        main([group, "-h"])
+    listed = capsys.readouterr().out.partition("Commands:\n")[2]
+    typer_group = getattr(import_module(f"ropewalk.cli.{group}"), group)
+    lines = {
+        command.callback.__name__: command.callback.__doc__.strip().partition("\n")[0]
+        for command in typer_group.registered_commands
+    }
+    assert {f"{group} {name}" for name in lines} == {name for name in SUBCOMMANDS if name.startswith(group)}
+    for name, line in lines.items():
+        assert " ".join(f"{name} {line}".split()) in " ".join(listed.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("doctor", "target trained-length block stride unscaled-tokens retrieval-lengths chunk"),
+        ("inspect", "target trained-length"),
+        ("extend apply", "target trained-length unscaled-tokens block"),
+        ("extend tune", "target trained-length unscaled-tokens block tokens-per-step"),
+        ("extend search", "target trained-length unscaled-tokens"),
+        ("train", "validation-length seq-len"),
+        ("classify train", "max-length"),
+        ("compare", "seq-len tokens"),
+    ],
+)
+def test_lengths_take_units(command: str, options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """8k and 1M are understood where an option is a length: the help calls its value TOKENS."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), "-h"])
+    shown = capsys.readouterr().out
+    assert re.findall(r"^  --([\w-]+) TOKENS", shown, re.MULTILINE) == options.split()
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped command: status 2, and the command that was probably meant."""
+    with pytest.raises(SystemExit) as ended:
+        main(["docter"])
+    assert ended.value.code == 2
+    assert "doctor" in capsys.readouterr().err

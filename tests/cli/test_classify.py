@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.classification import ClassifySettings
 from ropewalk.cli import app
 from ropewalk.cli.classify import train
-from tests.classification.material import texts, write
+from ropewalk.cli.settings_options import with_options
+from ropewalk.training.classification import ClassifySettings
+from tests.training.classification.material import texts, write
 
 SHAPE = ["--vocab-size=300", "--layers=1", "--hidden-size=16", "--heads=2", "--intermediate-size=32", "--lr=0.01"]
 SHAPE += ["--batch-size=16", "--precision=float32", "--device=cpu", "--validation-fraction=0.2", "--dropout=0.1"]
@@ -83,12 +84,15 @@ def test_train_then_predict(files: tuple[str, str], tmp_path: Path, capsys: pyte
     assert list(csv.DictReader(io.StringIO(capsys.readouterr().out))) == rows
 
 
-def test_every_setting_is_an_option_with_the_same_default() -> None:
-    """What the library can be told, the command line can; nobody's defaults drift."""
-    options = inspect.signature(train).parameters
-    for name, field in ClassifySettings.__dataclass_fields__.items():
-        if name not in ("data", "_"):
-            assert options[name].default == field.default, name
+def test_every_setting_is_an_option_with_the_same_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library has, the command line has, with the same defaults."""
+    assert set(ClassifySettings.names()) <= set(inspect.signature(with_options(train)).parameters)
+    calls: list[ClassifySettings] = []
+    monkeypatch.setattr(
+        "ropewalk.training.classification.train_classifier", lambda settings, *_, **__: calls.append(settings)
+    )
+    assert run("train", "--data", "a.csv", "--out", "run") == 0
+    assert calls == [ClassifySettings("a.csv")]
 
 
 @pytest.mark.parametrize(
@@ -111,12 +115,13 @@ def test_bad_input_is_a_message_and_status_2(
 ) -> None:  # fmt: skip
     """Never a traceback, and no folder is left."""
     from ropewalk import TextClassifier, TextClassifierConfig
+    from ropewalk.checkpoints.load import save
 
     monkeypatch.chdir(tmp_path)
     config = TextClassifierConfig(
         vocab_size=9, labels="ab", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
     )
-    TextClassifier(config).save("model")
+    save(TextClassifier(config), "model")
     named = {"TRAIN": files[0], "MODEL": "model"}
     assert run(*[named.get(argument, argument) for argument in arguments]) == 2
     printed = capsys.readouterr().err
@@ -125,19 +130,32 @@ def test_bad_input_is_a_message_and_status_2(
     assert not Path("run").exists()
 
 
-def test_a_missing_baseline_is_said_before_the_training(
-    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without scikit-learn: the extra's name; --no-baseline goes without."""
+@pytest.mark.parametrize("more", [[], ["--no-baseline"]])
+def test_missing_scikit_learn_is_reported_before_the_training(
+    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    more: list[str],
+) -> None:  # fmt: skip
+    """The extra's name, and no folder: scores need it, and the baseline."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     arguments = ["train", "--data", files[0], "--test", files[1], "--out", str(tmp_path / "run"), *COLUMNS, *SHAPE]
-    assert run(*arguments) == 2
-    assert "pip install 'ropewalk[classify]'" in capsys.readouterr().err
+    assert run(*arguments, *more) == 2
+    assert "[classify]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_without_a_baseline_no_row_is_shown_for_it(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--no-baseline` leaves it out of the table and of result.json."""
+    arguments = ["train", "--data", files[0], "--test", files[1], "--out", str(tmp_path / "run"), *COLUMNS, *SHAPE]
     assert run(*arguments, "--epochs", "1", "--no-baseline") == 0
     assert "TF-IDF" not in capsys.readouterr().out
+    assert "baseline" not in json.loads((tmp_path / "run" / "result.json").read_text())
 
 
+@pytest.mark.thorough  # in make test `train` is stopped so
 def test_ctrl_c_is_status_130_and_the_same_command_goes_on(files: tuple[str, str], tmp_path: Path) -> None:
     """A real process; what it ends with is what a run never stopped ends with."""
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -155,7 +173,7 @@ def test_ctrl_c_is_status_130_and_the_same_command_goes_on(files: tuple[str, str
     process.send_signal(signal.SIGINT)
     _, printed = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "The same command goes on" in printed
+    assert "The same command continues" in printed
     assert "Traceback" not in printed
     assert not (out / "config.json").exists()
     assert run(*arguments, "--out", str(out), "--resume") == 0

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from ropewalk.cli.app import main
+from ropewalk.cli.compare import RunProgress
+from ropewalk.cli.progress import ProgressBar
 from tests.training.material import prose
 
 SMALL = ["--vocab-size=270", "--seq-len=16", "--batch-size=2", "--steps=2", "--multiples=1,2", "--tokens=128"]
@@ -30,6 +32,7 @@ def test_tables_record_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture
     text, out = tmp_path / "words.txt", tmp_path / "out"
     text.write_text(prose(3000))
     given = ["--text", text, "--out", out, "--encodings=rope,learned", "--seeds=0", "--scalings=pi", *SMALL]
+    given.append("--workers=1")
     assert compare(*given, "--figure", tmp_path / "loss") == 0
     printed = capsys.readouterr().out
     assert "rope, pi" in printed
@@ -48,10 +51,10 @@ def test_tables_record_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["--quick", "--full"], "exclude each other"),
         (["--encodings=rotary"], "`encodings` must be"),
-        (["--seeds=a"], "takes whole numbers"),
+        (["--seeds=a"], "--seeds must be a whole number"),
         (["--workers=0"], "--workers must be"),
         (["--figure=loss.pdf"], "a .png or an .svg"),
-        (["--text=missing.txt"], "compare: a text file cannot be read"),
+        (["--text=missing.txt"], "the text cannot be read"),
     ],
 )
 def test_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +62,37 @@ def test_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pyte
     assert compare("--out", tmp_path / "out", *arguments) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def report_two_runs(progress: RunProgress) -> None:
+    """One run that is trained here to its end, one that is in hand, and one that another process has finished."""
+    progress("rope", 0, 0, 20, {})
+    progress("rope", 0, 10, 20, {"loss": 2.5})
+    progress("alibi", 0, 5, 20, {"loss": 3.25})
+    progress("rope", 0, 20, 20, {"measuring": True})
+    progress("rope", 0, 20, 20, {"done": True})
+    progress("t5", 0, 20, 20, {"done": True})
+
+
+def test_progress_has_a_bar_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal: the runs that are finished, and each run in hand with its loss."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with ProgressBar("compare", total=3) as bar:
+        report_two_runs(RunProgress(bar))
+        shown = [(task.description, task.completed, task.total, task.fields["note"]) for task in bar._bar.tasks]
+    assert shown == [("compare", 2, 3, ""), ("alibi, seed 0", 5, 20, "loss 3.25")]
+
+
+def test_progress_has_lines_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line where a run begins, and one where it ends."""
+    with ProgressBar("compare", total=3) as bar:
+        report_two_runs(RunProgress(bar))
+    assert capsys.readouterr().err.splitlines() == [
+        "compare: rope, seed 0",
+        "compare: alibi, seed 0",
+        "compare: rope, seed 0 is done",
+        "compare: t5, seed 0 is done",
+    ]
 
 
 def begun(tmp_path: Path) -> subprocess.Popen[str]:
@@ -81,7 +115,11 @@ def begun(tmp_path: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("number", "everyone"),
-    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)],
+    [(signal.SIGINT, True)]
+    + [
+        pytest.param(*stop, marks=pytest.mark.thorough)
+        for stop in ((signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True))
+    ],
 )
 def test_a_stop_begins_no_other_run(number: signal.Signals, everyone: bool, tmp_path: Path) -> None:
     """A checkpoint of the run in hand, none begun after it, status 130, no process left, and no traceback."""
@@ -89,7 +127,7 @@ def test_a_stop_begins_no_other_run(number: signal.Signals, everyone: bool, tmp_
     (os.killpg if everyone else os.kill)(process.pid, number)
     _, said = process.communicate(timeout=120)  # ends when the last process with this standard error has ended
     assert process.returncode == 130, said
-    assert "goes on from the last checkpoints" in said
+    assert "continues from the last checkpoints" in said
     assert "Traceback" not in said
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == ["rope-0"]
     assert list((tmp_path / "out" / "runs" / "rope-0").glob("checkpoint*/*"))

@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 import torch
 
+from ropewalk.checkpoints.load import save
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.app import main
-from ropewalk.models.checkpoint import save
-from ropewalk.models.tokenizer import TextTokenizer
+from ropewalk.readers.decoder import DecoderReader
 from ropewalk.rope.config import RopeConfig
-from tests.context.models import ROPE, tiny_decoder
+from tests.diagnosis.models import ROPE, tiny_decoder
 
 TEXT = "It was the best of times, it was the worst of times. " * 12
 METHODS = ["plain", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "crop"]
@@ -156,12 +157,10 @@ def test_ctrl_c_keeps_what_is_done(
     checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Status 130 and a hint; --resume ends with the numbers of a run that was never stopped."""
-    from ropewalk.context import doctor as module
-
     whole, resumed = tmp_path / "whole.json", tmp_path / "resumed.json"
     arguments = (checkpoint, "--text", text, "--windows", 2)
-    assert doctor(*arguments, "--json", whole, "--state", tmp_path / "other.json") == 0
-    measure: Callable[..., Any] = module.window_losses
+    assert doctor(*arguments, "--json", whole, "--state", tmp_path / "other") == 0
+    measure: Callable[..., Any] = DecoderReader.window_losses
     calls = 0
 
     def stopping(*args: Any, **kwargs: Any) -> Any:
@@ -171,7 +170,7 @@ def test_ctrl_c_keeps_what_is_done(
             raise KeyboardInterrupt
         return measure(*args, **kwargs)
 
-    monkeypatch.setattr(module, "window_losses", stopping)
+    monkeypatch.setattr(DecoderReader, "window_losses", stopping)
     assert doctor(*arguments) == 130
     assert "3 measurements are kept, 13 are due" in capsys.readouterr().err
     assert doctor(*arguments, "--resume", "--json", resumed) == 0
@@ -194,7 +193,7 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
         "8",
     ]
     with subprocess.Popen(
-        [*command, "--state", str(tmp_path / "s.json")],
+        [*command, "--state", str(tmp_path / "s")],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -203,14 +202,16 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if line.startswith("[3/"):
+            if "[3/" in line:
                 process.send_signal(signal.SIGINT)
                 break
         rest = process.stderr.read()
     assert process.wait() == 130
     assert "--resume to go on" in rest
     assert "Traceback" not in rest
-    assert len(json.loads((tmp_path / "s.json").read_text())["results"]) >= 2
+    files = (tmp_path / "s" / "losses" / "results").iterdir()
+    assert sum(len(file.read_text().splitlines()) for file in files) >= 2
+    assert list((tmp_path / "s" / "losses" / "leases").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -227,6 +228,7 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
         (["--chunk", "0"], "at least two, and `first`"),
         (["--text", "absent.txt"], "text cannot be read"),
         (["--start-char", "-3"], "must not be negative"),
+        (["--state", __file__], "the state is a folder"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(
@@ -285,7 +287,7 @@ def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> 
     assert plain["rope_parameters"]["rope_type"] == "default"
     assert pi["rope_parameters"] is None
     assert "unscaled_tokens=3" in pi["at_run_time"]
-    assert dca["at_run_time"].startswith("model.with_extension(DualChunk(")
+    assert dca["at_run_time"].startswith("model.with_positions(extension=DualChunk(")
     page = (tmp_path / "report" / "index.html").read_text()
     assert "no: there is no key for unscaled first tokens" in page
     found["recommended"] = "pi"
@@ -295,7 +297,7 @@ def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> 
     assert not ended.value.code
     again = (tmp_path / "again" / "index.html").read_text()
     assert "No <code>config.json</code> can hold pi" in again
-    assert "model.with_rope(RopeConfig(" in again
+    assert "model.with_positions(rope=RopeConfig(" in again
     assert doctor(*words[:-1], 64) == 2
 
 
@@ -360,7 +362,7 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
     page = (report / "index.html").read_text()
     assert "passkey" in page
     assert doctor(*arguments, "--json", out, "--resume") == 0
-    assert "examples)" not in capsys.readouterr().err
+    assert "passkey" not in capsys.readouterr().err
     assert json.loads(out.read_text())["retrieval"]["results"] == results
 
 
@@ -368,7 +370,10 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
     ("arguments", "message"),
     [
         (("--retrieval", "needles"), "unknown task"),
-        (("--retrieval", "passkey", "--retrieval-lengths", "many"), "whole numbers with commas"),
+        (
+            ("--retrieval", "passkey", "--retrieval-lengths", "600,many"),
+            "--retrieval-lengths must be a whole number of tokens",
+        ),
         (("--retrieval", "all", "--retrieval-lengths", "20"), "no retrieval task fits"),
         (("--retrieval", "passkey", "--scoring", "guess"), "scoring"),
     ],

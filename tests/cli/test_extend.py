@@ -1,4 +1,4 @@
-"""`ropewalk extend`: what it writes, what it prints, refusals before the work, and real processes that are stopped."""
+"""`ropewalk extend apply` and `tune`: files, output, refusals before the work, and real processes that are stopped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from ropewalk import load
-from ropewalk.attention.extension import DroPE
+from ropewalk.attention.extensions import DroPE
+from ropewalk.builtin.texts import read_text
 from ropewalk.cli import app
-from ropewalk.cli.train import Shown
-from ropewalk.context.methods import applied
-from ropewalk.context.sources import read_text
+from ropewalk.cli.training_progress import TrainingProgress
+from ropewalk.methods import METHODS, Reach
 from ropewalk.rope.scaling import LongRoPE
 from ropewalk.training import Event
 from tests.extend.material import TARGET, TRAINED, checkpoint, furthest
@@ -42,19 +42,21 @@ def texts(tmp_path: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
-def run(*arguments: str | Path) -> int:
-    """The command line in this process; its exit status."""
+def run(command: str, *arguments: str | Path) -> int:
+    """`ropewalk extend COMMAND` in this process; its exit status."""
     with pytest.raises(SystemExit) as end:
-        app.main(["extend", *map(str, arguments)])
+        app.main(["extend", command, *map(str, arguments)])
     return int(end.value.code or 0)
 
 
 def test_a_method_as_it_is(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No text, no steps: a folder with a card, in the source's dtype, with the same function."""
     out = tmp_path / "out"
-    assert run(source, "--out", out, "--target", TARGET, "--method", "ntk") == 0
+    assert run("apply", source, "--out", out, "--target", TARGET, "--method", "ntk") == 0
     assert f"extend: wrote {out}" in capsys.readouterr().out
-    model = applied(load(source, dtype=torch.float32), "ntk", trained_length=TRAINED, target=TARGET)
+    model = load(source, dtype=torch.float32)
+    rope = METHODS["ntk"].rope(model.config.ropes[0], Reach(TRAINED, TARGET))
+    model = model.with_positions(rope=rope)
     assert furthest(out, model) < 1e-3
     written = (out / "README.md").read_text()
     assert "source, extended" in written
@@ -67,7 +69,7 @@ def test_tuned_and_measured(source: Path, texts: list[str], tmp_path: Path, caps
     """The record: every variant on the same windows, crop beside them, the settings and the log; names, not paths."""
     out = tmp_path / "out"
     words = [source, "--out", out, *TUNED, "--text", *texts[:2], "--validation", texts[2], "--dtype", "bfloat16"]
-    assert run(*words) == 0
+    assert run("tune", *words) == 0
     printed = capsys.readouterr()
     assert "tuned - crop beyond 16 tokens" in printed.out
     assert "extend begins: " in printed.err
@@ -95,7 +97,7 @@ def test_first_tokens_unscaled(source: Path, texts: list[str], tmp_path: Path) -
     """Named in the protocol and on the card; the rope that is written has them."""
     out = tmp_path / "out"
     words = [source, "--out", out, "--native", "--unscaled-tokens", 4, "--validation", texts[2], "--windows", 2]
-    assert run(*words) == 0
+    assert run("apply", *words) == 0
     rope = load(out).config.ropes[0]
     assert rope is not None
     assert isinstance(rope.scaling, LongRoPE)
@@ -108,7 +110,9 @@ def test_first_tokens_unscaled(source: Path, texts: list[str], tmp_path: Path) -
 def test_measured_without_tuning(source: Path, texts: list[str], tmp_path: Path) -> None:
     """--measure alone: before, under crop and under the method; the weights as they were."""
     out = tmp_path / "out"
-    assert run(source, "--out", out, "--measure", "--validation", texts[2], "--windows", 2, "--method", "pi") == 0
+    assert (
+        run("apply", source, "--out", out, "--measure", "--validation", texts[2], "--windows", 2, "--method", "pi") == 0
+    )
     record = json.loads((out / "extend.json").read_text())
     assert [variant["name"] for variant in record["variants"]] == ["plain", "crop", "pi"]
     assert record["tuning"] is None
@@ -121,12 +125,12 @@ def test_ropewalks_own_form(source: Path, texts: list[str], tmp_path: Path) -> N
     of its logits, which belongs to longer texts and is there afterwards."""
     out = tmp_path / "out"
     words = [source, "--out", out, *TUNED, "--text", texts[0], "--validation", texts[2], "--method", "drope"]
-    assert run(*words, "--native") == 0
+    assert run("tune", *words, "--native") == 0
     config = load(out).config
     assert set(config.ropes) == {None}
     assert set(config.extensions) == {DroPE(factor=4.0)}
     record = json.loads((out / "extend.json").read_text())
-    assert (record["tuning"]["settings"]["target"], record["protocol"]["target"]) == (TRAINED, TARGET)
+    assert (record["tuning"]["settings"]["seq_len"], record["protocol"]["target"]) == (TRAINED, TARGET)
     assert record["tuning"]["tokens"] == 6 * 2 * TRAINED
     assert "ropewalk" in (out / "README.md").read_text()
 
@@ -134,22 +138,23 @@ def test_ropewalks_own_form(source: Path, texts: list[str], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "rerope"], "`rerope` cannot be exported"),
-        (["--method", "crop"], "nearest that can be  'plain'"),
-        (["--method", "nonsense"], "unknown method"),
-        (["--target", "8"], "within the trained length"),
-        (["--dtype", "int4"], "unknown dtype"),
-        (["--steps", "3"], "tuning needs both"),
-        (["--text", "x.txt"], "tuning needs both"),
-        (["--text", "nowhere.txt", "--steps", "3", "--no-measure"], "cannot be read"),
-        (["--text", "nowhere.txt", "--steps", "3", "--train", "everything"], "names parts of the model"),
+        (["apply", "--method", "rerope"], "`rerope` cannot be exported"),
+        (["apply", "--method", "crop"], "nearest that can be  'plain'"),
+        (["apply", "--method", "nonsense"], "unknown method"),
+        (["apply", "--target", "8"], "within the trained length"),
+        (["apply", "--dtype", "int4"], "unknown dtype"),
+        (["tune", "--steps", "3"], "--text"),
+        (["tune", "--text", "x.txt"], "--steps"),
+        (["tune", "--text", "nowhere.txt", "--steps", "3", "--no-measure"], "cannot be read"),
+        (["tune", "--text", "nowhere.txt", "--steps", "3", "--train", "everything"], "names parts of the model"),
+        (["tune", "--text", "nowhere.txt", "--steps", "3", "--method", "dca"], "`dca` cannot be exported"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     """Never a traceback, and nothing is written."""
-    assert run(source, "--out", tmp_path / "out", *arguments) == 2
+    assert run(arguments[0], source, "--out", tmp_path / "out", *arguments[1:]) == 2
     printed = capsys.readouterr().err
     assert message in printed
     assert "Traceback" not in printed
@@ -158,10 +163,10 @@ def test_bad_input_is_a_message_and_status_2(
 
 def test_an_output_that_holds_something(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Refused at once; --overwrite replaces an earlier export."""
-    assert run(source, "--out", tmp_path / "out", "--method", "pi") == 0
-    assert run(source, "--out", tmp_path / "out") == 2
+    assert run("apply", source, "--out", tmp_path / "out", "--method", "pi") == 0
+    assert run("apply", source, "--out", tmp_path / "out") == 2
     assert "not empty" in capsys.readouterr().err
-    assert run(source, "--out", tmp_path / "out", "--overwrite") == 0
+    assert run("apply", source, "--out", tmp_path / "out", "--overwrite") == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
 
 
@@ -178,14 +183,14 @@ def stopped(source: Path, text: str, out: Path, monkeypatch: pytest.MonkeyPatch)
         text,
     ]
 
-    def stop(_: Shown, event: Event) -> None:
+    def stop(_: TrainingProgress, event: Event) -> None:
         if event.step >= 3:
             raise KeyboardInterrupt("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ropewalk.cli.train.Shown.__call__", stop)
-        assert run(source, "--out", out, *words) == 130
-    assert (out.with_name(f"{out.name}.tuning") / "run.json").is_file()
+        patch.setattr("ropewalk.cli.training_progress.TrainingProgress.__call__", stop)
+        assert run("tune", source, "--out", out, *words) == 130
+    assert (out.with_name(f"{out.name}.tuning") / "run" / "run.json").is_file()
     return words
 
 
@@ -196,45 +201,58 @@ def test_another_command_leaves_a_stopped_tuning(
     out, folder = tmp_path / "out", tmp_path / "out.tuning"
     words = stopped(source, texts[0], out, monkeypatch)
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert run(source, "--out", out, "--method", "pi") == 0
+    assert run("apply", source, "--out", out, "--method", "pi") == 0
     measuring = ["--overwrite", "--measure", "--validation", texts[2], "--windows=2"]
     capsys.readouterr()
-    assert run(source, "--out", out, *measuring) == 2
-    assert "a stopped tuning stands beside --out" in capsys.readouterr().err
-    assert run(source, "--out", out, *words, "--overwrite", "--lr=1e-3") == 2
+    assert run("apply", source, "--out", out, *measuring) == 2
+    assert "there is a stopped tuning beside --out" in capsys.readouterr().err
+    assert run("tune", source, "--out", out, *words, "--overwrite", "--lr=1e-3") == 2
     assert "a run with other settings" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
-    assert run(source, "--out", out, *words, "--overwrite") == 0
+    assert run("tune", source, "--out", out, *words, "--overwrite") == 0
     assert not folder.exists()
     stopped(source, texts[0], tmp_path / "two", monkeypatch)
-    assert run(source, "--out", tmp_path / "two", *measuring, "--restart") == 0
+    assert run("apply", source, "--out", tmp_path / "two", *measuring, "--restart") == 0
     assert not (tmp_path / "two.tuning").exists()
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("notes.txt", "mine"), ("losses-mine.json", "{}"), ("run.json", "{}"), ("tokenizer.json", "{}")],
+    [
+        ("notes.txt", "mine"),
+        ("losses-mine.json", "{}"),
+        ("run.json", "{}"),
+        ("run", "mine"),
+        ("run/run.json", "{}"),
+        ("run/tokenizer.json", "{}"),
+        ("losses", "mine"),
+        ("losses/mine.json", "{}"),
+        ("losses/mine/ledger.json", "{}"),
+        ("losses/mine/results", "mine"),
+    ],
 )
 def test_a_folder_that_is_not_ours_stays(
     source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
 ) -> None:
     """Somebody's folder of that name: not touched by who does not need it, refused by who does."""
     out, folder = tmp_path / "out", tmp_path / "out.tuning"
-    folder.mkdir()
+    (folder / name).parent.mkdir(parents=True)
     (folder / name).write_text(content)
-    assert run(source, "--out", out) == 0
-    measuring, tuning = ["--measure", "--validation", texts[2]], [*TUNED[:-1], "--no-measure", "--text", texts[0]]
-    for work in (measuring, tuning):
-        assert run(source, "--out", out, "--overwrite", "--restart", *work) == 2
+    assert run("apply", source, "--out", out) == 0
+    measuring = ["apply", "--measure", "--validation", texts[2]]
+    tuning = ["tune", *TUNED[:-1], "--no-measure", "--text", texts[0]]
+    for command, *work in (measuring, tuning):
+        assert run(command, source, "--out", out, "--overwrite", "--restart", *work) == 2
         assert "holds something else" in capsys.readouterr().err
-    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, content)]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert [(str(path.relative_to(folder)), path.read_text()) for path in files] == [(name, content)]
 
 
 def test_an_empty_folder_and_what_comes_in_stay(source: Path, texts: list[str], tmp_path: Path) -> None:
     """An empty one is used and left empty."""
     folder = tmp_path / "out.tuning"
     folder.mkdir()
-    assert run(source, "--out", tmp_path / "out", "--validation", texts[2], "--windows=2") == 0
+    assert run("apply", source, "--out", tmp_path / "out", "--validation", texts[2], "--windows=2") == 0
     assert list(folder.iterdir()) == []
 
 
@@ -249,7 +267,7 @@ def test_a_held_out_text_that_was_tuned_on_is_refused(
     for text, more in ((texts[0], ["--validation", texts[0]]), (texts[1], ["--validation", str(both), "--no-measure"]),
                        (str(whale), ["--start-char=50"])):  # fmt: skip
         words = [*TUNED[:-1], "--text", text, *more]
-        assert run(source, "--out", tmp_path / "out", *words) == 2
+        assert run("tune", source, "--out", tmp_path / "out", *words) == 2
         err = capsys.readouterr().err
         assert "one of those to tune on" in err
         assert "32-token runs seen  " in err
@@ -259,53 +277,54 @@ def test_a_held_out_text_that_was_tuned_on_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--monotone"], "belong to --search"),
-        (["--search-windows=4"], "belong to --search"),
-        (["--rank=4"], "belong to tuning"),
-        (["--train=norms"], "belong to tuning"),
-        (["--train=all"], "belong to tuning"),
-        (["--lr=1e-3"], "belong to tuning"),
-        (["--checkpoint-every=3"], "belong to tuning"),
-        (["--seed=1"], "belong to tuning, --search and measuring"),
-        (["--restart"], "belong to work that can be stopped"),
-        (["--block=4"], "belong to measuring"),
-        (["--windows=4"], "belong to measuring"),
-        (["--validation=TEXT", "--no-measure"], "belong to measuring"),
-        (["--steps=3", "--text=TEXT", "--lr=0"], "--lr must be above 0"),
-        (["--steps=3", "--text=TEXT", "--lr=nan"], "--lr must be above 0"),
-        (["--steps=3", "--text=TEXT", "--rank=4"], "--rank is that of lora"),
+        (["apply", "--monotone"], "No such option"),
+        (["apply", "--search-windows=4"], "No such option"),
+        (["apply", "--rank=4"], "No such option"),
+        (["apply", "--train=norms"], "No such option"),
+        (["apply", "--train=all"], "No such option"),
+        (["apply", "--lr=1e-3"], "No such option"),
+        (["apply", "--checkpoint-every=3"], "No such option"),
+        (["apply", "--seed=1"], "belong to measuring"),
+        (["apply", "--restart"], "belongs to work that can be stopped"),
+        (["apply", "--block=4"], "belong to measuring"),
+        (["apply", "--windows=4"], "belong to measuring"),
+        (["apply", "--validation=TEXT", "--no-measure"], "belong to measuring"),
+        (["tune", "--steps=3", "--text=TEXT", "--no-measure", "--windows=4"], "belong to measuring"),
+        (["tune", "--steps=3", "--text=TEXT", "--lr=0"], "`lr` must be a finite number above 0"),
+        (["tune", "--steps=3", "--text=TEXT", "--lr=nan"], "`lr` must be a finite number above 0"),
+        (["tune", "--steps=3", "--text=TEXT", "--rank=4"], "--rank is the rank of lora"),
     ],
 )
 def test_an_option_is_not_ignored(
     source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str],
     message: str,
 ) -> None:  # fmt: skip
-    """Refused before any work, a value equal to the default among them."""
-    assert run(source, "--out", tmp_path / "out", *(word.replace("TEXT", texts[0]) for word in arguments)) == 2
+    """Refused before any work; an option of another command does not exist."""
+    command, *words = (word.replace("TEXT", texts[0]) for word in arguments)
+    assert run(command, source, "--out", tmp_path / "out", *words) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_stopped_process_goes_on(source: Path, texts: list[str], tmp_path: Path) -> None:
+def test_a_stopped_process_goes_on(
+    source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ctrl-C while it tunes: status 130, no output folder; the same command ends as one that was never stopped."""
-    words = [str(source), *TUNED[1:], "--steps", "400", "--text", texts[0], "--validation", texts[2],
+    words = [str(source), *TUNED[1:], "--steps", "200", "--text", texts[0], "--validation", texts[2],
              "--checkpoint-every", "20", "--log-every", "20"]  # fmt: skip
     begun = begin(*words, "--out", str(tmp_path / "stopped"))
     for _ in range(12_000):
-        if any((tmp_path / "stopped.tuning" / "checkpoints").glob("step-*")):
+        if any((tmp_path / "stopped.tuning" / "run" / "checkpoints").glob("step-*")):
             break
         time.sleep(0.01)
     begun.send_signal(signal.SIGINT)
-    _, said = begun.communicate(timeout=100)
-    assert begun.returncode == 130, said
-    assert "The same command goes on from there" in said
+    _, printed = begun.communicate(timeout=100)
+    assert begun.returncode == 130, printed
+    assert "The same command continues from there" in printed
     assert not (tmp_path / "stopped").exists()
-    again = begin(*words, "--out", str(tmp_path / "stopped"))
-    _, said = again.communicate(timeout=200)
-    assert again.returncode == 0, said
-    assert "goes on after step" in said
-    whole = begin(*words, "--out", str(tmp_path / "whole"))
-    whole.communicate(timeout=200)
+    assert run("tune", *words, "--out", tmp_path / "stopped") == 0
+    assert "continues after step" in capsys.readouterr().err
+    assert run("tune", *words, "--out", tmp_path / "whole") == 0
     weights = [load(tmp_path / name).state_dict() for name in ("stopped", "whole")]
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
     losses = [
@@ -323,7 +342,7 @@ def begin(*arguments: str) -> subprocess.Popen[str]:
     """The command line as a process of its own."""
     code = "from ropewalk.cli.app import main; main()"
     return subprocess.Popen(
-        [sys.executable, "-c", code, "extend", *arguments],
+        [sys.executable, "-c", code, "extend", "tune", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -333,7 +352,7 @@ def begin(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [("cma", ("--search",)), ("peft", ("--out", "never", "--steps", "1", "--train", "lora"))],
+    [("cma", ("search",)), ("peft", ("tune", "--out", "never", "--steps", "1", "--train", "lora"))],
 )
 def test_a_missing_extra_is_said_before_any_work(module, arguments, tmp_path, monkeypatch, capsys):
     """Not after the checkpoint was read and measured; and nothing is left behind."""
@@ -341,7 +360,7 @@ def test_a_missing_extra_is_said_before_any_work(module, arguments, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("words " * 50)
     with pytest.raises(SystemExit) as ended:
-        app.main(["extend", str(tmp_path / "no-such-model"), "--text", "text.txt", *arguments])
+        app.main(["extend", *arguments, str(tmp_path / "no-such-model"), "--text", "text.txt"])
     assert ended.value.code == 2
     assert f"`{module}` is needed" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

@@ -1,4 +1,4 @@
-"""`ropewalk extend --search` from end to end, on a small random model with a tokenizer of bytes."""
+"""`ropewalk extend search` from end to end, on a small random model with a tokenizer of bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.load import save
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.app import main
-from ropewalk.models.checkpoint import save
-from ropewalk.models.tokenizer import TextTokenizer
+from ropewalk.extend import search_run
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import LongRoPE
-from tests.context.models import ROPE, tiny_decoder
+from tests.diagnosis.models import ROPE, tiny_decoder
 
 pytest.importorskip("cma")
 pytest.importorskip("typer")
@@ -43,14 +44,14 @@ def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def given(tmp_path: Path) -> list[str]:
-    """The command up to --search: a model trained at 32 tokens, wanted at 64, and two texts."""
+    """The command: a model trained at 32 tokens, wanted at 64, and two texts."""
     rope = dataclasses.replace(ROPE, max_position_embeddings=32)
     save(tiny_decoder(rope, vocab_size=256), tmp_path / "model", tokenizer=TextTokenizer.bytes())
     (tmp_path / "seen.txt").write_text(SEEN)
     (tmp_path / "unseen.txt").write_text(UNSEEN)
     return [
-        "extend", str(tmp_path / "model"), "--target", "64", "--text", str(tmp_path / "seen.txt"),
-        "--validation", str(tmp_path / "unseen.txt"), "--windows", "3", "--search-windows", "2", "--search",
+        "extend", "search", str(tmp_path / "model"), "--target", "64", "--text", str(tmp_path / "seen.txt"),
+        "--validation", str(tmp_path / "unseen.txt"), "--windows", "3", "--search-windows", "2",
     ]  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def call(*arguments: Any) -> int:
 def test_search_record_and_export(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The answer on the terminal, the record and figure, and a folder that carries the searched factors exactly."""
     record, out = tmp_path / "found" / "search.json", tmp_path / "out"
-    assert call(*given, "--budget", 20, "--search-record", record, "--out", out) == 0
+    assert call(*given, "--budget", 20, "--record", record, "--out", out) == 0
     printed = capsys.readouterr()
     assert "20 evaluations; on the search text" in printed.out
     assert "extend: 20/20 candidate 20, best" in printed.err
@@ -76,6 +77,11 @@ def test_search_record_and_export(given: list[str], tmp_path: Path, capsys: pyte
         assert sentence in printed.out
     assert {path.name for path in record.parent.iterdir()} == {"search.json", "search.png", "search.svg"}
     assert json.loads((out / "search.json").read_text()) == found
+    assert (out / "search.png").read_bytes()[:4] == b"\x89PNG"
+    card = (out / "README.md").read_text()
+    assert "searched, put into config.json" in card
+    assert "All settings and every number are in search.json." in card
+    assert "which the search never saw" in card
     model = rw.load(out)
     rope = model.config.ropes[0]
     assert rope is not None
@@ -92,13 +98,13 @@ def test_search_record_and_export(given: list[str], tmp_path: Path, capsys: pyte
 def test_the_same_command_goes_on(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was evaluated is not evaluated again; a larger budget prolongs it; --restart begins anew."""
     one, two, whole = (tmp_path / f"{name}.json" for name in ("one", "two", "whole"))
-    assert call(*given, "--budget", 10, "--search-record", one) == 0
+    assert call(*given, "--budget", 10, "--record", one) == 0
     capsys.readouterr()
-    assert call(*given, "--budget", 20, "--search-record", two) == 0
+    assert call(*given, "--budget", 20, "--record", two) == 0
     err = capsys.readouterr().err
     assert "extend: 20/20" in err
     assert "extend: 10/20" not in err
-    assert call(*given, "--budget", 20, "--search-record", whole, "--restart") == 0
+    assert call(*given, "--budget", 20, "--record", whole, "--restart") == 0
     assert "extend: 10/20" in capsys.readouterr().err
     first, second, third = (json.loads(path.read_text()) for path in (one, two, whole))
     assert second["losses"][:10] == first["losses"]
@@ -106,17 +112,21 @@ def test_the_same_command_goes_on(given: list[str], tmp_path: Path, capsys: pyte
     assert second["best"]["divisors"] == pytest.approx(third["best"]["divisors"], rel=1e-9)
 
 
-def test_search_on_answers(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_on_answers(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Examples instead of windows; held against other examples and against the loss of a text; the same goes on."""
+    assert search_run.EXAMPLES_APART == 40
+    monkeypatch.setattr(search_run, "EXAMPLES_APART", 6)  # each is read once for every method
     record = tmp_path / "search.json"
     at = given.index("--target") + 1
     words = [*given[:at], "400", *given[at + 1 :], "--windows", "1", "--answers", "passkey", "--search-windows", "3"]
-    assert call(*words, "--budget", 10, "--search-record", record) == 0
+    assert call(*words, "--budget", 10, "--record", record) == 0
     printed = capsys.readouterr().out
-    assert "Search: loss of the answers of passkey; examples of 400 tokens: 3 of seen, held out 40" in printed
+    assert "Search: loss of the answers of passkey; examples of 400 tokens: 3 of seen, held out 6" in printed
     found = json.loads(record.read_text())
     assert (found["answers"], found["windows"], found["evaluations"]) == (["passkey"], 3, 10)
-    assert found["held_out_answers"]["examples"] == 40
+    assert found["held_out_answers"]["examples"] == 6
     assert found["held_out"]["windows"] == 1
     for sentence in (*found["held_out_answers"]["sentences"], *found["held_out"]["sentences"]):
         assert sentence in printed
@@ -169,10 +179,10 @@ def test_ctrl_c_keeps_what_was_evaluated(given: list[str], tmp_path: Path) -> No
                 break
         rest = process.stderr.read()
     assert process.wait() == 130
-    assert "The same command goes on from there" in rest
+    assert "The same command continues from there" in rest
     assert "Traceback" not in rest
-    (state,) = (tmp_path / "cache" / "ropewalk" / "search").iterdir()
-    assert len(json.loads(state.read_text())["evaluations"]) >= 19
+    (results,) = (tmp_path / "cache" / "ropewalk" / "search").glob("*/results/*.jsonl")
+    assert len(results.read_text().splitlines()) >= 19
 
 
 @pytest.mark.parametrize(
@@ -213,17 +223,20 @@ def test_a_held_out_text_that_shares_passages_is_refused(
 
 
 def test_what_belongs_together(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--search needs a text, and another one to be measured on; --budget needs --search; without it --out is needed."""
+    """A search needs a text, and another one to be measured on; options of the folder need --out."""
     seen = given[given.index("--text") + 1]
-    model = given[1]
+    model = given[2]
     for arguments, message in (
-        (["extend", model, "--search"], "--search needs --text"),
-        (["extend", model, "--budget", "9", "--out", str(tmp_path / "o")], "belong to --search"),
-        (["extend", model], "--out names the folder"),
+        (["extend", "search", model], "--text"),
+        (["extend", "apply", model, "--budget", "9", "--out", str(tmp_path / "o")], "No such option"),
+        (["extend", "apply", model], "--out"),
         ([*given, "--validation", seen], "one of those to search on"),
-        ([*given, "--method", "pi"], "--method would be ignored"),
-        ([*given, "--steps", "3"], "belong to a folder that is written"),
-        ([*given, "--search-record", str(tmp_path)], "a folder where the file should be"),
+        ([*given, "--method", "pi"], "No such option"),
+        ([*given, "--steps", "3"], "No such option"),
+        ([*given, "--native"], "belong to a folder that is written"),
+        ([*given, "--dtype", "float32"], "belong to a folder that is written"),
+        ([*given, "--overwrite"], "belong to a folder that is written"),
+        ([*given, "--record", str(tmp_path)], "a folder where the file should be"),
     ):
         assert call(*arguments) == 2
         assert message in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_never_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             raise KeyboardInterrupt
         return b"half"
 
-    monkeypatch.setattr("ropewalk.gallery.files.render", stopped)
+    monkeypatch.setattr("ropewalk.gallery.write.render", stopped)
     assert figure("waves", "--set", "head_dim=8") == 130
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

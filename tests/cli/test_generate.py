@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from ropewalk.cli.generate import _print, generate, pieces, prompt_ids, until
+from ropewalk.checkpoints.load import load, save
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.cli.generate import _print, generate, pieces, until
+from ropewalk.cli.settings_options import with_options
 from ropewalk.errors import RopeError
-from ropewalk.models.checkpoint import load, save
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate as generate_tokens
-from ropewalk.models.tokenizer import TextTokenizer
 from ropewalk.rope.config import RopeConfig
 
 RUNNER = CliRunner()
@@ -42,10 +43,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_lengths_may_be_written_with_k(folder: Path) -> None:
+    """`--max-new-tokens` is a length in tokens; none at all is refused."""
+    assert run(folder, "a", "--max-new-tokens", "0.00390625k").stdout == run(folder, "a", "--max-new-tokens", 4).stdout
+    assert "must be" in str(run(folder, "a", "--max-new-tokens", 0).exception)
+
+
 def run(*arguments: object) -> Any:
     """The command's result; errors other than a clean exit are raised."""
     app = typer.Typer()
-    app.command()(generate)
+    app.command()(with_options(generate))
     return RUNNER.invoke(app, [str(argument) for argument in arguments], catch_exceptions=True)
 
 
@@ -53,7 +60,7 @@ def test_text_is_what_generate_gives(folder: Path) -> None:
     """The printed continuation is the decoded tokens of `generate`; --no-echo leaves out the prompt."""
     model = load(folder)
     assert model.tokenizer is not None
-    [tokens] = generate_tokens(model, "né", max_new_tokens=30, stop_tokens=(256,))
+    [tokens] = generate_tokens(model, "né", max_new_tokens=30)
     expected = model.tokenizer.decode(tokens)
     assert run(folder, "né", "--max-new-tokens", 30).stdout == "né" + expected + "\n"
     assert run(folder, "né", "--max-new-tokens", 30, "--no-echo").stdout == expected + "\n"
@@ -81,20 +88,6 @@ def test_errors_are_rope_errors(folder: Path, tmp_path: Path) -> None:
     model.tokenizer = None
     save(model, tmp_path / "mute")
     assert "no tokenizer" in str(run(tmp_path / "mute", "x").exception)
-
-
-def test_prompt_tokens() -> None:
-    """Tokens that belong before a text are put there, not those that belong after it; an empty prompt begins anew."""
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = TextTokenizer.bytes()
-    assert prompt_ids(tokenizer, "") == [256]
-    assert prompt_ids(tokenizer, "x<|endoftext|>") == [120, 256]
-    end = "<|endoftext|>"
-    tokenizer.tokenizer.post_processor = TemplateProcessing(single=f"{end} $A {end}", special_tokens=[(end, 256)])
-    assert prompt_ids(tokenizer, "xy") == [256, 120, 121]
-    with pytest.raises(RopeError, match="the prompt is empty"):
-        prompt_ids(TextTokenizer(TextTokenizer.bytes().tokenizer), "")
 
 
 @given(

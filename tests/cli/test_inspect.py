@@ -98,3 +98,30 @@ def test_impossible_lengths_are_refused(tmp_path: Path, capsys: pytest.CaptureFi
     path.write_text(json.dumps(LLAMA31))
     assert inspect(path, "--target", 0) == 2
     assert "`target` must be positive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "thetas"), [("gemma_3_27b", [1e6, 1e4]), ("olmo_3_1_32b", [5e5, 5e5])])
+def test_every_layer_type_is_shown(
+    name: str, thetas: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Released configs in the old spelling, whose layer types are not keys of a block."""
+    out = tmp_path / "out.json"
+    assert inspect(Path(__file__).parents[1] / "fixtures" / "configs" / f"{name}.json", "--json", out) == 0
+    assert "Pass layer_type" not in capsys.readouterr().out
+    found = json.loads(out.read_text())["audits"]
+    assert [(one["layer_type"], one["theta"]) for one in found] == [
+        ("full_attention", thetas[0]),
+        ("sliding_attention", thetas[1]),
+    ]
+    assert found[0]["rope_parameters"]["rope_type"] != "default" == found[1]["rope_parameters"]["rope_type"]
+
+
+def test_lengths_may_be_written_with_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--target 128k` is 131,072 tokens; what is no length is refused."""
+    path, out = tmp_path / "config.json", tmp_path / "out.json"
+    path.write_text(json.dumps(LLAMA31))
+    assert inspect(path, "--target", "128k", "--trained-length", "8_192", "--json", out) == 0
+    assert json.loads(out.read_text())["target"] == 131072
+    capsys.readouterr()
+    assert inspect(path, "--target", "128kb") == 2
+    assert "--target must be a whole number of tokens" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from ropewalk.cli.app import main
-from ropewalk.report.notes import NOTES
 from tests.report.pages import page_at
 from tests.report.records import record
 
@@ -57,10 +56,3 @@ def test_a_folder_where_the_page_should_be(tmp_path, capsys):
     (tmp_path / "index.html").mkdir()
     assert report(tmp_path / "absent.json", "--out", tmp_path) == 2
     assert "a folder where the file should be" in capsys.readouterr().err
-
-
-def test_every_method_is_described():
-    """What each method changes and costs is said for all that the doctor knows."""
-    from ropewalk.context.methods import METHODS
-
-    assert set(METHODS) <= set(NOTES)

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
+from ropewalk.checkpoints.load import load
 from ropewalk.cli import app
+from ropewalk.cli.settings_options import with_options
 from ropewalk.cli.train import train
-from ropewalk.models.checkpoint import load
-from ropewalk.training import TrainSettings
+from ropewalk.training import Housekeeping, TrainSettings
 from tests.training.material import prose
 
 SHAPE = ["--tokenizer=bytes", "--layers=1", "--hidden-size=16", "--heads=2", "--seq-len=16", "--batch-size=4"]
@@ -87,12 +89,26 @@ def test_both_ways_to_name_several_texts(texts: list[str], tmp_path: Path, capsy
     assert load(out).config.num_hidden_layers == 1
 
 
-def test_every_setting_is_an_option_with_the_same_default() -> None:
-    """What the library can be told, the command line can; nobody's defaults drift."""
-    options = inspect.signature(train).parameters
-    for name, field in TrainSettings.__dataclass_fields__.items():
-        if name not in ("text", "validation", "_"):
-            assert options[name].default == field.default, name
+def test_every_setting_is_an_option_with_the_same_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library has, the command line has, with the same defaults; housekeeping likewise."""
+    options = inspect.signature(with_options(train)).parameters
+    assert {*TrainSettings.names(), *(each.name for each in fields(Housekeeping))} <= set(options)
+    calls: list[tuple[TrainSettings, Housekeeping]] = []
+
+    def record(settings: TrainSettings, out: Path, *, housekeeping: Housekeeping, **_: object) -> None:
+        calls.append((settings, housekeeping))
+
+    monkeypatch.setattr("ropewalk.training.train", record)
+    assert run("--text", "a.txt", "--out", "run") == 0
+    assert calls == [(TrainSettings(text=("a.txt",)), Housekeeping())]
+
+
+def test_lengths_may_have_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--seq-len 1k` is 1,024 tokens."""
+    lengths = []
+    monkeypatch.setattr("ropewalk.training.train", lambda settings, *_, **__: lengths.append(settings.seq_len))
+    assert run("--text", "a.txt", "--out", "run", "--seq-len", "1k") == 0
+    assert lengths == [1024]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +138,7 @@ def test_interrupted_and_killed_processes_go_on(texts: list[str], tmp_path: Path
     first.send_signal(signal.SIGINT)
     _, printed = first.communicate(timeout=120)
     assert first.returncode == 130
-    assert "The same command goes on" in printed
+    assert "The same command continues" in printed
     assert "Traceback" not in printed
     reached = last_checkpoint(out)
     second = begin(*command, "--out", str(out))

@@ -1,4 +1,4 @@
-"""The comparison: the same tokens at every length, records that go on after a stop, means and intervals over seeds."""
+"""The comparison: the same tokens at every length, records that continue after a stop, means over seeds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import ropewalk as rw
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.comparison import CompareSettings, compare, convergence, summarise
 from ropewalk.comparison import run as comparing
 from ropewalk.comparison.measure import held_out, losses_at, measure
-from ropewalk.context.measure import window_losses
-from ropewalk.models.tokenizer import TextTokenizer
+from ropewalk.comparison.record import open_ledger, read_record
+from ropewalk.readers.losses import window_losses
 from tests.training.material import prose
 
 
@@ -66,21 +67,28 @@ def test_measure_has_blocks_scalings_and_no_invented_value(settings):
     assert [line["loss"] is None for line in learned] == [False, True, True]
 
 
-def test_it_goes_on_where_it_was_stopped(settings, tmp_path, monkeypatch):
-    """A finished run is not run again; a line cut short, or losses without their run's end, are done anew."""
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_it_continues_where_it_was_stopped(settings, tmp_path, monkeypatch, workers):
+    """A finished run is not run again; one whose line in the ledger a kill cut short is; the record is made from it."""
     out = tmp_path / "out"
-    record = compare(settings, out, workers=2)
-    first, lines = comparing.read_record(record)
+    record = compare(settings, out, workers=workers)
+    first, lines = read_record(record)
     assert first["settings"]["encodings"] == ["rope", "learned"]
-    assert {(line["encoding"], line["kind"]) for line in lines} == {
-        (encoding, kind) for encoding in ("rope", "learned") for kind in ("run", "loss")
-    }
+    assert [(line["encoding"], line["kind"]) for line in lines] == [
+        *[("rope", "loss")] * 7, ("rope", "run"),
+        *[("learned", "loss")] * 3, ("learned", "run"),
+    ]  # fmt: skip
     whole = record.read_text()
+    monkeypatch.setattr(comparing, "ProcessPoolExecutor", _Refused)
     compare(settings, out)
     assert record.read_text() == whole
-    kept = [line for line in whole.splitlines() if '"kind": "run"' not in line or '"rope"' not in line]
-    record.write_text("\n".join(kept) + '\n{"kind": "lo')
-    monkeypatch.setattr(comparing, "ProcessPoolExecutor", _Refused)
+    record.write_text(whole.splitlines()[0] + '\n{"kind": "lo')
+    compare(settings, out)  # whole again, and nothing was run for it
+    assert record.read_text() == whole
+    for results in (out / "ledger" / "results").iterdir():
+        line = results.read_text()
+        if '"rope/0"' in line:
+            results.write_text(line[: len(line) // 2])
     with pytest.raises(RuntimeError, match="rope"):
         compare(settings, out)
     assert {json.loads(line).get("encoding") for line in record.read_text().splitlines()} == {None, "learned"}
@@ -89,16 +97,37 @@ def test_it_goes_on_where_it_was_stopped(settings, tmp_path, monkeypatch):
 
 
 class _Refused:
-    """A pool that only says what it was given."""
+    """A pool that only reports what it was given."""
 
     def __init__(self, *_, **__):
         pass
 
-    def submit(self, function, settings, out, tokenizer, encoding, seed):
+    def submit(self, function, settings, out, key, tokenizer, encoding, seed):
         raise RuntimeError(encoding)
 
     def shutdown(self, **_):
         pass
+
+
+def test_a_run_that_another_process_has_is_waited_for(settings, tmp_path, monkeypatch):
+    """It is not begun here while it is leased; its lines come into the record when the other has finished it."""
+    monkeypatch.setattr(comparing, "RETRY", 0.1)
+    out, one = tmp_path / "out", replace(settings, encodings=("rope",))
+    other = open_ledger(out, comparing._Comparison(one, out).key)
+    events, retry = [], comparing._Pool._retry
+
+    def retry_when_finished(pool):
+        assert pool.elsewhere == [("rope", 0)]
+        other.add("rope/0", {"lines": [{"encoding": "rope", "seed": 0, "kind": "run", "parameters": 7}]})
+        retry(pool)
+
+    monkeypatch.setattr(comparing._Pool, "_retry", retry_when_finished)
+    with other.lease("rope/0") as leased:
+        assert leased
+        record = compare(one, out, workers=1, report=lambda *event: events.append(event))
+    assert not (out / "runs").exists()
+    assert events == [("rope", 0, 3, 3, {"done": True})]
+    assert [line["parameters"] for line in read_record(record)[1]] == [7]
 
 
 def test_summary():

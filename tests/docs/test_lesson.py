@@ -16,9 +16,15 @@ if not (DOCS / "lesson").exists():
 OUTPUTS = runpy.run_path(str(ROOT / "scripts/docs_outputs.py"))
 PAGES = OUTPUTS["pages"]()
 LESSON = sorted((DOCS / "lesson").glob("*.md"))
+# These train, compile or measure for 5 to 13 seconds.
+COSTLY = {"08-extrapolation", "09-many-layers", "12-long-range", "13-classification", "questions"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.thorough] * (page.stem in COSTLY)) for page in PAGES],
+    ids=lambda page: page.stem,
+)
 def test_the_page_prints_what_it_says(page):
     """Run page by page; `python scripts/docs_outputs.py` rewrites what differs."""
     ran = OUTPUTS["run_page"](page)

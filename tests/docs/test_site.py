@@ -57,7 +57,7 @@ def test_the_reference_has_every_public_name(site):
 
 def test_every_method_has_its_row(site):
     """What it changes, what it costs, whether a config can hold it."""
-    from ropewalk.context.methods import METHODS
+    from ropewalk.methods import METHODS
 
     text = (site / "extending.html").read_text(encoding="utf-8")
     assert [name for name in METHODS if f"<code>{name}</code>" not in text] == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import ropewalk as rw
 from ropewalk import encodings
@@ -126,6 +128,46 @@ def test_low_precision(name, dtype):
     assert error < (2e-5 if dtype == torch.float32 else 0.1) * max(1.0, float(exact.abs().max()))
 
 
+def gradients(model, ids, loss):
+    """Of every parameter, by name."""
+    model.zero_grad()
+    loss(model(ids)).backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_keeps_the_gradients(model, ids, use_reentrant):
+    """Each layer runs a second time in the backward pass: its bias is its own, and every gradient is the same."""
+    weights = torch.randn(50, dtype=torch.float64)
+    wanted = gradients(model, ids, lambda logits: (logits @ weights).sum())
+    for layer in model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=use_reentrant)
+    found = gradients(model, ids, lambda logits: (logits @ weights).sum())
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-12, rtol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_keeps_the_gradient_of_positions(use_reentrant):
+    """Tables of real positions that are learned belong to the graph, so no layer keeps them for the next one."""
+    rope = rw.RopeConfig(8, interleaved=False)
+    config = rw.DecoderConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, rope=rope,
+        initializer_range=0.3,
+    )  # fmt: skip
+    model, ids = rw.Decoder(config).double(), torch.randint(0, 50, (1, 9))
+    found = []
+    for checkpointed in (False, True):
+        positions = torch.arange(9, dtype=torch.float64).requires_grad_()
+        if checkpointed:
+            for layer in model.layers:
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=use_reentrant)
+        model(ids, position_ids=positions).logsumexp(-1).sum().backward()
+        found.append(positions.grad)
+    assert found[0].abs().max() > 1e-3
+    torch.testing.assert_close(found[1], found[0], atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.rejects
 def test_bad_calls():
     """Names, doubled positions, tables that end, caches that count for themselves."""
@@ -144,7 +186,7 @@ def test_bad_calls():
     with pytest.raises(rw.RopeError, match="at its index in the row"):
         alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.arange(5) + 3, cache=alibi.new_cache())
     with pytest.raises(rw.RopeError, match="another encoding"):
-        alibi.with_rope(rw.RopeConfig(4, interleaved=False))
+        alibi.with_positions(rope=rw.RopeConfig(4, interleaved=False))
     with pytest.raises(rw.RopeError, match="counts tokens"):
         alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.rand(5))
     with pytest.raises(rw.RopeError, match="causal attention"):

@@ -8,10 +8,14 @@ from typing import Any
 import torch
 import transformers
 
+from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.extend.decoder_tuning import TunableDecoder
+from ropewalk.methods import Reach, method_named
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.tokenizer import TextTokenizer
 
 TRAINED, TARGET = 16, 64
+REACH = Reach(TRAINED, TARGET)
 LENGTHS = (7, 16, 17, 40, 64)  # below the trained length, at it, beyond it
 
 _SHAPE: dict[str, Any] = {
@@ -59,3 +63,10 @@ def furthest(folder: Path, model: Decoder, lengths: tuple[int, ...] = LENGTHS) -
             ids = token_ids(tokens)
             most = max(most, float((theirs(ids).logits - model(ids, seq_len=tokens)).abs().max()))
     return most
+
+
+def reader_under(model: Decoder | Path, method: str, reach: Reach = REACH) -> TunableDecoder:
+    """A model, or the checkpoint of a folder in float32, under a method."""
+    decoder = model if isinstance(model, Decoder) else load_decoder(model, dtype=torch.float32)
+    reader = TunableDecoder(decoder)
+    return reader.under(method_named(method).positions(reader.positions, reach))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.context.retrieval.example import Example
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.extend.answers import (
     HeldOutAnswers,
@@ -19,9 +19,11 @@ from ropewalk.extend.answers import (
     digest,
     held_out_answers,
 )
-from ropewalk.extend.search import SearchResult, search
-from ropewalk.models.tokenizer import TextTokenizer
-from tests.context.models import random_ids, tiny_decoder
+from ropewalk.extend.factor_search import SearchResult, search_factors
+from ropewalk.methods import Reach
+from ropewalk.readers.decoder import DecoderReader
+from ropewalk.retrieval.example import Example
+from tests.diagnosis.models import random_ids, tiny_decoder
 
 pytest.importorskip("cma")
 TRAINED, TARGET = 32, 64
@@ -37,13 +39,33 @@ def example(start: int = 0) -> Example:
     )  # fmt: skip
 
 
+def reader() -> DecoderReader:
+    """The small model."""
+    return DecoderReader(tiny_decoder())
+
+
 def run(**more: Any) -> SearchResult:
     """A search of 12 evaluations on one example, without any window of text."""
     objective = answer_objective([example()])
-    return search(
-        tiny_decoder(), None, trained_length=TRAINED, target=TARGET, budget=12, objective=objective,
-        objective_name="answers", **more,
-    )  # fmt: skip
+    return search_factors(
+        reader(), None, Reach(TRAINED, TARGET, **more), budget=12, objective=objective, objective_name="answers"
+    )
+
+
+class Shown:
+    """A progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.tokens = 0
+
+    def begin(self, description: str, tokens: int) -> None:
+        """A piece of work begins."""
+        self.begun.append(description)
+
+    def advance(self, tokens: int) -> None:
+        """Tokens have gone through."""
+        self.tokens += tokens
 
 
 def test_the_loss_is_that_of_the_answers_tokens() -> None:
@@ -53,9 +75,9 @@ def test_the_loss_is_that_of_the_answers_tokens() -> None:
     with torch.no_grad():
         logs = model(torch.tensor([ids])).log_softmax(-1)[0]
     expected = -sum(logs[49 + index, token].item() for index, token in enumerate(one.answer_ids)) / 4
-    assert answer_losses(model, [one]) == pytest.approx([expected], abs=2e-6)
+    assert answer_losses(DecoderReader(model), [one]) == pytest.approx([expected], abs=2e-6)
     result = run()
-    assert result.best.losses == pytest.approx(answer_losses(result.apply(tiny_decoder()), [one]), abs=2e-6)
+    assert result.best.losses == pytest.approx(answer_losses(result.apply(reader()), [one]), abs=2e-6)
     assert result.best.loss <= result.best_start.loss
 
 
@@ -80,20 +102,18 @@ def test_tasks_and_depths_take_turns() -> None:
 
 def test_held_out_losses_are_those_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name and example, kept in a file of their own; resumed, nothing is measured again."""
-    result, model, told = run(), tiny_decoder(), []
+    result, model, shown = run(), reader(), Shown()
     others = [example(3), example(11)]
-
-    def begin(number: int, name: str, best: object) -> None:
-        told.append((number, name))
-
-    found = held_out_answers(model, result, others, text="book", folder=tmp_path, begin=begin)
-    assert [number for number, _ in told] == list(range(1, 2 * len(found.losses) + 1))
+    found = held_out_answers(model, result, others, text="book", folder=tmp_path, progress=shown)
+    total = 2 * len(found.losses)
+    assert [text.split()[0] for text in shown.begun] == [f"{number}/{total}" for number in range(1, total + 1)]
+    assert shown.tokens >= total * 50
     assert list(found.losses) == ["searched", *(start.name for start in result.space.starts)]
     assert found.losses["plain"] == pytest.approx(answer_losses(model, others), abs=2e-6)
     assert found.losses["searched"] == pytest.approx(answer_losses(result.apply(model), others), abs=2e-6)
-    told.clear()
-    again = held_out_answers(model, result, others, text="book", folder=tmp_path, resume=True, begin=begin)
-    assert (again.losses, told) == (found.losses, [])
+    shown.begun.clear()
+    again = held_out_answers(model, result, others, text="book", folder=tmp_path, resume=True, progress=shown)
+    assert (again.losses, shown.begun) == (found.losses, [])
     assert len(list(tmp_path.iterdir())) == 1
     held_out_answers(model, run(unscaled_tokens=3), others, text="book", folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ropewalk.context.protocol import Protocol
-from ropewalk.context.statistics import interval_sentence, mean_and_interval, over_windows
+from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.card import card
 from ropewalk.extend.outcome import Variant, record
+from ropewalk.statistics import interval_sentence, mean_and_interval, over_windows
 
 PROTOCOL = Protocol.choose(trained_length=8, text="held_out", target=32, windows=2)
 

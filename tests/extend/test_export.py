@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -12,29 +13,53 @@ import torch
 import transformers
 
 from ropewalk import RopeConfig, load
-from ropewalk.context.methods import IN_ATTENTION, METHODS, applied
+from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
-from ropewalk.extend.export import check_out, export, write_weights
-from ropewalk.extend.hub import INEXPRESSIBLE, hub_rope
-from ropewalk.models.checkpoint import save
+from ropewalk.extend.decoder_export import write_weights
+from ropewalk.extend.decoder_tuning import TunableDecoder
+from ropewalk.extend.export import Exported, check_out
+from ropewalk.extend.export import export as export_reader
+from ropewalk.extend.hub import hub_rope
+from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, YaRN
-from tests.extend.material import FAMILIES, LENGTHS, TARGET, TRAINED, checkpoint, furthest, token_ids
+from tests.extend.material import (
+    FAMILIES,
+    LENGTHS,
+    REACH,
+    TARGET,
+    TRAINED,
+    checkpoint,
+    furthest,
+    reader_under,
+    token_ids,
+)
 from tests.models.material import write_gguf
 
+INEXPRESSIBLE = tuple(name for name, method in METHODS.items() if method.config is None)
 EXPORTABLE = tuple(name for name in METHODS if name not in INEXPRESSIBLE)
-HOW = {"trained_length": TRAINED, "target": TARGET}
+HOW = {"reach": REACH}
 
 
 def extended(folder: Path, method: str) -> Decoder:
     """The checkpoint under a method, in float32."""
-    return applied(load(folder, dtype=torch.float32), method, trained_length=TRAINED, target=TARGET)
+    return reader_under(folder, method).module
+
+
+def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
+    """A model under a method."""
+    return reader_under(model, method, reach).module
+
+
+def export(model: Decoder, out: Path, **how: Any) -> Exported:
+    """`extend.export.export` of a decoder."""
+    return export_reader(TunableDecoder(model), out, **how)
 
 
 def test_every_method_is_exported_or_refused_by_name() -> None:
     """No method of the doctor is forgotten."""
-    assert set(IN_ATTENTION) <= set(INEXPRESSIBLE) <= set(METHODS)
+    assert {name for name, method in METHODS.items() if method.in_attention} <= set(INEXPRESSIBLE) <= set(METHODS)
     assert {"pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "as-is"} <= set(EXPORTABLE)
 
 
@@ -71,7 +96,7 @@ def test_other_families(family: str, tmp_path: Path) -> None:
         next(rope for rope in load(source).config.ropes if rope is not None),
         scaling=LongRoPE(factors, factors, TRAINED, attention_factor=1.1),
     )
-    searched = load(source, dtype=torch.float32).with_rope(rope)
+    searched = load(source, dtype=torch.float32).with_positions(rope=rope)
     assert (
         furthest(export(searched, tmp_path / "found", method="searched", source=source, **HOW).folder, searched) < 1e-3
     )
@@ -84,7 +109,7 @@ def test_searched_factors_are_written_to_the_last_bit(tmp_path: Path) -> None:
     rope = dataclasses.replace(
         load(source).config.ropes[0], scaling=LongRoPE(factors, factors, TRAINED, attention_factor=1.0765)
     )
-    model = load(source, dtype=torch.float32).with_rope(rope)
+    model = load(source, dtype=torch.float32).with_positions(rope=rope)
     found = export(model, tmp_path / "out", method="searched", source=source, **HOW)
     block = json.loads((found.folder / "config.json").read_text())["rope_parameters"]
     assert block["rope_type"] == "longrope"
@@ -102,7 +127,7 @@ def test_longrope_switches_where_transformers_switches(tmp_path: Path) -> None:
         load(source).config.ropes[0],
         scaling=LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 3.0, 4.0, 5.0), TRAINED, factor=4.0),
     )
-    model = load(source, dtype=torch.float32).with_rope(rope)
+    model = load(source, dtype=torch.float32).with_positions(rope=rope)
     assert furthest(export(model, tmp_path / "out", method="searched", source=source, **HOW).folder, model) < 1e-3
 
 
@@ -116,7 +141,7 @@ def test_variants_keep_their_frequencies(scaling: object, tmp_path: Path) -> Non
     """What transformers calls otherwise, or computes from other parameters, is the same function at all lengths."""
     source = checkpoint(tmp_path / "source")
     rope = dataclasses.replace(load(source).config.ropes[0], scaling=scaling, max_position_embeddings=TRAINED)
-    model = load(source, dtype=torch.float32).with_rope(rope)
+    model = load(source, dtype=torch.float32).with_positions(rope=rope)
     assert furthest(export(model, tmp_path / "out", method="own", source=source, **HOW).folder, model) < 1e-3
 
 
@@ -147,14 +172,14 @@ def test_the_source_config_is_kept(tmp_path: Path) -> None:
 
 def test_tiny_its_weights_and_its_tokenizer(tmp_path: Path) -> None:
     """The built-in model: bfloat16 to the bit, and the same token ids by transformers' tokenizer."""
-    model = applied(load("tiny"), "yarn", trained_length=256, target=1024)
-    found = export(model, tmp_path / "out", method="yarn", trained_length=256, target=1024, source="tiny")
+    model = under(load("tiny"), "yarn", Reach(256, 1024))
+    found = export(model, tmp_path / "out", method="yarn", reach=Reach(256, 1024), source="tiny")
     stored = load(found.folder).state_dict()
     assert all(torch.equal(weight, stored[name]) for name, weight in load("tiny").state_dict().items())
     words = "The old man said nothing."
     theirs = transformers.AutoTokenizer.from_pretrained(found.folder)
     assert theirs(words, add_special_tokens=False)["input_ids"] == load("tiny").tokenizer.encode(words)
-    exact = applied(load("tiny", dtype=torch.float32), "yarn", trained_length=256, target=1024)
+    exact = under(load("tiny", dtype=torch.float32), "yarn", Reach(256, 1024))
     assert furthest(found.folder, exact, (50, 256, 257, 600)) < 1e-3
 
 
@@ -164,7 +189,7 @@ def test_interleaved_heads_are_written_half_split(tmp_path: Path) -> None:
     rope = RopeConfig(8, interleaved=True, scaling=DynamicNTK(2.0), max_position_embeddings=TRAINED)
     config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                            num_attention_heads=4, rope=rope, initializer_range=0.2)  # fmt: skip
-    model = applied(Decoder(config).eval(), "yarn", trained_length=TRAINED, target=TARGET)
+    model = under(Decoder(config).eval(), "yarn")
     assert furthest(export(model, tmp_path / "out", method="yarn", **HOW).folder, model) < 1e-3
 
 
@@ -256,7 +281,7 @@ def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
     rope = RopeConfig(8, interleaved=False, max_position_embeddings=TRAINED)
     config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
                            num_attention_heads=4, rope=rope, norm="layernorm", hidden_act="relu")  # fmt: skip
-    model = applied(Decoder(config), "pi", trained_length=TRAINED, target=TARGET)
+    model = under(Decoder(config), "pi")
     with pytest.raises(RopeError, match="none of the families"):
         export(model, tmp_path / "out", method="pi", **HOW)
 
@@ -287,7 +312,7 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export(extended(source, "pi"), tmp_path / "out", method="pi", source=source, further=stop, **HOW)
+        export(extended(source, "pi"), tmp_path / "out", method="pi", source=source, more_files=stop, **HOW)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -317,5 +342,5 @@ def test_a_length_is_stated_for_what_is_scaled_alone(tmp_path: Path) -> None:
     for name in ("plain", "yarn"):
         found = export(model, tmp_path / name, method=name, source=source, **HOW)
         assert found.config["max_position_embeddings"] == TRAINED
-    said = json.loads((tmp_path / "yarn" / "tokenizer_config.json").read_text()).get("model_max_length")
-    assert said is None or said <= TRAINED
+    length = json.loads((tmp_path / "yarn" / "tokenizer_config.json").read_text()).get("model_max_length")
+    assert length is None or length <= TRAINED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,43 +15,64 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.context.measure import window_losses
-from ropewalk.context.methods import EXTENSIONS, extended
-from ropewalk.extend.factors import Factors, search_space
+from ropewalk.extend.evaluation import Evaluation
+from ropewalk.extend.factor_search import SearchResult, search_factors, text_objective
+from ropewalk.extend.factors import Factors, Space, search_space
 from ropewalk.extend.held_out import HeldOut, held_out, search_record
-from ropewalk.extend.history import Evaluation
-from ropewalk.extend.search import SearchResult, search, text_objective
-from ropewalk.models.decoder import Decoder
+from ropewalk.ledger import Ledger
+from ropewalk.methods import METHODS, Reach
+from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers.reader import Reader
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
-from tests.context.models import ROPE, random_ids, tiny_decoder
+from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 
 pytest.importorskip("cma")
 TRAINED, TARGET = 16, 64
 WINDOWS = random_ids(3 * TARGET).reshape(3, TARGET)
-EMPTY = json.dumps({"fingerprint": "a", "evaluations": [Evaluation(Factors("a", (), 1.0), (), 1.0).to_json()]})
+EMPTY = Evaluation(Factors("a", (), 1.0), (), 1.0).to_json()
+REACH = Reach(TRAINED, TARGET)
+ANALYTIC = [name for name, method in METHODS.items() if method.scales_frequencies]
 OPTIMUM = np.log([0.9, 1.7, 2.2, 5.5])
 
 
-def factors_of(model: Decoder) -> LongRoPE:
+def reader(rope: Any = ROPE, **changes: Any) -> DecoderReader:
+    """The small model."""
+    return DecoderReader(tiny_decoder(rope, **changes))
+
+
+def extended(rope: RopeConfig, method: str, reach: Reach = REACH) -> RopeConfig:
+    """A rope under a method."""
+    return METHODS[method].rope(rope, reach)
+
+
+def space_of(rope: Any = ROPE, reach: Reach = REACH, **changes: Any) -> Space:
+    """What can be searched in a small model."""
+    return search_space(reader(rope, **changes).positions, reach)
+
+
+def factors_of(candidate: Reader) -> LongRoPE:
     """The rule that a candidate's model carries."""
-    rope = model.config.ropes[0]
+    rope = candidate.positions.ropes[0]
     assert rope is not None
     assert isinstance(rope.scaling, LongRoPE)
     return rope.scaling
 
 
-def toy(model: Decoder) -> list[float]:
+def toy(model: Reader) -> list[float]:
     """A bowl about a known point: ln of the divisors at OPTIMUM, of the attention factor at ln 1.2."""
     rule = factors_of(model)
     off = np.log(rule.long_factor) - OPTIMUM
     return [float(off @ off + (math.log(rule.attention_factor or 1) - math.log(1.2)) ** 2)]
 
 
-def run(objective: Callable[[Decoder], Sequence[float]] | None = toy, **more: Any) -> SearchResult:
+def run(objective: Callable[[Reader], Sequence[float]] | None = toy, **more: Any) -> SearchResult:
     """A search in the small model, on a toy objective."""
-    given = {"trained_length": TRAINED, "target": TARGET, "budget": 40, "objective_name": "toy", **more}
-    return search(tiny_decoder(), WINDOWS, objective=objective, **given)
+    given = {"budget": 40, "objective_name": "toy", **more}
+    lengths = {"trained": TRAINED, "target": TARGET, "unscaled_tokens": 0}
+    reach = Reach(**{name: given.pop(name, length) for name, length in lengths.items()})
+    return search_factors(reader(), WINDOWS, reach, objective=objective, **given)
 
 
 def points(result: SearchResult) -> list[Factors]:
@@ -64,10 +86,11 @@ def points(result: SearchResult) -> list[Factors]:
 def test_every_analytic_method_is_a_start() -> None:
     """With its frequencies and attention factor at the target; methods that are the same there are one start."""
     rope = dataclasses.replace(ROPE, head_dim=64, rotary_dim=64)
-    space = search_space(tiny_decoder(rope, head_dim=64), trained_length=TRAINED, target=4096)
-    assert [start.name for start in space.starts] == ["plain", *(name for name in EXTENSIONS if name != "dynamic")]
+    far = Reach(TRAINED, 4096)
+    space = space_of(rope, far, head_dim=64)
+    assert [start.name for start in space.starts] == ["plain", *(name for name in ANALYTIC if name != "dynamic")]
     for start in space.starts:
-        same = extended(rope, start.name, trained_length=TRAINED, target=4096)
+        same = extended(rope, start.name, far)
         ours = space.rope(start)
         assert columns_of(ours, 4096) == pytest.approx(columns_of(same, 4096), rel=1e-14)
         assert columns_of(ours, 1) == columns_of(ours, 4096)
@@ -78,17 +101,15 @@ def test_the_losses_of_the_starts_are_the_methods_own() -> None:
     """On text: the mean loss beyond the trained length of each window, as the doctor measures it."""
     result = run(None, budget=6)
     for line in result.evaluations:
-        rope = extended(ROPE, line.factors.name, trained_length=TRAINED, target=TARGET)
-        model = tiny_decoder().with_rope(rope)
-        expected = [window_losses(model, ids)[TRAINED - 1 :].mean() for ids in WINDOWS]
+        model = reader(extended(ROPE, line.factors.name))
+        expected = [model.window_losses(ids)[TRAINED - 1 :].mean() for ids in WINDOWS]
         assert line.losses == pytest.approx(expected, abs=2e-6)
 
 
 def test_a_scaled_checkpoint_starts_from_its_own_rope_too() -> None:
     """And the other starts are of its unscaled rope."""
     own = YaRN(2.0, TRAINED, attention_factor=1.5)
-    model = tiny_decoder(dataclasses.replace(ROPE, scaling=own, max_position_embeddings=32))
-    space = search_space(model, trained_length=TRAINED, target=TARGET)
+    space = space_of(dataclasses.replace(ROPE, scaling=own, max_position_embeddings=32))
     assert [start.name for start in space.starts][:2] == ["plain", "as-is"]
     assert space.starts[0].divisors == (1.0,) * 4
     assert space.starts[1].attention_factor == 1.5
@@ -96,9 +117,9 @@ def test_a_scaled_checkpoint_starts_from_its_own_rope_too() -> None:
 
 def test_layers_that_see_no_further_keep_their_rope() -> None:
     """Short sliding windows and layers without a rope are left alone, unscaled."""
-    model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, None))
-    result = search(model, WINDOWS, trained_length=TRAINED, target=TARGET, budget=8, objective=lambda _: [1.0])
-    first, second, third = result.apply(model).config.ropes
+    model = reader((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, None))
+    result = search_factors(model, WINDOWS, REACH, budget=8, objective=lambda _: [1.0])
+    first, second, third = result.apply(model).positions.ropes
     assert (first, second) == (ROPE, None)
     assert third == result.rope
     assert third.trained_length == TRAINED
@@ -107,7 +128,7 @@ def test_layers_that_see_no_further_keep_their_rope() -> None:
 def test_a_method_that_does_not_apply_is_left_out_and_said() -> None:
     """One pair alone leaves NTK nothing, and no base reaches far: the others are still starts."""
     one = rw.RopeConfig(8, interleaved=False, rotary_dim=2, max_position_embeddings=TRAINED)
-    space = search_space(tiny_decoder(one), trained_length=TRAINED, target=TARGET)
+    space = space_of(one)
     assert {name for name, _ in space.left_out} >= {"ntk", "dynamic", "abf"}
     assert "pi" in [start.name for start in space.starts]
 
@@ -119,14 +140,14 @@ def test_never_worse_than_the_best_start() -> None:
     """An objective that punishes every point but the starts, ever more: the best start is returned, as it is."""
     calls = 0
 
-    def adversary(model: Decoder) -> list[float]:
+    def adversary(model: Reader) -> list[float]:
         nonlocal calls
         calls += 1
         return [{3: 1.0}.get(calls, 2.0 + 0.1 * calls)]
 
     result = run(adversary)
     assert result.best == result.best_start == result.evaluations[2]
-    assert result.apply(tiny_decoder()).config.ropes[0] == result.rope
+    assert result.apply(reader()).positions.ropes[0] == result.rope
     assert result.best_so_far[2:] == [1.0] * 38
 
 
@@ -143,7 +164,7 @@ def test_the_budget_is_respected_exactly(budget: int) -> None:
     """Neither one more, within a generation or between two, nor one fewer."""
     calls = 0
 
-    def counted(model: Decoder) -> list[float]:
+    def counted(model: Reader) -> list[float]:
         nonlocal calls
         calls += 1
         return toy(model)
@@ -155,7 +176,7 @@ def test_the_budget_is_respected_exactly(budget: int) -> None:
 def test_the_time_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations of 2 s each end a search of 21 s after eleven; all starts are evaluated in any case."""
     clock = iter(np.arange(0, 1e4, 2.0))
-    monkeypatch.setattr("ropewalk.extend.search.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("ropewalk.extend.factor_search.time.perf_counter", lambda: float(next(clock)))
     assert (len(run(budget=None, seconds=21).evaluations), run(seconds=21).ended_by) == (11, "time")
     assert len(run(budget=None, seconds=1).evaluations) == len(run(budget=6).evaluations)
 
@@ -194,7 +215,7 @@ def test_a_point_without_a_number_cannot_win() -> None:
     """NaN and infinity are kept as null and are worse than anything; the search goes on."""
     calls = 0
 
-    def broken(model: Decoder) -> list[float]:
+    def broken(model: Reader) -> list[float]:
         nonlocal calls
         calls += 1
         return [math.nan] if calls % 3 == 0 else toy(model)
@@ -221,11 +242,12 @@ def test_the_weights_are_never_copied_or_changed() -> None:
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     seen: set[int] = set()
 
-    def look(candidate: Decoder) -> list[float]:
-        seen.add(candidate.embed_tokens.weight.data_ptr())
+    def cost(candidate: Reader) -> list[float]:
+        assert isinstance(candidate, DecoderReader)
+        seen.add(candidate.model.embed_tokens.weight.data_ptr())
         return toy(candidate)
 
-    search(model, WINDOWS, trained_length=TRAINED, target=TARGET, budget=12, objective=look)
+    search_factors(DecoderReader(model), WINDOWS, REACH, budget=12, objective=cost)
     assert seen == {model.embed_tokens.weight.data_ptr()}
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert model.config.ropes[0] == ROPE
@@ -238,13 +260,32 @@ class _Stop(BaseException):
     """Stands for Ctrl-C."""
 
 
+class Shown:
+    """A progress that keeps the descriptions."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def begin(self, description: str, tokens: int) -> None:
+        """An evaluation begins."""
+        self.begun.append(description)
+
+    def advance(self, tokens: int) -> None:
+        """Not counted."""
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    """Every line of the ledgers in a folder, in order."""
+    files = sorted(folder.glob("*/results/*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
 @pytest.mark.parametrize("stop_at", [0, 1, 5, 6, 9, 14, 27])
 def test_a_stopped_search_resumes_to_the_same(tmp_path: Path, stop_at: int) -> None:
     """Stopped within the starts, within a generation or between two: nothing is evaluated twice, all is the same."""
-    path = tmp_path / "search.json"
     calls = 0
 
-    def stopping(model: Decoder) -> list[float]:
+    def stopping(model: Reader) -> list[float]:
         nonlocal calls
         if calls == stop_at:
             raise _Stop
@@ -252,13 +293,11 @@ def test_a_stopped_search_resumes_to_the_same(tmp_path: Path, stop_at: int) -> N
         return toy(model)
 
     with pytest.raises(_Stop):
-        run(stopping, state_path=path)
-    kept = json.loads(path.read_text())["evaluations"] if stop_at else []
-    assert len(kept) == stop_at
-    assert list(tmp_path.iterdir()) == ([path] if stop_at else [])
-    numbers: list[int] = []
-    second = run(state_path=path, resume=True, begin=lambda number, name, best: numbers.append(number))
-    assert numbers == list(range(stop_at + 1, 41))
+        run(stopping, folder=tmp_path)
+    assert [line["job"] for line in results(tmp_path)] == [str(number) for number in range(1, stop_at + 1)]
+    shown = Shown()
+    second = run(folder=tmp_path, resume=True, progress=shown)
+    assert [text.split()[0] for text in shown.begun] == [f"{number}/40" for number in range(stop_at + 1, 41)]
     whole = run()
     assert points(second) == points(whole)
     assert [line.losses for line in second.evaluations] == [line.losses for line in whole.evaluations]
@@ -266,54 +305,82 @@ def test_a_stopped_search_resumes_to_the_same(tmp_path: Path, stop_at: int) -> N
 
 def test_a_finished_search_can_be_prolonged(tmp_path: Path) -> None:
     """The budget is no part of what a search is: 20 and then 40 is 40."""
-    path = tmp_path / "search.json"
-    run(budget=20, state_path=path)
-    assert points(run(budget=40, state_path=path, resume=True)) == points(run(budget=40))
-    assert len(run(budget=20, state_path=path, resume=True).evaluations) == 20
+    run(budget=20, folder=tmp_path)
+    assert points(run(budget=40, folder=tmp_path, resume=True)) == points(run(budget=40))
+    assert len(run(budget=20, folder=tmp_path, resume=True).evaluations) == 20
+    assert len(results(tmp_path)) == 40
 
 
-def test_a_state_of_another_search_is_refused(tmp_path: Path) -> None:
-    """Another seed, other windows or other weights; without resume it is begun anew; what is no state is kept."""
-    path = tmp_path / "search.json"
-    run(budget=8, state_path=path)
-    for other in (
-        {"seed": 5}, {"objective_name": "answers"}, {"monotone": True}, {"trained_length": 8}, {"unscaled_tokens": 2},
-    ):  # fmt: skip
-        with pytest.raises(rw.RopeError, match="belongs to another"):
-            run(state_path=path, resume=True, **{"budget": 8, **other})
-    with pytest.raises(rw.RopeError, match="belongs to another"):
-        search(
-            tiny_decoder(), WINDOWS.flip(1), trained_length=TRAINED, target=TARGET, budget=8, objective=toy,
-            objective_name="toy", state_path=path, resume=True,
-        )  # fmt: skip
+def test_another_search_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another seed, objective, length, windows or cma has a ledger of its own; without resume it is begun again."""
+    run(budget=8, folder=tmp_path)
+    (first,) = tmp_path.iterdir()
+    changes = [{"seed": 5}, {"objective_name": "answers"}, {"monotone": True}, {"trained": 8}, {"unscaled_tokens": 2}]
+    for number, other in enumerate(changes, 2):
+        shown = Shown()
+        run(folder=tmp_path, resume=True, progress=shown, **{"budget": 8, **other})
+        assert (len(shown.begun), len(list(tmp_path.iterdir()))) == (8, number)
+    how: dict[str, Any] = {"budget": 8, "objective": toy, "objective_name": "toy", "folder": tmp_path, "resume": True}
+    search_factors(reader(), WINDOWS.flip(1), REACH, **how)
+    other_weights = reader(initializer_range=0.2)
+    search_factors(other_weights, WINDOWS, REACH, **how)
+    with monkeypatch.context() as patch:
+        patch.setattr("cma.__version__", "0.0")
+        run(budget=8, folder=tmp_path, resume=True)
+    assert len(list(tmp_path.iterdir())) == 9
     with pytest.raises(rw.RopeError, match="needs a name"):
-        run(budget=8, state_path=path, objective_name="text")
-    assert len(run(budget=7, state_path=path, seed=5).evaluations) == 7
-    assert len(json.loads(path.read_text())["evaluations"]) == 7
-    for content in ("hello", "{}", '{"fingerprint": "a", "evaluations": [{"name": 1}]}', EMPTY):
-        path.write_text(content)
-        with pytest.raises(rw.RopeError, match="holds something else"):
-            run(budget=8, state_path=path)
-        assert path.read_text() == content
+        run(budget=8, folder=tmp_path, objective_name="text")
+    shown = Shown()
+    run(budget=7, folder=tmp_path, progress=shown)
+    assert len(shown.begun) == 7
+    for path in [path for path in first.rglob("*") if path.is_file()]:
+        path.unlink()
+    (first / "letter.txt").write_text("dear reader")
+    with pytest.raises(rw.RopeError, match="holds something else"):
+        run(budget=8, folder=tmp_path)
+    assert (first / "letter.txt").read_text() == "dear reader"
 
 
-def test_a_kept_point_is_the_one_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses of other points are not told to the search: not a start's, not a candidate's, not another cma's."""
-    path = tmp_path / "search.json"
-    run(budget=20, state_path=path)
-    kept = json.loads(path.read_text())
+def test_a_kept_point_is_the_one_asked_for(tmp_path: Path) -> None:
+    """Losses of other points are not taken: not a start's, not a candidate's; nor is what is no evaluation."""
+    run(budget=20, folder=tmp_path)
+    (path,) = tmp_path.glob("*/results/*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def changed(index: int, change: dict[str, Any]) -> None:
+        rows = [
+            {**line, "result": {**line["result"], **change}} if number == index else line
+            for number, line in enumerate(lines)
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
     for index, change in ((1, {"name": "pi "}), (2, {"attention_factor": 1.3}), (15, {"divisors": [1.0] * 4})):
-        lines = [{**line, **(change if number == index else {})} for number, line in enumerate(kept["evaluations"])]
-        path.write_text(json.dumps({**kept, "evaluations": lines}))
+        changed(index, change)
         with pytest.raises(rw.RopeError, match="another point than this search asks for"):
-            run(budget=20, state_path=path, resume=True)
-    close = [{**line, "attention_factor": line["attention_factor"] * (1 + 1e-9)} for line in kept["evaluations"]]
-    path.write_text(json.dumps({**kept, "evaluations": close}))
-    assert len(run(budget=20, state_path=path, resume=True).evaluations) == 20
-    path.write_text(json.dumps(kept))
-    monkeypatch.setattr("cma.__version__", "0.0")
-    with pytest.raises(rw.RopeError, match="belongs to another"):
-        run(budget=20, state_path=path, resume=True)
+            run(budget=20, folder=tmp_path, resume=True)
+    for change in (EMPTY, {"losses": None}, {"divisors": "none"}):
+        changed(3, change)
+        with pytest.raises(rw.RopeError, match="has losses, and divisors above zero"):
+            run(budget=20, folder=tmp_path, resume=True)
+    changed(15, {"attention_factor": lines[15]["result"]["attention_factor"] * (1 + 1e-9)})
+    assert len(run(budget=20, folder=tmp_path, resume=True).evaluations) == 20
+
+
+def test_a_point_that_another_process_has_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two searches on one folder share their evaluations: a leased one is not evaluated twice."""
+    whole = run(budget=8)
+    run(budget=7, folder=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    other = Ledger(folder, kind="search", key=folder.name)
+    other.resume()
+    monkeypatch.setattr("ropewalk.readers.workers.POLL_SECONDS", 0.05)
+    with other.lease("8") as leased:
+        assert leased
+        later = threading.Timer(0.3, other.add, ("8", whole.evaluations[7].to_json()))
+        later.start()
+        found = run(lambda model: pytest.fail("evaluated"), budget=8, folder=tmp_path, resume=True)
+        later.join()
+    assert points(found) == points(whole)
 
 
 @pytest.mark.rejects
@@ -326,7 +393,7 @@ def test_a_kept_point_is_the_one_asked_for(tmp_path: Path, monkeypatch: pytest.M
         ({"seconds": math.nan}, "above zero"),
         ({"seed": -1}, "must not be negative"),
         ({"target": TRAINED}, "beyond the trained length"),
-        ({"trained_length": 1}, "beyond the trained length"),
+        ({"trained": 1}, "beyond the trained length"),
         ({"target": 32}, "must be int64"),
     ],
 )
@@ -342,7 +409,7 @@ def test_ropes_that_one_list_cannot_say_are_refused() -> None:
     still = dataclasses.replace(ROPE, scaling=Proportional(0.5))
     for ropes in ((ROPE, other), still, None):
         with pytest.raises(rw.RopeError, match="one list of divisors needs one rope"):
-            search_space(tiny_decoder(ropes), trained_length=TRAINED, target=TARGET)
+            space_of(ropes)
 
 
 # --- on text that it did not see
@@ -354,28 +421,23 @@ def searched_on_text(budget: int = 10) -> SearchResult:
 
 
 def test_held_out_losses_are_those_of_the_models(tmp_path: Path) -> None:
-    """Within and beyond, for the searched factors and every start, and again from the file, without measuring."""
+    """Within and beyond, for the searched factors and every start, and again from the ledger, without measuring."""
     result = searched_on_text()
     windows = random_ids(2 * TARGET + 1)[1:].reshape(2, TARGET)
-    path = tmp_path / "held-out.json"
-    found = held_out(tiny_decoder(), result, windows, text="other", state_path=path)
+    found = held_out(reader(), result, windows, text="other", folder=tmp_path)
     assert list(found.beyond) == ["searched", *(start.name for start in result.space.starts)]
-    for name, model in (("searched", result.apply(tiny_decoder())), ("yarn", None)):
-        model = model or tiny_decoder().with_rope(extended(ROPE, "yarn", trained_length=TRAINED, target=TARGET))
+    for name, model in (("searched", result.apply(reader())), ("yarn", reader(extended(ROPE, "yarn")))):
         for index, ids in enumerate(windows):
-            losses = window_losses(model, ids)
+            losses = model.window_losses(ids)
             assert found.within[name][index] == pytest.approx(losses[: TRAINED - 1].mean(), abs=2e-6)
             assert found.beyond[name][index] == pytest.approx(losses[TRAINED - 1 :].mean(), abs=2e-6)
-    again = held_out(
-        tiny_decoder(), result, windows, text="other", state_path=path, resume=True,
-        begin=lambda *_: pytest.fail("measured again"),
-    )  # fmt: skip
-    assert again == found
-    letter = tmp_path / "letter.json"
-    letter.write_text('{"dear": "reader"}')
-    with pytest.raises(rw.RopeError, match="holds something else"):
-        held_out(tiny_decoder(), result, windows, text="other", state_path=letter)
-    assert letter.read_text() == '{"dear": "reader"}'
+    shown = Shown()
+    again = held_out(reader(), result, windows, text="other", folder=tmp_path, resume=True, progress=shown)
+    assert (again, shown.begun) == (found, [])
+    held_out(reader(), result, windows, text="other", folder=tmp_path, progress=shown)
+    assert len(shown.begun) == 2 * len(found.beyond)
+    held_out(reader(), result, windows.flip(1), text="other", folder=tmp_path, resume=True)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def verdict(gains: Sequence[float], *, better: bool = True) -> HeldOut:
@@ -394,7 +456,7 @@ def verdict(gains: Sequence[float], *, better: bool = True) -> HeldOut:
     ("gains", "said"),
     [
         ((-0.2, -0.21, -0.19), "The gain is significant"),
-        ((-0.2, 0.3, -0.19), "not significant: the 95 % interval holds zero"),
+        ((-0.2, 0.3, -0.19), "not significant: the 95 % interval contains zero"),
         ((0.2, 0.21, 0.19), "That is a loss, and significant"),
         ((-0.2,), "nothing is shown"),
     ],
@@ -418,8 +480,8 @@ def test_a_search_that_found_nothing_says_so() -> None:
 def test_the_record_is_whole_and_its_block_is_the_rope() -> None:
     """JSON without NaN; rope_parameters read back as the searched frequencies and attention factor."""
     result = searched_on_text()
-    found = held_out(tiny_decoder(), result, WINDOWS, text="same")
-    record = search_record(result, found, model="m", text="t", further={"seed": 0})
+    found = held_out(reader(), result, WINDOWS, text="same")
+    record = search_record(result, found, model="m", text="t", more={"seed": 0})
     read = json.loads(json.dumps(record, allow_nan=False))
     base = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 1, "head_dim": 8}
     rope = rw.RopeConfig.from_hf(
@@ -434,8 +496,8 @@ def test_the_record_is_whole_and_its_block_is_the_rope() -> None:
 
 def test_text_objective_scores_from_the_first_token_asked_for() -> None:
     """Its mean is over tokens first .. target - 1."""
-    model = tiny_decoder()
-    expected = [window_losses(model, ids)[29:].mean() for ids in WINDOWS]
+    model = reader()
+    expected = [model.window_losses(ids)[29:].mean() for ids in WINDOWS]
     assert text_objective(WINDOWS, first=30)(model) == pytest.approx(expected, abs=2e-6)
 
 

@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk import load
-from ropewalk.context.methods import applied
-from ropewalk.context.state import model_digest
 from ropewalk.errors import RopeError
-from ropewalk.extend.trainable import merge_adapters, parts_of, recomputed, trainable_copy, trained_count
-from ropewalk.extend.tune import TuneSettings, tune
-from ropewalk.models.decoder import Decoder
+from ropewalk.extend.decoder_tuning import TunableDecoder, tunable
+from ropewalk.extend.parts import parts_of
+from ropewalk.extend.settings import ApplySettings, TuneSettings
+from ropewalk.extend.tuning import TuningRecipe, tune_reader, tuning_positions
+from ropewalk.methods import Reach
 from ropewalk.training import Event, Housekeeping
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss, token_losses
-from tests.extend.material import TARGET, TRAINED, checkpoint, token_ids
+from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, reader_under, token_ids
 from tests.training.material import prose
 
 EVERY = Housekeeping(log_every=2, checkpoint_every=3)
@@ -34,20 +33,18 @@ def text(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Decoder:
+def source(tmp_path: Path) -> TunableDecoder:
     """A small checkpoint under YaRN, with dropout, in float32."""
-    model = load(checkpoint(tmp_path / "source", attention_dropout=0.1), dtype=torch.float32)
-    return applied(model, "yarn", trained_length=TRAINED, target=TARGET)
+    return reader_under(checkpoint(tmp_path / "source", attention_dropout=0.1), "yarn")
 
 
-def small(path: str, source: Decoder, **changes: Any) -> TuneSettings:
+def small(path: str, source: TunableDecoder, **changes: Any) -> TuningRecipe:
     """A run of a tenth of a second."""
     settings: dict[str, Any] = {
         "text": (path,),
-        "source": model_digest(source),
+        "source": source.digest(),
         "method": "yarn",
-        "trained_length": TRAINED,
-        "target": TARGET,
+        "reach": REACH,
         "steps": 8,
         "lr": 3e-3,
         "batch_size": 2,
@@ -55,7 +52,7 @@ def small(path: str, source: Decoder, **changes: Any) -> TuneSettings:
         "precision": "float32",
         "device": "cpu",
     }
-    return TuneSettings(**(settings | changes))
+    return TuningRecipe(**(settings | changes))
 
 
 def batch() -> Batch:
@@ -65,13 +62,14 @@ def batch() -> Batch:
 
 
 @pytest.mark.parametrize("train", ["all", "lora+norms"])
-def test_recomputed_layers_have_the_same_gradients(source: Decoder, train: str) -> None:
+def test_recomputed_layers_have_the_same_gradients(source: TunableDecoder, train: str) -> None:
     """Bit for bit, dropout included; and afterwards the layers are as they were."""
     gradients = []
     for on in (False, True):
         torch.manual_seed(5)
-        model = trainable_copy(source, train, rank=4).train()
-        with recomputed(model, on):
+        copy = source.trainable_copy(train, rank=4)
+        model = copy.module.train()
+        with copy.activation_checkpointing(on):
             torch.manual_seed(7)
             next_token_loss(model, batch()).backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
@@ -80,7 +78,7 @@ def test_recomputed_layers_have_the_same_gradients(source: Decoder, train: str) 
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
 
 
-def test_recomputing_keeps_less_for_the_backward_pass(source: Decoder) -> None:
+def test_recomputing_keeps_less_for_the_backward_pass(source: TunableDecoder) -> None:
     """Bytes that autograd saves while the loss is formed: less than half."""
 
     def saved(on: bool) -> int:
@@ -90,8 +88,9 @@ def test_recomputing_keeps_less_for_the_backward_pass(source: Decoder) -> None:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        model = trainable_copy(source, "all", rank=1).train()
-        with recomputed(model, on), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        copy = source.trainable_copy("all", rank=1)
+        model = copy.module.train()
+        with copy.activation_checkpointing(on), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             next_token_loss(model, batch())
         return sum(kept.values())
 
@@ -107,49 +106,64 @@ def test_recomputing_keeps_less_for_the_backward_pass(source: Decoder) -> None:
         ("lora", lambda name: ".self_attn." in name),
     ],
 )
-def test_only_what_is_asked_for_moves(text: str, source: Decoder, tmp_path: Path, train: str, moved: Any) -> None:
+def test_only_what_is_asked_for_moves(
+    text: str, source: TunableDecoder, tmp_path: Path, train: str, moved: Any
+) -> None:
     """Every other weight keeps its bits, and so does the model that was passed."""
-    before = {name: weight.clone() for name, weight in source.state_dict().items()}
-    tuned = tune(source, small(text, source, train=train, rank=2), tmp_path / "run")
+    before = {name: weight.clone() for name, weight in source.module.state_dict().items()}
+    rank = 2 if train == "lora" else None
+    reader = tune_reader(source, small(text, source, train=train, rank=rank), tmp_path / "run")
+    assert isinstance(reader, TunableDecoder)
+    tuned = reader.module
     after = tuned.state_dict()
     assert after.keys() == before.keys()
     assert {name for name in before if not torch.equal(before[name], after[name])} == set(filter(moved, before))
-    assert all(torch.equal(weight, before[name]) for name, weight in source.state_dict().items())
-    assert source.embed_tokens.weight.requires_grad  # nor is it frozen
-    assert tuned.config == source.config
+    assert all(torch.equal(weight, before[name]) for name, weight in source.module.state_dict().items())
+    assert source.module.embed_tokens.weight.requires_grad  # nor is it frozen
+    assert tuned.config == source.module.config
     assert not tuned.training
 
 
-def test_merged_adapters_compute_what_they_did_beside(source: Decoder) -> None:
+def test_merged_adapters_compute_what_they_did_beside(source: TunableDecoder) -> None:
     """The product added to the weight: logits within rounding, no adapter left, the count as stated."""
-    model = trainable_copy(source, "lora", rank=3)
+    copy = source.trainable_copy("lora", rank=3)
+    model = copy.module
     counted = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert counted == trained_count(source, "lora", rank=3)
+    assert counted == source.trained_count("lora", rank=3)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.3)
         beside = model.eval()(token_ids(TARGET))
-        merged = merge_adapters(model)
-        assert merged.state_dict().keys() == source.state_dict().keys()
+        merged = copy.merged().module
+        assert merged.state_dict().keys() == source.module.state_dict().keys()
         assert (merged(token_ids(TARGET)) - beside).abs().max() < 1e-4 * beside.abs().max()
-        assert (beside - source(token_ids(TARGET))).abs().max() > 0.1  # they did something
+        assert (beside - source.module(token_ids(TARGET))).abs().max() > 0.1  # they did something
 
 
-def test_adapters_begin_at_what_the_model_computes(source: Decoder) -> None:
+def test_adapters_begin_at_what_the_model_computes(source: TunableDecoder) -> None:
     """Before the first update nothing has changed."""
     with torch.no_grad():
-        assert torch.equal(trainable_copy(source, "lora", rank=3).eval()(token_ids(9)), source(token_ids(9)))
+        assert torch.equal(
+            source.trainable_copy("lora", rank=3).module.eval()(token_ids(9)), source.module(token_ids(9))
+        )
 
 
 class Stop(Exception):
     """What a test raises to break a run off."""
 
 
-@pytest.mark.parametrize("train", ["all", "lora+norms"])
-@pytest.mark.parametrize(("kind", "step"), [("step", 2), ("step", 4), ("checkpoint", 6), ("step", 8)])
+STOPS = [(train, *stop) for train in ("all", "lora+norms") for stop in [("step", 2), ("step", 4), ("checkpoint", 6),
+                                                                        ("step", 8)]]  # fmt: skip
+EVERY_TIME = (("all", "checkpoint", 6), ("lora+norms", "step", 4))
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "step"),
+    [pytest.param(*stop, marks=[pytest.mark.thorough] * (stop not in EVERY_TIME)) for stop in STOPS],
+)
 def test_a_stopped_run_goes_on_bit_for_bit(
-    text: str, source: Decoder, tmp_path: Path, train: str, kind: str, step: int
+    text: str, source: TunableDecoder, tmp_path: Path, train: str, kind: str, step: int
 ) -> None:
     """Broken off before, between, at and after checkpoints: the tuned weights and the log equal."""
 
@@ -157,12 +171,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         if (event.kind, event.step) == (kind, step):
             raise Stop
 
-    settings = small(text, source, train=train, rank=2)
-    whole = tune(source, settings, tmp_path / "whole", housekeeping=EVERY)
+    settings = small(text, source, train=train, rank=2 if "lora" in train else None)
+    whole = tune_reader(source, settings, tmp_path / "whole", housekeeping=EVERY)
     with pytest.raises(Stop):
-        tune(source, settings, tmp_path / "stopped", housekeeping=EVERY, report=stop)
-    gone_on = tune(source, settings, tmp_path / "stopped", housekeeping=EVERY)
-    assert all(torch.equal(weight, whole.state_dict()[name]) for name, weight in gone_on.state_dict().items())
+        tune_reader(source, settings, tmp_path / "stopped", housekeeping=EVERY, report=stop)
+    resumed = tune_reader(source, settings, tmp_path / "stopped", housekeeping=EVERY)
+    weights = [one.module.state_dict() for one in (whole, resumed)]
+    assert all(torch.equal(weight, weights[0][name]) for name, weight in weights[1].items())
     logs = [
         [
             {key: value for key, value in json.loads(line).items() if key not in ("seconds", "tokens_per_second")}
@@ -173,62 +188,66 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert logs[0] == logs[1]
 
 
-def test_a_checkpoint_holds_what_is_trained_alone(text: str, source: Decoder, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_what_is_trained_alone(text: str, source: TunableDecoder, tmp_path: Path) -> None:
     """Adapters of a few numbers, not the model; a finished run is taken up without another update."""
-    tune(source, small(text, source, train="lora", rank=2), tmp_path / "run", housekeeping=EVERY)
+    tune_reader(source, small(text, source, train="lora", rank=2), tmp_path / "run", housekeeping=EVERY)
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     assert sorted(path.name for path in newest.iterdir()) == [
         "optimizer.safetensors", "state.json", "trained.safetensors"]  # fmt: skip
     size = (newest / "trained.safetensors").stat().st_size
-    assert size < 4 * trained_count(source, "lora", rank=2) + 4000
+    assert size < 4 * source.trained_count("lora", rank=2) + 4000
     steps: list[int] = []
-    tune(source, small(text, source, train="lora", rank=2), tmp_path / "run", report=lambda e: steps.append(e.step))
+    tune_reader(
+        source, small(text, source, train="lora", rank=2), tmp_path / "run", report=lambda e: steps.append(e.step)
+    )
     assert set(steps) == {8}
 
 
-def test_other_settings_or_weights_are_refused(text: str, source: Decoder, tmp_path: Path) -> None:
+def test_other_settings_or_weights_are_refused(text: str, source: TunableDecoder, tmp_path: Path) -> None:
     """A run in the folder is gone on with only if it is this one; `restart` begins again."""
-    tune(source, small(text, source), tmp_path / "run")
+    tune_reader(source, small(text, source), tmp_path / "run")
     with pytest.raises(RopeError, match="a run with other settings"):
-        tune(source, small(text, source, lr=1e-3), tmp_path / "run")
+        tune_reader(source, small(text, source, lr=1e-3), tmp_path / "run")
     for unscaled_tokens in (0, 4):  # the same name, other frequencies or first tokens
-        other = applied(source, "yarn", trained_length=TRAINED, target=2 * TARGET, unscaled_tokens=unscaled_tokens)
+        other = reader_under(source.module, "yarn", Reach(TRAINED, 2 * TARGET, unscaled_tokens))
         with pytest.raises(RopeError, match="a run with other settings"):
-            tune(other, small(text, source), tmp_path / "run")
-    tune(source, small(text, source, lr=1e-3), tmp_path / "run", restart=True)
+            tune_reader(other, small(text, source), tmp_path / "run")
+    tune_reader(source, small(text, source, lr=1e-3), tmp_path / "run", restart=True)
 
 
-@pytest.mark.parametrize("method", ["yarn", "dynamic", "drope"])
-def test_tuning_lowers_the_loss(text: str, source: Decoder, tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("method", [pytest.param("yarn", marks=pytest.mark.thorough), "dynamic", "drope"])
+def test_tuning_lowers_the_loss(text: str, source: TunableDecoder, tmp_path: Path, method: str) -> None:
     """On the text's own words, at the target length: also where frequencies need the length, and without a rope."""
-    model = applied(source.with_extension(None), method, trained_length=TRAINED, target=TARGET)
-    tuned = tune(model, small(text, model, method=method, steps=40, lr=1e-2), tmp_path / "run")
+    adapted = reader_under(source.module, method)
+    reader = adapted.under(tuning_positions(adapted.positions, method))
+    recipe = small(text, reader, method=method, steps=40, lr=1e-2)
+    tuned, model = tune_reader(reader, recipe, tmp_path / "run").module, reader.module
     ids = torch.tensor(model.tokenizer.encode(prose(900, seed=1))[: 4 * (TARGET + 1)]).view(4, -1)
     held_out = Batch(ids[:, :-1], ids[:, 1:], None)
     before, after = (float(token_losses(one.eval(), held_out).mean()) for one in (model, tuned))
     assert after < before - 1.0
 
 
-def test_validation_while_tuning(text: str, source: Decoder, tmp_path: Path) -> None:
+def test_validation_while_tuning(text: str, source: TunableDecoder, tmp_path: Path) -> None:
     """The log has the held-out loss by position, up to the target."""
     settings = small(text, source, validation=(text,))
-    tune(source, settings, tmp_path / "run", housekeeping=Housekeeping(validate_every=4))
+    tune_reader(source, settings, tmp_path / "run", housekeeping=Housekeeping(validate_every=4))
     lines = [json.loads(line) for line in (tmp_path / "run" / "training-log.jsonl").read_text().splitlines()]
     assert lines[-1]["validation_by_position"][-1][1] == TARGET
 
 
-def test_the_digest_tells_models_apart(source: Decoder) -> None:
+def test_the_digest_tells_models_apart(source: TunableDecoder) -> None:
     """Another weight or another rope is another model."""
-    assert model_digest(source) == model_digest(source)
-    assert model_digest(source) != model_digest(applied(source, "pi", trained_length=TRAINED, target=TARGET))
-    other = trainable_copy(source, "norms", rank=1)
+    assert source.digest() == source.digest()
+    assert source.digest() != reader_under(source.module, "pi").digest()
+    other = source.trainable_copy("norms", rank=1)
     with torch.no_grad():
-        other.norm.weight += 0.25
-    assert model_digest(other) != model_digest(source)
-    before = model_digest(other)
+        other.module.norm.weight += 0.25
+    assert other.digest() != source.digest()
+    before = other.digest()
     with torch.no_grad():
-        other.embed_tokens.weight[7, 3] += 1e-3  # one number of many, in place
-    assert model_digest(other) != before
+        other.module.embed_tokens.weight[7, 3] += 1e-3  # one number of many, in place
+    assert other.digest() != before
 
 
 @pytest.mark.parametrize(
@@ -242,28 +261,80 @@ def test_the_digest_tells_models_apart(source: Decoder) -> None:
         ({"precision": "int8"}, "unknown `precision`"),
         ({"train": "heads"}, "names parts of the model"),
         ({"train": "all+lora"}, "names parts of the model"),
-        ({"rank": 0}, "`rank` must be at least 1"),
+        ({"train": "lora", "rank": 0}, "`rank` must be at least 1"),
+        ({"rank": 4}, "rank of lora's adapters"),
+        ({"reach": Reach(1, 1)}, "`target` must be at least 2"),
     ],
 )
-def test_settings_that_do_not_fit(source: Decoder, changes: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit(source: TunableDecoder, changes: dict[str, Any], message: str) -> None:
     """Refused before anything is done."""
     with pytest.raises(RopeError, match=message):
         small("text.txt", source, **changes)
 
 
-def test_defaults_follow_what_is_trained(source: Decoder) -> None:
+def test_defaults_follow_what_is_trained(source: TunableDecoder) -> None:
     """YaRN's recipe for whole matrices, ten times it for adapters; tokens of a step in whole batches."""
-    assert small("t", source, lr=0.0).lr == 2e-5
-    assert small("t", source, lr=0.0, train="lora+norms+embeddings").lr == 2e-4
+    assert small("t", source, lr=None).lr == 2e-5
+    assert small("t", source, lr=None, train="lora+norms+embeddings").lr == 2e-4
     assert small("t", source, tokens_per_step=None).accumulation == 1
     assert small("t", source, tokens_per_step=129).accumulation == 2
     assert parts_of("lora+lora") == ("lora",)
+    assert [small("t", source, train=train).rank for train in ("lora", "norms")] == [16, None]
+    assert (small("t", source).seq_len, small("t", source, method="drope").seq_len) == (TARGET, TRAINED)
 
 
-def test_without_a_tokenizer(text: str, source: Decoder, tmp_path: Path) -> None:
+def test_without_a_tokenizer(text: str, source: TunableDecoder, tmp_path: Path) -> None:
     """No text can be read; nothing is left behind."""
-    bare = trainable_copy(source, "all", rank=1)
-    bare.tokenizer = None
+    bare = source.trainable_copy("all", rank=1)
+    bare.module.tokenizer = None
     with pytest.raises(RopeError, match="has no tokenizer"):
-        tune(bare, small(text, source), tmp_path / "run")
+        tune_reader(bare, small(text, source), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_another_dtype_or_device_is_a_copy(source: TunableDecoder) -> None:
+    """The model that was passed keeps its weights; what is the same already is not copied."""
+    assert source.to(device="cpu", dtype=torch.float32) is source
+    half = source.to(dtype=torch.bfloat16)
+    assert (half.dtype, source.dtype) == (torch.bfloat16, torch.float32)
+    assert half.tokenizer is source.tokenizer
+    assert half.positions == source.positions
+    assert not half.module.embed_tokens.weight.requires_grad
+    assert source.module.embed_tokens.weight.requires_grad
+
+
+def test_the_loss_of_a_batch_is_that_of_training(source: TunableDecoder) -> None:
+    """The protocol's loss, for another library's loop."""
+    model = source.module.eval()
+    one = batch()
+    loss = source.next_token_loss(one.inputs, one.targets, None, precision="float32")
+    assert loss.item() == pytest.approx(token_losses(model, one).mean().item(), abs=1e-5)
+
+
+def test_what_can_only_be_read_is_not_written() -> None:
+    """A reader without weights to train or write is refused."""
+    with pytest.raises(RopeError, match="can be measured, but not written"):
+        tunable(object())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"windows": 4}, "belong to measuring"),
+        ({"block": 4}, "belong to measuring"),
+        ({"start_char": 4}, "belong to measuring"),
+        ({"seed": 4}, "belong to measuring"),
+        ({"validation": Path("a.txt"), "measure": False}, "belong to measuring"),
+        ({"unscaled_tokens": 4}, "config.json cannot express"),
+        ({"unscaled_tokens": 4, "method": "plain", "native": True}, "works with methods that scale frequencies"),
+        ({"method": "nonsense"}, "unknown method"),
+        ({"dtype": "int4"}, "unknown dtype"),
+    ],
+)
+def test_settings_that_would_be_ignored(settings: dict[str, Any], message: str) -> None:
+    """Refused when the settings are made, by `apply` and, but for what tuning needs itself, by `tune`."""
+    with pytest.raises(RopeError, match=message):
+        ApplySettings(**settings)
+    if "seed" not in settings and "validation" not in settings:
+        with pytest.raises(RopeError, match=message):
+            TuneSettings(text=("a.txt",), steps=3, **{"measure": False, **settings})

@@ -12,6 +12,7 @@ from ropewalk.gallery import ENTRIES, draw
 from ropewalk.gallery.entry import Value, known
 
 pytest.importorskip("matplotlib")
+THOROUGH = pytest.mark.thorough  # a second or more each, and others of their figure stay
 
 
 @pytest.mark.parametrize(
@@ -84,13 +85,16 @@ def test_every_setting_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("clocks", {"head_dim": 2}), ("clocks", {"head_dim": 128, "pairs": (1,), "positions": 24, "position": 1}),
+    [("clocks", {"head_dim": 2}),
+     pytest.param("clocks", {"head_dim": 128, "pairs": (1,), "positions": 24, "position": 1}, marks=THOROUGH),
      ("waves", {"head_dim": 2, "length": 2}), ("waves", {"length": 1_000_000, "trained_length": 999_999}),
      ("shift", {"head_dim": 2, "length": 4, "shifts": 1}), ("axial", {"head_dim": 4, "side": 3, "row": 0, "column": 0}),
      ("unseen", {"config": "smollm2_135m", "target": 8_193, "rows": 8}), ("ratios", {"configs": ("gemma_3_1b",)}),
-     ("wavelengths", {"configs": ("phi_3_5_mini",)}), ("tables", {"head_dim": 2}), ("maps", {"tokens": 8}),
-     ("maps", {"tokens": 8, "heads": ("0.0",)}), ("pairing", {"head_dim": 4, "texts": 2, "tokens": 16}),
-     ("pairing", {"head_dim": 32, "texts": 2, "tokens": 16}), ("decay", {"length": 16, "texts": 1, "tokens": 16}),
+     ("wavelengths", {"configs": ("phi_3_5_mini",)}), pytest.param("tables", {"head_dim": 2}, marks=THOROUGH),
+     pytest.param("maps", {"tokens": 8}, marks=THOROUGH), ("maps", {"tokens": 8, "heads": ("0.0",)}),
+     ("pairing", {"head_dim": 4, "texts": 2, "tokens": 16}),
+     pytest.param("pairing", {"head_dim": 32, "texts": 2, "tokens": 16}, marks=THOROUGH),
+     ("decay", {"length": 16, "texts": 1, "tokens": 16}),
      ("precision", {"head_dim": 2, "longest": 1_024, "points": 4, "distance": 0})],
 )  # fmt: skip
 def test_the_edges_of_settings_can_be_drawn(

@@ -53,6 +53,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": 16}),
+    "ministral": (
+        "Ministral",
+        {"head_dim": 16, "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    ),
     "qwen2": ("Qwen2", {}),
     "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": {**YARN, "rope_theta": 1e6}}),

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.load import load_classifier, load_decoder
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.encodings import ENCODINGS, ROPE_NAMES
-from ropewalk.models.tokenizer import TextTokenizer
 
 NAMES = [name for name in (*ENCODINGS, *ROPE_NAMES) if name != "xpos"]
 SEQ = 13
@@ -113,8 +114,8 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, encoding: object) -> No
     """Config, logits and tokenizer; on the disk lie JSON and safetensors."""
     model = wide(small(vocab_size=260, encoding=encoding, pooling="first", labels=["ja", "nein", "Ä / ö"]))
     model.tokenizer = TextTokenizer.bytes()
-    model.save(tmp_path / "model")
-    again = rw.TextClassifier.load(tmp_path / "model")
+    rw.save(model, tmp_path / "model")
+    again = rw.load(tmp_path / "model")
     assert again.config == model.config
     assert not again.training
     ids = torch.tensor([model.encode("a text"), again.encode("a text")])
@@ -124,15 +125,17 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, encoding: object) -> No
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    model.save(tmp_path / "model")  # once more, in its place
+    rw.save(model, tmp_path / "model")  # once more, in its place
 
 
 def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     """No folder, another kind of model, a missing field, a truncated file, a head of another size."""
+    with pytest.raises(rw.RopeError, match="no such file or folder"):
+        rw.load(tmp_path / "nowhere")
     with pytest.raises(rw.RopeError, match="no such folder"):
-        rw.TextClassifier.load(tmp_path / "nowhere")
+        load_classifier(tmp_path / "nowhere")
     folder = tmp_path / "model"
-    rw.TextClassifier(small()).save(folder)
+    rw.save(rw.TextClassifier(small()), folder)
     config = json.loads((folder / "config.json").read_text())
     for change, message in (
         ({"model_type": "llama"}, "no text classifier of ropewalk"),
@@ -143,12 +146,14 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(rw.RopeError, match=message):
-            rw.TextClassifier.load(folder)
+            load_classifier(folder)
     (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(rw.RopeError, match="holds a text classifier, and a language model is needed"):
+        load_decoder(folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(rw.RopeError, match="truncated or damaged"):
-        rw.TextClassifier.load(folder)
+        rw.load(folder)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from ropewalk import RopeConfig, RopeError
+from ropewalk.attention.extensions import ReRoPE
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
+from ropewalk.models.positions import Positions
 from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
 
@@ -161,7 +163,7 @@ def test_rotation_matters() -> None:
     for name, (ropes, seq_len) in RULES.items():
         if name in ("default", "dynamic within", "longrope short"):
             continue
-        other = plain.with_rope(ropes)
+        other = plain.with_positions(rope=ropes)
         assert (other(tokens, seq_len=seq_len) - plain(tokens)).abs().max() > 1e-3, name
 
 
@@ -286,25 +288,64 @@ def test_in_float64() -> None:
     close(in_chunks(model, tokens, [13, 1, 26], seq_len=40), model(tokens, seq_len=40), atol=1e-12)
 
 
-def test_with_rope_shares_weights() -> None:
+def test_with_positions_shares_weights() -> None:
     """The other model has the same weights, the first one its own rope; layers without a rope stay without."""
     model, tokens = make((rope(), None, rope())), ids(1, 30)
     before = model(tokens)
-    other = model.with_rope(rope(Linear(4.0)))
+    other = model.with_positions(rope=rope(Linear(4.0)))
     assert other.config.ropes == (rope(Linear(4.0)), None, rope(Linear(4.0)))
     assert model.config.ropes == (rope(), None, rope())
     assert torch.equal(model(tokens), before)
     assert (other(tokens) - before).abs().max() > 1e-3
     assert {p.data_ptr() for p in other.parameters()} == {p.data_ptr() for p in model.parameters()}
-    assert torch.equal(other.with_rope((rope(), None, rope()))(tokens), before)
-    assert make(rope()).with_rope(rope(Linear(4.0))).config.rope == rope(Linear(4.0))
-    assert model.with_rope(None).config.ropes == (None, None, None)
+    assert torch.equal(other.with_positions(rope=(rope(), None, rope()))(tokens), before)
+    assert make(rope()).with_positions(rope=rope(Linear(4.0))).config.rope == rope(Linear(4.0))
+    assert model.with_positions(rope=None).config.ropes == (None, None, None)
     with torch.no_grad():
         model.norm.weight.zero_()
     assert other(tokens).abs().max() == 0
     other.train()
     assert not model.training
     assert not model.layers[0].self_attn.training
+
+
+def test_with_positions_sets_both_at_once() -> None:
+    """A rope and an extension together, one alone, and neither; what is not named stays."""
+    model, near, tokens = make(rope()), ReRoPE(window=4), ids(1, 30)
+    both = model.with_positions(rope=rope(Linear(4.0)), extension=near)
+    assert both.config.positions == Positions((rope(Linear(4.0)),) * 3, (near,) * 3, (None,) * 3)
+    assert (both.config.rope, both.config.extension) == (rope(Linear(4.0)), near)
+    one_by_one = model.with_positions(rope=rope(Linear(4.0))).with_positions(extension=near)
+    assert torch.equal(both(tokens), one_by_one(tokens))
+    assert (
+        both.with_positions(extension=None).config.positions
+        == model.with_positions(rope=rope(Linear(4.0))).config.positions
+    )
+    without = both.with_positions(rope=None, extension=None)  # neither order of two calls could do this for a layer
+    assert without.config.positions == Positions((None,) * 3, (None,) * 3, (None,) * 3)
+    back = without.with_positions(rope=(rope(),) * 3, extension=(near, None, None))
+    assert back.config.positions == Positions((rope(),) * 3, (near, None, None), (None,) * 3)
+    assert torch.equal(both.with_positions()(tokens), both(tokens))
+    assert model.config.positions == Positions((rope(),) * 3, (None,) * 3, (None,) * 3)
+
+
+@pytest.mark.rejects
+def test_with_positions_refuses() -> None:
+    """Other types, another number of layers, and a rope that an extension still needs."""
+    model = make(rope())
+    for settings, message in (
+        ({"rope": (rope(),)}, "a tuple `rope` needs one entry per layer"),
+        ({"extension": (None,)}, "a tuple `extension` needs one entry per layer"),
+        ({"rope": 10_000.0}, "`rope` must be a RopeConfig"),
+        ({"extension": "rerope"}, "`extension` must be a Extension"),
+        ({"rope": None, "extension": ReRoPE(4)}, "no layer of this model has a rope"),
+    ):
+        with pytest.raises(RopeError, match=message):
+            model.with_positions(**settings)
+    with pytest.raises(RopeError, match="cannot go alone"):
+        model.with_positions(extension=ReRoPE(4)).with_positions(rope=None)
+    with pytest.raises(RopeError, match=r"Positions: a tuple `extensions` needs one entry per layer"):
+        Positions((rope(),), (), (None,))
 
 
 def test_gradients_reach_every_weight() -> None:
@@ -323,10 +364,13 @@ def test_gradients_reach_every_weight() -> None:
 
 
 def test_hidden_states_and_logits_are_the_forward() -> None:
-    """forward is logits(hidden_states); a tied head counts once."""
+    """forward is the head's product with hidden_states, as `head_fn` sees both; a tied head counts once."""
     for tied in (True, False):
         model, tokens = make(rope(), tie_word_embeddings=tied), ids(2, 6)
-        assert torch.equal(model.logits(model.hidden_states(tokens)), model(tokens))
+        hidden, weight = model(tokens, head_fn=lambda hidden, weight: (hidden, weight))
+        assert weight is (model.embed_tokens if tied else model.lm_head).weight
+        assert torch.equal(model.hidden_states(tokens), hidden)
+        assert torch.equal(hidden @ weight.t(), model(tokens))
         assert model.num_parameters() == sum(value.numel() for value in model.state_dict().values())
 
 
@@ -366,7 +410,7 @@ def test_outgrown_and_disagreeing_caches_are_refused() -> None:
             model(ids(1, 1), cache=cache)
         assert cache.lengths.tolist() == [TRAINED]
         with pytest.raises(RopeError, match="made for another rope"):
-            model.with_rope(rope())(ids(1, 1), cache=cache)
+            model.with_positions(rope=rope())(ids(1, 1), cache=cache)
     plain = make(rope())
     with pytest.raises(RopeError, match="`seq_len` differs"):
         plain(ids(1, 1), cache=plain.new_cache(), seq_len=9)
@@ -400,7 +444,7 @@ def test_what_is_refused() -> None:
 @pytest.mark.traced
 def test_compiles_without_a_break() -> None:
     """One graph without breaks, right for plain, padded and packed calls."""
-    model, tokens = make((rope(), None, rope(YaRN(4.0, TRAINED))), sliding_window=(None, 4, None)), ids(2, 12)
+    model, tokens = make((rope(YaRN(4.0, TRAINED)), None), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :3] = 0
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -414,7 +458,7 @@ def test_compiled_lengths_share_a_graph() -> None:
     """Changing lengths compile twice at most (static, then dynamic), stay right and send gradients back."""
     from torch._dynamo.testing import CompileCounter
 
-    model, counter = make(rope(DynamicNTK(2.0))), CompileCounter()
+    model, counter = make(rope(DynamicNTK(2.0)), num_hidden_layers=1), CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for length in (12, 20, 33, 40):
         tokens = ids(2, length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 from ropewalk import RopeConfig, RopeError, load
 from ropewalk.attention.cache import KVCache
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.models import generate as module
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -167,7 +168,7 @@ def test_sampling_follows_the_probabilities() -> None:
         if top_p is not None:
             scores = TopPLogitsWarper(top_p)(None, scores)
         wanted = scores[0].softmax(-1)
-        run = module._Run.prepare(model, [prompt] * draws, 1, 0.8, top_k, top_p, (), 3, None)
+        run = module._Generation.prepare(model, [prompt] * draws, 1, 0.8, top_k, top_p, (), 3, None)
         counts = Counter(module._sample(run, range(draws), logits.expand(draws, -1)))
         got = torch.tensor([counts[token] / draws for token in range(VOCAB)])
         assert set(counts) <= set(wanted.nonzero().flatten().tolist())
@@ -206,12 +207,64 @@ def test_prompts_of_every_form() -> None:
     assert generate(model, torch.tensor([[1, 2, 3]] * 2), max_new_tokens=3) == wanted * 2
 
     class Letters:
-        def encode(self, text: str) -> list[int]:
+        eos_ids = ()
+
+        def encode_prompt(self, text: str) -> list[int]:
             return [ord(letter) - ord("a") for letter in text]
 
     model.tokenizer = Letters()  # type: ignore[assignment]
     assert generate(model, "bcd", max_new_tokens=3) == wanted
     assert generate(model, ["bcd", "b"], max_new_tokens=3)[0] == wanted[0]
+
+
+def kit(template: str | None = None) -> TextTokenizer:
+    """Bytes, with what a checkpoint puts around every text; <|endoftext|> begins and ends one."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = TextTokenizer.bytes()
+    if template is not None:
+        around = TemplateProcessing(
+            single=template.replace("E", "<|endoftext|>"), special_tokens=[("<|endoftext|>", 256)]
+        )
+        tokenizer.tokenizer.post_processor = around
+    return tokenizer
+
+
+def test_prompt_tokens() -> None:
+    """Tokens that belong before a text are put there once, not those that belong after it; an empty one begins anew."""
+    model = make(vocab_size=257)
+    begin = generate_prompts(model, kit())
+    assert begin("") == [256]
+    assert begin("x<|endoftext|>") == [120, 256]
+    begin = generate_prompts(model, kit("E $A E"))
+    assert begin("xy") == [256, 120, 121]
+    assert begin("<|endoftext|>xy") == [256, 120, 121]
+    assert generate_prompts(model, kit("$A E"))("xy") == [120, 121]
+    with pytest.raises(RopeError, match="the prompt is empty"):
+        generate_prompts(model, TextTokenizer(TextTokenizer.bytes().tokenizer))("")
+
+
+def generate_prompts(model: Decoder, tokenizer: TextTokenizer) -> Callable[[str], list[int]]:
+    """The tokens that `generate` reads for a text."""
+    model.tokenizer = tokenizer
+    return lambda text: module._Generation.prepare(model, text, 1, 0.0, None, None, None, None, None).tokens[0]
+
+
+def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
+    """bos is read before it and eos ends it, unless `stop_tokens` says otherwise; ids are taken as they are."""
+    model = make(vocab_size=257)
+    model.tokenizer = kit("E $A")
+    plain = generate(model, [list(b"abc")], max_new_tokens=20)
+    begun = generate(model, [[256, *b"abc"]], max_new_tokens=20)
+    assert plain != begun
+    assert generate(model, "abc", max_new_tokens=20) == begun
+    at = next(n for n, token in enumerate(begun[0]) if token < 256 and n > 2)
+    model.tokenizer = TextTokenizer(kit("E $A").tokenizer, bos_id=256, eos_ids=(begun[0][at],))
+    ended = [begun[0][: begun[0].index(begun[0][at])]]
+    assert generate(model, "abc", max_new_tokens=20) == ended
+    assert [token for _, token in stream(model, ["abc"], max_new_tokens=20)] == ended[0]
+    assert generate(model, "abc", max_new_tokens=20, stop_tokens=()) == begun
+    assert generate(model, [[256, *b"abc"]], max_new_tokens=20) == begun
 
 
 @pytest.mark.rejects

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from ropewalk.models.checkpoint import load, read_config, save, write_config
+from ropewalk.checkpoints.load import load, read_config, save, write_config
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
 from tests.models.families import CASES, input_ids, make
@@ -104,7 +104,7 @@ def test_config_is_written_as_it_was_read(tmp_path: Path) -> None:
             assert written["model_type"] == family.lower()
 
 
-FAMILY_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+FAMILY_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3")
 PUBLISHED = {
     path.stem: {key: value for key, value in content.items() if not key.startswith("_")}
     for path in sorted((ROOT / "tests" / "fixtures" / "configs").glob("*.json"))

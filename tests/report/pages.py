@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -56,8 +58,13 @@ class Page(HTMLParser):
 
 
 def page_of(document: dict) -> Page:
-    """The page of a document, with its figures."""
-    return Page(report_files(document)[1])
+    """The page of a document, with its figures; equal documents share one, since its figures take a second to draw."""
+    return _page_of_text(json.dumps(document))
+
+
+@lru_cache(maxsize=64)
+def _page_of_text(document: str) -> Page:
+    return Page(report_files(json.loads(document))[1])
 
 
 def page_at(path: Path) -> Page:

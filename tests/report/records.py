@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ropewalk.context.audit import audit
-from ropewalk.context.protocol import Protocol
-from ropewalk.context.recommend import recommend
-from ropewalk.context.statistics import mean_and_interval
+from ropewalk.audit.audit import audit
+from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.diagnosis.recommend import recommend
 from ropewalk.rope.config import RopeConfig
+from ropewalk.statistics import mean_and_interval
 
 ROPE = RopeConfig(8, interleaved=False, theta=100.0, max_position_embeddings=16)
 LOSSES = {"plain": (3.0, 6.0), "yarn": (3.02, 3.4), "pi": (3.5, 3.6), "crop": (3.0, 3.3)}

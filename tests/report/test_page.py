@@ -7,11 +7,13 @@ import re
 import pytest
 
 from ropewalk.report.page import render
+from ropewalk.report.write import report_files
 from tests.report.pages import Page, page_of
 from tests.report.records import LOSSES, record, retrieval
 
 SECTIONS = ["To use it", "Methods", "Loss by position", "Retrieval", "Frequencies before and after", "Wavelengths",
             "Audit and lint of the config", "Protocol", "Versions and environment", "To reproduce it"]  # fmt: skip
+RETRIEVAL: dict[str, list[float | None]] = {"passkey": [0.0, 0.5, 1.0], "vt": [None], "cwe": [None]}
 
 
 def test_the_order_of_sections():
@@ -23,7 +25,7 @@ def test_the_order_of_sections():
 
 def test_it_asks_nobody_for_anything():
     """No script, no request: only links to papers leave the page, and a policy forbids the rest."""
-    page = page_of(record(retrieval=retrieval({"passkey": [0.0, 1.0]})))
+    page = page_of(record(retrieval=retrieval(RETRIEVAL)))
     assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.tags}
     assert page.values("src") == []
     assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
@@ -63,7 +65,7 @@ def test_names_that_no_page_can_hold():
 
 def test_the_page_is_well_formed():
     """Everything is closed, ids are single and found, tables have heads, figures a text, the page a language."""
-    page = page_of(record(retrieval=retrieval({"passkey": [0.0, 1.0], "vt": [None]})))
+    page = page_of(record(retrieval=retrieval(RETRIEVAL)))
     assert page.source.startswith("<!DOCTYPE html>")
     ids = page.values("id")
     assert len(ids) == len(set(ids))
@@ -96,7 +98,7 @@ def test_the_numbers_stand_in_the_tables():
 
 def test_retrieval_where_it_was_measured():
     """A heat map for each task with depths, one for the others, the protocol and the table; else a sentence."""
-    page = page_of(record(retrieval=retrieval({"passkey": [0.0, 0.5, 1.0], "vt": [None], "cwe": [None]})))
+    page = page_of(record(retrieval=retrieval(RETRIEVAL)))
     assert "Four examples in a cell, from seed 0." in page.words
     assert "Retrieval: passkey" in page.of("text")
     assert "Retrieval: tasks without a depth" in page.of("text")
@@ -146,7 +148,7 @@ def test_what_acts_in_attention_is_no_config():
     found["methods"][1].update(extension="ReRoPE(window=4, log_n=16)", rope_parameters=None)
     found["methods"][1].update(inv_freq=None, inv_freq_unscaled=None)
     page = page_of(found)
-    assert "model.with_extension(ReRoPE(window=4, log_n=16))" in page.of("code")
+    assert "model.with_positions(extension=ReRoPE(window=4, log_n=16))" in page.of("code")
     assert "rope_parameters" not in page.words
 
 
@@ -170,8 +172,8 @@ def test_several_ropes_have_an_audit_each():
 
 def test_the_same_record_makes_the_same_page():
     """To the byte: records are committed."""
-    found = record(retrieval=retrieval({"passkey": [0.0, 1.0]}))
-    assert page_of(found).source == page_of(found).source
+    found = record(retrieval=retrieval(RETRIEVAL))
+    assert page_of(found).source == report_files(found)[1]
 
 
 @pytest.mark.parametrize("key", ["loss_beyond", "same_as"])

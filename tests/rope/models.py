@@ -72,9 +72,10 @@ class Model:
     """transformers' rotation of one config and layer type."""
 
     def __init__(self, config: Any, layer_type: str | None = None) -> None:
-        self.config, self.layer_type, self.file = config, layer_type, modeling(config)
+        self.config, self.file = config, modeling(config)
         self.sinusoids = config.model_type in ("gptj", "codegen")
         self.module = None if self.sinusoids else rotary_class(config)(config)
+        self.layer_type = layer_type if hasattr(self.module, f"{layer_type}_inv_freq") else None
 
     @property
     def layer_types(self) -> list[str | None]:

@@ -136,7 +136,6 @@ DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0),
         (lambda: rw.inverse_frequencies(DYNAMIC, "5"), "`seq_len` must be a whole number"),
         (lambda: rw.text_positions([0, 1], 3), "must be a tensor"),
         (lambda: rw.text_positions(torch.arange(2), -1), "`axes` a whole number"),
-        (lambda: rw.axes_from_sections([1, 3], interleaved=True), "do not fit"),
     ],
 )
 def test_bad_rules(build, message):

@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ropewalk as rw
-from ropewalk.rope.config import axes_from_sections
-from ropewalk.rope.families import FAMILIES, REFUSED
-from ropewalk.rope.hugging_face import to_hf
+from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Resonance, Scaling, YaRN
 from tests.rope.models import CONFIGS, fixture, fixture_names
 
@@ -334,11 +332,6 @@ def test_the_caller_keeps_his_config() -> None:
         assert json.dumps(fields) == before
 
 
-def test_families_are_spelled_once() -> None:
-    """No family is both described and refused."""
-    assert set(FAMILIES) & set(REFUSED) == set()
-
-
 # --- the way back
 
 lists = st.lists(st.floats(0.5, 80.0), min_size=32, max_size=32).map(tuple)
@@ -435,15 +428,15 @@ def test_what_no_block_can_say() -> None:
     """LongRoPE's first tokens, ERNIE's order of axes, and a scaled or uneven vision tower are refused."""
     first = LongRoPE((1.0,) * 32, (2.0,) * 32, 512, unscaled_tokens=4)
     with pytest.raises(rw.RopeError, match="unscaled first tokens"):
-        to_hf(rw.RopeConfig(64, interleaved=False, scaling=first))
+        rw.RopeConfig(64, interleaved=False, scaling=first).to_hf()
     with pytest.raises(rw.RopeError, match="no `mrope_section` says"):
-        to_hf(rw.RopeConfig(12, interleaved=True, axes=(1, 2, 1, 2, 0, 0)))
+        rw.RopeConfig(12, interleaved=True, axes=(1, 2, 1, 2, 0, 0)).to_hf()
     with pytest.raises(rw.RopeError, match="a single pair leaves NTK"):
-        to_hf(rw.RopeConfig(2, interleaved=False, scaling=NTK(2.0)))
+        rw.RopeConfig(2, interleaved=False, scaling=NTK(2.0)).to_hf()
     with pytest.raises(rw.RopeError, match="Resonance becomes `longrope`"):
-        to_hf(rw.RopeConfig(8, interleaved=False, scaling=Resonance()))
+        rw.RopeConfig(8, interleaved=False, scaling=Resonance()).to_hf()
     vision = rw.RopeConfig(64, interleaved=False, axes=axes_from_sections([8, 24]), axes_restart=True)
     even = dataclasses.replace(vision, axes=axes_from_sections([16, 16]), scaling=Linear(2.0))
     for config in (vision, even):
         with pytest.raises(rw.RopeError, match="height and width in equal halves"):
-            to_hf(config)
+            config.to_hf()

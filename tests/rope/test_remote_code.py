@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.rope.families import FAMILIES, SOURCES
+from ropewalk.families import FAMILIES, SOURCES
 from tests.rope.models import transformers_config
 
 WIDTHS = {"hidden_size": 4096, "num_attention_heads": 32}

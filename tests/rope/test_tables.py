@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.rope.tables import make_tables, phase_tables, turns_of
+from ropewalk.rope.tables import make_tables, phase_tables, turns_of, turns_per_token
 from tests import oracle
 
 BOUND = 1.2e-7
@@ -59,13 +60,41 @@ def test_the_integer_phase_needs_no_float64(theta):
     far = np.concatenate([POSITIONS, [10**9 + 7, 10**12 + 7, -(10**12)]])
     columns = rw.inverse_frequencies(rw.RopeConfig(64, interleaved=True, theta=theta)).inv_freq[0].tolist()
     positions = torch.from_numpy(far)[:, None]
-    cos, sin = phase_tables(positions, turns_of(tuple(columns), positions))
+    cos, sin = phase_tables(positions, turns_of(tuple(columns), positions.device))
     assert cos.dtype == sin.dtype == torch.float32
     # beyond 1e8 the frequency's own float64 rounding shows: 1e12 tokens times half a unit in its last place
     bound = BOUND + 2.0**-53 * np.abs(far)[:, None]
     angle = oracle.angles(far, theta, 64)
     assert (np.abs(cos.double().numpy() - np.cos(angle)) <= bound).all()
     assert (np.abs(sin.double().numpy() - np.sin(angle)) <= bound).all()
+
+
+FREQUENCIES = (*rw.inverse_frequencies(rw.RopeConfig(64, interleaved=True)).inv_freq[0].tolist(), 3.0, 2.0**100, 0.0)
+
+
+def test_turns_per_token_are_the_nearest_integers():
+    """Each frequency in 2^-64 of a turn is within half a unit of its float64 value, modulo whole turns."""
+    with mpmath.workdps(120):
+        for frequency, turns in zip(FREQUENCIES, turns_per_token(FREQUENCIES), strict=True):
+            assert -(2**63) <= turns < 2**63
+            off = mpmath.mpf(frequency) * 2**64 / (2 * mpmath.pi) - turns
+            assert abs(off - mpmath.nint(off / 2**64) * 2**64) <= 0.5
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, BOUND), (torch.float64, 1e-15)], ids=str)
+def test_the_integer_phase_to_position_2_to_the_53(dtype, rounding):
+    """An angle is off by 2^-65 turns per token and the table's rounding, at any position up to 2^53."""
+    places = [2**24 + 1, 10**9 + 7, 2**40 - 1, 10**15 + 1, 2**53 - 1, 2**53, -(2**53)]
+    columns = FREQUENCIES[:-3]
+    positions = torch.tensor(places)[:, None]
+    cos, sin = phase_tables(positions, turns_of(columns, positions.device), dtype)
+    with mpmath.workdps(60):
+        for row, place in enumerate(places):
+            bound = rounding + 2 * np.pi * 2.0**-65 * abs(place)
+            for pair, frequency in enumerate(columns):
+                angle = mpmath.mpf(frequency) * place
+                assert abs(cos[row, pair].item() - mpmath.cos(angle)) <= bound
+                assert abs(sin[row, pair].item() - mpmath.sin(angle)) <= bound
 
 
 def test_the_usual_float32_product_fails_this_bound():

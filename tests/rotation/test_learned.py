@@ -30,6 +30,40 @@ def test_mixed_start_keeps_each_pairs_frequency():
     assert not torch.equal(learned.freqs[0], learned.freqs[1])
 
 
+def rope_vit(dim: int, num_heads: int, theta: float) -> torch.Tensor:
+    """`init_random_2d_freqs` of naver-ai/rope-vit (Heo et al. 2024), `[heads, axes, pairs]`."""
+    mag = 1 / (theta ** (torch.arange(0, dim, 4)[: dim // 4].float() / dim))
+    freqs = []
+    for _ in range(num_heads):
+        angle = torch.rand(1) * 2 * torch.pi
+        fx = torch.cat([mag * torch.cos(angle), mag * torch.cos(torch.pi / 2 + angle)])
+        fy = torch.cat([mag * torch.sin(angle), mag * torch.sin(torch.pi / 2 + angle)])
+        freqs.append(torch.stack([fx, fy]))
+    return torch.stack(freqs)
+
+
+def test_mixed_start_is_rope_vits():
+    """On two axes the start is rope-vit's, from the same random numbers."""
+    torch.manual_seed(5)
+    right = rope_vit(16, 12, 10.0)
+    torch.manual_seed(5)
+    learned = rw.LearnedFrequencies(CONFIG, num_heads=12)
+    torch.testing.assert_close(learned.freqs.detach(), right, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [2, 3, 4])
+def test_a_mixed_start_is_a_rotation(axes):
+    """The axes of each head are turned, never reflected, and every direction is as likely as its opposite."""
+    config = rw.RopeConfig(2 * axes, interleaved=True, theta=10.0, axes=tuple(range(axes)), axes_restart=True)
+    turns = rw.LearnedFrequencies(config, num_heads=2000).freqs.detach().double()  # one pair an axis, of frequency 1
+    torch.testing.assert_close(
+        turns @ turns.mT, torch.eye(axes, dtype=torch.float64).expand_as(turns), rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(torch.linalg.det(turns), torch.ones(2000, dtype=torch.float64), rtol=0, atol=1e-6)
+    # the mean of 2000 numbers of variance 1/axes: five of its standard deviations
+    assert turns.mean(0).abs().max() < 5 / (2000 * axes) ** 0.5
+
+
 def test_a_mixed_pair_follows_the_diagonal():
     """The angle is the dense product positions @ frequencies, in float64, for each head."""
     learned, ids = rw.LearnedFrequencies(CONFIG, num_heads=3), torch.rand(1, 9, 2) * 100

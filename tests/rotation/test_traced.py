@@ -35,7 +35,12 @@ def inputs(seq: int, batch: int = 2):
     return torch.randn(batch, seq, 4, 8), torch.randn(batch, seq, 2, 8), torch.arange(seq)
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+THOROUGH = pytest.mark.thorough  # the same path with other frequencies
+
+
+@pytest.mark.parametrize(
+    "name", ["half", "interleaved partial", *(pytest.param(name, marks=THOROUGH) for name in ("yarn", "llama3"))]
+)
 def test_three_graphs_for_all_lengths(name):
     """fullgraph: one graph for the first length, one dynamic, one for length 1; never more, and never wrong."""
     torch._dynamo.reset()
@@ -54,6 +59,7 @@ def test_three_graphs_for_all_lengths(name):
     assert len(graphs) <= 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["interleaved partial", "yarn"])
 def test_compiled_for_real(name):
     """Through the real compiler the result, also in bfloat16, and the gradients are those of eager."""
@@ -232,6 +238,7 @@ def _on_rank(rank: int, world: int, port: int) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.thorough
 def test_dtensor():
     """Sharded over batch, tokens or heads on two processes: the whole's numbers and gradients, sharding kept."""
     with socket.socket() as free:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopeError
-from ropewalk.training.data import TokenStream, WindowSampler, read_text, split_text, validation_batches
+from ropewalk.training.data import TokenStream, WindowSampler, split_text, validation_batches
 
 
 def stream(*lengths: int) -> TokenStream:
@@ -107,23 +105,6 @@ def test_split_keeps_the_last_part_and_loses_nothing() -> None:
         assert train + held_out == text
         assert 0.08 < len(held_out) / len(text) <= 0.1
     assert split_text("abc", 0.0) == ("abc", "")
-
-
-def test_unreadable_texts_are_refused(tmp_path: Path) -> None:
-    """Missing, a folder, empty, binary, another encoding: each is named."""
-    cases = {
-        "binary.bin": (b"ab\0cd", "zero bytes"),
-        "empty.txt": (b" \n", "empty"),
-        "old.txt": (b"caf\xe9", "not UTF-8"),
-    }
-    for name, (raw, message) in cases.items():
-        (tmp_path / name).write_bytes(raw)
-        with pytest.raises(RopeError, match=f"(?s){message}.*{name}"):
-            read_text(tmp_path / name)
-    with pytest.raises(RopeError, match=r"(?s)cannot be read.*nowhere.txt.*No such file"):
-        read_text(tmp_path / "nowhere.txt")
-    with pytest.raises(RopeError, match="Is a directory"):
-        read_text(tmp_path)
 
 
 def test_texts_shorter_than_a_window_are_refused() -> None:

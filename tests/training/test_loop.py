@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
-from ropewalk.models.checkpoint import load
 from ropewalk.models.generate import generate
-from ropewalk.training import Housekeeping, loop, train
-from ropewalk.training.resume import RunFolder
+from ropewalk.training import Housekeeping, language_model, train
+from ropewalk.training.run_folder import RunFolder
 from ropewalk.training.schedule import learning_rate
 from ropewalk.training.settings import TEXT_ENCODINGS
 from tests.training.material import EVERY, prose, small
@@ -92,13 +92,13 @@ def test_loss_falls_on_a_repeated_text(tmp_path: Path) -> None:
 
 def test_the_loss_that_is_not_finite_stops_the_run(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step, last checkpoint and cure are named; the weights on disk are those before; the run can go on."""
-    true_loss, calls = loop.next_token_loss, []
+    true_loss, calls = language_model.next_token_loss, []
 
     def nan_at_the_eighth(*args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(1)
         return true_loss(*args, **kwargs) * (float("nan") if len(calls) == 8 else 1.0)
 
-    monkeypatch.setattr(loop, "next_token_loss", nan_at_the_eighth)
+    monkeypatch.setattr(language_model, "next_token_loss", nan_at_the_eighth)
     with pytest.raises(RopeError, match=r"(?s)loss is not finite.*step +8.*step-00000006.*smaller --lr"):
         train(small(text), tmp_path / "run", housekeeping=EVERY)
     checkpoint = RunFolder(tmp_path / "run").checkpoints()[-1]
@@ -111,8 +111,8 @@ def test_a_gradient_that_is_not_finite_stops_the_run(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finite loss with an infinite gradient does not reach the weights; with no checkpoint yet it says so."""
-    true_loss = loop.next_token_loss
-    monkeypatch.setattr(loop, "next_token_loss", lambda *a, **k: (true_loss(*a, **k) - 1e6).exp().sqrt())
+    true_loss = language_model.next_token_loss
+    monkeypatch.setattr(language_model, "next_token_loss", lambda *a, **k: (true_loss(*a, **k) - 1e6).exp().sqrt())
     with pytest.raises(RopeError, match=r"(?s)gradient norm is not finite.*checkpoint +None"):
         train(small(text), tmp_path / "run", housekeeping=EVERY)
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ropewalk.models.decoder import Decoder
+from ropewalk.readers.losses import window_losses
 from ropewalk.training import objective
 from ropewalk.training.data import Batch, TokenStream, validation_batches
 from ropewalk.training.objective import head_cross_entropy, loss_by_position, next_token_loss, token_losses
@@ -64,6 +65,18 @@ def test_next_token_loss_is_the_models_own() -> None:
         next_token_loss(decoder, batch).backward()
         for name, p in decoder.named_parameters():
             torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_losses_go_through_forward() -> None:
+    """One call of the model, whose hooks see it: FSDP gathers weights in them (law 15)."""
+    decoder, calls = model(), []
+    handle = decoder.register_forward_hook(lambda module, args, out: calls.append(tuple(out.shape)))
+    batch = random_batch(2, 6)
+    next_token_loss(decoder, batch)
+    token_losses(decoder, batch)
+    window_losses(decoder, batch.inputs[0], chunk=4)
+    handle.remove()
+    assert calls == [(), (2, 6), (4,), (1,)]
 
 
 def test_bfloat16_training_keeps_float32_weights_and_gradients() -> None:

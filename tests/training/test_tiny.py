@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from importlib.resources import files
 from pathlib import Path
@@ -11,13 +10,14 @@ import pytest
 import torch
 
 import ropewalk
-from ropewalk.models.checkpoint import load
+from ropewalk.builtin.texts import read_text
+from ropewalk.checkpoints.load import load
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
 from ropewalk.training.data import TokenStream, validation_batches
 from ropewalk.training.objective import loss_by_position
 
-FOLDER = Path(str(files("ropewalk.models"))) / "builtin" / "tiny"
+FOLDER = Path(str(files("ropewalk.builtin"))) / "tiny"
 TRAINED = 256
 
 
@@ -30,8 +30,7 @@ def tiny() -> Decoder:
 @pytest.fixture(scope="module")
 def moby_dick() -> str:
     """The text that was kept out of training."""
-    path = Path(str(files("ropewalk.context"))) / "text" / "moby_dick.txt.gz"
-    return gzip.decompress(path.read_bytes()).decode()
+    return read_text(None)[1]
 
 
 def test_the_folder_is_at_most_8_mb_and_complete() -> None:

@@ -10,16 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.attend import attend, attend_openly
-from ropewalk.attention.cache import KVCache, SeqLen
-from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, check_unrotated, find_places, rotary_tables
-from ropewalk.attention.extension import Extension
-from ropewalk.attention.masks import Layout, Visibility
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.checks import check_cache, check_dropouts, check_inputs, check_sizes, check_unrotated
+from ropewalk.attention.documents import PackedDocuments, attend_varlen
+from ropewalk.attention.extensions import Extension
+from ropewalk.attention.forward_inputs import ForwardInputs, masked_bias
+from ropewalk.attention.masks import Visibility
 from ropewalk.attention.norm import RMSNorm
-from ropewalk.attention.remap import Remap, attend_remapped, attend_remapped_openly
+from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
+from ropewalk.attention.tables import SeqLen
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import norm_rotated, rotated
 from ropewalk.backends.request import Norm, Turn
-from ropewalk.encodings import Encoding, EncodingConfig, Places, Sizes, resolve
+from ropewalk.encodings import Encoding, EncodingConfig, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -27,7 +30,7 @@ from ropewalk.rotation.rotate import check_tables, rotate
 from ropewalk.shapes import Float, Int, Real, Shaped
 
 
-class _Turning(TypedDict):
+class _RotateOptions(TypedDict):
     interleaved: bool
     rotary_dim: int | None
     scale: float
@@ -42,7 +45,7 @@ class Attention(nn.Module):
       `ropewalk.encodings`, by name ("alibi", "t5", "rope", ...) or with its settings.
     - `causal`: False sees both ways. `sliding_window`: tokens; query p sees key j where p - window < j <= p, and where
       not causal |p - j| <= window, both as transformers does.
-    - `extension`: one of `ropewalk.attention.extension`, which remaps relative positions or scales logits.
+    - `extension`: one of `ropewalk.attention.extensions`, which remaps relative positions or scales logits.
     - `qk_norm`: RMSNorm over each head before the rotation, as Qwen3. `norm_eps` is its epsilon.
     - `bias` of q, k, v; `output_bias` of o (None: as `bias`). `attention_dropout`, `residual_dropout`: probabilities,
       applied in training only, to the weights and to the output.
@@ -76,14 +79,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
-        _check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
-        for name, p in (("attention_dropout", attention_dropout), ("residual_dropout", residual_dropout)):
-            if not 0.0 <= p < 1.0:
-                raise RopeError(
-                    f"Attention: `{name}` must be a probability below 1.",
-                    facts={name: p},
-                    cure="0.0 is none; common values are 0.0 to 0.2.",
-                )
+        check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
+        check_dropouts(attention_dropout=attention_dropout, residual_dropout=residual_dropout)
         self.hidden_size, self.num_attention_heads, self.num_key_value_heads = (
             hidden_size,
             num_attention_heads,
@@ -111,6 +108,11 @@ class Attention(nn.Module):
     def rope(self) -> RopeConfig | None:
         """The rule that queries and keys are rotated by, or None."""
         return None if self.rotary is None else self.rotary.config
+
+    @property
+    def position_encoding(self) -> Encoding | None:
+        """The encoding that this layer reads in place of a rope: its own, or the one that its model shares."""
+        return self._shared[0] if self._shared else self.encoding
 
     def _set_encoding(
         self, rope: RopeConfig | None, encoding: str | EncodingConfig | RopeConfig | Encoding | None
@@ -149,9 +151,21 @@ class Attention(nn.Module):
             raise RopeError(
                 "Attention: the layer's extension remaps the positions of a rope, so the rope cannot go alone.",
                 facts={"extension": held},
-                cure="First set_extension(None), or model.with_extension(None).",
+                cure="Take both away: set_positions(None, None), or model.with_positions(rope=None, extension=None).",
             )
         self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
+
+    def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
+        """Another rope and another extension at once; raises `RopeError` where they do not fit this layer."""
+        before = self.rotary, self.extension
+        if extension != self.extension:
+            self.extension = None
+        try:
+            self.set_rope(rope)
+            self.set_extension(extension)
+        except RopeError:
+            self.rotary, self.extension = before
+            raise
 
     def set_extension(self, extension: Extension | None) -> None:
         """Extend by another method from now on; raises `RopeError` where this layer cannot."""
@@ -167,8 +181,8 @@ class Attention(nn.Module):
                 },
                 cure="Leave this layer without it: a sliding window no longer than the trained length needs none.",
             )
-        encoding = self._shared[0] if self._shared else self.encoding
-        if extension is not None and encoding is not None and type(encoding).biased is not Encoding.biased:
+        encoding = self.position_encoding
+        if extension is not None and encoding is not None and encoding.adds_to_scores:
             raise RopeError(
                 "Attention: an extension's scale is defined for q.k alone, and this layer's encoding adds to scores.",
                 facts={"extension": extension, "encoding": encoding.config},
@@ -187,10 +201,8 @@ class Attention(nn.Module):
         layer: int = 0,
         seq_len: SeqLen | None = None,
         need_weights: bool = False,
-        layout: Layout | None = None,
-        tables: RotaryTables | None = None,
-        places: Places | None = None,
-        remap: Remap | None = None,
+        inputs: ForwardInputs | None = None,
+        bias: Tensor | None = None,
     ) -> (
         Float[Tensor, "batch seq hidden"]
         | tuple[Float[Tensor, "batch seq hidden"], Float[Tensor, "batch heads seq keys"]]
@@ -204,9 +216,8 @@ class Attention(nn.Module):
         - `document_ids`: integers `[batch, seq]`; a new document begins where the id changes; no attention across.
         - `seq_len`: tokens, an int or `[batch]`: required where frequencies depend on length, unless the cache has it.
         - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout, computed in the open.
-        - `layout`, `tables`, `places`, `remap`: a model builds them once per forward and hands them to its layers,
-          instead of the above: tables for a rope, places (`encodings.Places`) for another encoding, a `Remap` for an
-          extension.
+        - `inputs`: what a model has built from these arguments for all its layers; they are left out then.
+        - `bias`: with `inputs`, what the model's shared encoding adds to scores, masked (`ForwardInputs.shared_bias`).
 
         Returns `[batch, seq, hidden]`, or that and the weights. With a cache no gradients are kept, and the cache
         counts the tokens as stored when its last layer has written. Raises `RopeError` for arguments that do not fit.
@@ -217,99 +228,120 @@ class Attention(nn.Module):
                 facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
                 cure="Add the batch with hidden_states[None], or build Attention with this hidden size.",
             )
-        _refuse_unread(
-            {"layout": layout, "attention_mask": attention_mask, "document_ids": document_ids},
-            {"tables": tables, "position_ids": position_ids, "seq_len": seq_len},
-            {"places": places, "position_ids": position_ids},
-            {"remap": remap, "position_ids": position_ids, "seq_len": seq_len},
-        )
-        if tables is not None and self.extension is not None and self.extension.remaps:
-            raise RopeError(
-                "Attention: this layer's extension has tables of its own, so `tables` would rotate twice.",
-                facts={"extension": self.extension},
-                cure="Leave `tables` out, or pass a `Remap`.",
+        alone = inputs is None
+        if inputs is None:
+            if bias is not None:
+                raise RopeError("Attention: a `bias` comes with `inputs`.", cure="Leave it out: a layer makes its own.")
+            if cache is not None:
+                if not self.causal:
+                    raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
+                check_unrotated(cache, self.extension, self.position_encoding)
+                check_cache(cache, layer, self.rope, self.extension)
+            inputs = ForwardInputs.of(
+                hidden_states,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                document_ids=document_ids,
+                cache=cache,
+                seq_len=seq_len,
             )
-        if cache is not None and not self.causal:
-            raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
-        if cache is not None and layout is None:
-            self._check_cache(cache, layer)
-        whose, length = layout, agreed_seq_len(seq_len, cache)
-        if layout is None:
-            layout = arrange(hidden_states, attention_mask, document_ids, cache, where="Attention")
-        if remap is None and self.extension is not None:
-            remap = Remap(self.rotary, self.extension, layout, position_ids, length, hidden_states.dtype)
-        if tables is None and self.rotary is not None and not (remap and remap.extension.remaps):
-            tables = rotary_tables(self.rotary, layout, position_ids, length, dtype=hidden_states.dtype)
-        if places is None and (self.encoding is not None or self._shared):
-            places = find_places(layout, position_ids)
+        else:
+            check_inputs(
+                inputs,
+                hidden_states,
+                bias,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                document_ids=document_ids,
+                cache=cache,
+                seq_len=seq_len,
+            )
+        cache = inputs.cache
         with torch.no_grad() if cache is not None else nullcontext():
-            if self.encoding is not None and places is not None:
-                hidden_states = self.encoding.embedded(hidden_states, places.queries)
-            out, weights = self._attend(hidden_states, layout, tables, places, remap, cache, layer, need_weights)
-        if cache is not None and whose is None and layer == cache.num_layers - 1:
-            cache.commit(layout)
+            if self.encoding is not None:
+                hidden_states = self.encoding.embedded(hidden_states, inputs.places.queries)
+            out, weights = self._attend(hidden_states, inputs, layer, bias, need_weights)
+        if cache is not None and alone and layer == cache.num_layers - 1:
+            cache.commit(inputs.layout)
         return (out, weights) if weights is not None else out
 
-    def _check_cache(self, cache: KVCache, layer: int) -> None:
-        """The cache is for this layer's rope, which it knows where it must watch its length, and for its extension."""
-        check_unrotated(cache, self.extension, self._shared[0] if self._shared else self.encoding)
-        known = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
-        must_know = self.rope is not None and self.rope.needs_seq_len
-        if known != self.rope and (cache.ropes is not None or must_know):
-            raise RopeError(
-                "Attention: the cache was not made for this layer's rope.",
-                facts={"layer": layer, "cache.ropes": cache.ropes, "rope": self.rope},
-                cure="KVCache(ropes=[...], seq_len=...) takes one rule per layer.",
-            )
-        if 0 <= layer < cache.num_layers and cache.extensions[layer] != self.extension:
-            raise RopeError(
-                "Attention: the cache was not made for this layer's extension.",
-                facts={"layer": layer, "cache.extensions": cache.extensions, "extension": self.extension},
-                cure="KVCache(extensions=[...]) takes one, or None, per layer.",
-            )
-
     def _attend(
-        self,
-        x: Tensor,
-        layout: Layout,
-        tables: RotaryTables | None,
-        places: Places | None,
-        remap: Remap | None,
-        cache: KVCache | None,
-        layer: int,
-        need_weights: bool,
+        self, x: Tensor, inputs: ForwardInputs, layer: int, bias: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        batch, seq, _ = x.shape
-        q = self.q_proj(x).view(batch, seq, self.num_attention_heads, self.head_dim)
-        k = self.k_proj(x).view(batch, seq, self.num_key_value_heads, self.head_dim)
-        v = self.v_proj(x).view(batch, seq, self.num_key_value_heads, self.head_dim)
-        q, keys, values = self._turn(q, k, v, layout, tables, places, cache, layer)
-        dropout = self.attention_dropout if self.training else 0.0
-        if remap is not None:
-            q = remap.scaled(q)
-            if remap.extension.remaps:
-                return self._attend_remapped(q.transpose(1, 2), keys, values, remap, dropout, need_weights)
-        encoding = self._shared[0] if self._shared else self.encoding
-        bias: Tensor | None = None
-        if encoding is not None and places is not None:
-            q, bias = encoding.biased(q, places)
-        seen = layout.visibility(self.causal, self.sliding_window, whole=need_weights or bias is not None)
-        if bias is not None and places is not None:
-            bias = _masked(bias, seen, places, (encoding, self.causal, self.sliding_window))
-        weights: Tensor | None = None
-        if need_weights:
-            out, weights = attend_openly(q.transpose(1, 2), keys, values, seen, dropout, bias)
-        else:
-            out = attend(q.transpose(1, 2), keys, values, seen, dropout, bias)
+        # under tensor parallelism a process computes its own heads alone
+        q, k, v = (_split_heads(proj(x), self.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        if k.shape[2] != self.num_key_value_heads:
+            self._keep_local_heads(k.shape[2], inputs.cache)
+        q, keys, values = self._turn(q, k, v, inputs, layer)
+        if self.extension is not None:
+            q = inputs.remap(self.rotary, self.extension).scaled(q)
+        if inputs.documents is not None and not need_weights:
+            return self._projected(self._attend_documents(q, keys, values, inputs, inputs.documents)), None
+        out, weights = self._attend_turned(q, keys, values, inputs, bias, need_weights)
         return self._projected(out), weights
 
-    def _attend_remapped(
-        self, q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float, need_weights: bool
+    def _keep_local_heads(self, kv_heads: int, cache: KVCache | None) -> None:
+        """Under tensor parallelism: the cache holds this process's heads, and no encoding may have a bias for each."""
+        encoding = self.position_encoding
+        if encoding is not None and encoding.adds_to_scores:
+            raise RopeError(
+                "Attention: this encoding has a bias for each head, and this process computes a part of the heads.",
+                facts={"encoding": encoding.config, "kv_heads": self.num_key_value_heads, "here": kv_heads},
+                cure="Leave q_proj, k_proj and v_proj out of tensor parallelism, or choose a rope.",
+            )
+        if cache is not None:
+            cache.keep_local_heads(kv_heads)
+
+    def _attend_documents(
+        self, q: Tensor, keys: Tensor, values: Tensor, inputs: ForwardInputs, documents: PackedDocuments
+    ) -> Tensor:
+        """As `_attend_turned`, each packed document on its own: no mask over whole rows, and no scores but its own."""
+        q, keys, values = (
+            documents.pack(q),
+            documents.pack(keys.transpose(1, 2)),
+            documents.pack(values.transpose(1, 2)),
+        )
+        remaps = self.extension is not None and self.extension.remaps
+        biased = self.position_encoding is not None and self.position_encoding.adds_to_scores
+        whole = None
+        if not remaps and not biased and not (self.training and self.attention_dropout):
+            whole = attend_varlen(q, keys, values, documents, self.causal, self.sliding_window)
+        if whole is None:
+            parts = zip(*map(documents.split, (q, keys, values)), inputs.of_documents(), strict=True)
+            outs = [self._attend_document(*part) for part in parts]
+            whole = torch.cat(outs) if outs else q
+        return documents.unpack(whole).transpose(1, 2)
+
+    def _attend_document(self, q: Tensor, keys: Tensor, values: Tensor, inputs: ForwardInputs) -> Tensor:
+        """One document's `[tokens, heads, head_dim]`, as a row of its own."""
+        keys, values = keys[None].transpose(1, 2), values[None].transpose(1, 2)
+        return self._attend_turned(q[None], keys, values, inputs, None, False)[0][0].transpose(0, 1)
+
+    def _attend_turned(
+        self, q: Tensor, keys: Tensor, values: Tensor, inputs: ForwardInputs, bias: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Queries `[batch, seq, heads, head_dim]` against keys and values `[batch, kv_heads, total, head_dim]`.
+
+        Returns `[batch, heads, seq, head_dim]`, and the weights if asked.
+        """
+        dropout = self.attention_dropout if self.training else 0.0
+        if self.extension is not None and self.extension.remaps:
+            remap = inputs.remap(self.rotary, self.extension)
+            if need_weights:
+                return attend_remapped_openly(q.transpose(1, 2), keys, values, remap, dropout)
+            return attend_remapped(q.transpose(1, 2), keys, values, remap, dropout), None
+        seen, encoding = Visibility(), self.position_encoding
+        if bias is None and encoding is not None:
+            q, bias = encoding.biased(q, inputs.places)
+            if bias is not None:
+                bias = masked_bias(bias, inputs.layout.visibility(self.causal, self.sliding_window, whole=True))
+        if bias is None:
+            seen = inputs.layout.visibility(self.causal, self.sliding_window, whole=need_weights)
+        else:
+            bias = bias.to(q.dtype)
         if need_weights:
-            out, weights = attend_remapped_openly(q, keys, values, remap, dropout)
-            return self._projected(out), weights
-        return self._projected(attend_remapped(q, keys, values, remap, dropout)), None
+            return attend_openly(q.transpose(1, 2), keys, values, seen, dropout, bias)
+        return attend(q.transpose(1, 2), keys, values, seen, dropout, bias), None
 
     def _projected(self, out: Tensor) -> Tensor:
         """`[batch, heads, seq, head_dim]` to `[batch, seq, hidden]`."""
@@ -318,24 +350,19 @@ class Attention(nn.Module):
         return F.dropout(out, self.residual_dropout) if self.training and self.residual_dropout else out
 
     def _turn(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layout: Layout,
-        tables: RotaryTables | None,
-        places: Places | None,
-        cache: KVCache | None,
-        layer: int,
+        self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, rotation and the write into the cache, in one pass where that can be; keys and values heads first."""
+        layout, cache, encoding = inputs.layout, inputs.cache, self.position_encoding
+        remaps = self.extension is not None and self.extension.remaps
+        tables = None if self.rotary is None or remaps else inputs.tables(self.rotary)
         fresh = tables is not None and tables.keys is None  # keys are turned here, not when they are read
         norm = _fusable(self.q_norm, self.k_norm) if fresh else None
         if norm is None and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if tables is not None and tables.keys is not None and self.rotary is not None and cache is not None:
             rope = self.rotary.config
-            turn_by = _Turning(interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=tables.scale)
+            turn_by = _RotateOptions(interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=tables.scale)
             keys, values = cache.write(layer, k, v, layout)
             keys = rotate(keys.to(q.dtype), *tables.keys, layout="bhsd", **turn_by)
             return rotate(q, tables.cos, tables.sin, layout="bshd", **turn_by), keys, values.to(q.dtype)
@@ -352,26 +379,18 @@ class Attention(nn.Module):
                 q, k = rotated(backend, [q, k], cos, sin, turn)
             if cache is not None and store is not None:
                 return q, *cache.held(layer, layout)
-        elif places is not None:
-            encoding = self._shared[0] if self._shared else self.encoding
-            if encoding is not None:
-                q, k = encoding.turned(q, k, places.queries)
+        elif encoding is not None:
+            q, k = encoding.turned(q, k, inputs.places.queries)
         if cache is None:
             return q, k.transpose(1, 2), v.transpose(1, 2)
         keys, values = cache.write(layer, k, v, layout)
         return q, keys.to(q.dtype), values.to(q.dtype)
 
 
-def _masked(bias: Tensor, seen: Visibility, places: Places, key: tuple[object, ...]) -> Tensor:
-    """A bias with minus infinity where nothing is seen, `[1 or batch, heads, seq, keys]`; once if layers share it."""
-
-    def join() -> Tensor:
-        added = seen.additive(bias.dtype)
-        whole = bias if bias.ndim == 4 else bias[None]
-        return whole if added is None else whole + added
-
-    # a bias of each layer's own, or one that queries take part in, comes anew; a shared one is the same tensor
-    return places.once((id(bias), *key), join) if places.holds(bias) else join()
+def _split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """`[batch, seq, heads * head_dim]` to `[batch, seq, heads, head_dim]`, as many heads as there are here."""
+    batch, seq, width = x.shape
+    return x.view(batch, seq, width // head_dim, head_dim)
 
 
 def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
@@ -382,45 +401,3 @@ def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
     assert isinstance(q_norm, RMSNorm)
     assert isinstance(k_norm, RMSNorm)
     return Norm(q_norm.weight, k_norm.weight, q_norm.eps) if q_norm.eps == k_norm.eps else None
-
-
-def _refuse_unread(*groups: dict[str, object]) -> None:
-    """What a model has built already is not built again: the arguments that it was built from would be ignored."""
-    for group in groups:
-        ready, *rest = group
-        given = [name for name in rest if group[name] is not None]
-        if group[ready] is not None and given:
-            unread = " and ".join(f"`{name}`" for name in given)
-            raise RopeError(
-                f"Attention: `{ready}` is already built, so {unread} would be ignored.",
-                facts={name: group[name] for name in given},
-                cure=f"Leave `{ready}` out, or build it with them (arrange and rotary_tables of attention.attention).",
-            )
-
-
-def _check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
-    facts = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    if min(hidden, heads, kv_heads, 1 if head_dim is None else head_dim) < 1:
-        raise RopeError(
-            "Attention: sizes must be at least 1.",
-            facts=facts,
-            cure="Give whole numbers; heads must be a multiple of key-value heads.",
-        )
-    if heads % kv_heads:
-        raise RopeError(
-            "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
-            facts=facts,
-            cure="Each key-value head serves the same number of query heads.",
-        )
-    if head_dim is None and hidden % heads:
-        raise RopeError(
-            "Attention: `hidden_size` is not a multiple of `num_attention_heads`.",
-            facts=facts,
-            cure="Pass head_dim=...",
-        )
-    if window is not None and window < 1:
-        raise RopeError(
-            "Attention: `sliding_window` must be at least 1 token.",
-            facts={"sliding_window": window},
-            cure="Leave it out to see every token before.",
-        )

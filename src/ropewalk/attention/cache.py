@@ -8,17 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ropewalk.attention.extension import Extension
-from ropewalk.attention.masks import Layout, SlotTables, real_tokens
+from ropewalk.attention.extensions import Extension
+from ropewalk.attention.masks import TokenLayout, real_tokens
+from ropewalk.attention.tables import SeqLen, SlotTables
 from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import DynamicNTK, LongRoPE
 from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Float
-
-SeqLen = int | Tensor
-"""A length that frequencies depend on: one for all rows, or int64 `[batch]`."""
 
 
 class KVCache:
@@ -93,7 +90,7 @@ class KVCache:
                 )
         self._lengths = [0] * batch
         self._seq_len = _row_lengths(seq_len, batch)
-        self._one_seq_len = isinstance(seq_len, int) or (seq_len is not None and seq_len.ndim == 0)
+        self._one_seq_len = seq_len is not None and not (isinstance(seq_len, Tensor) and seq_len.ndim)
         if self._seq_len is None and any(rope is not None and rope.needs_seq_len for rope in self.ropes or ()):
             raise RopeError(
                 "KVCache: `seq_len` is required: the frequencies of this model depend on length.",
@@ -144,27 +141,24 @@ class KVCache:
             f"seq_len={self._seq_len}, {self.nbytes / 2**20:.1f} MiB)"
         )
 
-    def lay_out(self, batch: int, seq: int, *, attention_mask: Tensor | None = None) -> Layout:
+    def lay_out(self, batch: int, seq: int, *, attention_mask: Tensor | None = None) -> TokenLayout:
         """Where a call's tokens will be stored; reserves room, but nothing counts before `commit`.
 
         `attention_mask` is bool or integer `[batch, seq]` over the new tokens alone. Raises `RopeError` if the batch
         differs or if growth would change frequencies.
         """
-        if batch != self.batch:
-            raise RopeError(
-                "KVCache: the batch must be the cache's.",
-                facts={"batch": batch, "cache": self},
-                cure="Make a new cache.",
-            )
-        real = real_tokens(attention_mask, batch, seq, "KVCache")
+        self._check_batch(batch)
+        real, held = real_tokens(attention_mask, batch, seq, "KVCache"), self._lengths
         new = [seq] * batch if real is None else [int(count) for count in real.sum(1).tolist()]
-        lengths = tuple(old + count for old, count in zip(self._lengths, new, strict=True))
+        lengths = tuple(old + count for old, count in zip(held, new, strict=True))
         self._refuse_outgrowing(lengths)
         total = max(lengths)
-        layout = Layout(batch, seq, self.device, total=total, cached=True, lengths=lengths, unrotated=not self.rotated)
+        layout = TokenLayout(
+            batch, seq, self.device, total=total, cached=True, lengths=lengths, unrotated=not self.rotated
+        )
         layout.slot_tables = self._slot_tables
-        if real is None and len(set(self._lengths)) == 1:
-            layout.start = self._lengths[0]
+        if real is None and len(set(held)) == 1:
+            layout.start = held[0]
         else:
             ones = torch.ones(batch, seq, dtype=torch.int64, device=self.device)
             counted = (ones if real is None else real.long()).cumsum(1) - 1
@@ -181,7 +175,7 @@ class KVCache:
         layer: int,
         keys: Float[Tensor, "batch seq kv_heads head_dim"],
         values: Float[Tensor, "batch seq kv_heads head_dim"],
-        layout: Layout,
+        layout: TokenLayout,
     ) -> tuple[Float[Tensor, "batch kv_heads total head_dim"], Float[Tensor, "batch kv_heads total head_dim"]]:
         """Store `[batch, seq, kv_heads, head_dim]` of one layer; returns all its keys and values so far.
 
@@ -197,18 +191,28 @@ class KVCache:
                 buffer[rows, :, slots] = fresh[rows, columns]
         return self.held(layer, layout)
 
-    def store(self, layer: int, values: Float[Tensor, "batch seq kv_heads head_dim"], layout: Layout) -> Store | None:
+    def store(
+        self, layer: int, values: Float[Tensor, "batch seq kv_heads head_dim"], layout: TokenLayout
+    ) -> Store | None:
         """Where a kernel may write this call's keys and values itself; None where their dtype is not the cache's."""
         self._check_written(layer, values, layout)
         if values.dtype != self.dtype or values.device != self._keys[layer].device:
             return None
         return Store(self._keys[layer], self._values[layer], values, layout.places())
 
-    def held(self, layer: int, layout: Layout) -> tuple[Tensor, Tensor]:
+    def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """All keys and values of one layer up to this call's, `[batch, kv_heads, layout.total, head_dim]`: views."""
         return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
 
-    def _check_written(self, layer: int, keys: Tensor, layout: Layout) -> None:
+    def _check_batch(self, batch: int) -> None:
+        if batch != self.batch:
+            raise RopeError(
+                "KVCache: the batch must be the cache's.",
+                facts={"batch": batch, "cache": self},
+                cure="Make a new cache.",
+            )
+
+    def _check_written(self, layer: int, keys: Tensor, layout: TokenLayout) -> None:
         if not 0 <= layer < self.num_layers:
             raise RopeError(
                 "KVCache: no such layer.",
@@ -222,7 +226,24 @@ class KVCache:
                 cure="Write one call's keys and values, before the heads and the tokens are swapped.",
             )
 
-    def commit(self, layout: Layout) -> None:
+    def keep_local_heads(self, heads: int) -> None:
+        """Hold so many of the key-value heads: those that this process computes under tensor parallelism.
+
+        Raises `RopeError` for a cache that holds tokens of other heads already, and for no equal part of the heads.
+        """
+        if heads == self.num_key_value_heads:
+            return
+        if max(self._lengths) or self.num_key_value_heads % heads:
+            raise RopeError(
+                "KVCache: a layer computes other key-value heads than the cache holds.",
+                facts={"heads": heads, "cache": self, "kv_heads": self.num_key_value_heads},
+                cure="Make a new cache for each model, and shard all layers alike.",
+            )
+        self.num_key_value_heads = heads
+        for buffers in (self._keys, self._values):
+            buffers[:] = [self._empty(self._capacity) for _ in buffers]
+
+    def commit(self, layout: TokenLayout) -> None:
         """Count a call's tokens as stored, once every layer has written them."""
         self._lengths = list(layout.lengths)
 
@@ -278,11 +299,12 @@ class KVCache:
                 facts={"count": counts, "sinks": sinks, "lengths": self._lengths},
                 cure="Drop fewer tokens.",
             )
-        for row, (drop, held) in enumerate(zip(counts, self._lengths, strict=True)):
+        lengths = self._lengths
+        for row, (drop, held) in enumerate(zip(counts, lengths, strict=True)):
             if drop:
                 for buffer in (*self._keys, *self._values):
                     buffer[row, :, sinks : held - drop] = buffer[row, :, sinks + drop : held].clone()
-                self._lengths[row] = held - drop
+        self._lengths = [held - drop for drop, held in zip(counts, lengths, strict=True)]
 
     def reset(self) -> None:
         """Forget every token, keep the room and `seq_len`."""
@@ -305,7 +327,8 @@ class KVCache:
             for buffers in (self._keys, self._values):
                 for layer, old in enumerate(buffers):
                     buffers[layer] = old.index_select(0, index)
-        self._lengths = [self._lengths[row] for row in chosen]
+        held = self._lengths
+        self._lengths = [held[row] for row in chosen]
         if self._seq_len is not None:
             self._seq_len = tuple(self._seq_len[row] for row in chosen)
 
@@ -324,7 +347,8 @@ class KVCache:
                 cure="Make both with the same model's new_cache.",
             )
         longest = max(other._lengths)
-        self.reserve(math.ceil(longest / self.step) * self.step)
+        if longest > self._capacity:
+            self.reserve(math.ceil(longest / self.step) * self.step)
         index = torch.tensor(list(rows), device=self.device)
         for mine, theirs in ((self._keys, other._keys), (self._values, other._values)):
             for layer in range(self.num_layers):
@@ -334,8 +358,10 @@ class KVCache:
             for row, length in zip(rows, other._seq_len, strict=True):
                 fixed[row] = length
             self._seq_len, self._one_seq_len = tuple(fixed), self._one_seq_len and len(set(fixed)) == 1
+        lengths = self._lengths
         for row, length in zip(rows, other._lengths, strict=True):
-            self._lengths[row] = length
+            lengths[row] = length
+        self._lengths = lengths
 
     def _made_for(self) -> tuple[object, ...]:
         """What caches of one model have in common."""
@@ -345,7 +371,7 @@ class KVCache:
     def _empty(self, capacity: int) -> Tensor:
         # Zeros, as what is hidden must still be finite; and not an inference tensor, so that it can be used anywhere.
         with torch.inference_mode(False):
-            shape = (len(self._lengths), self.num_key_value_heads, capacity, self.head_dim)
+            shape = (self.batch, self.num_key_value_heads, capacity, self.head_dim)
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
@@ -353,7 +379,7 @@ class KVCache:
             return
         for rope in {rope for rope in self.ropes or () if rope is not None and rope.needs_seq_len}:
             for row, (length, fixed) in enumerate(zip(lengths, self._seq_len, strict=True)):
-                if length > longest_at(rope, fixed):
+                if length > rope.longest_at(fixed):
                     raise RopeError(
                         "KVCache: this call outgrows the `seq_len` that the cache's frequencies are fixed for.",
                         facts={"row": row, "tokens": length, "seq_len": fixed, "scaling": rope.scaling},
@@ -361,30 +387,15 @@ class KVCache:
                     )
 
 
-def longest_at(rope: RopeConfig, seq_len: int) -> int | float:
-    """The most tokens that the frequencies of `seq_len` are still right for: infinite where length does not matter.
-
-    Dynamic NTK: `seq_len`, or the trained length if that is more. LongRoPE: the original length on the short side,
-    no bound on the long side.
-    """
-    if not rope.needs_seq_len:
-        return math.inf
-    if isinstance(rope.scaling, DynamicNTK):
-        return max(seq_len, rope.max_position_embeddings or 0)
-    if isinstance(rope.scaling, LongRoPE):
-        original = rope.scaling.original_max_position_embeddings
-        return original if seq_len <= original else math.inf
-    return seq_len
-
-
 def _row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
     """`seq_len` as one int per row."""
     if seq_len is None:
         return None
-    if isinstance(seq_len, int) or seq_len.ndim == 0:
-        rows: list[int] = [int(seq_len)] * batch
+    if isinstance(seq_len, Tensor):
+        whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
+        rows: list[int] = (seq_len.flatten().tolist() if seq_len.ndim else [int(seq_len)] * batch) if whole else []
     else:
-        rows = [] if seq_len.is_floating_point() else seq_len.flatten().tolist()
+        rows = [as_whole(seq_len) or 0] * batch
     if len(rows) != batch or min(rows) < 1:
         raise RopeError(
             "KVCache: `seq_len` must be an int of at least 1, or int64 [batch].",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ropewalk.attention.tables import SlotTables
+from ropewalk.encodings.memo import Memo
 from ropewalk.errors import RopeError
 
 
@@ -27,39 +30,39 @@ class Visibility:
     prefix: int = 0
     band: int = 0
     build: Callable[[], Tensor] | None = field(default=None, repr=False)
-    _additive: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+    _memo: Memo = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._memo = Memo()  # not a default factory, which dynamo does not trace
 
     def additive(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as 0 and minus infinity in `dtype`, made once and shared by the layers."""
         if self.mask is None and self.build is not None:
             self.mask = self.build()
-        if self.mask is None:
+        mask = self.mask
+        if mask is None:
             return None
-        if dtype not in self._additive:
-            bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
-            self._additive[dtype] = bias.masked_fill_(~self.mask, float("-inf"))
-        return self._additive[dtype]
+
+        def make() -> Tensor:
+            zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            return zeros.masked_fill_(~mask, float("-inf"))
+
+        return self._memo(dtype, make)
 
 
-class SlotTables:
-    """cos and sin of a cache's slots under each rule that reads its keys: made once for all the room that it has."""
+class CompiledWrite(NamedTuple):
+    """Where a compiled call writes into a `StaticCache`: slots, whether rows exceed it, and their lengths afterwards.
 
-    def __init__(self) -> None:
-        self._made: dict[object, tuple[int, tuple[Tensor, Tensor]]] = {}
+    `targets` int64 `[batch, seq]`, `exceeds` bool `[batch]`, `ends` int64 `[batch]`.
+    """
 
-    def of(
-        self, rule: object, total: int, room: int, make: Callable[[int], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """Tables of the first `total` slots; `make` gives so many, and `rule` holds all that they depend on."""
-        held, tables = self._made.get(rule, (0, None))
-        if tables is None or held < total:
-            held, tables = max(total, room), make(max(total, room))
-            self._made[rule] = held, tables
-        return tables[0][:total], tables[1][:total]
+    targets: Tensor
+    exceeds: Tensor
+    ends: Tensor
 
 
 @dataclass(eq=False)
-class Layout:
+class TokenLayout:
     """Where the tokens of one call lie in their rows; built once per forward and shared by the layers.
 
     A token's *slot* is its index among the real tokens of its row, counted from the row's beginning (in a cache:
@@ -90,9 +93,13 @@ class Layout:
     document_slots: Tensor | None = None
     lengths: tuple[int, ...] = ()
     """Tokens per row after this call (with a cache)."""
-    _seen: dict[tuple[bool, int | None, bool], Visibility] = field(default_factory=dict, repr=False)
-    _stored: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
-    _places: Tensor | None = field(default=None, repr=False)
+    compiled_write: CompiledWrite | None = None
+    """Of a compiled call with a `StaticCache`."""
+    memo: Memo = field(init=False, repr=False)
+    """What the layers of this forward share."""
+
+    def __post_init__(self) -> None:
+        self.memo = Memo()
 
     @property
     def plain(self) -> bool:
@@ -109,32 +116,33 @@ class Layout:
 
     def stored(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and slots of the real tokens, each int64 `[tokens]`: what a ragged cache writes."""
-        if self._stored is None:
-            assert self.slots is not None, "a call whose rows are alike is written as one slice"
-            real = torch.ones_like(self.slots, dtype=torch.bool) if self.real is None else self.real
+        slots = self.slots
+        assert slots is not None, "a call whose rows are alike is written as one slice"
+
+        def make() -> tuple[Tensor, Tensor, Tensor]:
+            real = torch.ones_like(slots, dtype=torch.bool) if self.real is None else self.real
             rows, columns = real.nonzero(as_tuple=True)
-            self._stored = rows, columns, self.slots[rows, columns]
-        return self._stored
+            return rows, columns, slots[rows, columns]
+
+        return self.memo("stored", make)
 
     def places(self) -> Tensor:
         """int64 `[1 or batch, seq]`: the slot that each token is stored in, -1 for padding: what kernels write by."""
-        if self._places is None:
+
+        def make() -> Tensor:
             if self.slots is None:
-                self._places = torch.arange(self.start, self.start + self.seq, device=self.device)[None]
-            else:
-                self._places = self.slots if self.real is None else self.slots.masked_fill(~self.real, -1)
-        return self._places
+                return torch.arange(self.start, self.start + self.seq, device=self.device)[None]
+            return self.slots if self.real is None else self.slots.masked_fill(~self.real, -1)
+
+        return self.memo("places", make)
 
     def visibility(self, causal: bool, window: int | None, *, whole: bool = False) -> Visibility:
         """What the queries see under `causal` and `window`; `whole` asks for a full-width mask, for weights."""
         if window is not None and window >= self.total:
             window = None
-        key = (causal, window, whole)
-        if key not in self._seen:
-            self._seen[key] = self._look(causal, window, whole)
-        return self._seen[key]
+        return self.memo(("visibility", causal, window, whole), lambda: self._visibility(causal, window, whole))
 
-    def _look(self, causal: bool, window: int | None, whole: bool) -> Visibility:
+    def _visibility(self, causal: bool, window: int | None, whole: bool) -> Visibility:
         if self.plain and not whole:
             if not causal and window is None:
                 return Visibility()
@@ -189,13 +197,13 @@ def lay_out(
     attention_mask: Tensor | None = None,
     document_ids: Tensor | None = None,
     where: str = "Attention",
-) -> Layout:
+) -> TokenLayout:
     """The layout of a call without a cache; `KVCache.lay_out` is its sibling.
 
     `attention_mask` is bool or integer `[batch, seq]`, 1 for a real token; `document_ids` integer `[batch, seq]`:
     a new document begins wherever the id changes. Raises `RopeError` for other shapes or dtypes.
     """
-    layout = Layout(batch, seq, device, total=seq)
+    layout = TokenLayout(batch, seq, device, total=seq)
     layout.real = real_tokens(attention_mask, batch, seq, where)
     if layout.real is not None:
         layout.slots = (layout.real.long().cumsum(1) - 1).clamp_(min=0)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import pairwise
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.attend import splits
-from ropewalk.attention.cache import SeqLen
-from ropewalk.attention.extension import Extension, Region, Rule
-from ropewalk.attention.masks import Layout
+from ropewalk.attention.extensions import Extension, Region
+from ropewalk.attention.extensions.base import Rule
+from ropewalk.attention.masks import TokenLayout
+from ropewalk.attention.tables import SeqLen, lengths_of, tables_at
 from ropewalk.errors import RopeError
+from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 
@@ -45,7 +47,7 @@ class Remap:
         self,
         rotary: RotaryEmbedding | None,
         extension: Extension,
-        layout: Layout,
+        layout: TokenLayout,
         position_ids: Tensor | None,
         seq_len: SeqLen | None,
         dtype: torch.dtype,
@@ -60,52 +62,44 @@ class Remap:
                 facts={"position_ids": position_ids, "extension": extension},
                 cure="Leave `position_ids` out; pass an attention_mask or document_ids for rows that differ.",
             )
-        if isinstance(self._seq_len, Tensor):
-            raise RopeError(
-                "Attention: under an extension all rows of a call share one rule, so frequencies follow one `seq_len`.",
-                facts={"seq_len": seq_len, "extension": extension},
-                cure="Pass one seq_len for all rows, or one row at a time.",
-            )
         self.exact = torch.float64 if dtype == torch.float64 else torch.float32
         self.index = layout.position_ids()
         self.keys = torch.arange(layout.total, device=layout.device) if layout.cached else self.index
         self.regions = extension.regions() if extension.remaps else ()
-        self._made: dict[object, object] = {}
 
-    def once(self, key: object, make: Callable[[], MadeT]) -> MadeT:
-        """What `make` gives, computed by the first layer that asks."""
-        if key not in self._made:
-            self._made[key] = make()
-        return cast(MadeT, self._made[key])
+    def _shared(self, key: Hashable, make: Callable[[], MadeT]) -> MadeT:
+        """What `make` gives, computed by the first layer of the forward that asks."""
+        rope = None if self._rotary is None else self._rotary.config
+        return self.layout.memo(("remap", rope, self.extension, key), make)
 
     def scaled(self, q: Tensor) -> Tensor:
         """Queries `[batch, seq, heads, head_dim]` times the logits' factor."""
-        factor = self.once("factor", lambda: self.extension.logit_scale(self.index))
+        factor = self._shared("factor", lambda: self.extension.logit_scale(self.index))
         if isinstance(factor, float):
             return q if factor == 1.0 else q * factor
         return (q * factor.to(self.exact)[..., None, None]).to(q.dtype)
 
-    def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor, float]) -> Tensor:
         """`[batch, heads, rows, head_dim]` turned, with the attention factor."""
         assert self._rotary is not None, "an extension that remaps has a rope: Attention checks it"
-        rope, factor = self._rotary.config, self._rotary.attention_factor_at(self._seq_len)
-        return rotate(x, *tables, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor, layout="bhsd")
+        rope, (cos, sin, factor) = self._rotary.config, tables
+        return rotate(
+            x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor, layout="bhsd"
+        )
 
-    def _tables(self, rule: Rule, index: Tensor) -> tuple[Tensor, Tensor]:
+    def _tables(self, rule: Rule, index: Tensor) -> tuple[Tensor, Tensor, float]:
         assert self._rotary is not None
-        return self._rotary.cos_sin(rule(index), self._seq_len, dtype=self.exact)
+        return tables_at(self._rotary, rule(index), self._seq_len, self.exact)
 
-    def _key_tables(self, number: int, rule: Rule) -> tuple[Tensor, Tensor]:
+    def _key_tables(self, number: int, rule: Rule) -> tuple[Tensor, Tensor, float]:
         """Of every key; a cache's are made once for all its slots."""
-        kept = self.layout.slot_tables
+        kept, device = self.layout.slot_tables, self.layout.device
         if kept is None:
             return self._tables(rule, self.keys)
         assert self._rotary is not None
-        length = None if self._seq_len is None else int(self._seq_len)
-        whole = (self._rotary.config, length, self.exact, self.extension, number)
-        device = self.layout.device
         return kept.of(
-            whole,
+            (self._rotary.config, self.exact, self.extension, number),
+            self._seq_len,
             self.layout.total,
             self.layout.room,
             lambda slots: self._tables(rule, torch.arange(slots, device=device)),
@@ -113,21 +107,27 @@ class Remap:
 
     def turned_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
         """The queries `begin .. end - 1` of `[batch, heads, seq, head_dim]` as one region turns them."""
-        cos, sin = self.once(("q", number), lambda: self._tables(self.regions[number].query, self.index))
-        return self._turn(q[:, :, begin:end], (cos[..., begin:end, :], sin[..., begin:end, :]))
+        cos, sin, factor = self._shared(("q", number), lambda: self._tables(self.regions[number].query, self.index))
+        return self._turn(q[:, :, begin:end], (cos[..., begin:end, :], sin[..., begin:end, :], factor))
 
     def turned_keys(self, keys: Tensor, number: int, first: int, last: int) -> Tensor:
         """The keys `first .. last - 1` of `[batch, kv_heads, total, head_dim]` as one region meets them."""
         rule, chosen = self.regions[number].key, keys[:, :, first:last]
-        assert self._rotary is not None
-        if rule is None and self._rotary.attention_factor_at(self._seq_len) == 1:
+        if rule is None and self._has_no_factor():
             return chosen
-        cos, sin = self.once(("k", number), lambda: self._key_tables(number, rule or torch.zeros_like))
-        return self._turn(chosen, (cos[..., first:last, :], sin[..., first:last, :]))
+        cos, sin, factor = self._shared(("k", number), lambda: self._key_tables(number, rule or torch.zeros_like))
+        return self._turn(chosen, (cos[..., first:last, :], sin[..., first:last, :], factor))
+
+    def _has_no_factor(self) -> bool:
+        """Whether queries and keys are rotated and nothing more."""
+        assert self._rotary is not None
+        rope, lengths = self._rotary.config, lengths_of(self._seq_len)
+        of_rows = lengths if isinstance(lengths, tuple) else (lengths,)
+        return all(attention_factor_of(rope, length) == 1 for length in of_rows)
 
     def spans(self, number: int, begin: int, end: int) -> list[Span]:
         """The keys of one region for the queries `begin .. end - 1` of a plain call: those all see, and the fringes."""
-        return self.once(("spans", number, begin, end), lambda: self._find_spans(self.regions[number], begin, end))
+        return self._shared(("spans", number, begin, end), lambda: self._find_spans(self.regions[number], begin, end))
 
     def additive(self, span: Span, number: int, begin: int, dtype: torch.dtype, groups: int) -> Tensor | None:
         """A span's mask as 0 and minus infinity `[groups * rows, keys]`, made once and shared by the layers."""
@@ -139,7 +139,7 @@ class Remap:
             bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
             return bias.masked_fill_(~mask, float("-inf")).repeat(groups, 1)
 
-        return self.once(("mask", number, begin, span.first, dtype, groups), make)
+        return self._shared(("mask", number, begin, span.first, dtype, groups), make)
 
     def _find_spans(self, region: Region, begin: int, end: int) -> list[Span]:
         rows = self.index[begin:end]

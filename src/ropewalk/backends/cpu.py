@@ -1,4 +1,4 @@
-"""The compiled kernels for CPU tensors: C++ in csrc/, given pointers and strides."""
+"""The compiled kernels for CPU tensors: C++ in csrc/."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ name = "cpu"
 kernels = True
 
 _native: Any = compiled.kernels
-_DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 _LAYOUTS = {"bshd": 0, "bhsd": 1, "thd": 2}
 
 
@@ -40,10 +39,10 @@ def rotate(
         cos, sin = phase_tables(cos[..., None], sin, torch.float64 if xs[0].dtype == torch.float64 else torch.float32)
     cos, sin = _tables(xs[0], cos, sin)
     results = [new_like(x) for x in xs] if outs is None else list(outs)
-    numbers: list[object] = []
-    for x, out in zip(xs, results, strict=True):
-        numbers += (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride())
-    _native.rotate(*_request(xs[0], cos, sin, turn), *numbers)
+    if len(xs) == 1:
+        _native.rotate(*_request(cos, sin, turn), xs[0], results[0])
+    else:
+        _native.rotate(*_request(cos, sin, turn), xs[0], results[0], xs[1], results[1])
     return results
 
 
@@ -55,10 +54,11 @@ def norm_rotate(
     q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
     q_out = new_like(q)
     k_out = new_like(k) if store is None else store.keys
-    sides = [_side(q, q_out, turn.layout, q_weight, None), _side(k, k_out, turn.layout, k_weight, store)]
+    sides: tuple[object, ...] = ((q, q_out, q_weight), (k, k_out, k_weight))
     if store is not None:
-        sides.append(_side(store.fresh, store.values, turn.layout, None, store, copied=True))
-    _native.norm_rotate(*_request(q, cos, sin, turn), 0.0 if norm is None else norm.eps, sides)
+        sides += ((store.fresh, store.values, None),)
+    slots, eps = None if store is None else store.slots, 0.0 if norm is None else norm.eps
+    _native.norm_rotate(*_request(cos, sin, turn), eps, slots, sides)
     return q_out, k_out
 
 
@@ -70,41 +70,16 @@ def norm_rotate_backward(
     weights = _weight(q, norm.q_weight), _weight(q, norm.k_weight)
     results = [new_like(x) for x in (q, k)]
     sums = torch.zeros(2, q.shape[-1], dtype=torch.float64, device="cpu")
-    sides = [
-        (x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride(), g.data_ptr(), g.stride(), weight.data_ptr())
-        for x, out, g, weight in zip((q, k), results, grads, weights, strict=True)
-    ]
-    _native.norm_rotate_backward(
-        *_request(q, cos, sin, turn.transposed()), norm.eps, sides, sums.data_ptr()
-    )  # fmt: skip
+    sides = tuple(zip((q, k), results, grads, weights, strict=True))
+    _native.norm_rotate_backward(*_request(cos, sin, turn.transposed()), norm.eps, sums, sides)
     to_weights = sums.to(weights[0].dtype)
     return results[0], results[1], to_weights[0], to_weights[1]
 
 
-def _request(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
+def _request(cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
     """The arguments that every kernel begins with."""
     interleaved, scale, inverse, layout, _ = turn
-    return (
-        _LAYOUTS[layout], _DTYPES[x.dtype], interleaved, scale, -scale if inverse else scale, torch.get_num_threads(),
-        cos.data_ptr(), cos.shape, cos.stride(), sin.data_ptr(),
-    )  # fmt: skip
-
-
-def _side(
-    x: Tensor, out: Tensor, layout: str, weight: Tensor | None, store: Store | None, *, copied: bool = False
-) -> tuple[object, ...]:
-    """One tensor as `norm_rotate` of the extension takes it; into a cache's buffer where there is a `store`."""
-    out_layout = layout if store is None else "bhsd"
-    slots, slot_strides = (0, ()) if store is None else (store.slots.data_ptr(), _slot_strides(store.slots))
-    return (
-        x.data_ptr(), x.shape, x.stride(), out.data_ptr(), out.stride(), _LAYOUTS[out_layout],
-        0 if weight is None else weight.data_ptr(), slots, slot_strides, copied,
-    )  # fmt: skip
-
-
-def _slot_strides(slots: Tensor) -> tuple[int, int]:
-    batch, token = slots.stride()
-    return (batch if slots.shape[0] > 1 else 0), token
+    return _LAYOUTS[layout], interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
 
 
 def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

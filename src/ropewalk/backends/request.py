@@ -77,6 +77,11 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Norm (if any), then rotation; with `store` the keys and values go there, and its keys are returned."""
 
+
+@runtime_checkable
+class KernelBackend(Backend, Protocol):
+    """A backend whose kernels are written by hand: it also has the gradients, which autograd cannot find."""
+
     def norm_rotate_backward(
         self, grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

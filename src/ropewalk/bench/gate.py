@@ -12,6 +12,7 @@ from torch import Tensor
 from ropewalk.bench import oracle
 from ropewalk.bench.cases import CASES, Case
 from ropewalk.errors import RopeError
+from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rotation.rotate import rotate, rotate_qk
 
 Array = oracle.Array
@@ -102,14 +103,16 @@ def check(
 
 def check_rotate(
     cases: Iterable[Case] = CASES, *, backend: str | None = None, device: str = "cpu",
-    report: Callable[[int], None] = lambda done: None,
+    progress: Progress | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Rotate every case: new, in place, into a given output, scaled and inverse, and backward.
 
     The worst share of the bound that each dtype used. Raises `RopeError` at the first case that is wrong.
     """
     worst: dict[str, float] = {}
-    for done, case in enumerate(cases):
+    shown, cases = progress or SilentProgress(), list(cases)
+    shown.begin("correctness", len(cases))
+    for case in cases:
         inputs, (cos, sin) = case.tensors(device), case.cos_sin(device)
         for form, call in _FORMS.items():
             if case.memory == "expanded" and form == "in place":
@@ -121,7 +124,7 @@ def check_rotate(
             share = check(case, inputs, turned, who=f"rotate, {form},", inverse=inverse, scale=scale)
             dtype = str(case.dtype).removeprefix("torch.")
             worst[dtype] = max(worst.get(dtype, 0.0), share)
-        report(done + 1)
+        shown.advance(1)
     return worst
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,28 +17,28 @@ from ropewalk.bench.record import Record, environment
 from ropewalk.bench.timing import Clock, CudaClock, cpu_clock, host_clock, interleave
 from ropewalk.bench.work import Contender, Skip, Work
 from ropewalk.errors import RopeError
-
-Report = Callable[[str, int, int], None]  # what is being done, and how far: done of total
+from ropewalk.progress import Progress, SilentProgress
 
 
 def run(
     preset: Preset, *, device: str = "cpu", seconds: float | None = None, peers: Sequence[str] | None = None,
-    report: Report = lambda text, done, total: None,
+    progress: Progress | None = None,
 ) -> Iterator[Record]:  # fmt: skip
     """Check every case against the oracle, then check and time each group; a record as soon as it is there.
 
-    `seconds` for each group replaces the preset's. Raises `RopeError` if one of our own results is wrong; a peer that
-    is missing, cannot do a case or is wrong stands in the record with its reason.
+    `seconds` for each group replaces the preset's. `progress` counts cases, then groups. Raises `RopeError`
+    if one of our own results is wrong; a peer that is missing, cannot do a case or is wrong stands in the record with
+    its reason.
     """
     shared = {"run": uuid.uuid4().hex[:12], "preset": preset.name, "place": device, **environment(device)}
     groups = groups_of(preset, device=device, peers=peers)
-    total = len(CASES) + len(groups)
-    share = check_rotate(CASES, device=device, report=lambda done: report("correctness", done, total))
+    shown = progress or SilentProgress()
+    share = check_rotate(CASES, device=device, progress=shown)
     yield {"kind": "gate", "cases": len(CASES), "share_of_bound": _rounded(share), **shared}
-    for number, group in enumerate(groups):
-        report(group.name, len(CASES) + number, total)
+    for number, group in enumerate(groups, 1):
+        shown.begin(f"{group.name} ({number} of {len(groups)})", 1)
         yield {**measure(group, device=device, seconds=preset.seconds if seconds is None else seconds), **shared}
-    report("done", total, total)
+        shown.advance(1)
 
 
 def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:

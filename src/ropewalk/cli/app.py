@@ -6,29 +6,40 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from ropewalk.errors import RopeError
+from ropewalk.optional import install_command
 
 if TYPE_CHECKING:
     import typer
 
 
-def build() -> typer.Typer:
-    """The typer application with every command."""
+COMMANDS = {
+    "doctor": "Measure how far a checkpoint's context really reaches, and what would extend it.",
+    "extend": "Extend a checkpoint's context: apply a method, tune it, or search its factors.",
+    "report": "Make the doctor's report again from its record; runs no model.",
+    "inspect": "Say what a rope config promises and which known traps it falls into; runs no model.",
+    "generate": "Continue a prompt, printing the text as it is produced.",
+    "train": "Train a decoder language model from scratch.",
+    "classify": "Train a text classifier, and label texts with it.",
+    "compare": "Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.",
+    "bench": "Time rotation beside a copy of the same bytes and beside other packages, once it has been found correct.",
+    "figure": "Draw a figure of the lesson from numbers that are computed now.",
+}
+"""Each command and its line in `ropewalk --help`; `ropewalk.cli.<name>` holds the function or group of that name.
+
+A command is imported when it runs: most of them import torch, which takes seconds, and the help needs none of it.
+"""
+
+
+def build(chosen: str | None = None) -> typer.Typer:
+    """The typer application: `chosen` as it is, and of every other command its name and line."""
     import typer
 
-    from ropewalk.cli.bench import bench
-    from ropewalk.cli.classify import classify
-    from ropewalk.cli.compare import compare
-    from ropewalk.cli.doctor import doctor
-    from ropewalk.cli.extend import extend
-    from ropewalk.cli.figure import figure
-    from ropewalk.cli.generate import generate
-    from ropewalk.cli.inspect import inspect
     from ropewalk.cli.options import options
-    from ropewalk.cli.report import report
-    from ropewalk.cli.train import train
+    from ropewalk.cli.settings_options import with_options
 
     app = typer.Typer(
         name="ropewalk",
@@ -37,13 +48,23 @@ def build() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command in (doctor, extend, report, inspect, generate, train, compare, bench, figure):
-        app.command()(command)
-    app.add_typer(classify)
-
+    for name, line in COMMANDS.items():
+        if name != chosen:
+            app.command(name, help=line)(_another)
+            continue
+        command = getattr(import_module(f"ropewalk.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command)
+        else:
+            app.command(name)(with_options(command))
     app.callback(invoke_without_command=True)(options)
     return app
+
+
+def _another() -> None:
+    """Stands for a command that does not run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -66,14 +87,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """The exit status of one command; its errors are already on standard error."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         import typer  # noqa: F401
     except ImportError:
-        return _fail("ropewalk: the command line is not installed. Install it: pip install 'ropewalk[cli]'")
+        return _fail(f"ropewalk: the command line is not installed. Install it: {install_command('cli')}")
     try:
-        build()(args=None if arguments is None else list(arguments), prog_name="ropewalk")
+        build(_command(words))(args=words, prog_name="ropewalk")
     except RopeError as error:
-        return _fail(_by_command(str(error), sys.argv[1:] if arguments is None else arguments))
+        return _fail(_by_command(str(error), words))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -101,8 +123,16 @@ def _silence() -> None:
 
 def _by_command(message: str, arguments: Sequence[str]) -> str:
     """Name the command that ran, where it trains with what `ropewalk train` is made of."""
-    command = next((word for word in arguments if not word.startswith("-")), "train")
-    return f"{command}: {message.removeprefix('train: ')}" if message.startswith("train: ") else message
+    return (
+        f"{_command(arguments) or 'ropewalk'}: {message.removeprefix('train: ')}"
+        if message.startswith("train: ")
+        else message
+    )
+
+
+def _command(arguments: Sequence[str]) -> str | None:
+    """The first word that is no option: `ropewalk` itself has no option that takes a value."""
+    return next((word for word in arguments if not word.startswith("-")), None)
 
 
 def _stopped() -> int:

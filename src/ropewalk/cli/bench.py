@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     from ropewalk.bench.plan import Preset
     from ropewalk.bench.record import Record
-    from ropewalk.bench.run import Report
 
 BUSY = 0.5  # load of the last minute, in processes
 
@@ -52,12 +50,13 @@ def bench(
     preset, named, place = _prepare(quick, wide, seconds, threads, device, peers)
     out = out or results_file("rotation.jsonl")
     from ropewalk.bench.run import run
+    from ropewalk.cli.progress import ProgressBar
 
     records: list[Record] = []
     stopped = False
     try:
-        with _progress() as report:
-            for record in run(preset, device=place, seconds=seconds, peers=named, report=report):
+        with ProgressBar("bench") as bar:
+            for record in run(preset, device=place, seconds=seconds, peers=named, progress=bar):
                 append(out, record)
                 records.append(record)
     except KeyboardInterrupt:
@@ -129,7 +128,7 @@ def _show(console: Console, records: Sequence[Record], figure: Path | None) -> N
 
 
 def _draw(curves: dict[str, Any], facts: Record, path: Path) -> None:
-    from ropewalk.context.output import write_whole
+    from ropewalk.atomic_io import write_whole
     from ropewalk.figures.bandwidth import copy_bandwidth
     from ropewalk.figures.style import render
 
@@ -146,7 +145,7 @@ def _draw(curves: dict[str, Any], facts: Record, path: Path) -> None:
 
 def _check_figure(path: Path) -> None:
     """Before any work: the kind of file is known, and matplotlib is there."""
-    from ropewalk.models.extras import need
+    from ropewalk.optional import need
 
     if path.suffix not in ("", ".png", ".svg"):
         raise RopeError(
@@ -155,25 +154,3 @@ def _check_figure(path: Path) -> None:
             cure="Name one of these, or leave the ending out to have both.",
         )
     need("matplotlib", extra="figures")
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """A bar on a terminal, a line for each step elsewhere; both on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("correctness", total=None)
-        said = ""
-
-        def report(text: str, done: int, total: int) -> None:
-            nonlocal said
-            bar.update(task, description=text, completed=done, total=total)
-            if text != said and not console.is_terminal:
-                console.print(text, markup=False, soft_wrap=True)
-            said = text
-
-        yield report

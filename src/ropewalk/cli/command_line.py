@@ -1,25 +1,22 @@
-"""The command that is running, as one would type it again, and what its numbers depend on."""
+"""The command that is running, as one would type it again."""
 
 from __future__ import annotations
 
-import platform
 import shlex
-from collections.abc import Collection, Container
+from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from ropewalk.errors import RopeError
-
-if TYPE_CHECKING:
-    from ropewalk.models.decoder import Decoder
-
 
 def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> str:
-    """The command with what was given to it, defaults unsaid; of a path only its last name, so that a record that is
-    shown around tells nobody's folders. `leave_out` names parameters that change no number."""
-    words = ["ropewalk", context.info_name or ""]
+    """The command and the options that were given to it, as text for a shell.
+
+    Of a path only its last name is in it, so that a record does not show anybody's folders. `leave_out` names
+    parameters that change no number.
+    """
+    words = ["ropewalk", *context.command_path.removeprefix("ropewalk").split()]
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -35,46 +32,7 @@ def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> s
     return shlex.join(words)
 
 
-def given_options(context: typer.Context) -> set[str]:
-    """The names of the parameters that were given, whatever their values."""
-    return {
-        name
-        for name in context.params
-        if (source := context.get_parameter_source(name)) is not None and source.name != "DEFAULT"
-    }
-
-
-def refuse_ignored(
-    command: str, given: Collection[str], names: Collection[str], present: bool, what: str, cure: str
-) -> None:
-    """Raise `RopeError` for those of `names` that are given while what they belong to is not there."""
-    lost = [f"--{name.replace('_', '-')}" for name in names if name in given]
-    if lost and not present:
-        raise RopeError(
-            f"{command}: these options belong to {what}, and would be ignored.",
-            facts={"given": lost},
-            cure=f"{cure[0].upper()}{cure[1:]}, or leave them out.",
-        )
-
-
 def _shown(value: Any) -> str:
     """A value as it is typed; a path by its name alone."""
     text = str(value)
     return Path(text).resolve().name if isinstance(value, Path) or Path(text).exists() else text
-
-
-def environment_of(device: str, model: Decoder) -> dict[str, Any]:
-    """What numbers and times depend on: versions, machine, threads, and the model's size."""
-    import torch
-
-    from ropewalk import __version__
-
-    return {
-        "ropewalk": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "parameters": model.num_parameters(),
-    }

@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ropewalk.cli.settings_options import Overrides
+from ropewalk.comparison import CompareSettings
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ropewalk.cli.progress import ProgressBar
     from ropewalk.comparison import Row
-    from ropewalk.comparison.run import Tell
 
 
 def compare(
-    out: Annotated[Path, typer.Option(help="Folder of the runs; the same command goes on with what is in it.")],
-    text: Annotated[list[Path] | None, typer.Option(help="UTF-8 text to train on [default: Moby Dick].")] = None,
-    validation: Annotated[list[Path] | None, typer.Option(help="Text to measure on [default: the last tenth of each "
-        "--text].")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs; the same command continues what is in it.")],
+    settings: Overrides[CompareSettings],
     quick: Annotated[bool, typer.Option("--quick", help="Four encodings, one seed: minutes.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every encoding, three seeds, longer: a few nights.")] = False,
-    encodings: Annotated[str | None, typer.Option(help="Names with commas between.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Whole numbers with commas between.")] = None,
-    scalings: Annotated[str | None, typer.Option(help='Of each rope when tested: pi, ntk, yarn, or "none".')] = None,
-    size: Annotated[str | None, typer.Option(help="Preset of `ropewalk train`.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a window: the trained length.")] = None,
-    multiples: Annotated[str | None, typer.Option(help="Of it, to measure at [default: 1,2,4,8,16].")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Windows at a time.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Tokens of the trained tokenizer.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Measured on, at most.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of one thread [default: one for each core].")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw it: FILE.png, FILE.svg, or FILE for both; and its "
-        "convergence beside it.")] = None,
-) -> None:  # fmt: skip
-    """Train one decoder with each encoding on the same text, and measure its loss at 1 to 16 times that length.
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw the losses, and the convergence beside them: FILE.png, FILE.svg, or FILE for both."),
+    ] = None,
+) -> None:
+    """Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.
 
-    Without --quick or --full it takes about an hour on two cores. Stopped, the same command goes on. The record is
+    Without --quick or --full it takes about an hour on two cores. Stopped, the same command continues. The record is
     OUT/results.jsonl.
     """
     from rich.console import Console
 
-    from ropewalk.comparison import PRESETS, CompareSettings
+    from ropewalk.cli.progress import ProgressBar
+    from ropewalk.comparison import PRESETS, packaged_text
     from ropewalk.comparison import compare as run
-    from ropewalk.comparison.run import read_record
+    from ropewalk.comparison.record import read_record
 
     if quick and full:
         raise RopeError("compare: --quick and --full exclude each other.", cure="Pass one of them.")
@@ -58,25 +49,16 @@ def compare(
         raise RopeError("compare: --workers must be at least 1.", facts={"workers": workers}, cure="Leave it out.")
     if figure is not None:
         _check_figure(figure)
-    chosen: dict[str, Any] = dict(PRESETS["quick" if quick else "full" if full else "hour"])
-    if encodings is not None:
-        chosen["encodings"] = _names(encodings)
-    if scalings is not None:
-        chosen["scalings"] = () if scalings == "none" else _names(scalings)
-    for name, given in (("seeds", seeds), ("multiples", multiples)):
-        if given is not None:
-            chosen[name] = _numbers(name, given)
-    numbers = {"size": size, "seq_len": seq_len, "steps": steps, "batch_size": batch_size, "vocab_size": vocab_size,
-               "lr": lr, "tokens": tokens}  # fmt: skip
-    chosen |= {name: value for name, value in numbers.items() if value is not None}
-    texts = tuple(map(str, text or [_packaged_text(out)]))
-    settings = CompareSettings(text=texts, validation=tuple(map(str, validation or ())), **chosen)
+    defaults = PRESETS["quick" if quick else "full" if full else "hour"]
+    if "text" not in settings.values:
+        defaults = {**defaults, "text": (str(packaged_text(out)),)}
+    chosen = settings.over(defaults)
     console = Console()
     try:
-        with _progress(len(settings.jobs)) as report:
-            record = run(settings, out, workers=workers, report=report)
+        with ProgressBar("compare", total=len(chosen.jobs)) as bar:
+            record = run(chosen, out, workers=workers, report=RunProgress(bar))
     except KeyboardInterrupt:
-        typer.echo("compare: stopped. The same command goes on from the last checkpoints.", err=True)
+        typer.echo("compare: stopped. The same command continues from the last checkpoints.", err=True)
         raise typer.Exit(130) from None
     _show(console, *read_record(record))
     for path in [] if figure is None else _draw(record, figure):
@@ -117,7 +99,7 @@ def _tables(console: Console, title: str, rows: Sequence[Row], *, rise: bool) ->
 
 def _draw(record: Path, path: Path) -> list[Path]:
     """The two figures of a record, each as it is named or as .png and .svg; returns what was written."""
-    from ropewalk.context.output import write_whole
+    from ropewalk.atomic_io import write_whole
     from ropewalk.figures.style import render
     from ropewalk.gallery import draw
 
@@ -134,7 +116,7 @@ def _draw(record: Path, path: Path) -> list[Path]:
 
 
 def _check_figure(path: Path) -> None:
-    from ropewalk.models.extras import need
+    from ropewalk.optional import need
 
     if path.suffix not in ("", ".png", ".svg"):
         raise RopeError(
@@ -145,60 +127,32 @@ def _check_figure(path: Path) -> None:
     need("matplotlib", extra="figures")
 
 
-def _names(given: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in given.split(",") if name.strip())
+class RunProgress:
+    """What the runs of a comparison report, as a bar for each run beside that of all; off a terminal as lines."""
 
+    def __init__(self, bar: ProgressBar) -> None:
+        self.bar = bar
+        self.running: set[str] = set()
 
-def _numbers(name: str, given: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in _names(given))
-    except ValueError as error:
-        raise RopeError(
-            f"compare: --{name} takes whole numbers with commas between.",
-            facts={name: given},
-            cure="For example 0,1,2.",
-        ) from error
+    def __call__(self, encoding: str, seed: int, step: int, steps: int, facts: dict[str, Any]) -> None:
+        """A `RunReport`."""
+        name = f"{encoding}, seed {seed}"
+        if facts.get("done"):
+            self._end(name)
+            return
+        if name not in self.running:
+            self.running.add(name)
+            self.bar.begin(name, steps, key=name)
+        self.bar.advance_to(step, key=name)
+        if facts.get("measuring"):
+            self.bar.note("measuring", key=name)
+        elif "loss" in facts:
+            self.bar.note(f"loss {facts['loss']:.2f}", key=name)
 
-
-def _packaged_text(out: Path) -> Path:
-    """The packaged Moby Dick as a file of the run's folder."""
-    from ropewalk.context.output import write_whole
-    from ropewalk.context.sources import read_text
-
-    path = out / "moby_dick.txt"
-    if not path.exists():
-        write_whole(path, read_text(None)[1])
-    return path
-
-
-@contextmanager
-def _progress(runs: int) -> Iterator[Tell]:
-    """A bar for each run on a terminal, a line at its beginning and end elsewhere; on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"),
-               TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        total = bar.add_task("all runs", total=runs, said="")
-        tasks: dict[tuple[str, int], Any] = {}
-        finished = 0
-
-        def report(encoding: str, seed: int, step: int, steps: int, facts: dict[str, Any]) -> None:
-            nonlocal finished
-            name = f"{encoding}, seed {seed}"
-            if (encoding, seed) not in tasks:
-                tasks[encoding, seed] = bar.add_task(name, total=steps, said="")
-                if not console.is_terminal:
-                    console.print(f"compare: {name}", markup=False)
-            said = "measuring" if facts.get("measuring") else f"loss {facts['loss']:.2f}" if "loss" in facts else ""
-            bar.update(tasks[encoding, seed], completed=step, said=said)
-            if facts.get("done"):
-                finished += 1
-                bar.update(total, completed=finished)
-                bar.remove_task(tasks[encoding, seed])
-                if not console.is_terminal:
-                    console.print(f"compare: {name} is done", markup=False)
-
-        yield report
+    def _end(self, name: str) -> None:
+        if name in self.running:  # another process may have had it
+            self.running.remove(name)
+            self.bar.end(name)
+        self.bar.advance(1)
+        if not self.bar.console.is_terminal:
+            self.bar.line(f"compare: {name} is done")

@@ -90,15 +90,14 @@ def _list(entry: Entry | None) -> None:
 
 def _draw(work: list[tuple[Entry, dict[str, object], Path]]) -> None:
     """Each figure computed and written; every place is checked before any work."""
-    from rich.console import Console
+    from ropewalk.cli.progress import ProgressBar
+    from ropewalk.gallery.write import targets, write
 
-    from ropewalk.gallery.files import targets, write
-
-    console = Console(stderr=True, highlight=False)
     places = [targets(path) for _, _, path in work]
     try:
         for number, ((entry, settings, _), paths) in enumerate(zip(work, places, strict=True), 1):
-            with console.status(f"{entry.name} ({number} of {len(work)})"):
+            with ProgressBar("figure", lines=False) as bar:
+                bar.begin(f"{entry.name} ({number} of {len(work)})", 0)
                 write(entry.figure(**settings), paths)  # type: ignore[arg-type]
             for path in paths:
                 typer.echo(str(path))

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from ropewalk.cli.settings_options import TOKENS
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ropewalk.models.tokenizer import TextTokenizer
+    from ropewalk.models.tokens import Tokenizer
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -20,7 +21,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 def generate(
     model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')],
     prompt: Annotated[str, typer.Argument(help='The text to continue; "-" reads it from standard input.')],
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.", min=1)] = 100,
+    max_new_tokens: Annotated[int, TOKENS, typer.Option(help="At most so many tokens.")] = 100,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0.0)] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.", min=1)] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample among the likeliest that hold this probability.")] = None,
@@ -32,7 +33,7 @@ def generate(
     """Continue a prompt, printing the text as it is produced."""
     import torch
 
-    from ropewalk.models.checkpoint import load
+    from ropewalk.checkpoints.load import load_decoder
     from ropewalk.models.generate import stream
 
     if dtype is not None and dtype not in _DTYPES:
@@ -40,7 +41,7 @@ def generate(
     if stop and not all(stop):
         raise RopeError("generate: a stop text must not be empty.", cure="Leave --stop out to stop nowhere.")
     text = sys.stdin.read() if prompt == "-" else prompt
-    decoder = load(model, dtype=None if dtype is None else getattr(torch, dtype))
+    decoder = load_decoder(model, dtype=None if dtype is None else getattr(torch, dtype))
     tokenizer = decoder.tokenizer
     if tokenizer is None:
         raise RopeError(
@@ -50,34 +51,18 @@ def generate(
         )
     tokens = stream(
         decoder,
-        [prompt_ids(tokenizer, text)],
+        text,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        stop_tokens=tokenizer.eos_ids,
         seed=seed,
     )
     new = pieces(tokenizer, (token for _, token in tokens))
     _print([text] if echo else [], until(new, stop or []), sys.stdout)
 
 
-def prompt_ids(tokenizer: TextTokenizer, text: str) -> list[int]:
-    """The prompt's tokens with what the checkpoint puts around a text; an empty one needs a token to begin with."""
-    plain, ids = tokenizer.encode(text), tokenizer.encode(text, add_special=True)
-    before = next((n for n in range(len(ids) + 1) if ids[n : n + len(plain)] == plain), 0)
-    ids = ids[: before + len(plain)]  # what some tokenizers put after a text does not belong after a prompt
-    if not ids and tokenizer.bos_id is not None:
-        ids = [tokenizer.bos_id]
-    if not ids:
-        raise RopeError(
-            "generate: the prompt is empty, and the checkpoint has no token that begins a text.",
-            cure="Give at least one character.",
-        )
-    return ids
-
-
-def pieces(tokenizer: TextTokenizer, tokens: Iterable[int]) -> Iterator[str]:
+def pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
     """The text of tokens as they come: whole characters only."""
     text = tokenizer.stream()
     for token in tokens:
@@ -86,7 +71,7 @@ def pieces(tokenizer: TextTokenizer, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def until(text: Iterable[str], stops: list[str]) -> Iterator[str]:
-    """Pieces of text up to the first of `stops`, holding back what may be the beginning of one.
+    """Widened of text up to the first of `stops`, holding back what may be the beginning of one.
 
     >>> list(until(["on", "e <", "en", "d> two"], ["<end>"]))
     ['on', 'e ']

@@ -8,22 +8,28 @@ from typing import Annotated
 
 import typer
 
+from ropewalk.cli.settings_options import TOKENS
+
 
 def inspect(
     source: Annotated[
         str, typer.Argument(metavar="CONFIG_OR_MODEL", help='A config.json, a Hugging Face folder, a .gguf, or "tiny".')
     ],
-    target: Annotated[int | None, typer.Option(help="The length wanted, in tokens [default: 4x trained].")] = None,
-    trained_length: Annotated[int | None, typer.Option(help="Tokens trained, where the config does not say.")] = None,
+    target: Annotated[
+        int | None, TOKENS, typer.Option(help="The length wanted, in tokens [default: 4x trained].")
+    ] = None,
+    trained_length: Annotated[
+        int | None, TOKENS, typer.Option(help="Tokens trained, where the config does not say.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
 ) -> None:
     """Say what a rope config promises and which known traps it falls into; runs no model."""
     from rich.console import Console
 
+    from ropewalk.atomic_io import write_whole
+    from ropewalk.audit.sources import read_source
     from ropewalk.cli.tables import print_inspection
-    from ropewalk.context.output import write_whole
-    from ropewalk.context.report import inspection
-    from ropewalk.context.sources import read_source
+    from ropewalk.diagnosis.document import inspection
 
     found = read_source(source)
     audits = found.audits(trained_length=trained_length, target=target)

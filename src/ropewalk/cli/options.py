@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ropewalk import __version__
+from ropewalk.version import __version__
 
 
 def options(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.context.audit import Audit
-from ropewalk.context.doctor import Measurement
-from ropewalk.context.findings import Finding
-from ropewalk.context.recommend import plus_minus
-from ropewalk.context.report import audit_sentences
+from ropewalk.audit.audit import Audit
+from ropewalk.audit.findings import Finding
+from ropewalk.audit.sentences import audit_sentences
+from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.standings import standing_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,21 +53,8 @@ def loss_tables(measurement: Measurement, console: Console) -> list[Table]:
 def difference_tables(measurement: Measurement, console: Console) -> list[Table]:
     """Each method within and beyond the trained length, and its paired differences to plain with their intervals."""
     title = f"Within and beyond the trained length of {measurement.protocol.trained_length:,} tokens"
-    heads = [(head, "bold") for head in ("within", "beyond", "within - plain", "beyond - plain", "seconds")]
-    rows = {}
-    answer = measurement.recommendation()
-    for standing in answer.standings:
-        shared = measurement.same_as.get(standing.name)
-        seconds = sum(result.seconds for result in measurement.results[standing.name])
-        rows[standing.name] = [
-            f"{standing.within:.3f}",
-            "" if standing.beyond is None else f"{standing.beyond:.3f}",
-            "" if standing.name == "plain" else plus_minus(standing.within_difference, standing.within_interval),
-            ""
-            if standing.name == "plain" or standing.beyond_difference is None
-            else plus_minus(standing.beyond_difference, standing.beyond_interval),
-            f"as {shared}" if shared else f"{seconds:.1f}",
-        ]
+    names, rows = standing_rows(measurement)
+    heads, answer = [(name, "bold") for name in names], measurement.recommendation()
     return stacked(console, title, heads, rows, answer.method)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ropewalk.comparison.run import compare
+from ropewalk.comparison.run import compare, packaged_text
 from ropewalk.comparison.settings import PRESETS, CompareSettings
 from ropewalk.comparison.summary import Curve, Row, convergence, summarise
 
-__all__ = ["PRESETS", "CompareSettings", "Curve", "Row", "compare", "convergence", "summarise"]
+__all__ = ["PRESETS", "CompareSettings", "Curve", "Row", "compare", "convergence", "packaged_text", "summarise"]

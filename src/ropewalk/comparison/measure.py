@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from ropewalk.builtin.texts import read_text
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.comparison.settings import CompareSettings, scaling_of
 from ropewalk.encodings import LearnedAbsolute
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.tokenizer import TextTokenizer
-from ropewalk.training.data import TokenStream, cut_batch, read_text, split_text
+from ropewalk.training.data import TokenStream, cut_batch, split_text
 from ropewalk.training.objective import token_losses
 
 AT_ONCE = 4096  # tokens of one forward
@@ -26,9 +27,9 @@ def held_out(settings: CompareSettings, tokenizer: TextTokenizer) -> TokenStream
     Raises `RopeError` where no text holds one.
     """
     if settings.validation:
-        texts = [read_text(path) for path in settings.validation]
+        texts = [read_text(path)[1] for path in settings.validation]
     else:
-        texts = [split_text(read_text(path), 0.1)[1] for path in settings.text]
+        texts = [split_text(read_text(path)[1], 0.1)[1] for path in settings.text]
     longest = settings.lengths[-1]
     windows = []
     for text in texts:
@@ -57,7 +58,7 @@ def losses_at(model: Decoder, stream: TokenStream, length: int, longest: int) ->
         chosen = torch.tensor(starts[first : first + rows])
         batch = cut_batch(stream, chosen[:, None] + torch.arange(length + 1))
         batch = replace(batch, document_ids=None)  # windows lie within one document each
-        total += token_losses(model, batch).double().sum(0)
+        total += token_losses(model, batch).cpu().double().sum(0)
     return (total / len(starts)).tolist()
 
 
@@ -73,9 +74,9 @@ def measure(model: Decoder, stream: TokenStream, settings: CompareSettings) -> l
         for length in settings.lengths:
             if scaling is not None and length <= settings.seq_len:
                 continue
-            found = None if _has_no_value(model, length) else _curve(model, stream, settings, scaling, length)
-            blocks = None if found is None else _blocks(found, settings.seq_len)
-            loss = None if found is None else sum(found) / len(found)
+            by_position = None if _has_no_value(model, length) else _curve(model, stream, settings, scaling, length)
+            blocks = None if by_position is None else _blocks(by_position, settings.seq_len)
+            loss = None if by_position is None else sum(by_position) / len(by_position)
             records.append({"kind": "loss", "scaling": scaling, "length": length, "loss": loss, "blocks": blocks})
     return records
 
@@ -87,7 +88,7 @@ def _curve(
         rope = model.config.ropes[0]
         assert rope is not None
         rule = scaling_of(scaling, length / settings.seq_len, settings.seq_len)
-        model = model.with_rope(replace(rope, scaling=rule))
+        model = model.with_positions(rope=replace(rope, scaling=rule))
     return losses_at(model, stream, length, settings.lengths[-1])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,51 @@ class CompareSettings:
     (128, 256, 512, 1024, 2048)
     """
 
-    text: tuple[str, ...]
+    text: tuple[str, ...] = field(
+        metadata={"help": "UTF-8 text files to train on [default: Moby Dick].", "metavar": "FILE"}
+    )
     _: KW_ONLY
-    validation: tuple[str, ...] = ()
-    encodings: tuple[str, ...] = ("sinusoidal", "learned", "rope", "t5", "alibi", "kerple")
-    seeds: tuple[int, ...] = (0, 1, 2)
-    size: str = "nano"
-    vocab_size: int = 2048
-    seq_len: int = 128
-    batch_size: int = 32
-    steps: int = 500
-    lr: float = 3e-3
-    multiples: tuple[int, ...] = (1, 2, 4, 8, 16)
-    tokens: int = 65_536
-    scalings: tuple[str, ...] = SCALINGS
+    validation: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "Text files to measure on [default: the last tenth of each --text].", "metavar": "FILE"},
+    )
+    encodings: tuple[str, ...] = field(
+        default=("sinusoidal", "learned", "rope", "t5", "alibi", "kerple"),
+        metadata={
+            "help": "Position encodings to compare, with commas, as `ropewalk train --encoding` has them.",
+            "commas": True,
+        },
+    )
+    seeds: tuple[int, ...] = field(
+        default=(0, 1, 2),
+        metadata={"help": "Seeds, with commas: each trains every encoding once [default: 0,1,2].", "commas": True},
+    )
+    size: str = field(default="nano", metadata={"help": "Preset of `ropewalk train`."})
+    vocab_size: int = field(default=2048, metadata={"help": "Tokens of the trained tokenizer."})
+    seq_len: int = field(
+        default=128, metadata={"help": "Tokens of a training window: the trained length.", "unit": "tokens"}
+    )
+    batch_size: int = field(default=32, metadata={"help": "Windows of one batch."})
+    steps: int = field(default=500, metadata={"help": "Updates of each run."})
+    lr: float = field(default=3e-3, metadata={"help": "Peak learning rate."})
+    multiples: tuple[int, ...] = field(
+        default=(1, 2, 4, 8, 16),
+        metadata={
+            "help": "Multiples of the trained length to measure at, with commas [default: 1,2,4,8,16].",
+            "commas": True,
+        },
+    )
+    tokens: int = field(
+        default=65_536, metadata={"help": "Tokens to measure on at each length, at most.", "unit": "tokens"}
+    )
+    scalings: tuple[str, ...] = field(
+        default=SCALINGS,
+        metadata={
+            "help": f'Scaling rules to measure each trained rope under: {", ".join(SCALINGS)}, with commas; or "none".',
+            "commas": True,
+            "empty": "none",
+        },
+    )
 
     def __post_init__(self) -> None:
         _known("encodings", self.encodings, TEXT_ENCODINGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ropewalk.context.statistics import mean_and_interval
+from ropewalk.statistics import mean_and_interval
 
 Interval = tuple[float, float] | None
 
@@ -44,15 +44,15 @@ def summarise(lines: Sequence[dict[str, Any]], trained_length: int) -> list[Row]
             losses.setdefault(key, {})[line["seed"]] = line["loss"]
     rows = []
     for (encoding, scaling, length), by_seed in losses.items():
-        found = {seed: loss for seed, loss in by_seed.items() if loss is not None}
-        if not found:
+        measured = {seed: loss for seed, loss in by_seed.items() if loss is not None}
+        if not measured:
             rows.append(Row(encoding, scaling, length, len(by_seed), None, None, None, None))
             continue
         within = losses.get((encoding, None, trained_length), {})
-        rises = [loss - base for seed, loss in found.items() if (base := within.get(seed)) is not None]
-        mean, interval = mean_and_interval(list(found.values()))
+        rises = [loss - base for seed, loss in measured.items() if (base := within.get(seed)) is not None]
+        mean, interval = mean_and_interval(list(measured.values()))
         rise, rise_interval = mean_and_interval(rises) if rises else (None, None)
-        rows.append(Row(encoding, scaling, length, len(found), mean, interval, rise, rise_interval))
+        rows.append(Row(encoding, scaling, length, len(measured), mean, interval, rise, rise_interval))
     return rows
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ropewalk.encodings.memo import Memo
 from ropewalk.errors import RopeError
 
 
@@ -24,33 +24,45 @@ class Sizes(NamedTuple):
 class Places:
     """Positions of the queries and keys of one call, int64 `[seq]` and `[keys]`, or `[batch, ...]` both.
 
-    Layers share one, and what it has computed. `run` is (first query, first key) where both count on by one from there.
+    Layers share one and its `memo`. `run` is (first query, first key) where both count on by one from there. `span`
+    bounds query - key from below and above where a compiler may not read the positions.
     """
 
-    def __init__(self, queries: Tensor, keys: Tensor, *, run: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        *,
+        run: tuple[int, int] | None = None,
+        span: tuple[int, int] | None = None,
+        memo: Memo | None = None,
+    ) -> None:
         if queries.is_floating_point() or queries.ndim not in (1, 2) or queries.ndim != keys.ndim:
             raise RopeError(
                 "Attention: this encoding counts tokens: its `position_ids` are integers [seq] or [batch, seq].",
                 facts={"position_ids": queries},
                 cure="Real or several coordinates need a RopeConfig.",
             )
-        self.queries, self.keys, self.run = queries, keys, run
-        self._made: dict[object, Tensor] = {}
+        self.queries, self.keys, self.run, self._span = queries, keys, run, span
+        self.memo = Memo() if memo is None else memo
 
     @property
     def distance(self) -> Tensor:
         """query - key, int64 `[seq, keys]` or `[batch, seq, keys]`; negative for later keys."""
-        return self.once("distance", lambda: self.queries[..., :, None] - self.keys[..., None, :])
+        return self.memo("distance", lambda: self.queries[..., :, None] - self.keys[..., None, :])
 
-    def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
-        """What `make` gives, computed by the first layer that asks under `key`."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-    def holds(self, made: Tensor) -> bool:
-        """Whether this tensor is one that `once` gave."""
-        return any(made is held for held in self._made.values())
+    def span(self) -> tuple[int, int]:
+        """The least query - key, or less, and the greatest, or more."""
+        if self.run is not None:
+            first_query, first_key = self.run
+            nearest = first_query - first_key
+            return nearest - self.keys.shape[-1] + 1, nearest + self.queries.shape[-1] - 1
+        if self._span is not None:
+            return self._span
+        if not self.distance.numel():
+            return 0, 0
+        least, most = self.distance.aminmax()
+        return int(least), int(most)
 
 
 class Encoding(nn.Module):
@@ -58,6 +70,9 @@ class Encoding(nn.Module):
 
     in_embeddings: ClassVar[bool] = False
     """Whether it acts on embeddings: once in a model, before its first layer."""
+
+    adds_to_scores: ClassVar[bool] = False
+    """Whether `biased` gives something to add to scores."""
 
     by_slots: ClassVar[bool] = False
     """Whether it knows positions by the slots of queries and keys alone: then tokens of a cache can move."""
@@ -82,7 +97,14 @@ class Encoding(nn.Module):
 
         The second is `[heads, seq, keys]` or `[batch, heads, seq, keys]`.
         """
-        return q, None
+        return q, self.score_bias(places, q.dtype)
+
+    def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor | None:
+        """What is added to scores whatever the queries hold, `[heads, seq, keys]` or `[batch, heads, seq, keys]`.
+
+        A model whose layers share one encoding computes it once for each forward and passes it to its layers.
+        """
+        return None
 
     def reset_parameters(self) -> None:
         """Draw what is learned anew, where it is neither a Linear nor an Embedding."""
@@ -91,16 +113,14 @@ class Encoding(nn.Module):
 class DistanceBias(Encoding):
     """A bias that is a function of the distance alone, for each head."""
 
+    adds_to_scores: ClassVar[bool] = True
     by_slots: ClassVar[bool] = True
 
     def of_distance(self, distance: Tensor) -> Tensor:
         """Bias `[heads, n]` of int64 distances `[n]`, query - key."""
         raise AssertionError("each bias says its own")
 
-    def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
-        return q, places.once((self, q.dtype), lambda: self._spread(places, q.dtype))
-
-    def _spread(self, places: Places, dtype: torch.dtype) -> Tensor:
+    def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor:
         """Each distance's bias computed once, then laid out for every query and key."""
         device = places.queries.device
         if places.run is not None:
@@ -110,7 +130,7 @@ class DistanceBias(Encoding):
             distances = torch.arange(nearest + seq + keys - 2, nearest - 1, -1, device=device)
             by_distance = self.of_distance(distances).to(dtype)
             return by_distance.unfold(-1, keys, 1).flip(-2)  # a query's row slides by one from the last one's
-        least, most = (int(bound) for bound in places.distance.aminmax()) if places.distance.numel() else (0, 0)
+        least, most = places.span()
         by_distance = self.of_distance(torch.arange(least, most + 1, device=device)).to(dtype)
         spread = by_distance[:, places.distance - least]
         return spread if spread.ndim == 3 else spread.transpose(0, 1)

@@ -39,6 +39,7 @@ class FIRE(EncodingConfig):
 
 class _Interpolated(Encoding):
     config: FIRE
+    adds_to_scores: ClassVar[bool] = True
     by_slots: ClassVar[bool] = True
 
     def __init__(self, config: FIRE, sizes: Sizes) -> None:
@@ -57,10 +58,7 @@ class _Interpolated(Encoding):
             self.c.fill_(self.config.first_c)
             self.threshold.fill_(1.0)
 
-    def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
-        return q, places.once((self, q.dtype), lambda: self._bias(places).to(q.dtype))
-
-    def _bias(self, places: Places) -> Tensor:
+    def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor:
         exact = torch.promote_types(self.c.dtype, torch.float32)
         c = self.c.to(exact)
         distance = places.distance.abs().to(exact)
@@ -68,4 +66,5 @@ class _Interpolated(Encoding):
         reach = torch.maximum(later, (self.threshold.to(exact) * self.config.first_threshold).abs())
         share = torch.log((c * distance).abs() + 1) / torch.log((c * reach).abs() + 1).clamp(min=1e-6)
         hidden = torch.relu(self.inner(share[..., None].to(self.inner.weight.dtype)))
-        return torch.as_tensor(self.outer(hidden)).movedim(-1, -3)
+        bias: Tensor = self.outer(hidden)
+        return bias.movedim(-1, -3).to(dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from ropewalk.encodings.encoding import DistanceBias, Encoding, EncodingConfig, Sizes, check_positive
@@ -15,6 +14,7 @@ from ropewalk.encodings.encoding import DistanceBias, Encoding, EncodingConfig, 
 class RelativeBias(EncodingConfig):
     """Distances up to `max_distance` tokens each have a number per head and layer; all beyond share the last.
 
+    >>> import torch
     >>> bias = RelativeBias(4).build(Sizes(8, 2, 4))
     >>> bias.of_distance(torch.arange(9)).shape
     torch.Size([2, 9])
@@ -41,4 +41,5 @@ class _Clipped(DistanceBias):
 
     def of_distance(self, distance: Tensor) -> Tensor:
         clipped = distance.clamp(self.least, self.config.max_distance) - self.least
-        return torch.as_tensor(self.bias(clipped)).movedim(-1, 0)
+        bias: Tensor = self.bias(clipped)
+        return bias.movedim(-1, 0)

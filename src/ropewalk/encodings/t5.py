@@ -53,7 +53,8 @@ class _Buckets(DistanceBias):
 
     def of_distance(self, distance: Tensor) -> Tensor:
         bucket = t5_bucket(distance, self.config.num_buckets, self.config.max_distance, causal=self.causal)
-        return torch.as_tensor(self.bias(bucket)).movedim(-1, 0)
+        bias: Tensor = self.bias(bucket)
+        return bias.movedim(-1, 0)
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, *, causal: bool) -> Tensor:

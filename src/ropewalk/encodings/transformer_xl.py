@@ -46,6 +46,7 @@ class TransformerXL(EncodingConfig):
 
 class _Relative(Encoding):
     config: TransformerXL
+    adds_to_scores: ClassVar[bool] = True
     by_slots: ClassVar[bool] = True
 
     def __init__(self, config: TransformerXL, sizes: Sizes) -> None:
@@ -65,8 +66,8 @@ class _Relative(Encoding):
         """`q` `[batch, seq, heads, head_dim]`; each query meets each distance once, then each key picks its own."""
         heads, head_dim = self.u.shape
         distance = places.distance if places.distance.ndim == 3 else places.distance[None]
-        least, most = _bounds(places)
-        table = places.once(
+        least, most = places.span()
+        table = places.memo(
             ("sinusoidal", least, most, self.config.theta, q.dtype),
             lambda: sinusoidal_table(
                 torch.arange(least, most + 1, device=q.device), self.hidden_size, self.config.theta
@@ -76,15 +77,3 @@ class _Relative(Encoding):
         by_distance = torch.einsum("bshd,rhd->bhsr", q + self.v.to(q.dtype), r) / math.sqrt(head_dim)
         chosen = (distance - least)[:, None].expand(q.shape[0], heads, -1, -1)
         return q + self.u.to(q.dtype), by_distance.gather(-1, chosen)
-
-
-def _bounds(places: Places) -> tuple[int, int]:
-    if places.run is not None:
-        first_query, first_key = places.run
-        return first_query - first_key - places.keys.shape[-1] + 1, first_query + places.queries.shape[
-            -1
-        ] - 1 - first_key
-    if not places.distance.numel():
-        return 0, 0
-    least, most = places.distance.aminmax()
-    return int(least), int(most)

@@ -1,33 +1,31 @@
-"""A search on what only a far token knows: examples with an answer, and what the factors found are worth on others."""
+"""A search on what only a distant token can tell: examples with an answer, and its factors measured on others."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.context.measure import CHUNK
-from ropewalk.context.output import finite
-from ropewalk.context.recommend import Interval, difference, signed
-from ropewalk.context.retrieval.example import Example
-from ropewalk.context.retrieval.protocol import DEPTHS, Cell, draws
-from ropewalk.context.retrieval.scoring import choice_log_probs
-from ropewalk.context.retrieval.tasks import make_tasks
-from ropewalk.context.state import State, model_digest
-from ropewalk.context.statistics import mean_and_interval
+from ropewalk.atomic_io import finite
 from ropewalk.errors import RopeError
+from ropewalk.extend.factor_search import Objective, SearchResult
 from ropewalk.extend.held_out import SEARCHED, measure_points, points_of, weighed
-from ropewalk.extend.search import Advance, Begin, Objective, SearchResult
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.tokenizer import TextTokenizer
+from ropewalk.extend.jobs import open_ledger
+from ropewalk.ledger import fingerprint
+from ropewalk.models.tokens import Tokenizer
+from ropewalk.progress import Progress, SilentProgress
+from ropewalk.readers.reader import CHUNK, Advance, Reader
+from ropewalk.retrieval.example import Example
+from ropewalk.retrieval.protocol import DEPTHS, Cell, draws
+from ropewalk.retrieval.tasks import make_tasks
+from ropewalk.statistics import Interval, difference, mean_and_interval, signed
 
 
 def answer_examples(
-    tokenizer: TextTokenizer, names: Sequence[str], text: str, *, length: int, count: int, seed: int
+    tokenizer: Tokenizer, names: Sequence[str], text: str, *, length: int, count: int, seed: int
 ) -> list[Example]:
-    """Examples of the retrieval tasks of these names, by turns, at depths by turns.
+    """Examples of the retrieval tasks of these names, which alternate, as the depths do.
 
     **Arguments:**
     - `text`: where words and passages come from. `length`: tokens of an example with its answer, at most.
@@ -35,7 +33,7 @@ def answer_examples(
 
     **Raises:** `RopeError` for an unknown task, one that does not fit into `length`, or fewer examples than tasks.
 
-    >>> from ropewalk.models.checkpoint import load
+    >>> from ropewalk.checkpoints.load import load
     >>> made = answer_examples(load("tiny").tokenizer, ["passkey"], "a few words", length=200, count=2, seed=0)
     >>> [round(one.depth, 1) for one in made], max(one.tokens for one in made) <= 200
     ([0.0, 0.2], True)
@@ -47,35 +45,39 @@ def answer_examples(
             facts={"tasks": list(names), "examples": count},
             cure="Pass --search-windows, at least one for each task.",
         )
-    found = []
+    examples = []
     for number in range(count):
         task = tasks[number % len(tasks)]
         depth = DEPTHS[number // len(tasks) % len(DEPTHS)]
         cell = Cell(task=task.name, length=length, depth=depth, examples=count)
-        found.append(task.make(tokenizer, length, depth, draws(seed, cell, number)))
-    return found
+        examples.append(task.make(tokenizer, length, depth, draws(seed, cell, number)))
+    return examples
 
 
 def answer_losses(
-    model: Decoder, examples: Sequence[Example], *, chunk: int = CHUNK, advance: Advance | None = None
+    reader: Reader, examples: Sequence[Example], *, chunk: int = CHUNK, advance: Advance | None = None
 ) -> list[float]:
-    """The loss of each example's answer, in nats per token of it, given all of its input."""
-    return [
-        -choice_log_probs(model, dataclasses.replace(one, distractor_ids=()), chunk=chunk, advance=advance)[0]
-        / len(one.answer_ids)
-        for one in examples
-    ]
+    """The loss of each example's answer, in nats per token of it, given all of its input.
+
+    Frequencies that depend on the length are those of the input with its answer.
+    """
+
+    def one(example: Example) -> float:
+        length = dataclasses.replace(example, distractor_ids=()).tokens
+        prefix = reader.prefix(example.input_ids, seq_len=length, chunk=chunk, advance=advance)
+        return -prefix.log_probs([example.answer_ids])[0] / len(example.answer_ids)
+
+    return [one(example) for example in examples]
 
 
 def answer_objective(examples: Sequence[Example], *, chunk: int = CHUNK, advance: Advance | None = None) -> Objective:
     """What a search costs by `answer_losses`; `chunk` and `advance` as for `window_losses`."""
-    return lambda model: answer_losses(model, examples, chunk=chunk, advance=advance)
+    return lambda reader: answer_losses(reader, examples, chunk=chunk, advance=advance)
 
 
 def digest(examples: Sequence[Example]) -> str:
     """A short hash of the examples' tokens."""
-    rows = [(one.input_ids, one.answer_ids) for one in examples]
-    return hashlib.sha256(repr(rows).encode()).hexdigest()[:20]
+    return fingerprint([(one.input_ids, one.answer_ids) for one in examples])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ class HeldOutAnswers:
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it: by name the loss of each example's answer and their mean, and the gain."""
         mean, interval = self.gain
-        found: dict[str, Any] = finite(
+        document: dict[str, Any] = finite(
             {
                 "text": self.text,
                 "examples": len(self.losses[SEARCHED]),
@@ -125,11 +127,11 @@ class HeldOutAnswers:
                 "sentences": self.sentences(),
             }
         )
-        return found
+        return document
 
 
 def held_out_answers(
-    model: Decoder,
+    reader: Reader,
     result: SearchResult,
     examples: Sequence[Example],
     *,
@@ -137,34 +139,31 @@ def held_out_answers(
     folder: Path | None = None,
     resume: bool = False,
     chunk: int = CHUNK,
-    begin: Begin | None = None,
-    advance: Advance | None = None,
+    progress: Progress | None = None,
 ) -> HeldOutAnswers:
     """Measure a search's factors and every analytic start on examples that the search did not see.
 
     **Arguments:**
-    - `text`: what the examples were made of. `folder`: where a file of this measurement's own keeps each result, so
-      that a stopped one goes on with `resume`.
-    - `begin` is told before each example its number, the name measured and None; `advance` the tokens done.
+    - `text`: what the examples were made of. `folder`, `resume`: keeps each result in a ledger of its own, so that a
+      stopped measurement continues.
 
     **Raises:** `RopeError` where there is no example or a loss is not finite.
     """
     if not examples:
         raise RopeError("held_out_answers: there is no example.", cure="Make some with answer_examples.")
-    points = points_of(result)
-    said = (model_digest(model), list(points.values()), result.space.unscaled_tokens, digest(examples))
-    key = hashlib.sha256(repr(said).encode()).hexdigest()[:20]
-    state = State(None if folder is None else folder / f"{key}.json", key)
+    shown = progress or SilentProgress()
+    points = list(points_of(result).values())
+    key = fingerprint(reader.digest(), points, result.space.reach.unscaled_tokens, digest(examples))
 
-    def one(model: Decoder, example: Example) -> tuple[float, ...]:
-        return tuple(answer_losses(model, [example], chunk=chunk, advance=advance))
+    def loss(reader: Reader, example: Example) -> tuple[float, ...]:
+        return tuple(answer_losses(reader, [example], chunk=chunk, advance=shown.advance))
 
-    measure_points(model, result, examples, one, state, resume=resume, begin=begin)
+    ledger = open_ledger(folder, kind="held-out-answers", key=key, resume=resume)
+    longest = max(example.tokens for example in examples)
+    losses = measure_points(reader, result, examples, loss, ledger, what="answers", tokens=longest, progress=shown)
     return HeldOutAnswers(
         text=text,
         chosen=result.best_start.factors.name,
-        found_better=result.best.loss < result.best_start.loss,
-        losses={
-            name: tuple(state.results[name, index].block_sums[0] for index in range(len(examples))) for name in points
-        },
+        found_better=result.found_better,
+        losses={name: tuple(values[0] for values in rows) for name, rows in losses.items()},
     )

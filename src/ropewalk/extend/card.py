@@ -1,6 +1,6 @@
-"""README.md of an exported folder: what was done, what it brought, and how others read the config.
+"""README.md of an exported folder: what was done, what it changed, and how other programs read the config.
 
-What is said of vLLM and llama.cpp was read in their sources, not run: vLLM's
+The notes on vLLM and llama.cpp come from their sources, not from running them: vLLM's
 vllm/model_executor/layers/rotary_embedding/__init__.py at 926c71f, phi3_long_rope_scaled_rope.py at 63c2b7a and
 dynamic_ntk_scaling_rope.py at 3cfbaf3; llama.cpp's conversion/base.py (`set_gguf_parameters`) and conversion/llama.py
 (`generate_extra_tensors`) at 0274f0f.
@@ -15,7 +15,7 @@ from typing import Any
 
 VLLM, LLAMA = "vLLM", "llama.cpp"
 _SAME_VLLM = "computes the same frequencies from this block."
-_READERS: dict[str, dict[str, str]] = {
+_SUPPORT: dict[str, dict[str, str]] = {
     "default": {
         VLLM: "reads theta; the length is `max_position_embeddings`.",
         LLAMA: "the converter writes theta as `rope.freq_base`, and needs nothing else.",
@@ -54,8 +54,17 @@ _UNREAD = {
 }  # of yarn blocks: each reader takes them otherwise
 
 
-def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
-    """The model card, in Markdown, of what `outcome.record` says; `figure` is the name of a picture beside it."""
+def card(
+    record: Mapping[str, Any],
+    *,
+    figure: str | None = None,
+    numbers: str | None = None,
+    results: Sequence[str] = (),
+) -> str:
+    """The model card, in Markdown, of an `outcome.record`.
+
+    `figure` and `numbers` are the names of a picture and of the record beside it; `results` are sentences to show.
+    """
     config, tuning, protocol = record["config"], record["tuning"], record["protocol"]
     block = config.get("rope_parameters")
     name, method = plain_text(record["model"]), plain_text(record["method"])
@@ -65,10 +74,9 @@ def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
     if tuning is not None:
         settings = tuning["settings"]
         done += (
-            f"; then {settings['steps']:,} updates ({tuning['tokens']:,} tokens) at {settings['target']:,} tokens, "
+            f"; then {settings['steps']:,} updates ({tuning['tokens']:,} tokens) at {settings['seq_len']:,} tokens, "
             f"training {plain_text(settings['train'])}"
         )
-    measured = protocol is not None or tuning is not None
     lines = [
         "---",
         f"library_name: {'transformers' if block else 'ropewalk'}",
@@ -81,40 +89,41 @@ def card(record: Mapping[str, Any], *, figure: str | None = None) -> str:
         f"Made from {name} by `ropewalk extend`: {done}. Its licence is that of {name}.",
         "",
         *_config(config, block),
+        *(line for sentence in results for line in (plain_text(sentence), "")),
         *_results(record, protocol, figure),
         "## How it is read",
         "",
         *_reading(block),
         "",
-        "Everything that was done, and every number, is in extend.json."
-        if measured
+        f"All settings and every number are in {numbers}."
+        if numbers
         else "Nothing was measured: `ropewalk doctor` does that.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _config(config: Mapping[str, Any], block: Mapping[str, Any] | None) -> list[str]:
-    """The keys that say the rope, as config.json has them."""
+    """The keys of the rope, as config.json has them."""
     if block is None:
         return []
-    said = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
-    return ["```json", json.dumps(said, indent=2), "```", ""]
+    keys = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
+    return ["```json", json.dumps(keys, indent=2), "```", ""]
 
 
 def _reading(block: Mapping[str, Any] | None) -> list[str]:
     """How each reader understands the block."""
     if block is None:
-        return ["`ropewalk.load` reads this folder, and nothing else: no config of transformers can say the method."]
-    readers = _READERS.get(block["rope_type"], {})
+        return ["Only `ropewalk.load` reads this folder: no config of transformers can express the method."]
+    notes = _SUPPORT.get(block["rope_type"], {})
     own = sorted(_UNREAD & block.keys()) if block["rope_type"] == "yarn" else []
     if own:
         keys = ", ".join(f"`{key}`" for key in own)
-        readers = dict.fromkeys(
-            readers, f"does not read {keys} as transformers does: compare outputs before relying on it."
+        notes = dict.fromkeys(
+            notes, f"does not read {keys} as transformers does: compare outputs before relying on it."
         )
     lines = ["- transformers 5 reads `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; both are there."]
-    lines += [f"- {who}: {what}" for who, what in readers.items()]
-    return [*lines, "", "Of vLLM and llama.cpp this was read in their sources, not tried."] if readers else lines
+    lines += [f"- {who}: {what}" for who, what in notes.items()]
+    return [*lines, "", "For vLLM and llama.cpp this was read in their sources, not tried."] if notes else lines
 
 
 def plain_text(text: str) -> str:

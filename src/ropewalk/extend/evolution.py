@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.extend.factors import Factors
-from ropewalk.models.extras import need
+from ropewalk.optional import need
 
 WITHIN = 4.0  # pairs over which neighbours move together at first
 ALONE = 0.25  # the share of the first steps' variance that each pair has for itself

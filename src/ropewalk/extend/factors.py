@@ -7,16 +7,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ropewalk.context.methods import EXTENSIONS, Ropes, ropes_for, unscaled
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
+from ropewalk.methods import METHODS, Reach, unscaled
+from ropewalk.models.positions import Positions
+from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.rope.scaling import LongRoPE, Proportional
+from ropewalk.rope.scaling import LongRoPE
 
 LOWEST = 0.5  # of a divisor: Resonance's rounding goes down to 0.95
 BEYOND = 2.0  # how far beyond the ratio of lengths, and beyond every analytic method, a divisor may go
 ATTENTION = (0.5, 2.0)
+PLAIN = "plain"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +45,18 @@ class Space:
     """The points that a search may reach, and how each becomes the ropes of a model.
 
     - `layers`: which layers are searched, with one rope between them: those that see beyond the trained length.
-    - `plain`: that rope, unscaled. `ropes`: every layer's, unscaled.
-    - `trained_length`, `target`: tokens. `monotone`: divisors never fall from one pair to the next slower one
-      (LongRoPE's constraint); an analytic start is taken as it is. `unscaled_tokens`: so many first tokens keep their
-      angles under every point (LongRoPE's n-hat).
+    - `plain`: that rope, unscaled. `positions`: every layer's, unscaled.
+    - `reach`: the lengths; its first `unscaled_tokens` keep their angles under every point (LongRoPE's n-hat).
+    - `monotone`: divisors never decrease from one pair to the next slower one (LongRoPE's constraint); an analytic
+      start is taken as it is.
+    - `starts`: the analytic methods as points. `left_out`: those that cannot be applied, and why.
     """
 
     layers: tuple[int, ...]
     plain: RopeConfig
-    ropes: Ropes
-    trained_length: int
-    target: int
+    positions: Positions
+    reach: Reach
     monotone: bool = False
-    unscaled_tokens: int = 0
     starts: tuple[Factors, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
 
@@ -63,7 +64,7 @@ class Space:
     def largest(self) -> float:
         """The largest divisor: twice the ratio of lengths, or twice that of the furthest analytic method."""
         furthest = max((max(start.divisors) for start in self.starts), default=1.0)
-        return BEYOND * max(self.target / self.trained_length, furthest)
+        return BEYOND * max(self.reach.factor, furthest)
 
     def factors(self, logarithms: Sequence[float], name: str) -> Factors:
         """The point with these logarithms, put within the bounds, and in order where that is asked for."""
@@ -79,23 +80,25 @@ class Space:
         rule = LongRoPE(
             factors.divisors,
             factors.divisors,
-            self.trained_length,
+            self.reach.trained,
             attention_factor=factors.attention_factor,
-            unscaled_tokens=self.unscaled_tokens,
+            unscaled_tokens=self.reach.unscaled_tokens,
         )
-        return dataclasses.replace(self.plain, scaling=rule, max_position_embeddings=self.target)
+        return dataclasses.replace(self.plain, scaling=rule, max_position_embeddings=self.reach.target)
 
-    def apply(self, model: Decoder, factors: Factors) -> Decoder:
-        """The model under these factors: the same weights, not copied."""
+    def positions_of(self, factors: Factors) -> Positions:
+        """What each layer knows of positions under these factors."""
         rope = self.rope(factors)
-        ropes = tuple(rope if index in self.layers else other for index, other in enumerate(self.ropes))
-        return model.with_rope(ropes[0] if len(set(ropes)) == 1 else ropes)
+        ropes = tuple(rope if index in self.layers else other for index, other in enumerate(self.positions.ropes))
+        return dataclasses.replace(self.positions, ropes=ropes)
+
+    def apply(self, reader: Reader, factors: Factors) -> Reader:
+        """The model under these factors: the same weights, not copied."""
+        return reader.under(self.positions_of(factors))
 
 
-def search_space(
-    model: Decoder, *, trained_length: int, target: int, monotone: bool = False, unscaled_tokens: int = 0
-) -> Space:
-    """What can be searched in a model, with every analytic method that applies as a start.
+def search_space(positions: Positions, reach: Reach, *, monotone: bool = False) -> Space:
+    """What can be searched in a model of these positions, with every analytic method that applies as a start.
 
     Methods with the same frequencies at the target are one start, under the first one's name; a method that cannot be
     applied is left out, and `left_out` says why. Layers that never see beyond the trained length keep their ropes.
@@ -103,48 +106,49 @@ def search_space(
     **Raises:** `RopeError` where nothing is to be extended, where layers have different ropes (one list of divisors
     would not mean the same in each), and for ropes with pairs that stand still or with unscaled first tokens.
     """
-    if not 2 <= trained_length < target:
+    if not 2 <= reach.trained < reach.target:
         raise RopeError(
             "search: the target must lie beyond the trained length.",
-            facts={"target": target, "trained_length": trained_length},
+            facts={"target": reach.target, "trained_length": reach.trained},
             cure="Ask for a longer --target.",
         )
-    config = model.config
-    ropes = tuple(None if rope is None else unscaled(rope) for rope in config.ropes)
+    ropes = tuple(None if rope is None else unscaled(rope) for rope in positions.ropes)
     seen = [
         index
-        for index, (rope, window) in enumerate(zip(ropes, config.sliding_windows, strict=True))
-        if rope is not None and (window is None or window > trained_length)
+        for index, (rope, window) in enumerate(zip(ropes, positions.sliding_windows, strict=True))
+        if rope is not None and (window is None or window > reach.trained)
     ]
     distinct = {ropes[index] for index in seen}
     plain = ropes[seen[0]] if seen else None
-    if plain is None or len(distinct) != 1 or isinstance(plain.scaling, Proportional):
+    if plain is None or len(distinct) != 1 or not plain.can_be_extended:
         raise RopeError(
             "search: one list of divisors needs one rope, without standing pairs, in all layers that see that far.",
             facts={"ropes": list(distinct)},
             cure="Compare the methods that apply with `ropewalk doctor`.",
         )
-    bare = Space(layers=tuple(seen), plain=plain, ropes=ropes, trained_length=trained_length, target=target)
     starts: dict[tuple[tuple[float, ...], float], Factors] = {}
     left_out: list[tuple[str, str]] = []
-    for method in ("plain", "as-is", *EXTENSIONS):
+    scaled = dataclasses.replace(reach, unscaled_tokens=0)
+    for name, method in METHODS.items():
+        if not (method.scales_frequencies or method.keeps_own or name == PLAIN):
+            continue
         try:
-            rope = ropes_for(
-                method, config.ropes, config.sliding_windows, trained_length=trained_length, target=target
-            )[seen[0]]
+            rope = method.positions(positions, scaled).ropes[seen[0]]
             assert rope is not None
             if first_columns_of(rope) is not None:
-                left_out.append((method, "its first tokens are unscaled"))
+                left_out.append((name, "its first tokens are unscaled"))
                 continue
-            found = _factors_of(rope, plain, method, target)
+            start = _factors_of(rope, plain, name, reach.target)
         except RopeError as error:
-            left_out.append((method, error.rule))
+            left_out.append((name, error.rule))
             continue
-        starts.setdefault((found.divisors, found.attention_factor), found)
-    return dataclasses.replace(
-        bare,
+        starts.setdefault((start.divisors, start.attention_factor), start)
+    return Space(
+        layers=tuple(seen),
+        plain=plain,
+        positions=dataclasses.replace(positions, ropes=ropes),
+        reach=reach,
         monotone=monotone,
-        unscaled_tokens=unscaled_tokens,
         starts=tuple(starts.values()),
         left_out=tuple(left_out),
     )

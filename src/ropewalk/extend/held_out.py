@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,15 +10,16 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from ropewalk.context.measure import CHUNK, window_losses
-from ropewalk.context.output import finite
-from ropewalk.context.recommend import Interval, difference, signed
-from ropewalk.context.state import State, WindowResult, model_digest, peak_memory
-from ropewalk.context.statistics import mean_and_interval
+from ropewalk.atomic_io import finite
 from ropewalk.errors import RopeError
+from ropewalk.extend.factor_search import SearchResult
 from ropewalk.extend.factors import Factors
-from ropewalk.extend.search import Advance, Begin, SearchResult
-from ropewalk.models.decoder import Decoder
+from ropewalk.extend.jobs import open_ledger
+from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.progress import Progress, SilentProgress
+from ropewalk.readers.reader import CHUNK, Reader
+from ropewalk.readers.workers import complete
+from ropewalk.statistics import Interval, difference, mean_and_interval, signed
 
 SEARCHED = "searched"
 ItemT = TypeVar("ItemT")
@@ -87,7 +86,7 @@ class HeldOut:
                 }
             )
         mean, interval = self.gain
-        found: dict[str, Any] = finite(
+        document: dict[str, Any] = finite(
             {
                 "text": self.text,
                 "windows": len(self.beyond[SEARCHED]),
@@ -99,7 +98,7 @@ class HeldOut:
                 "sentences": self.sentences(),
             }
         )
-        return found
+        return document
 
 
 def points_of(result: SearchResult) -> dict[str, Factors]:
@@ -115,124 +114,113 @@ def weighed(mean: float, interval: Interval, chosen: str, *, unit: str = "window
         return "The gain is significant: the 95 % interval lies below zero."
     if interval[0] > 0:
         return f"That is a loss, and significant: the search has fitted its own {seen}; {chosen} is better."
-    return "The gain is not significant: the 95 % interval holds zero."
+    return "The gain is not significant: the 95 % interval contains zero."
 
 
 def measure_points(
-    model: Decoder,
+    reader: Reader,
     result: SearchResult,
     items: Sequence[ItemT],
-    measure: Callable[[Decoder, ItemT], tuple[float, ...]],
-    state: State,
+    measure: Callable[[Reader, ItemT], tuple[float, ...]],
+    ledger: Ledger,
     *,
-    resume: bool,
-    begin: Begin | None,
-) -> None:
-    """Measure every point of `points_of` on every item, keeping each one's numbers in `state` as `block_sums`.
+    what: str,
+    tokens: int,
+    progress: Progress,
+) -> dict[str, list[tuple[float, ...]]]:
+    """By name, the losses of every point of `points_of` on each item: those in the ledger, and the others measured now.
 
-    Raises `RopeError` where one of them is not finite.
+    `what` and `tokens` describe one measurement in `progress`. Raises `RopeError` for a loss that is not finite.
     """
-    if resume:
-        state.resume()
-    else:
-        state.begin()
-    count = 0
-    for index, item in enumerate(items):
-        for name, factors in points_of(result).items():
-            if (name, index) in state.results:
-                continue
-            count += 1
-            if begin is not None:
-                begin(count, name, None)
-            started = time.perf_counter()
-            found = measure(result.space.apply(model, factors), item)
-            if not np.isfinite(found).all():
-                raise RopeError(
-                    "held_out: a loss is not a finite number.",
-                    facts={"factors": name, "number": index},
-                    cure="Measure with float32.",
-                )
-            state.add(name, index, WindowResult(found, found[0], time.perf_counter() - started, peak_memory()))
+    points = points_of(result)
+    jobs = [(name, index) for index in range(len(items)) for name in points]
+
+    def key(job: tuple[str, int]) -> str:
+        return f"{job[0]}/{job[1]}"
+
+    def compute(job: tuple[str, int]) -> dict[str, Any]:
+        name, index = job
+        progress.begin(f"{jobs.index(job) + 1}/{len(jobs)} {what} {name}", tokens)
+        values = measure(result.space.apply(reader, points[name]), items[index])
+        if not np.isfinite(values).all():
+            raise RopeError(
+                "held_out: a loss is not a finite number.",
+                facts={"factors": name, "number": index},
+                cure="Measure with float32.",
+            )
+        return {"losses": list(values)}
+
+    complete(ledger, jobs, key, compute)
+    return {name: [tuple(ledger[key((name, index))]["losses"]) for index in range(len(items))] for name in points}
 
 
 def held_out(
-    model: Decoder,
+    reader: Reader,
     result: SearchResult,
     windows: Tensor,
     *,
     text: str,
-    state_path: Path | None = None,
+    folder: Path | None = None,
     resume: bool = False,
     chunk: int = CHUNK,
-    begin: Begin | None = None,
-    advance: Advance | None = None,
+    progress: Progress | None = None,
 ) -> HeldOut:
     """Measure a search's factors and every analytic start on windows that the search did not see.
 
     **Arguments:**
     - `windows`: int64 `[windows, target]` of another text, or of another part; `text` names it.
-    - `state_path`, `resume`: a file that keeps each window's result, so that a stopped measurement goes on; or a
-      folder, in which it has a file of its own.
-    - `begin` is told before each window its number, the name measured and None; `advance` the tokens done.
+    - `folder`, `resume`: keeps each window's result in a ledger of its own, so that a stopped measurement continues.
 
-    **Raises:** `RopeError` where the windows do not fit the search, a loss is not finite, or `state_path` is a file
-    that holds something else.
+    **Raises:** `RopeError` where the windows do not fit the search, or a loss is not finite.
     """
-    space = result.space
-    if windows.ndim != 2 or not len(windows) or windows.shape[1] != space.target:
+    reach = result.space.reach
+    if windows.ndim != 2 or not len(windows) or windows.shape[1] != reach.target:
         raise RopeError(
             "held_out: `windows` must be [windows, target].",
-            facts={"windows": windows, "target": space.target},
+            facts={"windows": windows, "target": reach.target},
             cure="Take them with the search's own target.",
         )
-    points = points_of(result)
-    fingerprint = _fingerprint(model, windows, list(points.values()), space.unscaled_tokens)
-    place = state_path
-    if place is not None and place.is_dir():
-        place = place / f"{fingerprint}.json"
+    shown = progress or SilentProgress()
+    points = list(points_of(result).values())
+    key = fingerprint(reader.digest(), points, reach.unscaled_tokens, windows.contiguous().numpy().tobytes())
+    inside = reach.trained - 1
 
-    def one(model: Decoder, ids: Tensor) -> tuple[float, float]:
-        losses = window_losses(model, ids, chunk=chunk, advance=advance)
-        inside = space.trained_length - 1
+    def sums(reader: Reader, ids: Tensor) -> tuple[float, float]:
+        losses = reader.window_losses(ids, chunk=chunk, advance=shown.advance)
         return float(losses[:inside].sum()), float(losses[inside:].sum())
 
-    state = State(place, fingerprint)
-    measure_points(model, result, list(windows), one, state, resume=resume, begin=begin)
-    inside, outside = space.trained_length - 1, space.target - space.trained_length
-
-    def means(part: int, count: int) -> dict[str, tuple[float, ...]]:
-        return {
-            name: tuple(state.results[name, index].block_sums[part] / count for index in range(len(windows)))
-            for name in points
-        }
-
+    ledger = open_ledger(folder, kind="held-out", key=key, resume=resume)
+    totals = measure_points(
+        reader, result, list(windows), sums, ledger, what="held out", tokens=reach.target, progress=shown
+    )
+    outside = reach.target - reach.trained
     return HeldOut(
         text=text,
         chosen=result.best_start.factors.name,
-        found_better=result.best.loss < result.best_start.loss,
-        within=means(0, inside),
-        beyond=means(1, outside),
+        found_better=result.found_better,
+        within={name: tuple(window[0] / inside for window in values) for name, values in totals.items()},
+        beyond={name: tuple(window[1] / outside for window in values) for name, values in totals.items()},
     )
 
 
 def search_record(
-    result: SearchResult, found: HeldOut | None, *, model: str, text: str, further: Mapping[str, Any]
+    result: SearchResult, unseen: HeldOut | None, *, model: str, text: str, more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that was searched and found, as one JSON document; losses in nats per token, lengths in tokens.
+    """The search and its result as one JSON document; losses in nats per token, lengths in tokens.
 
-    `further` are entries to add, or to put in place of these.
+    `more` are entries to add, or to put in place of these.
     """
-    space = result.space
-    cleaned: dict[str, Any] = finite(
+    space, reach = result.space, result.space.reach
+    document: dict[str, Any] = finite(
         {
             "kind": "search",
             "model": model,
             "text": text,
             "windows": len(result.best.losses),
-            "trained_length": space.trained_length,
-            "target": space.target,
+            "trained_length": reach.trained,
+            "target": reach.target,
             "monotone": space.monotone,
-            "unscaled_tokens": space.unscaled_tokens,
+            "unscaled_tokens": reach.unscaled_tokens,
             "evaluations": len(result.evaluations),
             "ended_by": result.ended_by,
             "seconds": sum(line.seconds for line in result.evaluations),
@@ -241,21 +229,15 @@ def search_record(
             "best": {**result.best.factors.to_json(), "loss": result.best.loss},
             "best_start": result.best_start.factors.name,
             "gain_on_search_text": result.best.loss - result.best_start.loss,
-            "rope_parameters": None if space.unscaled_tokens else result.rope.to_hf(),
-            "max_position_embeddings": space.target,
+            "rope_parameters": None if reach.unscaled_tokens else result.rope.to_hf(),
+            "max_position_embeddings": reach.target,
             "losses": [line.loss for line in result.evaluations],
-            "held_out": None if found is None else found.to_json(),
-            **further,
+            "held_out": None if unseen is None else unseen.to_json(),
+            **more,
         }
     )
-    return cleaned
+    return document
 
 
 def _loss_of(result: SearchResult, start: Factors) -> float:
     return next(line.loss for line in result.evaluations if line.factors == start)
-
-
-def _fingerprint(model: Decoder, windows: Tensor, points: Sequence[Factors], unscaled_tokens: int) -> str:
-    digest = hashlib.sha256(f"{model_digest(model)} {points!r} {unscaled_tokens}".encode())
-    digest.update(windows.contiguous().numpy().tobytes())
-    return digest.hexdigest()[:20]

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ropewalk.context.methods import Ropes, unscaled
+from ropewalk.checkpoints.decoder_config import half_split_rope
 from ropewalk.errors import RopeError
-from ropewalk.models.families import half_split_rope
+from ropewalk.methods import METHODS, Reach, unscaled
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.rope.scaling import DynamicNTK, LongRoPE
 
-# methods that no config.json can say: why not, and the nearest one that it can
-_DROPS = "it drops tokens while it runs, and the checkpoint stays as it is"
-_IN_ATTENTION = "it clips or regroups positions inside attention, which no config.json describes"
-INEXPRESSIBLE: dict[str, tuple[str, str]] = {
-    "crop": (_DROPS, "plain"),
-    "rerope": (_IN_ATTENTION, "yarn"),
-    "self-extend": (_IN_ATTENTION, "yarn"),
-    "dca": (_IN_ATTENTION, "yarn"),
-    "streaming": (_DROPS, "plain"),
-    "log-n": ("it scales each query by its own position, and a config has one factor for all", "yarn"),
-    "drope": ("it turns no pair and scales the logits by length, for which the model families have no key", "yarn"),
-}
 EXACT = 1e-9  # relative: a block's numbers are float64, written in full
 
 
@@ -66,7 +54,7 @@ class HubRope:
 
 
 def refuse_inexpressible(method: str) -> None:
-    """Raise `RopeError` for a method that no config.json can say, with the reason and the nearest one that can be said.
+    """Raise `RopeError` for a method that config.json cannot express, with the reason and the closest one that it can.
 
     >>> refuse_inexpressible("yarn")
     >>> refuse_inexpressible("rerope")
@@ -74,32 +62,31 @@ def refuse_inexpressible(method: str) -> None:
         ...
     ropewalk.errors.RopeError: extend: `rerope` cannot be exported: it clips or regroups positions inside attention...
     """
-    name = method.lower().replace("_", "-")
-    if name in INEXPRESSIBLE:
-        reason, nearest = INEXPRESSIBLE[name]
+    record = METHODS.get(method.lower().replace("_", "-"))
+    if record is not None and record.config is None:
         raise RopeError(
-            f"extend: `{method}` cannot be exported: {reason}.",
-            facts={"method": method, "nearest that can be": nearest},
-            cure=f"Export --method {nearest}; or pass --native, for a folder that ropewalk alone reads.",
+            f"extend: `{method}` cannot be exported: {record.not_in_config}.",
+            facts={"method": method, "nearest that can be": record.nearest},
+            cure=f"Export --method {record.nearest}; or pass --native, for a folder that ropewalk alone reads.",
         )
 
 
-def hub_rope(ropes: Ropes, method: str, *, trained_length: int, target: int) -> HubRope:
+def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> HubRope:
     """The block and length that say these ropes.
 
     **Arguments:**
     - `ropes`: each layer's rope with the method applied, None for a layer without.
-    - `method`: its name; `as-is` keeps the stated length, an unscaled rope the trained one, others get `target`.
-    - `trained_length`, `target`: tokens.
+    - `method`: its name, or that of factors from elsewhere. `as-is` keeps the stated length, an unscaled rope the
+      trained one, others get `reach.target`.
 
     A rule that transformers has no name for, but whose frequencies do not depend on the length, becomes a `longrope`
     block whose two lists are equal: one divisor per pair.
 
-    **Raises:** `RopeError` for a method of `INEXPRESSIBLE`, ropes that differ from layer to layer, frequencies that
-    depend on position or on length in a way that no block has, and pairs that stand still.
+    **Raises:** `RopeError` for a method that config.json cannot express, ropes that differ from layer to layer,
+    frequencies that depend on position or on length in a way that no block has, and pairs that stand still.
 
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=16)
-    >>> hub_rope((rope, rope), "plain", trained_length=16, target=64).parameters
+    >>> hub_rope((rope, rope), "plain", Reach(16, 64)).parameters
     {'rope_type': 'default', 'rope_theta': 10000.0}
     """
     refuse_inexpressible(method)
@@ -113,9 +100,10 @@ def hub_rope(ropes: Ropes, method: str, *, trained_length: int, target: int) -> 
             cure="Choose a method that gives every layer the same rope; or pass --native, for ropewalk alone.",
         )
     rope = distinct[0]
-    length = _stated_length(rope, method, trained_length, target)
-    lengths = sorted({1, max(1, trained_length - 1), trained_length, trained_length + 1, target, 2 * target})
-    for block in _candidates(rope, length, trained_length, target):
+    length = _stated_length(rope, method, reach)
+    trained, target = reach.trained, reach.target
+    lengths = sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
+    for block in _candidates(rope, reach):
         read = _read(block, rope, length)
         if read is not None and _same(read, rope, lengths):
             return _with_extras(block, read, length)
@@ -126,29 +114,28 @@ def hub_rope(ropes: Ropes, method: str, *, trained_length: int, target: int) -> 
     )
 
 
-def _stated_length(rope: RopeConfig, method: str, trained_length: int, target: int) -> int:
+def _stated_length(rope: RopeConfig, method: str, reach: Reach) -> int:
     """`max_position_embeddings`: the length that is wanted, but where the rule itself starts from the trained one."""
-    if isinstance(rope.scaling, DynamicNTK):
-        return rope.max_position_embeddings or trained_length
-    if method == "as-is":
-        return rope.max_position_embeddings or trained_length
-    return trained_length if rope.scaling is None else target
+    record = METHODS.get(method)
+    starts_at_max = rope.scaling is not None and rope.scaling.starts_at_max_length
+    if starts_at_max or (record is not None and record.keeps_own):
+        return rope.max_position_embeddings or reach.trained
+    return reach.trained if rope.scaling is None else reach.target
 
 
-def _candidates(rope: RopeConfig, length: int, trained_length: int, target: int) -> list[dict[str, Any]]:
+def _candidates(rope: RopeConfig, reach: Reach) -> list[dict[str, Any]]:
     """Blocks that may say the rope: its own, unless that is longrope, then one divisor per pair."""
     blocks = []
     with suppress(RopeError):  # a rule without a name in transformers
         blocks.append(rope.to_hf())
-    found = _as_longrope(rope, trained_length, target)
-    return [block for block in blocks if block["rope_type"] != "longrope"] + ([] if found is None else [found])
+    divisors = _as_longrope(rope, reach)
+    return [block for block in blocks if block["rope_type"] != "longrope"] + ([] if divisors is None else [divisors])
 
 
-def _as_longrope(rope: RopeConfig, trained_length: int, target: int) -> dict[str, Any] | None:
+def _as_longrope(rope: RopeConfig, reach: Reach) -> dict[str, Any] | None:
     """The `longrope` block with every number in it, or None where divisors cannot say the frequencies."""
-    rule = rope.scaling
-    switch = rule.original_max_position_embeddings if isinstance(rule, LongRoPE) else trained_length
-    if switch < 2 or (rope.needs_seq_len and not isinstance(rule, LongRoPE)):
+    switch = reach.trained if rope.switch_length is None else rope.switch_length
+    if switch < 2 or (rope.needs_seq_len and rope.switch_length is None):
         return None
     plain = columns_of(unscaled(rope))
     short, long = columns_of(rope, switch), columns_of(rope, switch + 1)
@@ -160,7 +147,7 @@ def _as_longrope(rope: RopeConfig, trained_length: int, target: int) -> dict[str
         "short_factor": [old / new for old, new in zip(plain, short, strict=True)],
         "long_factor": [old / new for old, new in zip(plain, long, strict=True)],
         "original_max_position_embeddings": switch,
-        "factor": max(1.0, target / switch),
+        "factor": max(1.0, reach.target / switch),
         "attention_factor": attention_factor_of(rope, switch + 1),
     }
 

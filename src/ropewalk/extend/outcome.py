@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ropewalk.context.doctor import Job, Plan, run, tokens_of
-from ropewalk.context.methods import ropes_for
-from ropewalk.context.output import finite
-from ropewalk.context.protocol import Protocol
-from ropewalk.context.recommend import difference
-from ropewalk.context.state import State, fingerprint
-from ropewalk.context.statistics import over_windows
-from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
+from ropewalk.atomic_io import finite
+from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan
+from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.diagnosis.run import run
+from ropewalk.ledger import Ledger
+from ropewalk.progress import Progress
+from ropewalk.readers.reader import Reader
+from ropewalk.statistics import difference, over_windows
 
-Begin = Callable[[str, int], None]
-Advance = Callable[[int], None]
-PLAIN, CROP, TUNED = "plain", "crop", "tuned"
-ITS_CROP = "tuned crop"  # the tuned weights in fresh windows of the trained length: what they do without the far past
+PLAIN, CROP, AS_IS, TUNED = "plain", "crop", "as-is", "tuned"
+TUNED_CROP = "tuned crop"  # the tuned weights in fresh windows of the trained length: without the distant tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,72 +48,49 @@ class Variant:
 
 
 def measure(
-    model: Decoder,
-    windows: Tensor,
-    protocol: Protocol,
-    *,
-    name: str,
-    baselines: bool = False,
-    state: Path | None = None,
-    begin: Begin | None = None,
-    advance: Advance | None = None,
+    reader: Reader, windows: Tensor, plan: Plan, names: Mapping[str, str], folder: Path, *, progress: Progress | None
 ) -> list[Variant]:
-    """The losses of `model` under its own ropes, by the doctor's run.
+    """The losses of a model by the doctor's run, one result for each entry of `names`.
 
     **Arguments:**
-    - `windows`: int64 `[windows, target]`, of `context.doctor.take_windows`.
-    - `name`: of the result; `ITS_CROP` feeds fresh windows of the trained length, as crop does, under the model's own
-      ropes. With `baselines` there are two results instead: the unscaled ropes as "plain", and "crop".
-    - `state`: a file that keeps each window's result, so that a stopped measurement goes on.
-    - `begin` is told the name and the tokens of each piece of work, `advance` the tokens that went through.
+    - `windows`: int64 `[windows, target]`, of `diagnosis.plan.take_windows`. `plan`: what is measured of the reader.
+    - `names`: for each result its name, and the plan's method that it comes from.
+    - `folder`: keeps each window's result, in a ledger named by its fingerprint, so that a stopped measurement
+      continues.
 
     **Raises:** `RopeError` where a loss is not finite.
     """
-    kept = State(state, fingerprint(model, windows, protocol))
-    try:
-        kept.resume()
-    except RopeError:  # of another measurement
-        kept.begin()
-    trained, target = protocol.trained_length, protocol.target
-    methods: tuple[str, ...] = (CROP,) if name == ITS_CROP else ("as-is",)
-    if baselines:
-        methods = (PLAIN, CROP) if target > trained > 1 else (PLAIN,)
-    unscaled = ropes_for(PLAIN, model.config.ropes, model.config.sliding_windows, trained_length=trained, target=target)
-    ropes = dict.fromkeys(methods, unscaled if baselines else model.config.ropes)
-    # crop and plain have none; the model's own are part of what it is
-    own = (None,) * model.config.num_hidden_layers if baselines else model.config.extensions
-    extensions = dict.fromkeys(methods, own)
-    jobs = tuple(
-        Job(method, window, tokens_of(method, protocol))
-        for window in range(protocol.total_windows)
-        for method in methods
-        if (method, window) not in kept.results
-    )
-
-    def told(job: Job) -> None:
-        if begin is not None:
-            begin(job.method if baselines else name, job.tokens)
-
-    work = Plan(
-        protocol=protocol,
-        own=model.config.ropes,
-        methods=methods,
-        ropes=ropes,
-        extensions=extensions,
-        same_as={},
-        jobs=jobs,
-    )
-    found = run(model, windows, work, kept, begin=told, advance=advance)
+    key = fingerprint(reader, windows, plan.protocol)
+    ledger = Ledger(folder / key, kind=KIND, key=key)
+    ledger.resume()
+    measurement = run(reader, windows, plan, ledger, progress=progress)
     return [
         Variant(
-            name=method if baselines else name,
-            blocks=found.block_means(method),
-            within=found.within(method),
-            beyond=found.beyond(method),
-            seconds=sum(result.seconds for result in found.results[method]),
+            name=name,
+            blocks=measurement.block_means(method),
+            within=measurement.within(method),
+            beyond=measurement.beyond(method),
+            seconds=sum(window.seconds for window in measurement.results[method]),
         )
-        for method in methods
+        for name, method in names.items()
     ]
+
+
+def before(reader: Reader, protocol: Protocol, method: str) -> tuple[Plan, dict[str, str]]:
+    """What is measured of the checkpoint: plain, under crop where anything lies beyond, and under the method."""
+    baselines = [PLAIN, CROP] if _can_crop(protocol) else [PLAIN]
+    return plan(reader, protocol, [*baselines, method]), {name: name for name in (*baselines, method)}
+
+
+def after(reader: Reader, protocol: Protocol) -> tuple[Plan, dict[str, str]]:
+    """What is measured of the tuned model: it itself, and what its weights do without the distant tokens."""
+    names = {TUNED: AS_IS, TUNED_CROP: CROP} if _can_crop(protocol) else {TUNED: AS_IS}
+    own = reader.positions
+    return Plan(protocol=protocol, own=own, positions=dict.fromkeys(names.values(), own), same_as={}), names
+
+
+def _can_crop(protocol: Protocol) -> bool:
+    return protocol.target > protocol.trained_length > 1
 
 
 def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
@@ -128,24 +102,19 @@ def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
     pairs = {
         "method_minus_crop_beyond": (method, CROP, "beyond"),
         "tuned_minus_crop_beyond": (TUNED, CROP, "beyond"),
-        "tuned_minus_its_crop_beyond": (TUNED, ITS_CROP, "beyond"),
+        "tuned_minus_its_crop_beyond": (TUNED, TUNED_CROP, "beyond"),
         "tuned_minus_method_beyond": (TUNED, method, "beyond"),
         "tuned_minus_plain_within": (TUNED, PLAIN, "within"),
         "method_minus_plain_within": (method, PLAIN, "within"),
     }
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for key, (one, other, where) in pairs.items():
         if one in by_name and other in by_name and one != other:
             values = getattr(by_name[one], where), getattr(by_name[other], where)
             if None not in values:
                 mean, interval = difference(*values)
-                found[key] = {"nats": mean, "ci": interval}
-    return found
-
-
-def curves(variants: Sequence[Variant]) -> dict[str, list[float]]:
-    """By name: mean loss of each block, for the figure; the tuned weights' own crop is left to the table."""
-    return {variant.name: np.mean(variant.blocks, axis=0).tolist() for variant in variants if variant.name != ITS_CROP}
+                differences[key] = {"nats": mean, "ci": interval}
+    return differences
 
 
 def record(
@@ -159,8 +128,8 @@ def record(
     environment: Mapping[str, Any],
     unscaled_tokens: int = 0,
 ) -> dict[str, Any]:
-    """Everything that was done and found, as one JSON document: losses in nats per token, lengths in tokens."""
-    found: dict[str, Any] = finite(
+    """What was done and measured, as one JSON document: losses in nats per token, lengths in tokens."""
+    document: dict[str, Any] = finite(
         {
             "model": model,
             "method": method,
@@ -174,4 +143,4 @@ def record(
             "environment": dict(environment),
         }
     )
-    return found
+    return document

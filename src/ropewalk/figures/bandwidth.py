@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.figures.style import INK, OTHER, QUIET, Look, length_ticks, style
+from ropewalk.figures.style import INK, OTHER, QUIET, length_ticks, style
+from ropewalk.methods import Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +40,7 @@ def copy_bandwidth(
     """
     with style():
         from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
         figure = Figure(figsize=(2.4 + 4.0 * len(panels), 5.0))
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -67,7 +68,7 @@ def copy_bandwidth(
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.tick_params(axis="x", which="minor", length=0)
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.tick_params(axis="y", which="minor", length=0)
             axes.set_title(name, fontsize=10, fontweight="normal", color=INK, pad=6)

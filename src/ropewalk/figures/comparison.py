@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ropewalk.figures.style import OTHER, QUIET, SHADE, Look, length_ticks, look_of, style
+from ropewalk.figures.style import OTHER, QUIET, SHADE, length_ticks, look_of, style
+from ropewalk.methods import Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, Look, caption, panel, style
+from ropewalk.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, caption, panel, style
+from ropewalk.methods import Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

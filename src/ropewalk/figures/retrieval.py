@@ -93,14 +93,15 @@ def _note(
     lengths: Sequence[int], trained_length: int | None, chance: float | None, n: int | Sequence[int] | None, note: str
 ) -> str:
     """What the cells and the lines are, in one line."""
-    said = [note] if note else []
+    notes = [note] if note else []
     if n is not None:
         counts = [n] if isinstance(n, int) else sorted(set(n))
-        said.append(f"each cell n={counts[0]}" if len(counts) == 1 else f"each cell n={counts[0]} to {counts[-1]}")
+        notes.append(f"each cell n={counts[0]}" if len(counts) == 1 else f"each cell n={counts[0]} to {counts[-1]}")
     if chance is not None:
-        said.append(f"chance {chance:.3g}" + (" (dashed on the bar)" if chance else ""))
+        notes.append(f"chance {chance:.3g}" + (" (dashed on the bar)" if chance else ""))
     if trained_length is not None:
         within = bisect_right(lengths, trained_length)
         line = "all inputs are within it" if within == len(lengths) else "all inputs are beyond it"
-        said.append(f"trained length {tokens(trained_length)} ({'dashed line' if 0 < within < len(lengths) else line})")
-    return "; ".join(said)
+        shown = "dashed line" if 0 < within < len(lengths) else line
+        notes.append(f"trained length {tokens(trained_length)} ({shown})")
+    return "; ".join(notes)

@@ -13,14 +13,14 @@ from ropewalk.figures.style import (
     PALE,
     QUIET,
     RED,
-    Look,
     bar,
     caption,
     heat,
     length_ticks,
     panel,
     style,
-)  # fmt: skip
+)
+from ropewalk.methods import Look  # fmt: skip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

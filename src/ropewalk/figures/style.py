@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.models.extras import need
+from ropewalk.methods import METHODS, Look
+from ropewalk.optional import need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,37 +25,13 @@ BLUE, RED, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a
 MAP = "cividis"
 
 
-@dataclass(frozen=True)
-class Look:
-    """How one method is drawn in every figure, told apart without colour too."""
-
-    color: str
-    line: str = "-"
-    marker: str = "o"
-
-
-LOOKS = {
-    "plain": Look("#222222", "-", "o"),
-    "as-is": Look("#56b4e9", "-", "P"),
-    "pi": Look("#e69f00", "--", "s"),
-    "ntk": Look("#009e73", "-.", "^"),
-    "dynamic": Look("#009e73", ":", "v"),
-    "yarn": Look("#0072b2", "-", "D"),
-    "llama3": Look("#cc79a7", "--", "X"),
+# what is drawn beside the methods: a searched rule, a tuned model, and LongRoPE's published factors
+_BESIDE = {
     "longrope": Look("#d55e00", "-", "h"),
-    "abf": Look("#8c6d1f", "-.", "<"),
-    "resonance": Look("#0072b2", ":", ">"),
-    "p-rope": Look("#cc79a7", "-.", "H"),
-    "rerope": Look("#332288", "-.", "d"),
-    "self-extend": Look("#44aa99", "--", "v"),
-    "dca": Look("#882255", "-", "p"),
-    "log-n": Look("#767676", ":", "x"),
-    "streaming": Look("#999933", "--", "+"),
-    "drope": Look("#117733", "-", "d"),
     "searched": Look("#d55e00", "-", "*"),
-    "crop": Look("#d55e00", ":", "."),
     "tuned": Look("#009e73", "-", "8"),
 }
+LOOKS = {**{name: method.look for name, method in METHODS.items()}, **_BESIDE}
 OTHER = Look("#767676", "-", "o")
 
 

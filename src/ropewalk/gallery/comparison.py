@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from ropewalk.bench.record import in_checkout, results_file
 from ropewalk.comparison import convergence as curves_of
 from ropewalk.comparison import summarise
-from ropewalk.comparison.run import read_record
+from ropewalk.comparison.record import read_record
 from ropewalk.errors import RopeError
-from ropewalk.gallery.entry import Says
+from ropewalk.figures import comparison as draw_comparison
+from ropewalk.gallery.entry import Entry, Says
 
 Record = Annotated[str, Says("a results.jsonl of `ropewalk compare`; none: this checkout's benchmarks/results")]
 
@@ -68,8 +69,28 @@ def _read(record: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _note(first: dict[str, Any]) -> str:
-    said = first["settings"]
-    tokens = said["steps"] * said["batch_size"] * said["seq_len"] / 1e6
-    seeds = len(said["seeds"])
+    settings = first["settings"]
+    tokens = settings["steps"] * settings["batch_size"] * settings["seq_len"] / 1e6
+    seeds = len(settings["seeds"])
     bands = f", {seeds} seeds; bars: 95 % t interval over seeds" if seeds > 1 else ", one seed"
-    return f"size {said['size']}, trained on {tokens:.1f}M tokens at {said['seq_len']} tokens{bands}"
+    return f"size {settings['size']}, trained on {tokens:.1f}M tokens at {settings['seq_len']} tokens{bands}"
+
+
+ENTRIES = (
+    Entry(
+        100,
+        "comparison",
+        "loss against length for each encoding, and for each scaling",
+        comparison,
+        draw_comparison.loss_by_length,
+        has_record,
+    ),
+    Entry(
+        110,
+        "convergence",
+        "loss against training for each encoding",
+        convergence,
+        draw_comparison.convergence,
+        has_record,
+    ),
+)

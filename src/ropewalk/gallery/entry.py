@@ -79,8 +79,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure of the gallery: `picture(**numbers(**settings))`."""
+    """A figure of the gallery: `picture(**numbers(**settings))`; `order` is its place in the lesson."""
 
+    order: int
     name: str
     line: str
     numbers: Callable[..., dict[str, Any]]

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.gallery.entry import HeadDim, Model, Says, Seed, Theta
+from ropewalk.figures import maps as draw_maps
+from ropewalk.figures import scores as draw_scores
+from ropewalk.gallery.entry import Entry, HeadDim, Model, Says, Seed, Theta
 from ropewalk.gallery.material import (
     Array,
     attention_inputs,
@@ -117,7 +119,7 @@ def maps(
     rotary = rotary_model(model)
     ids, positions = windows(rotary, 1, tokens), torch.arange(tokens)
     trained = weights(rotary, ids, positions)
-    without = weights(rotary.with_rope(None), ids, None)
+    without = weights(rotary.with_positions(rope=None), ids, None)
     elsewhere = weights(rotary, ids, positions + moved)
     chosen = named_heads(heads, trained.shape) if heads else by_kind(trained, without)
     return {
@@ -175,3 +177,11 @@ def named_heads(names: Sequence[str], shape: tuple[int, ...]) -> dict[str, tuple
             )
         chosen[f"layer {int(layer)}, head {int(head)}"] = (int(layer), int(head))
     return chosen
+
+
+ENTRIES = (
+    Entry(
+        50, "decay", "score against distance: q = k, random q and k, heads of a trained model", decay, draw_scores.decay
+    ),
+    Entry(60, "maps", "attention maps with rotation, without it, and with all positions moved", maps, draw_maps.maps),
+)

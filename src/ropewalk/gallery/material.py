@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.attention import Attention
-from ropewalk.context.sources import Source, read_source, read_text
+from ropewalk.audit.sources import Source, read_source
+from ropewalk.builtin.texts import read_text
+from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
-from ropewalk.models.checkpoint import load
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
@@ -75,7 +76,7 @@ def published(name: str) -> Source:
 
 def rotary_model(source: str) -> Decoder:
     """A trained model with a rope in every layer and a tokenizer, float32, in eval mode."""
-    model = load(source, dtype=torch.float32)
+    model = load_decoder(source, dtype=torch.float32)
     ropes = model.config.ropes
     if model.tokenizer is None or any(rope is None or rope.num_axes > 1 for rope in ropes):
         raise RopeError(

@@ -8,14 +8,15 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from ropewalk.context.measure import window_losses
-from ropewalk.context.statistics import mean_and_interval
 from ropewalk.errors import RopeError
-from ropewalk.gallery.entry import Says
+from ropewalk.figures import pairing as draw_pairing
+from ropewalk.gallery.entry import Entry, Says
 from ropewalk.gallery.material import rotary_model, windows
 from ropewalk.models.decoder import Decoder
+from ropewalk.readers.losses import window_losses
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.pairing import Pairing, convert_pairing, pairing_order
+from ropewalk.statistics import mean_and_interval
 
 SMOLLM2 = "ROPEWALK_SMOLLM2"
 
@@ -64,7 +65,7 @@ def losses(model: Decoder, texts: int, tokens: int) -> dict[str, Any]:
     ln(vocab_size).
     """
     ids = windows(model, texts, tokens)
-    wrong = model.with_rope(tuple(None if rope is None else _other(rope) for rope in model.config.ropes))
+    wrong = model.with_positions(rope=tuple(None if rope is None else _other(rope) for rope in model.config.ropes))
     own = [float(window_losses(model, row).mean()) for row in ids]
     found: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
     for name, case in (("its own pairing", None), ("the wrong pairing", wrong), ("converted", converted(wrong))):
@@ -93,3 +94,8 @@ def shown_name(model: str) -> str:
 
 def _other(rope: RopeConfig) -> RopeConfig:
     return dataclasses.replace(rope, interleaved=not rope.interleaved)
+
+
+ENTRIES = (
+    Entry(120, "pairing", "interleaved and half-split, and what confusing them costs", pairing, draw_pairing.pairing),
+)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.gallery.entry import HeadDim, Says, Seed, Theta
+from ropewalk.figures import precision as draw_precision
+from ropewalk.gallery.entry import Entry, HeadDim, Says, Seed, Theta
 from ropewalk.gallery.material import Array, frequencies, plain
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
@@ -79,3 +80,10 @@ def score_of(q: Tensor, k: Tensor, cos_m: Tensor, sin_m: Tensor, cos_n: Tensor, 
 def _exact(turn: Array, positions: Array) -> tuple[Tensor, Tensor]:
     angles = torch.from_numpy(np.outer(positions, turn))
     return angles.cos(), angles.sin()
+
+
+ENTRIES = (
+    Entry(
+        140, "precision", "what 32-bit angles and 16-bit tables cost by position", precision, draw_precision.precision
+    ),
+)

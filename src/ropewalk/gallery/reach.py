@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.context.methods import extended, unscaled
 from ropewalk.errors import RopeError
-from ropewalk.gallery.entry import Says
+from ropewalk.figures import reach as draw_reach
+from ropewalk.gallery.entry import Entry, Says
 from ropewalk.gallery.material import TITLES, Array, frequencies, published
+from ropewalk.methods import Reach, method_named, unscaled
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Scaling
 
@@ -49,7 +50,7 @@ def unseen(
             cure="Give a longer target, such as four times the trained length.",
         )
     methods = ("plain", *METHODS)
-    ropes = {name: extended(rope, name, trained_length=trained, target=length) for name in methods}
+    ropes = {name: method_named(name).rope(rope, Reach(trained, length)) for name in methods}
     own = own_name(rope)
     if own is not None:
         ropes[own] = rope  # its own parameters, not those that the target asks for
@@ -89,7 +90,7 @@ def ratios(
         base = frequencies(unscaled(rope))
         factor = stated_factor(rope.scaling, wanted / trained)
         length = round(trained * factor)
-        ropes = {one: extended(rope, one, trained_length=trained, target=length) for one in METHODS}
+        ropes = {one: method_named(one).rope(rope, Reach(trained, length)) for one in METHODS}
         own = own_name(rope)
         if own is not None:
             ropes[own] = rope
@@ -163,3 +164,16 @@ def stated_factor(scaling: Scaling | None, otherwise: float) -> float:
     """The factor that a scaling names, else the ratio of lengths."""
     factor = getattr(scaling, "factor", None)
     return float(factor) if isinstance(factor, int | float) and factor > 1 else otherwise
+
+
+ENTRIES = (
+    Entry(70, "unseen", "angles never seen in training, before and after each scaling", unseen, draw_reach.unseen),
+    Entry(80, "ratios", "each pair's frequency under every scaling, on real configs", ratios, draw_reach.ratios),
+    Entry(
+        90,
+        "wavelengths",
+        "wavelengths of real models against their trained lengths",
+        wavelengths,
+        draw_reach.wavelength_strips,
+    ),
+)

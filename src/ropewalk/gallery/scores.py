@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.gallery.entry import HeadDim, Says, Seed, Theta
+from ropewalk.figures import scores as draw_scores
+from ropewalk.gallery.entry import Entry, HeadDim, Says, Seed, Theta
 from ropewalk.gallery.material import Array, frequencies, plain
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -98,3 +99,11 @@ def decay_of(config: RopeConfig, distances: Array) -> tuple[Array, Array]:
     sums = np.abs(np.cumsum(np.exp(1j * angles), axis=1)).mean(1)
     at_zero = (angles.shape[1] + 1) / 2
     return np.cos(angles).mean(1), sums / at_zero
+
+
+ENTRIES = (
+    Entry(
+        40, "shift", "a score stays when query and key both move, and changes when one does", shift, draw_scores.shift
+    ),
+    Entry(130, "axial", "axial 2D: one patch against all others", axial, draw_scores.axial),
+)

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from ropewalk.checkpoints.load import load_decoder
 from ropewalk.encodings.sinusoidal import sinusoidal_table
 from ropewalk.errors import RopeError
-from ropewalk.gallery.entry import HeadDim, Says, Theta
+from ropewalk.figures import tables as draw_tables
+from ropewalk.gallery.entry import Entry, HeadDim, Says, Theta
 from ropewalk.gallery.material import Array, frequencies, packaged, plain
-from ropewalk.models.checkpoint import load
 
 
 def learned_table(model: str = "") -> tuple[Array, str]:
@@ -25,7 +26,7 @@ def learned_table(model: str = "") -> tuple[Array, str]:
             made = json.loads(str(stored["provenance"]))
             text = f"trained on {made['tokens']:,} tokens of Moby Dick, {made['parameters'] / 1e6:.1f}M parameters"
             return stored["table"].astype(np.float64), text
-    loaded = load(model, dtype=torch.float32)
+    loaded = load_decoder(model, dtype=torch.float32)
     weights = getattr(getattr(loaded.encoding, "positions", None), "weight", None)
     if weights is None:
         raise RopeError(
@@ -68,3 +69,8 @@ def alike(rows: Array) -> Array:
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     found: Array = unit @ unit.T
     return found
+
+
+ENTRIES = (
+    Entry(30, "tables", "the sinusoidal table, RoPE's angles and a trained learned table", tables, draw_tables.tables),
+)

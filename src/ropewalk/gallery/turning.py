@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from ropewalk.errors import RopeError
-from ropewalk.gallery.entry import HeadDim, Says, Theta
+from ropewalk.figures import turning as draw_turning
+from ropewalk.gallery.entry import Entry, HeadDim, Says, Theta
 from ropewalk.gallery.material import frequencies, plain
 
 Pairs = Annotated[tuple[int, ...], Says("pairs to show, fastest 0; none: a choice over the head", 0, 511)]
@@ -67,3 +68,15 @@ def chosen_pairs(pairs: tuple[int, ...], count: int, shares: tuple[float, ...], 
             cure=f"Choose from 0 to {count - 1}, or leave it out.",
         )
     return tuple(sorted(set(pairs)))
+
+
+ENTRIES = (
+    Entry(10, "clocks", "one pair turning, and a clock for every pair", clocks, draw_turning.clocks),
+    Entry(
+        20,
+        "waves",
+        "sine and cosine of each pair's angle by position, the trained length marked",
+        waves,
+        draw_turning.waves,
+    ),
+)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
-from ropewalk.attention.call import arrange, find_places, rotary_tables
-from ropewalk.attention.masks import Layout
+from ropewalk.attention.forward_inputs import ForwardInputs
+from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.encodings import Encoding, EncodingConfig, LearnedAbsolute, Sizes
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
-from ropewalk.models.layers import DecoderLayer, FeedForward, make_norm
+from ropewalk.models.layers import DecoderLayer, FeedForward, make_norm, run_layers
+from ropewalk.models.tokens import Tokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.shapes import Float, Int, Shaped
-
-if TYPE_CHECKING:
-    from ropewalk.models.tokenizer import TextTokenizer
 
 POOLINGS = ("mean", "first")
 
@@ -135,7 +132,7 @@ class TextClassifier(nn.Module):
     def __init__(self, config: TextClassifierConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokenizer: TextTokenizer | None = None
+        self.tokenizer: Tokenizer | None = None
         shape = config.encoder
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoding: Encoding | None = None
@@ -178,30 +175,16 @@ class TextClassifier(nn.Module):
         Raises `RopeError` for ids that the vocabulary has not, and for a row without a real token.
         """
         self._check_call(input_ids, attention_mask)
-        layout = arrange(input_ids, attention_mask, None, None, where="TextClassifier")
-        vectors = self._encode(input_ids, layout)
-        pooled = _first(vectors, layout) if self.config.pooling == "first" else _mean(vectors, layout)
-        return self.classifier(self._dropped(pooled))  # type: ignore[no-any-return]
-
-    def _encode(self, input_ids: Tensor, layout: Layout) -> Tensor:
-        """What comes out of the last norm, `[batch, seq, hidden]`."""
         x = self.embed_tokens(input_ids)
-        shape = self.config.encoder
-        tables = places = None
-        rotary = cast(DecoderLayer, self.layers[0]).self_attn.rotary
-        if rotary is not None:
-            lengths: int | Tensor | None = None
-            if shape.needs_seq_len:
-                lengths = layout.seq if layout.real is None else layout.real.sum(1)
-            tables = rotary_tables(rotary, layout, None, lengths, dtype=x.dtype)
-        elif shape.encoding is not None:
-            places = find_places(layout, None)
-            if self.encoding is not None:
-                x = self.encoding.embedded(x, places.queries)
-        x = self._dropped(x)
-        for layer in self.layers:
-            x = layer(x, layout=layout, tables=tables, places=places)
-        return self.norm(x)  # type: ignore[no-any-return]
+        inputs = ForwardInputs.of(x, attention_mask=attention_mask, where="TextClassifier")
+        if self.config.encoder.needs_seq_len:
+            real = inputs.layout.real
+            inputs.seq_len = inputs.layout.seq if real is None else real.sum(1)
+        if self.encoding is not None:
+            x = self.encoding.embedded(x, inputs.places.queries)
+        vectors = self.norm(run_layers(self.layers, self._dropped(x), inputs, self.encoding))
+        pool = _first if self.config.pooling == "first" else _mean
+        return self.classifier(self._dropped(pool(vectors, inputs.layout)))  # type: ignore[no-any-return]
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout) if self.training and self.config.dropout else x
@@ -223,26 +206,6 @@ class TextClassifier(nn.Module):
         if self.config.pooling == "first" and start is not None:
             ids = [start, *ids]
         return ids[: self.config.max_length]
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write config.json, model.safetensors and the tokenizer into `folder`: whole, or not at all.
-
-        The folder is made, or replaced in one step if it holds such files and nothing else (else `RopeError`).
-        """
-        from ropewalk.models.classifier_files import save_classifier
-
-        save_classifier(self, folder)
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> TextClassifier:
-        """A classifier in eval mode, with its tokenizer, from what `save` or `ropewalk classify train` wrote.
-
-        `dtype` None keeps what is stored. Raises `RopeError` naming the file or tensor that is missing, damaged or of
-        another shape; nothing is unpickled.
-        """
-        from ropewalk.models.classifier_files import load_classifier
-
-        return load_classifier(folder, dtype)
 
     def num_parameters(self) -> int:
         """Numbers that are learned."""
@@ -277,7 +240,7 @@ class TextClassifier(nn.Module):
                 )
 
 
-def _mean(vectors: Tensor, layout: Layout) -> Tensor:
+def _mean(vectors: Tensor, layout: TokenLayout) -> Tensor:
     """The mean over real tokens, `[batch, hidden]`."""
     if layout.real is None:
         return vectors.mean(1)
@@ -286,7 +249,7 @@ def _mean(vectors: Tensor, layout: Layout) -> Tensor:
     return torch.where(real, vectors, 0.0).sum(1) / real.sum(1)
 
 
-def _first(vectors: Tensor, layout: Layout) -> Tensor:
+def _first(vectors: Tensor, layout: TokenLayout) -> Tensor:
     """The first real token of each row, `[batch, hidden]`."""
     if layout.real is None:
         return vectors[:, 0]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from ropewalk.attention.extension import Extension, StreamingLLM
+from ropewalk.attention.extensions import Extension, Retained
 from ropewalk.encodings import EncodingConfig, NoPE, resolve
 from ropewalk.errors import RopeError
 from ropewalk.models.layers import ACTIVATIONS, NORMS
+from ropewalk.models.positions import ExtensionSetting, Positions, RopeSetting, entries
 from ropewalk.rope.config import RopeConfig
-
-Ropes = RopeConfig | tuple[RopeConfig | None, ...] | None
-Extensions = Extension | tuple[Extension | None, ...] | None
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class DecoderConfig:
     - `encoding`: instead of a rope one of `ropewalk.encodings`, by name or with its settings; "rope" and "axial" become
       a `rope`.
     - `sliding_window`: tokens, None, or a tuple with one entry per layer.
-    - `extension`: one of `ropewalk.attention.extension`, None, or a tuple with one entry (or None) per layer.
+    - `extension`: one of `ropewalk.attention.extensions`, None, or a tuple with one entry (or None) per layer.
     - `hidden_act`: "swiglu", "gelu", "gelu_tanh", "relu". `norm`: "rmsnorm", "layernorm".
     - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, used in training only.
 
@@ -43,10 +41,10 @@ class DecoderConfig:
     num_attention_heads: int
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    rope: Ropes = None
+    rope: RopeSetting = None
     encoding: str | EncodingConfig | None = None
     sliding_window: int | tuple[int | None, ...] | None = None
-    extension: Extensions = None
+    extension: ExtensionSetting = None
     hidden_act: str = "swiglu"
     norm: str = "rmsnorm"
     norm_eps: float = 1e-5
@@ -93,21 +91,9 @@ class DecoderConfig:
             self._resolve_encoding(self.head_dim or 0)
         for name, kind in (("rope", RopeConfig), ("sliding_window", int), ("extension", Extension)):
             value = getattr(self, name)
+            of_layers = entries("DecoderConfig", name, value, kind, self.num_hidden_layers)
             if isinstance(value, list | tuple):
-                object.__setattr__(self, name, tuple(value))
-                if len(value) != self.num_hidden_layers:
-                    raise RopeError(
-                        f"DecoderConfig: a tuple `{name}` needs one entry per layer.",
-                        facts={f"len({name})": len(value), "num_hidden_layers": self.num_hidden_layers},
-                        cure="Give None for the layers without.",
-                    )
-            for entry in value if isinstance(value, list | tuple) else (value,):
-                if entry is not None and not isinstance(entry, kind):
-                    raise RopeError(
-                        f"DecoderConfig: `{name}` must be a {kind.__name__}, None, or a tuple of these.",
-                        facts={name: value},
-                        cure="Give one for all layers, or a tuple with one entry per layer.",
-                    )
+                object.__setattr__(self, name, of_layers)
 
     def _resolve_encoding(self, head_dim: int) -> None:
         """A name becomes its settings; RoPE becomes a rope, and "none" neither."""
@@ -139,16 +125,20 @@ class DecoderConfig:
         return extension if isinstance(extension, tuple) else (extension,) * self.num_hidden_layers
 
     @property
-    def remaps(self) -> bool:
-        """Whether any layer's extension reads unrotated keys."""
-        return any(extension is not None and extension.remaps for extension in self.extensions)
+    def positions(self) -> Positions:
+        """What each layer knows of positions."""
+        return Positions(self.ropes, self.extensions, self.sliding_windows)
 
     @property
-    def streaming(self) -> StreamingLLM | None:
-        """The StreamingLLM that every layer is under, so that a cache may forget; None where one sees further."""
-        kinds = set(self.extensions)
-        only = kinds.pop() if len(kinds) == 1 else None
-        return only if isinstance(only, StreamingLLM) else None
+    def remaps(self) -> bool:
+        """Whether any layer's extension reads unrotated keys."""
+        return self.positions.remaps
+
+    @property
+    def retained(self) -> Retained | None:
+        """The bounded part of a row that all layers see (a cache may forget the rest); None where one sees more."""
+        parts = {None if extension is None else extension.retained for extension in self.extensions}
+        return parts.pop() if len(parts) == 1 else None
 
     @property
     def kv_heads(self) -> int:
@@ -158,4 +148,4 @@ class DecoderConfig:
     @property
     def needs_seq_len(self) -> bool:
         """Whether any layer's frequencies depend on the sequence's length."""
-        return any(rope is not None and rope.needs_seq_len for rope in self.ropes)
+        return self.positions.needs_seq_len

@@ -5,29 +5,32 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
-from ropewalk.attention.cache import KVCache, SeqLen
-from ropewalk.attention.call import RotaryTables, agreed_seq_len, arrange, check_unrotated, find_places, rotary_tables
-from ropewalk.attention.extension import Extension
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.checks import check_unrotated
+from ropewalk.attention.extensions import Extension
+from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.norm import RMSNorm
-from ropewalk.attention.remap import Remap
+from ropewalk.attention.static_cache import StaticCache
+from ropewalk.attention.tables import SeqLen
 from ropewalk.encodings import Encoding, EncodingConfig, Sizes
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig, Extensions, Ropes
-from ropewalk.models.layers import DecoderLayer, FeedForward, make_norm
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.layers import DecoderLayer, FeedForward, Head, HeadFunction, make_norm, only_hidden, run_layers
+from ropewalk.models.positions import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
+from ropewalk.models.tokens import Tokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
 
-if TYPE_CHECKING:
-    from ropewalk.models.tokenizer import TextTokenizer
-
+EntryT = TypeVar("EntryT")
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+ResultT = TypeVar("ResultT")
 
 
 class Decoder(nn.Module):
@@ -46,7 +49,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokenizer: TextTokenizer | None = None
+        self.tokenizer: Tokenizer | None = None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoding: Encoding | None = None
         if isinstance(config.encoding, EncodingConfig) and config.encoding.shared:
@@ -59,7 +62,7 @@ class Decoder(nn.Module):
         self.norm = make_norm(config.norm, config.hidden_size, config.norm_eps)
         self.lm_head = None
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -86,7 +89,8 @@ class Decoder(nn.Module):
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
-    ) -> Tensor:
+        head_fn: HeadFunction[ResultT] | None = None,
+    ) -> Tensor | ResultT:
         """Logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
 
         - `position_ids`: integers `[seq]` or `[batch, seq]`; None: each token's index among the real tokens of its row,
@@ -98,10 +102,13 @@ class Decoder(nn.Module):
         - `cache`: from `new_cache`; the tokens are appended to it, and no gradients are kept.
         - `seq_len`: tokens, an int or int64 `[batch]`: required where frequencies depend on length (dynamic NTK,
           LongRoPE), unless the cache has it.
+        - `head_fn`: a function that replaces the product with the head. It gets the hidden states
+          `[batch, seq, hidden]` after the final norm and the head's weight `[vocab, hidden]`; its result is returned.
+          Losses are computed in it: FSDP gathers the weight for the forward alone.
 
         Raises `RopeError` for arguments that do not fit together, and where a cache would be outgrown.
         """
-        hidden = self.hidden_states(
+        hidden = self._final_hidden(
             input_ids,
             position_ids=position_ids,
             attention_mask=attention_mask,
@@ -110,7 +117,10 @@ class Decoder(nn.Module):
             seq_len=seq_len,
         )
         with torch.no_grad() if cache is not None else nullcontext():
-            return self.logits(hidden)
+            if self.lm_head is not None:
+                return self.lm_head(hidden) if head_fn is None else self.lm_head(hidden, head_fn)  # type: ignore[no-any-return]
+            weight = self.embed_tokens.weight
+            return F.linear(hidden, weight) if head_fn is None else head_fn(hidden, weight)
 
     def hidden_states(
         self,
@@ -123,102 +133,92 @@ class Decoder(nn.Module):
         seq_len: SeqLen | None = None,
     ) -> Tensor:
         """What `forward` gives before the head: `[batch, seq, hidden]` after the final norm. Arguments as `forward`."""
+        return self(  # type: ignore[no-any-return]
+            input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            document_ids=document_ids,
+            cache=cache,
+            seq_len=seq_len,
+            head_fn=only_hidden,
+        )
+
+    def _final_hidden(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        document_ids: Tensor | None,
+        cache: KVCache | None,
+        seq_len: SeqLen | None,
+    ) -> Tensor:
         self._check_call(input_ids, cache, seq_len)
-        seq_len = agreed_seq_len(seq_len, cache)
-        layout = arrange(input_ids, attention_mask, document_ids, cache, where="Decoder")
-        tables: dict[RopeConfig, RotaryTables] = {}
-        remaps: dict[tuple[RopeConfig | None, Extension], Remap] = {}
         with torch.no_grad() if cache is not None else nullcontext():
             x = self.embed_tokens(input_ids)
-            places = None if self.config.encoding is None else find_places(layout, position_ids)
-            if self.encoding is not None and places is not None:
-                x = self.encoding.embedded(x, places.queries)
-            for index, layer in enumerate(self.layers):
-                attention = cast(DecoderLayer, layer).self_attn
-                rotary, extension, of_layer, remap = attention.rotary, attention.extension, None, None
-                if extension is not None:
-                    key = (attention.rope, extension)
-                    if key not in remaps:
-                        remaps[key] = Remap(rotary, extension, layout, position_ids, seq_len, x.dtype)
-                    remap = remaps[key]
-                if rotary is not None and not (extension is not None and extension.remaps):
-                    if rotary.config not in tables:
-                        tables[rotary.config] = rotary_tables(rotary, layout, position_ids, seq_len, dtype=x.dtype)
-                    of_layer = tables[rotary.config]
-                x = layer(x, layout=layout, tables=of_layer, places=places, remap=remap, cache=cache, layer=index)
-            x = self.norm(x)
+            inputs = ForwardInputs.of(
+                x,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                document_ids=document_ids,
+                cache=cache,
+                seq_len=seq_len,
+                where="Decoder",
+            )
+            if self.encoding is not None:
+                x = self.encoding.embedded(x, inputs.places.queries)
+            x = self.norm(run_layers(self.layers, x, inputs, self.encoding))
         if cache is not None:
-            cache.commit(layout)
+            cache.commit(inputs.layout)
         return x  # type: ignore[no-any-return]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., hidden]` after the final norm to logits `[..., vocab]`."""
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight)
+    def with_positions(
+        self,
+        *,
+        rope: RopeSetting | Unchanged = UNCHANGED,
+        extension: ExtensionSetting | Unchanged = UNCHANGED,
+    ) -> Decoder:
+        """This model under another rope, another extension in attention, or both at once.
 
-    def with_rope(self, rope: Ropes) -> Decoder:
-        """This model under another rope: the same weights (not copied), `self` left as it is.
+        - `rope`: a RopeConfig for all layers that have a rope, None for none, or a tuple with one entry per layer.
+        - `extension`: one for all layers that can take it (one that remaps positions needs a rope over all earlier
+          tokens, so layers without a rope or with a sliding window stay as they are), None for none, or a tuple with
+          one entry per layer.
 
-        A RopeConfig for all layers (those without a rope stay without), None for none, or a tuple with one per layer.
-        A cache of one is refused by the other.
-        """
-        if self.config.encoding is not None:
-            raise RopeError(
-                "with_rope: this model was trained with another encoding, which no rope can stand for.",
-                facts={"encoding": self.config.encoding},
-                cure='Train a model with encoding="rope".',
-            )
-        if isinstance(rope, RopeConfig):
-            rope = tuple(None if old is None else rope for old in self.config.ropes)
-            if len(set(rope)) == 1:
-                rope = rope[0]
-        other = _shallow(self)
-        other.config = replace(self.config, rope=rope)
-        rotaries = {config: RotaryEmbedding(config) for config in other.config.ropes if config is not None}
-        layers = []
-        for layer, config in zip(self.layers, other.config.ropes, strict=True):
-            assert isinstance(layer, DecoderLayer)
-            twin = _shallow(layer)
-            twin.self_attn = _shallow(layer.self_attn)
-            twin.self_attn.set_rope(None if config is None else rotaries[config])
-            layers.append(twin)
-        other.layers = nn.ModuleList(layers)
-        return other
+        The weights are the same and not copied; `self` is left as it is. A cache of one is refused by the other. Raises
+        `RopeError` where no layer can take it, and for a rope where the model has another encoding.
 
-    def with_extension(self, extension: Extensions) -> Decoder:
-        """This model under an extension in attention: the same weights (not copied), `self` left as it is.
-
-        One for all layers that it can serve (with a remapping one, layers without a rope or with a sliding window
-        stay as they are), None for none, or a tuple with one per layer. Raises `RopeError` where no layer can take it.
-        A cache of one is refused by the other.
-
-        >>> from ropewalk.attention.extension import ReRoPE
+        >>> from ropewalk.attention.extensions import ReRoPE
         >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
         ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
-        >>> Decoder(config).with_extension(ReRoPE(window=128)).config.extension
+        >>> Decoder(config).with_positions(extension=ReRoPE(window=128)).config.extension
         ReRoPE(window=128, leak=0.0, log_n=None)
         """
-        if isinstance(extension, Extension):
-            layers = zip(self.config.ropes, self.config.sliding_windows, strict=True)
-            able = [not extension.remaps or (rope is not None and window is None) for rope, window in layers]
-            if not any(able):
+        positions = self.config.positions
+        fields: dict[str, Any] = {}
+        if not isinstance(rope, Unchanged):
+            if self.config.encoding is not None:
                 raise RopeError(
-                    "with_extension: no layer of this model has a rope over all earlier tokens.",
-                    facts={"extension": extension},
-                    cure="Choose a model with RoPE.",
+                    "with_positions: this model was trained with another encoding, which no rope can stand for.",
+                    facts={"encoding": self.config.encoding},
+                    cure='Train a model with encoding="rope".',
                 )
-            if not all(able):
-                extension = tuple(extension if takes else None for takes in able)
+            positions = positions.with_rope(rope)
+            fields["rope"] = rope if isinstance(rope, tuple) else _setting(positions.ropes)
+        if not isinstance(extension, Unchanged):
+            positions = positions.with_extension(extension)
+            fields["extension"] = extension if isinstance(extension, tuple) else _setting(positions.extensions)
         other = _shallow(self)
-        other.config = replace(self.config, extension=extension)
-        twins = []
-        for layer, one in zip(self.layers, other.config.extensions, strict=True):
+        other.config = replace(self.config, **fields)
+        rotaries = {config: RotaryEmbedding(config) for config in positions.ropes if config is not None}
+        layers = []
+        for layer, config, of_layer in zip(self.layers, positions.ropes, positions.extensions, strict=True):
             assert isinstance(layer, DecoderLayer)
             twin = _shallow(layer)
             twin.self_attn = _shallow(layer.self_attn)
-            twin.self_attn.set_extension(one)
-            twins.append(twin)
-        other.layers = nn.ModuleList(twins)
+            twin.self_attn.set_positions(None if config is None else rotaries[config], of_layer)
+            layers.append(twin)
+        other.layers = nn.ModuleList(layers)
         return other
 
     def new_cache(
@@ -229,16 +229,17 @@ class Decoder(nn.Module):
         capacity: int | None = None,
         dtype: torch.dtype | None = None,
         rotated: bool | None = None,
+        static: bool = False,
     ) -> KVCache:
         """An empty cache for `batch` rows, on the model's device and in its dtype (or `dtype`).
 
-        `rotated`: False keeps keys unrotated, as `KVCache.drop` needs; None: as the model's extension wants it.
-
-        `seq_len` (tokens, an int or `[batch]`) is required where frequencies depend on length, and fixed from then on.
-        `capacity` (tokens) reserves room ahead: give it where the final length is known.
+        - `seq_len` (tokens, an int or `[batch]`) is required where frequencies depend on length; it stays fixed.
+        - `capacity` (tokens) reserves room ahead: give it where the final length is known.
+        - `rotated`: False keeps keys unrotated, as `KVCache.drop` needs; None: as the model's extension wants it.
+        - `static`: a `StaticCache` of `capacity` tokens, for `torch.compile`: one graph decodes every token.
         """
         weight = self.embed_tokens.weight
-        return KVCache(
+        return (StaticCache if static else KVCache)(
             num_layers=self.config.num_hidden_layers,
             batch=batch,
             num_key_value_heads=self.config.kv_heads,
@@ -324,6 +325,11 @@ def _make_layer(
         make_norm(config.norm, config.hidden_size, config.norm_eps),
         residual_dropout=config.residual_dropout,
     )
+
+
+def _setting(of_layers: tuple[EntryT, ...]) -> EntryT | tuple[EntryT, ...]:
+    """One entry where all layers have the same, else the tuple."""
+    return of_layers[0] if len(set(of_layers)) == 1 else of_layers
 
 
 def _shallow(module: ModuleT) -> ModuleT:

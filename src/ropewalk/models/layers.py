@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar, cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
-from ropewalk.attention.cache import KVCache
-from ropewalk.attention.call import RotaryTables
-from ropewalk.attention.masks import Layout
+from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.norm import RMSNorm
-from ropewalk.attention.remap import Remap
-from ropewalk.encodings import Places
+from ropewalk.encodings import Encoding
 from ropewalk.errors import RopeError
+
+ResultT = TypeVar("ResultT")
+HeadFunction = Callable[[Tensor, Tensor], ResultT]
+"""From hidden states `[batch, seq, hidden]` and the head's weight `[vocab, hidden]` to anything."""
 
 ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
 NORMS = ("rmsnorm", "layernorm")
@@ -54,6 +58,19 @@ class FeedForward(nn.Module):
         return self.down_proj(F.gelu(up, approximate="tanh" if self.hidden_act == "gelu_tanh" else "none"))  # type: ignore[no-any-return]
 
 
+class Head(nn.Linear):
+    """A head that is not tied to the embedding; functions of its weight run in its forward, where FSDP gathers it."""
+
+    def forward(self, hidden: Tensor, head_fn: HeadFunction[ResultT] | None = None) -> Tensor | ResultT:
+        """`[..., hidden]` to logits `[..., vocab]`, or to what `head_fn` makes of it and the weight."""
+        return super().forward(hidden) if head_fn is None else head_fn(hidden, self.weight)
+
+
+def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
+    """A `head_fn` that leaves the head out."""
+    return hidden
+
+
 def make_norm(kind: str, size: int, eps: float) -> nn.Module:
     """An RMSNorm, or torch's LayerNorm with its bias."""
     return RMSNorm(size, eps=eps) if kind == "rmsnorm" else nn.LayerNorm(size, eps=eps)
@@ -75,23 +92,25 @@ class DecoderLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = input_layernorm, post_attention_layernorm
         self.residual_dropout = residual_dropout
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        layout: Layout,
-        tables: RotaryTables | None,
-        places: Places | None = None,
-        remap: Remap | None = None,
-        cache: KVCache | None = None,
-        layer: int = 0,
-    ) -> Tensor:
-        """`[batch, seq, hidden]` to the same; `layout`, `tables`, `places` and `remap` are the forward's."""
-        normed = self.input_layernorm(x)
-        x = x + self.self_attn(
-            normed, layout=layout, tables=tables, places=places, remap=remap, cache=cache, layer=layer
-        )
+    def forward(self, x: Tensor, inputs: ForwardInputs, layer: int = 0, bias: Tensor | None = None) -> Tensor:
+        """`[batch, seq, hidden]` to the same; `inputs` and `bias` are the forward's, `layer` is this layer's number."""
+        x = x + self.self_attn(self.input_layernorm(x), inputs=inputs, layer=layer, bias=bias)
         out = self.mlp(self.post_attention_layernorm(x))
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)
         return x + out  # type: ignore[no-any-return]
+
+
+def run_layers(layers: nn.ModuleList, x: Tensor, inputs: ForwardInputs, encoding: Encoding | None) -> Tensor:
+    """Hidden states `[batch, seq, hidden]` through every layer; `encoding` is the one that the layers share, or None.
+
+    A bias that it adds to scores is computed here and passed as an argument: no layer keeps it for the next one.
+    """
+    biases: dict[int | None, Tensor | None] = {}
+    for number, layer in enumerate(layers):
+        attention = cast(DecoderLayer, layer).self_attn
+        window = attention.sliding_window
+        if window not in biases:
+            biases[window] = inputs.shared_bias(encoding, attention.causal, window)
+        x = layer(x, inputs, number, biases[window])
+    return x

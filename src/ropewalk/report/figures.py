@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.context.recommend import difference
 from ropewalk.report.record import Document, labels, method_of, recommended_label, short_name
+from ropewalk.statistics import difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,11 +23,17 @@ def inline_svg(svg: bytes, name: str, alt: str) -> str:
     for parent in list(root.iter()):
         for child in [child for child in parent if _local(child.tag) in _LEFT_OUT]:
             parent.remove(child)
+    ids: set[str] = set()
     for element in root.iter():
         element.tag = _local(element.tag)
         for key, value in list(element.attrib.items()):
             del element.attrib[key]
             element.set(_local(key), _apart(_local(key), value, name))
+        own = element.get("id")
+        if own in ids:  # matplotlib names an image by its content: equal ones share an id, and nothing points to it
+            del element.attrib["id"]
+        elif own is not None:
+            ids.add(own)
     for size in ("width", "height", "version"):
         root.attrib.pop(size, None)
     if "viewBox" in root.attrib:  # narrower than this its words could not be read: the card scrolls

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from ropewalk.context.audit import Audit
-from ropewalk.context.report import audit_sentences
-from ropewalk.models.extras import need
+from ropewalk.audit.audit import Audit
+from ropewalk.audit.sentences import audit_sentences
+from ropewalk.methods import METHODS
+from ropewalk.optional import need
 from ropewalk.report import tables
 from ropewalk.report.figures import Drawing
 from ropewalk.report.inline import inline_svg
-from ropewalk.report.notes import exportable
 from ropewalk.report.record import Document, labels, method_of, printable, short_name
 from ropewalk.report.retrieval import retrieval_table
 from ropewalk.report.verdict import verdict
@@ -23,7 +23,7 @@ def render(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> str:
     """The report as one HTML page: no script, no request, every name and text escaped.
 
     **Arguments:**
-    - `document`: what `ropewalk.context.report.document` returns, or `read_record` read.
+    - `document`: what `ropewalk.diagnosis.document.document` returns, or `read_record` read.
     - `figures`: each drawing with its SVG file; sections without a figure have their tables alone.
 
     **Returns:** the page's text (UTF-8).
@@ -70,7 +70,7 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
         "recommended": document["recommended"],
         "config": _config(chosen),
         "call": printable(call),
-        "at_run_time": chosen is not None and (bool(call) or not exportable(chosen["name"])),
+        "at_run_time": chosen is not None and (bool(call) or not _in_config(chosen["name"])),
         "shared": _shared(document),
         "standings": tables.standings(document),
         "natures": tables.natures(document),
@@ -90,17 +90,22 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
     }
 
 
+def _in_config(name: str) -> bool:
+    """Whether a config can say the method; one that is not registered is taken at its record's word."""
+    return name not in METHODS or METHODS[name].config is not None
+
+
 def _call(chosen: dict[str, Any] | None) -> str:
     """What a method that no config can hold needs at run time; empty for the others."""
     found = chosen or {}
     if found.get("at_run_time"):
         return str(found["at_run_time"])
-    return f"model.with_extension({found['extension']})" if found.get("extension") else ""
+    return f"model.with_positions(extension={found['extension']})" if found.get("extension") else ""
 
 
 def _config(chosen: dict[str, Any] | None) -> str:
     """What to paste into config.json; empty where there is nothing to change."""
-    if chosen is None or chosen["name"] == "plain" or _call(chosen) or not exportable(chosen["name"]):
+    if chosen is None or chosen["name"] == "plain" or _call(chosen) or not _in_config(chosen["name"]):
         return ""
     return json.dumps({key: chosen[key] for key in ("rope_parameters", "max_position_embeddings")}, indent=2)
 

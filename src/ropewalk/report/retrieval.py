@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ropewalk.context.retrieval.protocol import CONFIDENCE
-from ropewalk.context.retrieval.result import Accuracy
 from ropewalk.report.figures import Drawing
 from ropewalk.report.record import Document, printable
 from ropewalk.report.tables import Table
+from ropewalk.retrieval.protocol import CONFIDENCE
+from ropewalk.retrieval.result import Accuracy
 
 Result = dict[str, Any]
 

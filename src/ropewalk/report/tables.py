@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ropewalk.context.recommend import signed
+from ropewalk.methods import METHODS
 from ropewalk.report.figures import ratios, wavelengths_of
-from ropewalk.report.notes import note_of
 from ropewalk.report.record import Document, labels, method_of, recommended_label
+from ropewalk.statistics import signed
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ def natures(document: Document) -> Table:
     """What each measured method is: what it changes, costs and needs; a method that is not described is left out."""
     rows, papers = [], {}
     for method in document["methods"]:
-        note = note_of(method["name"])
-        if note is not None:
+        known = METHODS.get(method["name"])
+        if known is not None:
             first = "unscaled_tokens=" in str(method.get("at_run_time") or "")
-            exports = "no: there is no key for unscaled first tokens" if first else note.exports
-            rows.append([method["name"], note.changes, note.costs, exports])
-            if note.paper:
-                papers[method["name"]] = note.paper
+            config = "no: there is no key for unscaled first tokens" if first else known.config_note
+            rows.append([known.name, known.changes, known.costs, config])
+            if known.source:
+                papers[known.name] = known.source
     heads = ["method", "what it changes", "extra cost per token", "in config.json"]
     return Table("What each method does", heads, rows, best=document["recommended"], words=True, papers=papers)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropewalk.context.output import check_writable, write_whole
-from ropewalk.models.extras import need
-from ropewalk.report.figures import drawings
+from ropewalk.atomic_io import check_writable, write_whole
+from ropewalk.optional import need
+from ropewalk.report.figures import Drawing, drawings
 from ropewalk.report.page import render
 from ropewalk.report.record import Document
 from ropewalk.report.retrieval import retrieval_drawings
@@ -46,14 +47,38 @@ def report_files(document: Document) -> tuple[Sequence[tuple[str, str | bytes]],
     from ropewalk.figures.style import render as drawn
 
     files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(document, indent=1, allow_nan=False) + "\n")]
+    figures = _figures(document)
+    with _missing_glyphs():
+        for drawing, svg in figures:
+            files += [(f"{drawing.name}.svg", svg), (f"{drawing.name}.png", drawn(drawing.figure, "png"))]
+    return files, render(document, figures)
+
+
+def report_page(document: Document) -> str:
+    """The page alone; raises `RopeError` where a package is missing."""
+    for package in ("jinja2", "matplotlib"):
+        need(package, extra="figures")
+    return render(document, _figures(document))
+
+
+def _figures(document: Document) -> list[tuple[Drawing, bytes]]:
+    """Every figure, and its SVG file."""
+    from ropewalk.figures.style import render as drawn
+
     figures = []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that matplotlib's font lacks
+    with _missing_glyphs():
         for drawing in [*drawings(document), *retrieval_drawings(document)]:
             _as_written(drawing.figure)
             figures.append((drawing, drawn(drawing.figure, "svg")))
-            files += [(f"{drawing.name}.svg", figures[-1][1]), (f"{drawing.name}.png", drawn(drawing.figure, "png"))]
-    return files, render(document, figures)
+    return figures
+
+
+@contextmanager
+def _missing_glyphs() -> Iterator[None]:
+    """Let a name in a script that matplotlib's font lacks pass without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
 
 
 def _as_written(figure: Figure) -> None:

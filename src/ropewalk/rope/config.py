@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from os import PathLike
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.scaling import DynamicNTK, Ladder, LongRoPE, Proportional, Scaling
+from ropewalk.rope import hugging_face
+from ropewalk.rope.scaling import Ladder, Scaling
 from ropewalk.rope.values import as_whole
 
 
@@ -125,26 +126,7 @@ class RopeConfig:
                 facts={"scaling": rule},
                 cure="For a Hugging Face dict use RopeConfig.from_hf(config).",
             )
-        if isinstance(rule, LongRoPE):
-            for name, factors in (("short_factor", rule.short_factor), ("long_factor", rule.long_factor)):
-                if len(factors) != self.pairs:
-                    raise RopeError(
-                        f"RopeConfig: LongRoPE's `{name}` needs one entry for each pair.",
-                        facts={f"len({name})": len(factors), "pairs": self.pairs, "rotary_dim": rotary_dim},
-                        cure="Give rotary_dim / 2 entries.",
-                    )
-        if isinstance(rule, Proportional) and rotary_dim != self.head_dim:
-            raise RopeError(
-                "RopeConfig: Proportional pairs over the whole head, so rotary_dim must equal head_dim.",
-                facts={"rotary_dim": rotary_dim, "head_dim": self.head_dim},
-                cure="Say the fraction in Proportional(partial_rotary_factor=...) and leave rotary_dim out.",
-            )
-        if isinstance(rule, DynamicNTK) and self.max_position_embeddings is None:
-            raise RopeError(
-                "RopeConfig: DynamicNTK starts at max_position_embeddings, which is not set.",
-                facts={"scaling": rule},
-                cure="Pass max_position_embeddings=the trained length.",
-            )
+        rule.check(head_dim=self.head_dim, rotary_dim=rotary_dim, max_position_embeddings=self.max_position_embeddings)
 
     @property
     def pairs(self) -> int:
@@ -162,6 +144,16 @@ class RopeConfig:
         return self.scaling is not None and self.scaling.needs_seq_len
 
     @property
+    def can_be_extended(self) -> bool:
+        """Whether another scaling rule may take the place of this one: not where pairs stand still."""
+        return self.scaling is None or self.scaling.can_be_extended
+
+    @property
+    def switch_length(self) -> int | None:
+        """The length in tokens beyond which a second set of frequencies applies (LongRoPE); else None."""
+        return None if self.scaling is None else self.scaling.switch_length
+
+    @property
     def trained_length(self) -> int | None:
         """The context length before any scaling, in tokens, or None where the config does not say."""
         stated = self.scaling.trained_length if self.scaling is not None else None
@@ -176,33 +168,65 @@ class RopeConfig:
         of_axis = [tuple(p for p, a in enumerate(self.axes) if a == axis) for axis in range(self.num_axes)]
         return tuple(Ladder(self.theta, 2 * len(columns), columns, limit) for columns in of_axis)
 
+    def longest_at(self, seq_len: int) -> int | float:
+        """The most tokens that the frequencies of `seq_len` are right for: infinite where length does not matter.
+
+        Dynamic NTK: `seq_len`, or the trained length if that is more. LongRoPE: the original length on the short side,
+        no bound on the long side.
+        """
+        return math.inf if self.scaling is None else self.scaling.longest_at(seq_len, self.max_position_embeddings)
+
+    def unscaled(self) -> RopeConfig:
+        """The rope as it was before any length scaling; a proportional rope keeps its unrotated pairs."""
+        return self if self.scaling is None else replace(self, scaling=self.scaling.unscaled())
+
     @classmethod
     def from_hf(
         cls, config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None
     ) -> RopeConfig:
         """Read a Hugging Face config: the path of a config.json or its folder, a dict, or a transformers config object.
 
-        Every `rope_type`, in the old spelling (`rope_scaling`, `rope_theta`) and the new (`rope_parameters`).
-        `layer_type` chooses a block where the model has several thetas. Raises `RopeError` for anything that is
-        unknown, missing or impossible. See `ropewalk.rope.hugging_face`.
+        - `config`: of a composite (multimodal) config the text part is read; for a vision tower pass its
+          `vision_config`, as it was released or with the model_type that transformers 5 writes there, such as
+          "qwen2_vl_vision".
+        - `layer_type`: chooses among the layer types of a model that rotates them differently, for example
+          "sliding_attention".
 
-        >>> RopeConfig.from_hf({"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
-        ...                     "max_position_embeddings": 4096}).head_dim
-        128
+        Every `rope_type`, in the old spelling (`rope_scaling`, `rope_theta`) and the new (`rope_parameters`). Pairing
+        follows `model_type` as in transformers; with `"rope_interleave": true` or `false` in the config it may be any.
+        For multi-head latent attention (DeepSeek) the result describes the slice of qk_rope_head_dim features.
+        Raises `RopeError` for anything unknown, missing or impossible, and for a layer without rotation. What acts
+        in attention and not in the rotation (DeepSeek's softmax mscale, Ministral's llama_4_scaling_beta) is not
+        described.
+        Source: transformers 5.23, `modeling_rope_utils` and each model's own class.
+
+        >>> rope = RopeConfig.from_hf({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64})
+        >>> rope.head_dim, rope.rotary_dim, rope.interleaved
+        (256, 64, True)
         """
-        from ropewalk.rope.hugging_face import from_hf
-
-        return from_hf(config, layer_type=layer_type)
+        return cls(**hugging_face.read(config, layer_type=layer_type))
 
     def to_hf(self) -> dict[str, Any]:
-        """The `rope_parameters` block of a Hugging Face config that says the same.
+        """The `rope_parameters` block (transformers 5 spelling) of a Hugging Face config that says the same.
 
-        >>> RopeConfig(head_dim=64, interleaved=False, theta=1e6).to_hf()
-        {'rope_type': 'default', 'rope_theta': 1000000.0}
+        The block holds theta, the scaling rule, `partial_rotary_factor` where only a part turns, and `mrope_section`
+        with `mrope_interleaved` where several axes share a ladder. Pairing, head_dim and max_position_embeddings have
+        other places in a config.json, so the way back is `from_hf({**base_config, "rope_parameters": block})`; for a
+        model with several thetas the block goes under its layer type. NTK, ABF, Resonance, the paper's YaRN and its
+        dynamic NTK have no name in transformers: they become the block that computes the same frequencies there.
+        Raises `RopeError` for what no block can say.
+
+        >>> RopeConfig(head_dim=128, interleaved=False, theta=1e6, rotary_dim=64).to_hf()
+        {'rope_type': 'default', 'rope_theta': 1000000.0, 'partial_rotary_factor': 0.5}
         """
-        from ropewalk.rope.hugging_face import to_hf
-
-        return to_hf(self)
+        return hugging_face.write(
+            scaling=self.scaling,
+            ladder=self.ladders[0],
+            head_dim=self.head_dim,
+            rotary_dim=2 * self.pairs,
+            axes=self.axes,
+            axes_restart=self.axes_restart,
+        )
 
 
 def _whole(name: str, value: object, cure: str) -> int:
@@ -234,36 +258,3 @@ def _axes(axes: Any) -> tuple[int, ...]:
             cure="axes_from_sections([...]) makes it from the number of pairs of each axis.",
         )
     return tuple(axis for axis in whole if axis is not None)
-
-
-def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tuple[int, ...]:
-    """The axis of each pair, from the number of pairs of each axis.
-
-    Contiguous sections are Qwen2-VL's M-RoPE and axial 2D and 3D; `interleaved` is Qwen3-VL's (T H W T H W ... then the
-    first axis takes what is left). Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers' Qwen3-VL.
-
-    >>> axes_from_sections([2, 3, 3])
-    (0, 0, 1, 1, 1, 2, 2, 2)
-    >>> axes_from_sections([4, 2, 2], interleaved=True)
-    (0, 1, 2, 0, 1, 2, 0, 0)
-    """
-    counts = [as_whole(pairs) or 0 for pairs in sections] if isinstance(sections, Iterable) else []
-    if not counts or min(counts) < 1:
-        raise RopeError(
-            "axes_from_sections: every axis needs at least one pair.",
-            facts={"sections": sections},
-            cure="Give the number of pairs of each axis, for example [16, 24, 24].",
-        )
-    if not interleaved:
-        return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
-    total, axes = sum(counts), [0] * sum(counts)
-    for axis in range(1, len(counts)):
-        for pair in range(axis, axis + len(counts) * counts[axis], len(counts)):
-            if pair >= total:
-                raise RopeError(
-                    "axes_from_sections: interleaved sections do not fit: a later axis runs past the last pair.",
-                    facts={"sections": counts},
-                    cure="The first axis must have at least as many pairs as each other axis.",
-                )
-            axes[pair] = axis
-    return tuple(axes)

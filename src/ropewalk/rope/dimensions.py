@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.config import axes_from_sections
-from ropewalk.rope.families import Family
-from ropewalk.rope.rope_parameters import number
+from ropewalk.families import Family
+from ropewalk.rope.axes import axes_from_sections
+from ropewalk.rope.rules.block import number
 from ropewalk.rope.values import is_number
 
 
@@ -45,14 +45,13 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
         if layer_type in family.head_dim_of:
             key, default = family.head_dim_of[layer_type]
             return _whole(fields, key) or default
-    stated = _whole(fields, "head_dim", "attention_head_dim", "kv_channels")
+    stated = _whole(fields, *family.head_dim_keys)
     if stated is not None:
         return stated
     if family.head_dim is not None and "head_dim" not in fields:
         return family.head_dim
-    return family.head_width * _derived_head_dim(
-        fields, ("embed_dim", "hidden_size") if family.axial else ("hidden_size", "n_embd", "d_model")
-    )
+    width_keys = ("embed_dim", "hidden_size") if family.axial else ("hidden_size", "n_embd", "d_model")
+    return family.head_width * _derived_head_dim({**family.sizes, **fields}, width_keys)
 
 
 def _derived_head_dim(fields: Mapping[str, Any], width_keys: tuple[str, ...]) -> int:
@@ -86,27 +85,34 @@ def _per_layer_head_dim(fields: Mapping[str, Any], layer_type: str) -> int | Non
     return _whole(fields, "head_dim")
 
 
-def rotary_dim_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int) -> int:
+def rotary_dim_of(
+    fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int, *, scaled: bool
+) -> int:
     """How many features turn; a stated fraction that the class does not read is refused, never dropped.
 
-    The block's `partial_rotary_factor` is read first, then the config's, then `rotary_pct` (GPT-NeoX), `rotary_dim`
-    (MiniMax-M2) and the family's default. GPT-J reads `rotary_dim` alone.
+    The block's `partial_rotary_factor` is read first, then the config's, then `rotary_pct` (GPT-NeoX, which reads no
+    other key of the config), `rotary_dim` (MiniMax-M2) and the family's default; `scaled` says that the block names a
+    scaling rule. GPT-J reads `rotary_dim` alone. Multi-head latent attention turns its slice; a stated fraction must
+    say so, of the slice or of the whole head.
     """
-    if family.mla:
-        return head_dim
+    in_block = _first(block, "partial_rotary_factor")
     fractions = {
-        "partial_rotary_factor": _first(block, "partial_rotary_factor") or _first(fields, "partial_rotary_factor"),
+        "partial_rotary_factor": in_block or _first(fields, "partial_rotary_factor"),
         "rotary_pct": _first(fields, "rotary_pct"),
     }
     stated = {key: int(head_dim * number(found[1], key)) for key, found in fractions.items() if found is not None}
+    if family.mla:
+        return _slice(fields, family, name, head_dim, stated, fractions)
     dim = _whole(fields, "rotary_dim")
     if dim is not None:
         stated["rotary_dim"] = dim
-    turned = head_dim if family.partial is None else int(head_dim * family.partial)
+    partial = family.scaled_partial if scaled and family.scaled_partial is not None else family.partial
+    turned = head_dim if partial is None else int(head_dim * partial)
     if family.rotary_dim is not None:
         turned = stated.get("rotary_dim", family.rotary_dim)
     elif family.partial is not None and stated:
-        turned = next(iter(stated.values()))
+        keys = (*family.fraction_keys, "rotary_dim", *(() if in_block is None else ("partial_rotary_factor",)))
+        turned = next((count for key, count in stated.items() if key in keys), turned)
     for key, count in stated.items():
         if count != turned:
             raise RopeError(
@@ -115,6 +121,28 @@ def rotary_dim_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: F
                 cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
             )
     return turned
+
+
+def _slice(
+    fields: Mapping[str, Any],
+    family: Family,
+    name: str,
+    width: int,
+    stated: Mapping[str, int],
+    fractions: Mapping[str, tuple[str, Any] | None],
+) -> int:
+    """The width of the slice that turns, once no stated fraction contradicts it."""
+    for key, count in stated.items():
+        fraction = fractions[key]
+        whole = (_whole(fields, "qk_nope_head_dim") or 0) + width, _whole(fields, "head_dim") or 0
+        of_whole = [] if fraction is None else [int(head_dim * float(fraction[1])) for head_dim in whole]
+        if count != width and (family.partial is not None or width not in of_whole):
+            raise RopeError(
+                f"from_hf: `{key}` asks for {count} turned features, but transformers' {name} turns {width}.",
+                facts={key: None if fraction is None else fraction[1], "qk_rope_head_dim": width},
+                cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
+            )
+    return width
 
 
 def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...] | None:
@@ -154,23 +182,6 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
             cure="Correct the config's value.",
         )
     return (1, 2) * int(height) + (0,) * int(temporal)
-
-
-def sections_of(axes: tuple[int, ...], count: int) -> dict[str, Any]:
-    """The keys that say this order of axes; raises `RopeError` where none do."""
-    sections = [axes.count(axis) for axis in range(count)]
-    for interleaved in (False, True):
-        try:
-            same = axes_from_sections(sections, interleaved=interleaved) == axes
-        except RopeError:
-            same = False
-        if same:
-            return {"mrope_section": sections, "mrope_interleaved": interleaved}
-    raise RopeError(
-        "to_hf: no `mrope_section` says this order of axes.",
-        facts={"axes": axes},
-        cure="Only contiguous and interleaved sections have a spelling in transformers.",
-    )
 
 
 def fraction_of(rotary_dim: int, head_dim: int) -> float:

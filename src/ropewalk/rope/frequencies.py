@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import DynamicNTK, Ladder, LongRoPE
 from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Float64, Int
 
@@ -83,40 +81,24 @@ def columns_of_lengths(config: RopeConfig, seq_len: Int[Tensor, "*batch"]) -> Fl
 
     Within a rounding of float64 of `columns_of`. Raises `RopeError` for a rule that only reads a Python int.
     """
-    rule = config.scaling
+    if config.scaling is None:
+        raise RopeError(
+            "cos_sin: plain RoPE has the same frequencies at every length.",
+            facts={"seq_len": seq_len},
+            cure="Leave seq_len out.",
+        )
     device = torch.device("cpu") if seq_len.device.type == "mps" else seq_len.device  # MPS has no float64
     lengths = seq_len.to(device)[..., None]
-
-    def float64(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device)
-
-    if isinstance(rule, LongRoPE):
-        switch = rule.original_max_position_embeddings
-        short, long = (float64(_columns(config, length)) for length in (switch, switch + 1))
-        return torch.where(lengths > switch, long, short)
-    if not isinstance(rule, DynamicNTK) or config.max_position_embeddings is None:
-        raise RopeError(
-            f"cos_sin: {type(rule).__name__} reads its sequence length as a number, which a tracer cannot give it.",
-            facts={"seq_len": seq_len, "scaling": rule},
-            cure="Pass seq_len as an int.",
-        )
-    trained = config.max_position_embeddings
-    ratio: Tensor = rule.ratio(lengths.to(torch.float64).clamp(min=trained) / trained)
-
-    def of_ladder(ladder: Ladder) -> Tensor:
-        stretched = ladder.ntk_theta(1.0, "DynamicNTK") * ratio ** (ladder.dim / (ladder.dim - 2))
-        return stretched ** float64([-2 * i / ladder.dim for i in range(len(ladder.columns))])
-
-    columns = torch.cat([of_ladder(ladder) for ladder in config.ladders], dim=-1)
+    columns = torch.cat([config.scaling.inv_freq_of_lengths(ladder, lengths) for ladder in config.ladders], dim=-1)
     order = [column for ladder in config.ladders for column in ladder.columns]
     return columns[..., sorted(range(len(order)), key=order.__getitem__)]
 
 
 def first_columns_of(config: RopeConfig) -> tuple[int, tuple[float, ...]] | None:
-    """For LongRoPE's unscaled first tokens: how many, and their inverse frequencies; else None."""
-    if not isinstance(config.scaling, LongRoPE) or config.scaling.unscaled_tokens == 0:
+    """For first tokens that stay unscaled (LongRoPE): how many, and their inverse frequencies; else None."""
+    if config.scaling is None or config.scaling.first_tokens == 0:
         return None
-    return config.scaling.unscaled_tokens, _scatter(config, [ladder.inv_freq() for ladder in config.ladders])
+    return config.scaling.first_tokens, _scatter(config, [ladder.inv_freq() for ladder in config.ladders])
 
 
 def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:

@@ -1,4 +1,4 @@
-"""Hugging Face configs: `from_hf` reads one, `to_hf` writes its `rope_parameters` block.
+"""Hugging Face configs: `read` gives the fields of a RopeConfig, `write` its `rope_parameters` block.
 
 What a config states is read strictly: an unknown key, a missing one or an impossible number raises. What it does not
 state (which features form a pair, whether a partial rotation is honoured, defaults) is decided by the model's class,
@@ -15,97 +15,113 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.config import RopeConfig, axes_from_sections
+from ropewalk.families import FAMILIES, REFUSED, Family, family_name
+from ropewalk.rope.axes import axes_from_sections, sections_of
 from ropewalk.rope.dimensions import (
     axes_of,
     fraction_of,
     head_dim_of,
     max_position_embeddings_of,
     rotary_dim_of,
-    sections_of,
     theta_of,
 )
-from ropewalk.rope.families import FAMILIES, REFUSED, Family, family_name
-from ropewalk.rope.layer_types import block_of_layer
-from ropewalk.rope.rope_parameters import block_of, rope_type_of, scaling_of
+from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers
+from ropewalk.rope.rope_parameters import rule_of, scaling_of
+from ropewalk.rope.rules.block import TRAINED_KEY
+from ropewalk.rope.scaling import Ladder, Scaling
 
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
+_VISION_KEYS = ("patch_size", "spatial_merge_size", "depth", "in_channels", "num_channels")
 _FLAGS = ("rope_interleave", "rope_interleaved")
-_TRAINED = "original_max_position_embeddings"
 _MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
 _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 
 
-def from_hf(config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None) -> RopeConfig:
-    """Read a Hugging Face config into a `RopeConfig`.
+def read(config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None) -> dict[str, Any]:
+    """The fields of the `RopeConfig` that a Hugging Face config describes; see `RopeConfig.from_hf`."""
+    fields, family, name = _understood(config)
+    return _rope_fields(fields, family, name, block_of_layer(fields, family, name, layer_type), layer_type)
 
-    - `config`: the path of a config.json or of its folder, a dict, or any object with `to_dict()` (a transformers
-      config). Of a composite (multimodal) config the text part is read; for a vision tower pass its `vision_config`,
-      with the model_type that transformers 5 writes there, such as "qwen2_vl_vision".
-    - `layer_type`: chooses among the layer types of a model with several thetas, for example "sliding_attention".
 
-    Pairing follows `model_type` as in transformers; with `"rope_interleave": true` or `false` in the config it may be
-    any. For multi-head latent attention (DeepSeek) the result describes the slice of qk_rope_head_dim features.
-    Raises `RopeError` for anything unknown, missing or impossible, and for a layer without rotation. What acts in
-    attention and not in the rotation (DeepSeek's softmax mscale, Ministral's llama_4_scaling_beta) is not described.
-    Source: transformers 5.23, `modeling_rope_utils` and each model's own class.
+def read_layer_types(
+    config: str | PathLike[str] | Mapping[str, Any] | Any,
+) -> dict[str | None, dict[str, Any] | None]:
+    """The fields of each layer type's `RopeConfig`, None for one without rotation; see `ropes_of_layer_types`."""
+    fields, family, name = _understood(config)
+    return {
+        label: None if block is None else _rope_fields(fields, family, name, block, label)
+        for label, block in blocks_of_layers(fields, family, name).items()
+    }
 
-    >>> rope = from_hf({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64, "n_positions": 2048})
-    >>> rope.head_dim, rope.rotary_dim, rope.interleaved
-    (256, 64, True)
-    """
+
+def _understood(config: Any) -> tuple[dict[str, Any], Family, str]:
+    """The config of the part that is described, its family, and the name that it goes by."""
     fields = _text_part(_read(config))
-    family, name = _family(fields)
+    return fields, *_family(fields)
+
+
+def _rope_fields(
+    fields: Mapping[str, Any], family: Family, name: str, block: Mapping[str, Any], layer_type: str | None
+) -> dict[str, Any]:
+    """The fields of a RopeConfig, from the block of its layers and the config around it."""
     interleaved = _interleaved(fields, family, name)
-    block = block_of_layer(fields, family, name, layer_type)
+    _check_axes(block, family, name)
     longest = max_position_embeddings_of(fields, family)
     head_dim = head_dim_of(fields, family, layer_type)
-    rope_type = rope_type_of(block, yarn_is_longrope=family.yarn_is_longrope, dynamic_alpha=family.dynamic_alpha)
-    if fields.get(_TRAINED) is not None and rope_type in ("yarn", "longrope", "llama3"):
-        block = {**block, _TRAINED: fields[_TRAINED]}  # Phi-3's place for it, which transformers prefers
+    rule = rule_of(block, family.meanings)
+    if fields.get(TRAINED_KEY) is not None and rule is not None and TRAINED_KEY in rule.required_keys:
+        block = {**block, TRAINED_KEY: fields[TRAINED_KEY]}  # Phi-3's place for it, which transformers prefers
     further = (*family.keys, *(_MROPE_KEYS if family.mrope else ()))
-    scaling = scaling_of(block, rope_type, further_keys=further, max_position_embeddings=longest)
-    in_rule = rope_type == "proportional"  # its fraction leaves the pairs of the whole head as they are
-    rotary_dim = head_dim if in_rule else rotary_dim_of(fields, block, family, name, head_dim)
-    return RopeConfig(
-        head_dim=head_dim,
-        interleaved=interleaved,
-        theta=theta_of(fields, block, family),
-        rotary_dim=rotary_dim,
-        scaling=scaling,
-        max_position_embeddings=longest,
-        axes=axes_of(block, family, name, rotary_dim // 2),
-        axes_restart=family.axial,
-    )
+    scaling = scaling_of(block, rule, further_keys=further, max_position_embeddings=longest)
+    in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # of the pairs of the whole head
+    scaled = rule is not None
+    rotary_dim = head_dim if in_rule else rotary_dim_of(fields, block, family, name, head_dim, scaled=scaled)
+    theta = theta_of(fields, block, family)
+    if family.fixed and (scaling is not None or theta != family.theta):
+        raise RopeError(
+            f"from_hf: transformers' {name} reads neither a rope block nor a theta, and this config states one.",
+            facts={"scaling": scaling, "theta": theta, "the class's theta": family.theta},
+            cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
+        )
+    return {
+        "head_dim": head_dim,
+        "interleaved": interleaved,
+        "theta": theta,
+        "rotary_dim": rotary_dim,
+        "scaling": scaling,
+        "max_position_embeddings": longest,
+        "axes": axes_of(block, family, name, rotary_dim // 2),
+        "axes_restart": family.axial,
+    }
 
 
-def to_hf(config: RopeConfig) -> dict[str, Any]:
-    """The `rope_parameters` block (transformers 5 spelling) that says what `config` says.
+def write(
+    *,
+    scaling: Scaling | None,
+    ladder: Ladder,
+    head_dim: int,
+    rotary_dim: int,
+    axes: tuple[int, ...] | None,
+    axes_restart: bool,
+) -> dict[str, Any]:
+    """The `rope_parameters` block of these fields of a RopeConfig; see `RopeConfig.to_hf`.
 
-    The block holds theta, the scaling rule, `partial_rotary_factor` where only a part turns, and `mrope_section` with
-    `mrope_interleaved` where several axes share a ladder. Pairing, head_dim and max_position_embeddings have other
-    places in a config.json, so the way back is `from_hf({**base_config, "rope_parameters": block})`; for a model with
-    several thetas the block goes under its layer type. NTK, ABF, Resonance, the paper's YaRN and its dynamic NTK have
-    no name in transformers: they become the block that computes the same frequencies there.
-    Raises `RopeError` for what no block can say.
-
-    >>> to_hf(RopeConfig(head_dim=128, interleaved=False, theta=1e6, rotary_dim=64))
-    {'rope_type': 'default', 'rope_theta': 1000000.0, 'partial_rotary_factor': 0.5}
+    `ladder` is the unscaled one that all axes share (not read where they restart).
     """
-    if config.axes_restart and config.axes is not None:
-        if config.pairs % 2 or config.axes != axes_from_sections([config.pairs // 2] * 2) or config.scaling is not None:
+    if axes_restart and axes is not None:
+        pairs = rotary_dim // 2
+        if pairs % 2 or axes != axes_from_sections([pairs // 2] * 2) or scaling is not None:
             raise RopeError(
                 "to_hf: transformers' `axial` block says height and width in equal halves, unscaled, and nothing else.",
-                facts={"axes": config.axes, "scaling": config.scaling},
+                facts={"axes": axes, "scaling": scaling},
                 cure="This config has no block in transformers.",
             )
-        return {"rope_type": "axial", "rope_theta": config.theta}
-    rotary_dim = 2 * config.pairs
-    block = block_of(config.scaling, config.theta, rotary_dim, config.max_position_embeddings)
-    if rotary_dim != config.head_dim:
-        block["partial_rotary_factor"] = fraction_of(rotary_dim, config.head_dim)
-    if config.axes is not None:
-        block |= sections_of(config.axes, config.num_axes)
+        return {"rope_type": "axial", "rope_theta": ladder.theta}
+    block = {"rope_type": "default", "rope_theta": ladder.theta} if scaling is None else scaling.to_block(ladder)
+    if rotary_dim != head_dim:
+        block["partial_rotary_factor"] = fraction_of(rotary_dim, head_dim)
+    if axes is not None:
+        block |= sections_of(axes)
     return block
 
 
@@ -164,7 +180,7 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
 def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     """The model's family, and the name it goes by; never guessed."""
     model_type = fields.get("model_type")
-    name = family_name(model_type) if isinstance(model_type, str) else None
+    name = _name_of_part(fields, model_type) if isinstance(model_type, str) else None
     if name is not None and name in REFUSED:
         raise RopeError(
             f"from_hf: {model_type} is not described by a RopeConfig: {REFUSED[name]}.",
@@ -176,7 +192,7 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
         return FAMILIES[name], name
     flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
     if flag is not None:
-        return Family(interleaved=flag, partial=1.0), str(model_type)
+        return Family(interleaved=flag, partial=1.0, axial=_says_axial(fields)), str(model_type)
     close = _misspelt(model_type)
     hint = f"Did you mean `{close}`? Else add" if close else "Add"
     raise RopeError(
@@ -187,12 +203,38 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     )
 
 
+def _name_of_part(fields: Mapping[str, Any], model_type: str) -> str | None:
+    """The table's name of the part that these fields describe: released vision towers carry their composite's name."""
+    vision = f"{model_type}_vision"
+    if vision in FAMILIES and "vocab_size" not in fields and any(key in fields for key in _VISION_KEYS):
+        return vision
+    return family_name(model_type)
+
+
+def _says_axial(fields: Mapping[str, Any]) -> bool:
+    """Whether the config's block splits the pairs between height and width."""
+    block = fields.get("rope_parameters") or fields.get("rope_scaling")
+    return isinstance(block, Mapping) and block.get("rope_type", block.get("type")) == "axial"
+
+
+def _check_axes(block: Mapping[str, Any], family: Family, name: str) -> None:
+    """Refuse a block that speaks of several axes where it is not known how the class lays them out."""
+    kind = block.get("rope_type", block.get("type"))
+    if (kind == "axial" and not family.axial) or (kind == "mrope" and family.mrope is None):
+        raise RopeError(
+            f"from_hf: the block says that positions have several axes, and how {name} lays them out is not known.",
+            facts={"rope_type": kind},
+            cure="Write RopeConfig(..., axes=axes_from_sections([...])) yourself; "
+            "for the vision tower of a known model pass its `vision_config` as it was released.",
+        )
+
+
 def _check_holds(fields: Mapping[str, Any], family: Family, name: str) -> None:
     """Refuse a config for which the family's description is not true, and say why."""
-    for key, (fits, why_not) in family.holds.items():
-        if not fits(fields.get(key)):
+    for key, condition in family.holds.items():
+        if not condition.holds(fields.get(key)):
             raise RopeError(
-                f"from_hf: this {name} is not described by a RopeConfig: {why_not}.",
+                f"from_hf: this {name} is not described by a RopeConfig: {condition.why_not}.",
                 facts={key: fields.get(key)},
                 cure="Use the model's own code for it, or write RopeConfig(...) for what holds of it.",
             )

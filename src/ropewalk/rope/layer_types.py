@@ -7,27 +7,23 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.families import Family
+from ropewalk.families import Family
 from ropewalk.rope.rope_parameters import nearest
 
-Blocks = dict[str, dict[str, Any] | None]
+Blocks = dict[str, dict[str, Any] | None]  # by layer type; None where its layers do not rotate
 _SHARED = ("rope_theta", "partial_rotary_factor")  # may stand beside nested blocks, as their default
 _NOT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_type: str | None) -> dict[str, Any]:
-    """The flat block that describes the layers of `layer_type`, or all layers.
+def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> dict[str | None, dict[str, Any] | None]:
+    """The flat block of each layer type, None for one without rotation; {None: block} where one describes all layers.
 
-    Raises `RopeError` where the layer types differ and none is given, for an unknown one, and for one without rotation.
+    Raises `RopeError` for blocks that are no blocks, and for a model without any rotation.
     """
     types = fields.get("layer_types")
-    if not (layer_type is None or isinstance(layer_type, str)) or not (types is None or _are_names(types)):
-        raise RopeError(
-            "from_hf: a `layer_type` is a string, and `layer_types` a list of them.",
-            facts={"layer_type": layer_type, "layer_types": types},
-            cure='For example layer_type="sliding_attention".',
-        )
+    if not (types is None or _are_names(types)):
+        raise _no_name(None, types)
     if family.switch is not None:
         key, on, default = family.switch
         if fields.get(key, default) != on:
@@ -38,12 +34,61 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
             )
     stated, old = _stated(fields)
     if stated is not None and any(isinstance(value, Mapping) for value in stated.values()):
-        return _choose(fields, _nested(fields, stated, family), name, layer_type)
+        return dict(_nested(fields, stated, family).items())
     if family.blocks:
-        return _choose(fields, _of_family(fields, stated, old, family, name), name, layer_type)
+        return dict(_of_family(fields, stated, old, family, name).items())
+    block = dict(family.block) if stated is None else stated
+    rotating = _rotating_types(fields, family)
+    if all(rotating.values()):
+        return {None: block}
+    return {label: block if turns else None for label, turns in rotating.items()}
+
+
+def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_type: str | None) -> dict[str, Any]:
+    """The flat block that describes the layers of `layer_type`, or all layers.
+
+    Raises `RopeError` where the layer types differ and none is given, for an unknown one, and for one without rotation.
+    """
+    if not (layer_type is None or isinstance(layer_type, str)):
+        raise _no_name(layer_type, fields.get("layer_types"))
+    blocks = blocks_of_layers(fields, family, name)
+    flat = blocks.pop(None, None)
+    if flat is None:
+        return _choose(fields, {label: block for label, block in blocks.items() if label}, name, layer_type)
     if layer_type is not None:
         _check_flat(fields, family, name, layer_type)
-    return dict(family.block) if stated is None else stated
+    return flat
+
+
+def _rotating_types(fields: Mapping[str, Any], family: Family) -> dict[str, bool]:
+    """For a family with one block for all: each layer type of the model, and whether its layers rotate.
+
+    Empty where the family rotates all layers alike.
+    """
+    if not family.nope:
+        return {}
+    types, flags = fields.get("layer_types"), fields.get(family.flags) if family.flags else None
+    if isinstance(flags, list | tuple) and flags:  # one for each layer; without layer_types they say the types as well
+        rotating, still = ([t for t in family.layer_types if (t in family.nope) == nope] for nope in (False, True))
+        of_layer = types or [label for flag in flags for label in (rotating if flag else still)]
+        return {t: any(flag for of, flag in zip(of_layer, flags, strict=False) if of == t) for t in of_layer}
+    return {label: _rotates(fields, family, label) for label in types or family.layer_types}
+
+
+def _rotates(fields: Mapping[str, Any], family: Family, label: str) -> bool:
+    """Whether the class rotates layers of this type under this config."""
+    windowed = fields.get("sliding_window", family.sliding_window) is not None
+    if family.rope_needs_window and not windowed:
+        return False
+    return label not in family.nope or (family.nope_needs_window and not windowed)
+
+
+def _no_name(layer_type: object, types: object) -> RopeError:
+    return RopeError(
+        "from_hf: a `layer_type` is a string, and `layer_types` a list of them.",
+        facts={"layer_type": layer_type, "layer_types": types},
+        cure='For example layer_type="sliding_attention".',
+    )
 
 
 def _are_names(types: object) -> bool:
@@ -140,6 +185,12 @@ def _of_family(
 
 
 def _choose(fields: Mapping[str, Any], blocks: Blocks, name: str, layer_type: str | None) -> dict[str, Any]:
+    if not any(block is not None for block in blocks.values()):
+        raise RopeError(
+            f"from_hf: no layer of this {name} has a rotation.",
+            facts={"layer types": sorted(blocks), "sliding_window": fields.get("sliding_window")},
+            cure="Use rope=None for all layers.",
+        )
     if layer_type is None:
         distinct = {json.dumps(block and {"rope_type": "default", **block}, default=str) for block in blocks.values()}
         only = next(iter(blocks.values()))
@@ -160,9 +211,9 @@ def _choose(fields: Mapping[str, Any], blocks: Blocks, name: str, layer_type: st
 
 def _check_flat(fields: Mapping[str, Any], family: Family, name: str, layer_type: str) -> None:
     """One block describes all layers: the layer type must exist, and rotate."""
-    if layer_type in family.nope or layer_type in _NOT_ATTENTION:
+    if layer_type in _NOT_ATTENTION or not _rotates(fields, family, layer_type):
         raise _no_rotation(name, layer_type)
-    known = {*(fields.get("layer_types") or ()), *_ATTENTION}
+    known = {*(fields.get("layer_types") or ()), *_ATTENTION, *family.layer_types}
     if layer_type not in known:
         raise _unknown(layer_type, known)
 

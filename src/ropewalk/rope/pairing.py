@@ -92,10 +92,10 @@ def convert_pairing(
 def pairing_order(to: Pairing, head_dim: int, rotary_dim: int | None = None) -> Tensor:
     """For each feature of the converted head, the feature of the old one that goes there, `[head_dim]`."""
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    turning = torch.arange(rotary_dim)
+    turning = torch.arange(rotary_dim, device="cpu")
     half = rotary_dim // 2
     order = turning.view(half, 2).T if to == "half" else turning.view(2, half).T
-    return torch.cat([order.reshape(-1), torch.arange(rotary_dim, head_dim)])
+    return torch.cat([order.reshape(-1), torch.arange(rotary_dim, head_dim, device="cpu")])
 
 
 def _convert(x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | None, dim: int, name: str) -> Tensor:

@@ -21,6 +21,8 @@ from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Int, Real
 
 _WITHOUT_FLOAT64 = frozenset({"mps"})
+_TURN_BITS = 256
+_TURNS_PER_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F9458EAF7AEF158  # 2^256 / 2 pi, rounded down
 
 
 def make_tables(
@@ -85,18 +87,11 @@ def _compiled_tables(
     wanted = torch.float64 if position_ids.is_floating_point() else torch.int64
     shape = position_ids.shape if axes is None else position_ids.shape[:-1]
     flat = position_ids.to(wanted).reshape(shape.numel(), -1 if position_ids.numel() else 1)
-    rows, group = shape.numel(), shape.numel()
-    if isinstance(columns, Tensor):  # [batch, 1, pairs]: each row of the batch has frequencies of its own
-        columns = columns.to(torch.float64).contiguous()
-        pairs, group = columns.shape[-1], rows // max(1, columns.shape[0])
-    else:
-        pairs = len(columns)
-    given = columns.data_ptr() if isinstance(columns, Tensor) else tuple(columns)
-    cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype)) for _ in range(2))
-    compiled.kernels.tables(  # type: ignore[union-attr]
-        torch.get_num_threads(), flat.data_ptr(), wanted == torch.int64, flat.stride(), rows, pairs, given,
-        max(1, group), axes, first, cos.data_ptr(), sin.data_ptr(), dtype == torch.float64,
-    )  # fmt: skip
+    # [batch, 1, pairs]: each row of the batch has frequencies of its own
+    given = columns.to(torch.float64).contiguous() if isinstance(columns, Tensor) else tuple(columns)
+    pairs = given.shape[-1] if isinstance(given, Tensor) else len(given)
+    cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype, device="cpu")) for _ in range(2))
+    compiled.kernels.tables(torch.get_num_threads(), flat, given, axes, first, cos, sin)  # type: ignore[union-attr]
     return cos, sin
 
 
@@ -169,7 +164,7 @@ def _tables_without_float64(
     if not integral or isinstance(columns, Tensor) or first is not None or dtype != torch.float32:
         cos, sin = make_tables(position_ids.cpu(), columns, axes, first=first, dtype=dtype)
         return cos.to(position_ids.device), sin.to(position_ids.device)
-    return phase_tables(_per_pair(position_ids, axes), turns_of(tuple(columns), position_ids))
+    return phase_tables(_per_pair(position_ids, axes), turns_of(tuple(columns), position_ids.device))
 
 
 def phase_tables(positions: Tensor, turns: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -188,23 +183,30 @@ def phase_tables(positions: Tensor, turns: Tensor, dtype: torch.dtype = torch.fl
     return cos, sin
 
 
-def turns_of(columns: tuple[float, ...], positions: Tensor) -> Tensor:
-    """`turns_per_token` as int64 `[pairs]` beside the positions; kept for plain tensors only."""
-    if reasons_for_mathematics(positions):
-        return torch.tensor(turns_per_token(columns), dtype=torch.int64, device=positions.device)
-    return _turns_memo(columns, positions.device)
-
-
-@lru_cache(maxsize=64)
-def _turns_memo(columns: tuple[float, ...], device: torch.device) -> Tensor:
+def turns_of(columns: tuple[float, ...], device: torch.device) -> Tensor:
+    """`turns_per_token` as a new int64 tensor `[pairs]`."""
     return torch.tensor(turns_per_token(columns), dtype=torch.int64, device=device)
 
 
-def turns_per_token(columns: Sequence[float]) -> list[int]:
-    """Each frequency in radians as 2^-64 of a turn, round(2^64 f / 2 pi), wrapped into int64.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # integers beyond 64 bits are not for dynamo
+def turns_per_token(columns: tuple[float, ...]) -> tuple[int, ...]:
+    """Each frequency in radians per token as whole 2^-64 of a turn, round(2^64 f / 2 pi), wrapped into int64.
 
-    >>> turns_per_token((math.pi, math.pi / 2))
-    [-9223372036854775808, 4611686018427387904]
+    Formed in integers: the nearest to the float64 frequency, so at most 2^-65 of a turn off (below 2^128).
+
+    >>> turns_per_token((math.pi / 2, 1.0))
+    (4611686018427387724, 2935890503282001226)
     """
-    turns = (round(f / (2 * math.pi) * 2**64) % 2**64 for f in columns)
-    return [t - 2**64 if t >= 2**63 else t for t in turns]
+    return _turns_per_token(columns)
+
+
+@lru_cache(maxsize=64)
+def _turns_per_token(columns: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(map(_turns, columns))
+
+
+def _turns(frequency: float) -> int:
+    numerator, denominator = frequency.as_integer_ratio()
+    places = _TURN_BITS - 64 + denominator.bit_length() - 1  # binary places to drop: the denominator is a power of 2
+    turns = (numerator * _TURNS_PER_RADIAN + (1 << (places - 1))) >> places
+    return (turns + 2**63) % 2**64 - 2**63

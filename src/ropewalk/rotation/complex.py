@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ropewalk.eager import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.shapes import Float, Shaped
 
@@ -58,6 +59,19 @@ def apply_rotary_complex(
             cure="freqs_cis(cos, sin)",
         )
     real = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    pairs = torch.view_as_complex(real.reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
-    turned = pairs * freqs_cis.to(pairs.dtype).unsqueeze(-2)
-    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    factors = freqs_cis.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64).unsqueeze(-2)
+    if reasons_for_mathematics(x):  # views of complex numbers have rules of their own about strides
+        turned = torch.complex(real[..., 0::2], real[..., 1::2]) * factors
+        return torch.stack((turned.real, turned.imag), dim=-1).flatten(-2).to(x.dtype)
+    pairs = torch.view_as_complex(_aligned(real).reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
+    result = torch.view_as_real(pairs * factors).flatten(-2)
+    if result.requires_grad:
+        result.register_hook(_aligned)  # type: ignore[no-untyped-call]  # its gradient is viewed as complex numbers as well
+    return result.to(x.dtype)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """`x`, or a copy where its memory cannot be viewed as complex numbers: from an odd offset, or with odd strides."""
+    if x.storage_offset() % 2 == 0 and x.stride(-1) == 1 and not any(stride % 2 for stride in x.stride()[:-1]):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)

@@ -56,7 +56,7 @@ class RotaryEmbedding(nn.Module):
         if not isinstance(seq_len, Tensor):
             return attention_factor_of(self.config, seq_len)
         if _is_traced(seq_len):
-            factor: float = _factor_of_all_lengths(self.config)
+            factor: float = self._attention_factor_of_all_lengths()
             return factor
         factors = {attention_factor_of(self.config, length) for length in seq_len.flatten().tolist()}
         if len(factors) != 1:
@@ -139,8 +139,8 @@ class RotaryEmbedding(nn.Module):
         Shapes and layouts as in `rotate`; `k` may have fewer heads. `seq_len` as in `cos_sin`.
 
         `tables=False` forms each angle where it is used, from an exact integer phase: on a GPU inside the one kernel,
-        without tables in memory. For integer positions on one axis; positions count as integers modulo 2^64, so only
-        the frequency's own rounding, 2^-65 turns per token, grows with them.
+        without tables in memory. For integer positions on one axis. Positions and angles are integers, so an angle is
+        off by the rounding of its frequency alone: 2^-65 turns per token, which is 2^-12 turns at position 2^53.
         """
         if not tables:
             positions, turns, turn = self._phases(q, position_ids, seq_len, layout, False)
@@ -194,7 +194,20 @@ class RotaryEmbedding(nn.Module):
                 cure="Leave `tables=False` out.",
             )
         turn = Turn(config.interleaved, self.attention_factor_at(seq_len), inverse, layout, phases=True)
-        return position_ids.to(torch.int64), turns_of(columns, position_ids), turn
+        return position_ids.to(torch.int64), turns_of(columns, position_ids.device), turn
+
+    # Constant, else dynamo hides an error's message; a method, because torch 2.11 cannot pass such a function a config.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _attention_factor_of_all_lengths(self) -> float:
+        """The attention factor where the length is not known; it must not depend on it."""
+        try:
+            return attention_factor_of(self.config)
+        except RopeError as error:
+            raise RopeError(
+                "attention_factor_at: it depends on the sequence length, whose number a tracer cannot give.",
+                facts={"scaling": self.config.scaling},
+                cure="Pass seq_len as an int: the graph is then compiled for it.",
+            ) from error
 
     def _turning(self, seq_len: SeqLen) -> _Turning:
         return {
@@ -228,19 +241,6 @@ def _check_seq_len(seq_len: int | Tensor) -> None:
 def _is_traced(x: Tensor) -> bool:
     """Whether the numbers of a tensor cannot be read, or would become constants of a graph."""
     return x.device.type == "meta" or bool(reasons_for_mathematics(x))
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else dynamo hides an error's message
-def _factor_of_all_lengths(config: RopeConfig) -> float:
-    """The attention factor where the length is not known; it must not depend on it."""
-    try:
-        return attention_factor_of(config)
-    except RopeError as error:
-        raise RopeError(
-            "attention_factor_at: it depends on the sequence length, whose number a tracer cannot give.",
-            facts={"scaling": config.scaling},
-            cure="Pass seq_len as an int: the graph is then compiled for it.",
-        ) from error
 
 
 class _Turning(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +21,14 @@ class LearnedFrequencies(nn.Module):
 
     - `config`: where they start: its ladder(s) and axes (without a scaling that needs a sequence length).
     - `num_heads`: one matrix per head, or None for one shared by all.
-    - `mixed`: start each head from its own random rotation of the axes, so that pairs look along mixed directions
-      (rope-vit's); False starts on the axes. Draws from torch's global generator.
+    - `mixed`: start each head from its own random rotation of the axes, so that pairs look along mixed directions.
+      Draws from torch's global generator: on two axes one angle per head, as rope-vit does, else a rotation from the
+      uniform (Haar) distribution. False starts on the axes.
 
     The parameter stays float32 whatever the module is cast to. After construction on meta and `to_empty`, call
     `reset_parameters()`. Source: Heo et al. 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
 
-    >>> from ropewalk.rope.config import axes_from_sections
+    >>> from ropewalk.rope.axes import axes_from_sections
     >>> axes = axes_from_sections([4, 4])
     >>> config = RopeConfig(head_dim=16, interleaved=True, theta=10.0, axes=axes, axes_restart=True)
     >>> cos, sin = LearnedFrequencies(config, num_heads=3)(torch.rand(49, 2))
@@ -54,8 +56,7 @@ class LearnedFrequencies(nn.Module):
         start = inverse_frequencies(self.config).inv_freq
         heads, axes = self.freqs.shape[0], self.freqs.shape[1]
         if self.mixed and axes > 1:
-            turns = torch.linalg.qr(torch.randn(heads, axes, axes, dtype=torch.float64, device="cpu"))[0]
-            start = turns @ start
+            start = _random_rotations(heads, axes) @ start
         self.freqs.copy_(start.to(torch.float32).expand_as(self.freqs))
 
     def forward(
@@ -94,3 +95,16 @@ class LearnedFrequencies(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
         if self.freqs.dtype != torch.float32:
             self.freqs = nn.Parameter(self.freqs.detach().to(torch.float32))
+
+
+def _random_rotations(heads: int, axes: int) -> Tensor:
+    """One random rotation (determinant +1) per head, float64 `[heads, axes, axes]`, uniformly distributed."""
+    if axes == 2:
+        angle = torch.rand(heads, dtype=torch.float32, device="cpu").to(torch.float64) * (2 * math.pi)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.stack((cos, -sin, sin, cos), dim=-1).view(heads, 2, 2)
+    q, r = torch.linalg.qr(torch.randn(heads, axes, axes, dtype=torch.float64, device="cpu"))
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without the signs QR's matrices are not uniform
+    q[:, :, 0] *= torch.linalg.det(q)[:, None].sign()
+    rotations: Tensor = q
+    return rotations

@@ -11,7 +11,7 @@ from ropewalk.backends import choose
 from ropewalk.backends.autograd import norm_rotated
 from ropewalk.backends.request import Norm, Store, Turn
 from ropewalk.errors import RopeError
-from ropewalk.rotation.rotate import Layout, check_tables
+from ropewalk.rotation.rotate import Layout, check_tables, overlaps_itself
 from ropewalk.shapes import Float
 
 
@@ -103,9 +103,9 @@ def _check_store(q: Tensor, k: Tensor, store: Store, layout: str, inputs: list[T
             facts={"k": k, "store.keys": keys, "store.values": values, "store.fresh": fresh},
             cure="Buffers are [batch, kv_heads, capacity, head_dim] in the dtype of `k`; `fresh` has its shape.",
         )
-    if any(stride == 0 and size > 1 for x in (keys, values) for stride, size in zip(x.stride(), x.shape, strict=True)):
+    if overlaps_itself(keys) or overlaps_itself(values):
         raise RopeError(
-            "qk_norm_rotate: an expanded buffer holds one value in many places and cannot be written.",
+            "qk_norm_rotate: an expanded buffer, or one that overlaps itself, cannot be written.",
             facts={"strides of keys": keys.stride(), "strides of values": values.stride()},
             cure="Give every sequence and head a place of its own.",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -167,6 +168,22 @@ def _each_has_its_place(target: Tensor) -> bool:
     return True
 
 
+def overlaps_itself(target: Tensor) -> bool:
+    """Whether two elements of `target` lie at one address, as in `expand`, and in `unfold` with a small step."""
+    if target.is_contiguous() or not target.numel():
+        return False
+    steps = [(stride, size) for stride, size in zip(target.stride(), target.shape, strict=True) if size > 1]
+    reach = sum(stride * (size - 1) for stride, size in steps)
+    if reach + 1 < target.numel() or any(stride == 0 for stride, _ in steps):
+        return True
+    if reasons_for_mathematics(target) or _each_has_its_place(target):
+        return False  # tracers know strides as symbols only
+    offsets = np.zeros(1, dtype=np.int64)  # neither nested nor obviously too small: rare enough to count
+    for stride, size in steps:
+        offsets = np.add.outer(offsets, stride * np.arange(size)).reshape(-1)
+    return bool(np.unique(offsets).size < target.numel())
+
+
 def _extent(x: Tensor) -> tuple[int, int]:
     """First byte of a tensor in memory, and the one after its last."""
     start = x.data_ptr()
@@ -318,11 +335,9 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
             facts={"x": x, "out": out},
             cure="torch.empty_like(x)",
         )
-    if not target.is_contiguous() and any(
-        stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)
-    ):
+    if overlaps_itself(target):
         raise RopeError(
-            "rotate: an expanded tensor holds one value in many places and cannot be written.",
+            "rotate: an expanded tensor, or one that overlaps itself, holds one value twice and cannot be written.",
             facts={"target": target, "strides": target.stride()},
             cure="Rotate a new tensor, or pass target.contiguous().",
         )

@@ -4,47 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-
-
-def read_text(path: str | Path) -> str:
-    """The UTF-8 text of a file; `RopeError` where it is missing, a folder, empty, or not text."""
-    path = Path(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise RopeError(
-            "train: a text file cannot be read.",
-            facts={"file": str(path), "error": error.strerror},
-            cure="Pass paths of UTF-8 text files.",
-        ) from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RopeError(
-            "train: a text file is not UTF-8.",
-            facts={"file": str(path), "byte": error.start, "reason": error.reason},
-            cure="Convert it first: iconv -f LATIN1 -t UTF-8.",
-        ) from error
-    if "\0" in text:
-        raise RopeError(
-            "train: a text file holds zero bytes, so it is binary.",
-            facts={"file": str(path), "byte": raw.index(b"\0")},
-            cure="Pass paths of UTF-8 text files.",
-        )
-    if not text.strip():
-        raise RopeError(
-            "train: a text file is empty.",
-            facts={"file": str(path), "bytes": len(raw)},
-            cure="Leave it out, or pass a file with text.",
-        )
-    return text
 
 
 def split_text(text: str, fraction: float) -> tuple[str, str]:

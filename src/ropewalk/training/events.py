@@ -1,4 +1,4 @@
-"""What a run tells while it goes, and how often it writes."""
+"""What a run reports while it trains, and how often it writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropewalk.errors import RopeError
 
 @dataclass(frozen=True)
 class Event:
-    """What a run tells while it goes: `kind` is "start", "step", "log", "checkpoint" or "done"."""
+    """What a run reports: `kind` is "start", "step", "log", "checkpoint", "score" or "done"."""
 
     kind: str
     step: int
@@ -30,11 +30,17 @@ class Housekeeping:
     `checkpoint_minutes` have passed since the last; the newest `keep` stay.
     """
 
-    log_every: int = 10
-    validate_every: int | None = None
-    checkpoint_every: int | None = None
-    checkpoint_minutes: float = 5.0
-    keep: int = 2
+    log_every: int = field(default=10, metadata={"help": "Updates between lines of the log."})
+    validate_every: int | None = field(
+        default=None, metadata={"help": "Updates between validations [default: a twentieth of the run]."}
+    )
+    checkpoint_every: int | None = field(
+        default=None, metadata={"help": "Updates between checkpoints [default: a twentieth of the run]."}
+    )
+    checkpoint_minutes: float = field(
+        default=5.0, metadata={"help": "Minutes after which a checkpoint is written in any case."}
+    )
+    keep: int = field(default=2, metadata={"help": "How many checkpoints are kept."})
 
     def __post_init__(self) -> None:
         for name in ("log_every", "validate_every", "checkpoint_every", "keep"):

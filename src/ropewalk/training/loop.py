@@ -1,267 +1,127 @@
-"""The training loop: updates, validation, log and checkpoints."""
+"""The training loop of every task: updates, validation, log and checkpoints."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from ropewalk.atomic_io import read_json, sha256
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
-from ropewalk.models.tokenizer import TextTokenizer
-from ropewalk.training.data import Batch, TokenStream, WindowSampler, read_text, split_text, validation_batches
-from ropewalk.training.events import Event, Housekeeping, Report
+from ropewalk.training.checkpoint import read_training_state, write_training_state
+from ropewalk.training.clock import Clock
+from ropewalk.training.events import Event, Report
 from ropewalk.training.interrupt import polite_interrupt
-from ropewalk.training.objective import loss_by_position, next_token_loss
-from ropewalk.training.optimizer import Rates, make_optimizer
-from ropewalk.training.resume import RunFolder, sha256
+from ropewalk.training.optimizer import make_optimizer
+from ropewalk.training.run_folder import STATE, RunFolder
 from ropewalk.training.schedule import learning_rate
-from ropewalk.training.settings import DTYPES, TrainSettings
-from ropewalk.training.tokenizers import make_tokenizer
-
-
-def train(
-    settings: TrainSettings,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    restart: bool = False,
-    dtype: str = "bfloat16",
-    housekeeping: Housekeeping | None = None,
-    report: Report | None = None,
-) -> Path:
-    """Train a decoder from scratch, or go on with the run that `out` holds; returns `out`, a Hugging Face folder.
-
-    - `settings`: what to compute. `out`: the run's folder; a run with equal settings in it is continued from its last
-      checkpoint, to the same bits as one that was never stopped (same machine, same number of threads).
-    - `resume`: insist that there is a run to continue. `restart`: throw the run in `out` away first.
-    - `dtype`: of the finished model's weights, "bfloat16", "float32" or "float16"; training weights are float32.
-    - `report`: is told what happens; see `Event`.
-
-    Ctrl-C writes a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for bad texts or settings, for a run
-    with other settings in `out`, and where the loss or a gradient is not finite.
-    """
-    if dtype not in DTYPES:
-        raise RopeError(
-            "train: unknown `dtype`.", facts={"dtype": dtype, "known": tuple(DTYPES)}, cure="Pass one of these."
-        )
-    folder = RunFolder(out)
-    with folder.locked(), torch.random.fork_rng():
-        on_machine = settings.on_this_machine()
-        run = Run(on_machine, FromScratch(on_machine, folder), folder, housekeeping, report)
-        if run.prepare(resume=resume, restart=restart):
-            run.go()
-            run.finish(DTYPES[dtype])
-    return folder.path
-
-
-class LoopSettings(Rates, Protocol):
-    """What the loop reads of a run's settings; see `TrainSettings` for what each means."""
-
-    @property
-    def text(self) -> tuple[str, ...]: ...
-    @property
-    def validation(self) -> tuple[str, ...]: ...
-    @property
-    def validation_fraction(self) -> float: ...
-    @property
-    def validation_windows(self) -> int: ...
-    @property
-    def validation_length(self) -> int | None: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def epochs(self) -> float | None: ...
-    @property
-    def final_lr(self) -> float: ...
-    @property
-    def warmup(self) -> int | None: ...
-    @property
-    def clip(self) -> float: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    def to_json(self) -> dict[str, Any]:
-        """All that decides what the run computes."""
-
-
-class Beginning(Protocol):
-    """Where a run's tokenizer and model come from: from scratch, or from a checkpoint that is trained further."""
-
-    def tokenizer(self, texts: Sequence[str], *, begun: bool) -> TextTokenizer:
-        """The tokenizer; `begun` says that the run's folder is that of a run that goes on."""
-
-    def model(self, vocab_size: int) -> Decoder:
-        """The model before its first update, in float32; what requires a gradient is trained."""
-
-
-class FromScratch:
-    """A model with random weights, and the tokenizer that the settings ask for."""
-
-    def __init__(self, settings: TrainSettings, folder: RunFolder) -> None:
-        self.settings, self.folder = settings, folder
-
-    def tokenizer(self, texts: Sequence[str], *, begun: bool) -> TextTokenizer:
-        """Of the run that goes on, or a new one."""
-        return TextTokenizer.from_folder(self.folder.path) if begun else make_tokenizer(self.settings, texts)
-
-    def model(self, vocab_size: int) -> Decoder:
-        """Random weights, by torch's generator."""
-        return Decoder(self.settings.decoder_config(vocab_size))
+from ropewalk.training.task import TrainingTask
 
 
 class Run:
-    """One run: its texts, model, optimizer and place on disk."""
+    """One run of a task, and its place on disk.
 
-    def __init__(
-        self,
-        settings: LoopSettings,
-        beginning: Beginning,
-        folder: RunFolder,
-        keeping: Housekeeping | None = None,
-        report: Report | None = None,
-    ) -> None:
-        self.settings, self.beginning, self.folder = settings, beginning, folder
-        self.keeping = keeping or Housekeeping()
-        self.tell: Report = report or (lambda event: None)
-        self.step, self.loss_sum, self.loss_count, self.seconds = 0, 0.0, 0, 0.0
+    `prepare`, then `train`, then `finish`; or `train` alone where what was trained is used in this process. `report`
+    is called with each `Event`. The caller holds `folder.locked()`.
+    """
+
+    def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None) -> None:
+        self.task, self.folder = task, folder
+        self.report: Report = report or (lambda event: None)
+        self.step, self.loss_sum, self.loss_count = 0, 0.0, 0
+        self.clock = Clock()
+        self.record: dict[str, Any] = {}
+        """The content of run.json."""
 
     def prepare(self, *, resume: bool, restart: bool) -> bool:
-        """Read texts, find or begin the run, build the model; False where the run is finished already."""
-        settings, folder = self.settings, self.folder
-        texts = [read_text(path) for path in settings.text]
-        held_out = [read_text(path) for path in settings.validation]
+        """Read the files, find or begin the run, build the model; False where the run is finished already."""
+        task, folder = self.task, self.folder
+        task.read()
         asked = {
-            "settings": settings.to_json(),
-            "sha256": {
-                "text": [sha256(path) for path in settings.text],
-                "validation": [sha256(path) for path in settings.validation],
-            },
+            "settings": task.settings.to_json(),
+            "sha256": {kind: [sha256(path) for path in paths] for kind, paths in task.files.items()},
         }
         begun = folder.find(asked, resume=resume, restart=restart)
         if begun is not None and begun.get("finished"):
-            self.tell(Event("done", begun["steps"], begun["steps"], {"out": str(folder.path), "already": True}))
+            self.record = begun
             return False
         folder.remove_leftovers()
-        if not held_out and settings.validation_fraction > 0:
-            parts = [split_text(text, settings.validation_fraction) for text in texts]
-            texts, held_out = [part[0] for part in parts], [part[1] for part in parts]
-        self.tokenizer = self.beginning.tokenizer(texts, begun=begun is not None)
-        self._prepare_data(texts, held_out)
-        self._prepare_model()
+        task.build(folder.path, begun=begun is not None)
+        self.optimizer = make_optimizer(task.model, task.settings)
+        warmup = task.settings.warmup
+        self.warmup = min(200, task.steps // 20) if warmup is None else warmup
         if begun is None:
-            if restart:
-                folder.clear()  # not before everything that could be refused has been accepted
-            self.tokenizer.save(folder.path)
-        self.run = {
+            self._begin(asked, restart=restart)
+        else:
+            self.record = {**self._record(asked), **{key: begun[key] for key in ("torch", "threads")}}
+        checkpoints = folder.checkpoints()
+        if checkpoints:
+            self._restore(checkpoints[-1])
+        folder.cut_log(self.step if checkpoints else -1)
+        return True
+
+    def _begin(self, asked: dict[str, Any], *, restart: bool) -> None:
+        """Make the folder that of a new run: not before everything that could be refused has been accepted."""
+        if restart:
+            self.folder.clear()
+        self.folder.remove_checkpoints()  # of a run that was being thrown away when it was killed
+        self.task.tokenizer.save(self.folder.path)
+        self.record = self._record(asked)
+        self.folder.write_run(self.record)
+
+    def _record(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return {
             **asked,
-            "steps": self.steps,
-            "train_tokens": len(self.sampler.stream),
-            "parameters": self.model.num_parameters(),
+            "steps": self.task.steps,
+            **self.task.run_facts(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "finished": False,
         }
-        if begun is None:
-            folder.begin(self.run)
-        self.run |= {key: begun[key] for key in ("torch", "threads")} if begun else {}
-        checkpoints = folder.checkpoints()
-        if checkpoints:
-            state = folder.read_checkpoint(checkpoints[-1], self.model, self.optimizer)
-            self.step, self.seconds = state["step"], state["seconds"]
-            self.loss_sum, self.loss_count = state["loss_sum"], state["loss_count"]
-        folder.cut_log(self.step if checkpoints else -1)
-        return True
 
-    def _prepare_data(self, texts: list[str], held_out: list[str]) -> None:
-        settings, tokenizer = self.settings, self.tokenizer
-        end = tokenizer.eos_ids[0] if tokenizer.eos_ids else None
-        stream = TokenStream.pack(texts, tokenizer.encode, end)
-        self.sampler = WindowSampler(stream, seq_len=settings.seq_len, seed=settings.seed)
-        self.validation: list[Batch] = []
-        if held_out:
-            self.validation = validation_batches(
-                TokenStream.pack(held_out, tokenizer.encode, end),
-                seq_len=settings.validation_length or settings.seq_len,
-                limit=settings.validation_windows,
-                batch_size=settings.batch_size,
-            )
-        per_update = settings.batch_size * settings.accumulation
-        whole = math.ceil((settings.epochs or 0) * self.sampler.windows_per_epoch / per_update)
-        self.steps = settings.steps or max(1, whole)
-        self.warmup = min(200, self.steps // 20) if settings.warmup is None else settings.warmup
-        often = max(50, self.steps // 20)
-        self.validate_every = self.keeping.validate_every or often
-        self.checkpoint_every = self.keeping.checkpoint_every or often
-
-    def _prepare_model(self) -> None:
-        settings = self.settings
-        torch.manual_seed(settings.seed)
-        self.model = self.beginning.model(self.tokenizer.vocab_size).to(settings.device).train()
-        self.optimizer = make_optimizer(self.model, settings)
-
-    def go(self) -> None:
-        """Update until the last step."""
-        facts = {
-            "out": str(self.folder.path),
-            "parameters": self.model.num_parameters(),
-            "train_tokens": len(self.sampler.stream),
-            "vocab_size": self.tokenizer.vocab_size,
-            "precision": self.settings.precision,
-            "device": self.settings.device,
-            "threads": torch.get_num_threads(),
-            "began_with_threads": self.run["threads"],
-        }
-        self.tell(Event("start", self.step, self.steps, facts))
-        tokens, started = 0, time.perf_counter()
-        saved, patience = time.monotonic(), 60.0 * self.keeping.checkpoint_minutes
+    def train(self) -> None:
+        """Update until the last step, or until the task has ended."""
+        task, keeping = self.task, self.task.housekeeping
+        often = max(50, task.steps // 20)
+        validate_every, checkpoint_every = keeping.validate_every or often, keeping.checkpoint_every or often
+        self._report("start", self._start_facts())
+        updates, seconds = 0, 0.0
+        saved, patience = time.monotonic(), 60.0 * keeping.checkpoint_minutes
+        self.clock.begin()
         with polite_interrupt() as interrupted:
-            while self.step < self.steps:
+            while self.step < task.steps and not task.ended:
+                started = time.perf_counter()
                 loss, rate = self._update()
                 self.step += 1
                 self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
-                tokens += self.settings.batch_size * self.settings.accumulation * self.settings.seq_len
-                self.tell(Event("step", self.step, self.steps, {"loss": loss}))
-                last = self.step == self.steps
-                validate = bool(self.validation) and (last or self.step % self.validate_every == 0)
-                if validate or last or self.step % self.keeping.log_every == 0:
-                    took = time.perf_counter() - started
-                    self.seconds += took
-                    self._log(rate, tokens / took, validate)
-                    tokens, started = 0, time.perf_counter()
-                due = self.step % self.checkpoint_every == 0 or time.monotonic() - saved > patience
-                if due or last or interrupted():
-                    before = time.perf_counter()
+                updates, seconds = updates + 1, seconds + time.perf_counter() - started
+                self._report("step", {"loss": loss})
+                last = self.step == task.steps
+                validate = task.validates and (last or self.step % validate_every == 0)
+                if validate or last or self.step % keeping.log_every == 0:
+                    self._log(rate, task.speed(updates, seconds), validate=validate)
+                    updates, seconds = 0, 0.0
+                done, stop = last or task.ended, interrupted()
+                due = self.step % checkpoint_every == 0 or time.monotonic() - saved > patience
+                if due or done or stop:
                     self._checkpoint()
-                    saved, started = time.monotonic(), started + time.perf_counter() - before
-                if interrupted() and not last:
-                    raise KeyboardInterrupt(f"stopped at step {self.step} of {self.steps}; the checkpoint is written")
+                    saved = time.monotonic()
+                if stop and not done:
+                    raise KeyboardInterrupt(f"stopped at step {self.step} of {task.steps}; the checkpoint is written")
 
     def _update(self) -> tuple[float, float]:
         """One optimizer update; the mean loss of its batches, and the learning rate used."""
-        settings = self.settings
-        rate = learning_rate(self.step, peak=settings.lr, warmup=self.warmup, steps=self.steps, final=settings.final_lr)
+        task, settings = self.task, self.task.settings
+        rate = learning_rate(self.step, peak=settings.lr, warmup=self.warmup, steps=task.steps, final=settings.final_lr)
         loss = 0.0
-        for part in range(settings.accumulation):
-            number = (self.step * settings.accumulation + part) * settings.batch_size
-            batch = self.sampler.batch(number, settings.batch_size).to(settings.device)
-            mean = next_token_loss(self.model, batch, precision=settings.precision) / settings.accumulation
+        for part in range(task.accumulation):
+            mean = task.loss(self.step, part) / task.accumulation
             loss += self._finite("loss", float(mean.detach()))
             mean.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip)
         self._finite("gradient norm", float(norm))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -283,30 +143,58 @@ class Run:
             cure="Begin again (--restart) with a smaller --lr, a longer --warmup, or --precision float32.",
         )
 
-    def _log(self, rate: float, speed: float, validate: bool) -> None:
+    def _log(self, rate: float, speed: dict[str, float], *, validate: bool) -> None:
         line: dict[str, Any] = {
             "step": self.step,
-            "tokens": self.step * self.settings.batch_size * self.settings.accumulation * self.settings.seq_len,
+            **self.task.progress(self.step),
             "loss": self.loss_sum / self.loss_count,
             "lr": rate,
         }
         self.loss_sum, self.loss_count = 0.0, 0
         if validate:
-            by_position = loss_by_position(self.model, self.validation, precision=self.settings.precision)
-            line["validation_by_position"] = [[a, b, round(nats, 4)] for a, b, nats in by_position]
-            within = [nats for _, end, nats in by_position if end <= self.settings.seq_len] or [by_position[0][2]]
-            line["validation_loss"] = round(sum(within) / len(within), 4)
-        line |= {"tokens_per_second": round(speed, 1), "seconds": round(self.seconds, 2)}
+            line |= self.task.validate(self.step)
+        line |= {**speed, "seconds": self.clock.read()["seconds"]}
         self.folder.append_log(line)
-        self.tell(Event("log", self.step, self.steps, line))
+        self._report("log", line)
 
     def _checkpoint(self) -> None:
-        carried = {"loss_sum": self.loss_sum, "loss_count": self.loss_count, "seconds": self.seconds}
-        path = self.folder.write_checkpoint(self.step, self.model, self.optimizer, carried, self.keeping.keep)
-        self.tell(Event("checkpoint", self.step, self.steps, {"path": str(path)}))
+        def write(folder: Path) -> None:
+            self.task.write_weights(folder)
+            write_training_state(folder, self.task.model, self.optimizer)
 
-    def finish(self, dtype: torch.dtype) -> None:
+        state = {
+            "loss_sum": self.loss_sum,
+            "loss_count": self.loss_count,
+            **self.clock.read(),
+            **self.task.carried(),
+        }
+        path = self.folder.write_checkpoint(self.step, write, state, keep=self.task.housekeeping.keep)
+        self._report("checkpoint", {"path": str(path)})
+
+    def _restore(self, checkpoint: Path) -> None:
+        state = read_json(checkpoint / STATE)
+        self.task.read_weights(checkpoint)
+        read_training_state(checkpoint, self.task.model, self.optimizer)
+        self.task.restore(state)
+        self.step, self.loss_sum, self.loss_count = state["step"], state["loss_sum"], state["loss_count"]
+        self.clock = Clock(state["seconds"], state.get("cpu_seconds", 0.0))
+
+    def finish(self) -> None:
         """Write the model where the run is, and mark the run finished."""
-        self.folder.write_model(self.model, self.tokenizer, dtype)
-        self.folder.begin({**self.run, "finished": True})
-        self.tell(Event("done", self.step, self.steps, {"out": str(self.folder.path), "already": False}))
+        self.folder.write_model(self.task.write_model)
+        self.record |= {"finished": True, **self.task.outcome(self.step), **self.clock.read()}
+        self.folder.write_run(self.record)
+
+    def _start_facts(self) -> dict[str, Any]:
+        return {
+            "out": str(self.folder.path),
+            **self.task.run_facts(),
+            "vocab_size": self.task.tokenizer.vocab_size,
+            "precision": self.task.settings.precision,
+            "device": self.task.settings.device,
+            "threads": torch.get_num_threads(),
+            "began_with_threads": self.record["threads"],
+        }
+
+    def _report(self, kind: str, facts: dict[str, Any]) -> None:
+        self.report(Event(kind, self.step, self.task.steps, facts))

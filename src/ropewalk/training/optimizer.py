@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 
+@runtime_checkable
 class Rates(Protocol):
     """The settings that AdamW reads."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,38 +54,63 @@ class TrainSettings:
     16
     """
 
-    text: tuple[str, ...]
+    text: tuple[str, ...] = field(
+        metadata={
+            "help": "UTF-8 text files to train on, plain or gzipped; each file is one document.",
+            "metavar": "FILE",
+            "rest": "Further texts, as in --text A B C.",
+        }
+    )
     _: KW_ONLY
-    validation: tuple[str, ...] = ()
-    validation_fraction: float = 0.05
-    validation_windows: int = 64
-    validation_length: int | None = None
-    tokenizer: str = "bpe"
-    vocab_size: int = 4096
-    size: str = "tiny"
-    layers: int | None = None
-    hidden_size: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    intermediate_size: int | None = None
-    encoding: str = "rope"
-    theta: float = 10_000.0
-    seq_len: int = 256
-    dropout: float = 0.0
-    batch_size: int = 16
-    accumulation: int = 1
-    steps: int | None = None
-    epochs: float | None = None
-    lr: float = 3e-3
-    final_lr: float = 0.1
-    warmup: int | None = None
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 1.0
-    precision: str = "auto"
-    device: str = "auto"
-    seed: int = 0
+    validation: tuple[str, ...] = field(default=(), metadata={"help": "Text files to validate on.", "metavar": "FILE"})
+    validation_fraction: float = field(
+        default=0.05,
+        metadata={"help": "Without --validation: this last part of each text is kept out of training; 0 for none."},
+    )
+    validation_windows: int = field(default=64, metadata={"help": "Validation windows at most."})
+    validation_length: int | None = field(
+        default=None, metadata={"help": "Tokens of a validation window [default: --seq-len].", "unit": "tokens"}
+    )
+    tokenizer: str = field(
+        default="bpe", metadata={"help": '"bpe" (trained on the text), "bytes", or the path of a tokenizer.json.'}
+    )
+    vocab_size: int = field(default=4096, metadata={"help": "Tokens of the trained tokenizer."})
+    size: str = field(
+        default="tiny", metadata={"help": f"Preset: {', '.join(SIZES)}; the next five options override it."}
+    )
+    layers: int | None = field(default=None, metadata={"help": "Layers."})
+    hidden_size: int | None = field(default=None, metadata={"help": "Features of a token."})
+    heads: int | None = field(default=None, metadata={"help": "Query heads."})
+    kv_heads: int | None = field(
+        default=None, metadata={"help": "Key and value heads [default with --heads: the same]."}
+    )
+    intermediate_size: int | None = field(default=None, metadata={"help": "Features inside the feed-forward."})
+    encoding: str = field(default="rope", metadata={"help": f"Position encoding: {', '.join(TEXT_ENCODINGS)}."})
+    theta: float = field(
+        default=10_000.0, metadata={"help": "Base of the frequencies, for rope, xpos, sinusoidal and transformer_xl."}
+    )
+    seq_len: int = field(
+        default=256, metadata={"help": "Tokens of a training window: the trained length.", "unit": "tokens"}
+    )
+    dropout: float = field(default=0.0, metadata={"help": "Dropout of the residual branches."})
+    batch_size: int = field(default=16, metadata={"help": "Windows of one batch."})
+    accumulation: int = field(default=1, metadata={"help": "Batches of one update."})
+    steps: int | None = field(default=None, metadata={"help": "Updates."})
+    epochs: float | None = field(
+        default=None, metadata={"help": "Passes over the text, instead of --steps [default: 4]."}
+    )
+    lr: float = field(default=3e-3, metadata={"help": "Peak learning rate."})
+    final_lr: float = field(default=0.1, metadata={"help": "Last learning rate, as a fraction of the peak."})
+    warmup: int | None = field(
+        default=None, metadata={"help": "Updates until the peak [default: a twentieth of all, at most 200]."}
+    )
+    weight_decay: float = field(default=0.1, metadata={"help": "AdamW's weight decay, on matrices only."})
+    beta1: float = field(default=0.9, metadata={"help": "AdamW's beta1."})
+    beta2: float = field(default=0.95, metadata={"help": "AdamW's beta2."})
+    clip: float = field(default=1.0, metadata={"help": "Largest norm of the gradient."})
+    precision: str = field(default="auto", metadata={"help": "Precision of matrix products: auto, float32, bfloat16."})
+    device: str = field(default="auto", metadata={"help": "Device: auto, cpu, cuda."})
+    seed: int = field(default=0, metadata={"help": "Seed of weights, order and dropout."})
 
     def __post_init__(self) -> None:
         for name in ("text", "validation"):
@@ -199,7 +224,7 @@ class TrainSettings:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The settings' names, in order."""
-        return tuple(field.name for field in fields(cls) if field.name != "_")
+        return tuple(each.name for each in fields(cls) if each.name != "_")
 
 
 def on_machine(device: str, precision: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
-// The Python module: reads pointers, shapes and strides, chooses the instruction set, and hands blocks to threads.
-// It checks nothing that ropewalk/backends/cpu.py has not already checked; that file is its only caller.
+// The Python module: reads tensors, chooses the instruction set, and hands blocks to threads.
+// ropewalk/backends/cpu.py and ropewalk/rope/tables.py are its callers and have checked what a user can get wrong; here
+// devices, dtypes and sizes are checked again, so that no call can read or write outside its tensors.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,12 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "dlpack.h"
 #include "job.h"
 #include "memory.h"
+#include "tensor.h"
 #include "threads.h"
 
-namespace nb = nanobind;
 using namespace ropewalk;
 
 namespace {
@@ -55,22 +55,27 @@ void use_instruction_set(const std::string& name) {
 
 std::string instruction_set() { return chosen.load()->name; }
 
-int64_t at(const nb::tuple& numbers, size_t index) {
-    return PyLong_AsLongLong(PyTuple_GET_ITEM(numbers.ptr(), static_cast<Py_ssize_t>(index)));
-}
-
 // Layouts, as cpu.py numbers them.
 enum Layout { bshd = 0, bhsd = 1, thd = 2 };
 
-Strides strides_of(const nb::tuple& s, int layout) {
-    if (layout == thd) return {0, at(s, 0), at(s, 1), at(s, 2)};
-    return layout == bshd ? Strides{at(s, 0), at(s, 1), at(s, 2), at(s, 3)}
-                          : Strides{at(s, 0), at(s, 2), at(s, 1), at(s, 3)};
+int dims_of(int layout) { return layout == thd ? 3 : 4; }
+int token_dim(int layout) { return layout == thd ? 0 : layout == bshd ? 1 : 2; }
+int head_dim_at(int layout) { return layout == bhsd ? 1 : layout == thd ? 1 : 2; }
+
+Strides strides_of(const View& x, int layout) {
+    return {layout == thd ? 0 : x.stride(0), x.stride(token_dim(layout)), x.stride(head_dim_at(layout)), x.stride(-1)};
 }
 
 constexpr int64_t item_size(Dtype dtype) {
     return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
 }
+
+Dtype dtype_of(const View& x) {
+    for (const Dtype dtype : {Dtype::float32, Dtype::bfloat16, Dtype::float16, Dtype::float64})
+        if (x.is(number_type(dtype))) return dtype;
+    x.fail("must be float64, float32, bfloat16 or float16");
+}
+Dtype compute_dtype(const Rotation& job) { return job.dtype == Dtype::float64 ? Dtype::float64 : Dtype::float32; }
 
 // Writing past the caches pays where the result would not stay in them, and needs whole aligned lines.
 constexpr int64_t streamed_from = int64_t{16} << 20;
@@ -84,43 +89,74 @@ bool streams(const Rotation& job, const Side& side) {
     return (reinterpret_cast<uintptr_t>(side.out) | static_cast<uintptr_t>(steps)) % line == 0;
 }
 
-Rotation rotation(int layout, int dtype, bool interleaved, double cos_scale, double sin_scale, uintptr_t cos,
-                  const nb::tuple& shape, const nb::tuple& strides, uintptr_t sin) {
+// What every call of the kernels begins with: how to turn.
+struct Turn {
+    int layout;
+    bool interleaved;
+    double cos_scale, sin_scale;
+    int threads;
+};
+
+// The sizes that all tensors of a call share are those of `x`.
+Rotation rotation(const Turn& turn, const View& x) {
     Rotation job;
-    job.dtype = static_cast<Dtype>(dtype);
-    job.interleaved = interleaved;
-    job.cos_scale = cos_scale;
-    job.sin_scale = sin_scale;
-    job.cos = reinterpret_cast<const void*>(cos);
-    job.sin = reinterpret_cast<const void*>(sin);
-    const size_t dims = shape.size();
-    job.pairs = at(shape, dims - 1);
-    if (dims == 2) {
-        job.table_token = at(strides, 0);
-    } else if (layout == thd) {
-        job.table_token = at(strides, 0);
-        job.table_head = at(shape, 1) > 1 ? at(strides, 1) : 0;
-    } else {
-        job.table_batch = at(shape, 0) > 1 ? at(strides, 0) : 0;
-        job.table_token = at(strides, 1);
-        job.table_head = dims == 4 && at(shape, 2) > 1 ? at(strides, 2) : 0;
-    }
+    x.with_dims(dims_of(turn.layout));
+    job.dtype = dtype_of(x);
+    job.interleaved = turn.interleaved;
+    job.cos_scale = turn.cos_scale;
+    job.sin_scale = turn.sin_scale;
+    job.batch = turn.layout == thd ? 1 : x.size(0);
+    job.tokens = x.size(token_dim(turn.layout));
+    job.head_dim = x.size(-1);
     return job;
 }
 
-Side& add_side(Rotation& job, int layout, uintptr_t in, const nb::tuple& shape, const nb::tuple& in_strides,
-               uintptr_t out, const nb::tuple& out_strides, int out_layout) {
+Side& add_side(Rotation& job, const Turn& turn, const View& in, const View& out, int out_layout) {
+    const int layout = turn.layout;
+    if (job.sides == 3) in.fail("is one tensor too many");
     Side& side = job.side[job.sides++];
-    const bool packed = layout == thd;
-    job.batch = packed ? 1 : at(shape, 0);
-    job.tokens = at(shape, packed ? 0 : layout == bshd ? 1 : 2);
-    job.head_dim = at(shape, packed ? 2 : 3);
-    side.heads = at(shape, packed ? 1 : layout == bshd ? 2 : 1);
-    side.in = reinterpret_cast<const char*>(in);
-    side.out = reinterpret_cast<char*>(out);
-    side.in_strides = strides_of(in_strides, layout);
-    side.out_strides = strides_of(out_strides, out_layout);
+    in.of(job.dtype).with_dims(dims_of(layout));
+    out.of(job.dtype).with_dims(dims_of(out_layout));
+    side.heads = in.size(head_dim_at(layout));
+    const bool fits = (layout == thd || in.size(0) == job.batch) && in.size(token_dim(layout)) == job.tokens &&
+                      in.size(-1) == job.head_dim && out.size(-1) == job.head_dim &&
+                      out.size(head_dim_at(out_layout)) == side.heads &&
+                      (out_layout == thd || out.size(0) == job.batch);
+    if (!fits) in.fail("does not fit the other tensors");
+    side.in = in.data();
+    side.out = out.data();
+    side.in_strides = strides_of(in, layout);
+    side.out_strides = strides_of(out, out_layout);
     return side;
+}
+
+// cos and sin, when all sides are known: they have a row for each token, and for each batch and head if not one for all.
+void add_tables(Rotation& job, int layout, const View& cos, const View& sin) {
+    cos.of(compute_dtype(job)).with_dims(2, dims_of(layout)).with_contiguous_rows();
+    sin.of(compute_dtype(job)).with_shape_of(cos).with_strides_of(cos);
+    job.cos = cos.data();
+    job.sin = sin.data();
+    job.pairs = cos.size(-1);
+    const int token = cos.dims() == 2 || layout == thd ? 0 : 1, head = token + 1;
+    bool fits = cos.size(token) == job.tokens && 2 * job.pairs <= job.head_dim;
+    job.table_token = cos.stride(token);
+    if (token == 1) {
+        fits = fits && (cos.size(0) == 1 || cos.size(0) == job.batch);
+        job.table_batch = cos.shared(0);
+    }
+    if (cos.dims() > head + 1) {
+        for (int i = 0; i < job.sides; ++i)
+            fits = fits && (cos.size(head) == 1 || job.side[i].copied || cos.size(head) == job.side[i].heads);
+        job.table_head = cos.shared(head);
+    }
+    if (!fits) cos.fail("does not fit the tensors that it turns");
+}
+
+// RMSNorm's weight, in the compute dtype.
+const void* weight_of(const Rotation& job, const View& weight) {
+    weight.of(compute_dtype(job)).with_dims(1).with_contiguous_rows();
+    if (weight.size(0) != job.head_dim) weight.fail("must have one number for each feature");
+    return weight.data();
 }
 
 int64_t bytes_of(const Rotation& job) {
@@ -157,58 +193,73 @@ void run(Rotation& job, int threads) {
     });
 }
 
-// sides: five numbers for each tensor: pointer, shape, strides; pointer and strides of the result.
-void rotate(int layout, int dtype, bool interleaved, double cos_scale, double sin_scale, int threads, uintptr_t cos,
-            nb::tuple shape, nb::tuple strides, uintptr_t sin, nb::args sides) {
-    Rotation job = rotation(layout, dtype, interleaved, cos_scale, sin_scale, cos, shape, strides, sin);
-    for (size_t i = 0; i + 4 < sides.size(); i += 5)
-        add_side(job, layout, nb::cast<uintptr_t>(sides[i]), nb::borrow<nb::tuple>(sides[i + 1]),
-                 nb::borrow<nb::tuple>(sides[i + 2]), nb::cast<uintptr_t>(sides[i + 3]),
-                 nb::borrow<nb::tuple>(sides[i + 4]), layout);
+// xs: one or two tensors, each followed by its result.
+void rotate(int layout, bool interleaved, double cos_scale, double sin_scale, int threads, nb::handle cos,
+            nb::handle sin, nb::args xs) {
+    const Turn turn{layout, interleaved, cos_scale, sin_scale, threads};
+    Rotation job = rotation(turn, View(xs[0], "x"));
+    for (size_t i = 0; i + 1 < xs.size(); i += 2) {
+        const View in(xs[i], "x"), out(xs[i + 1], "out");
+        add_side(job, turn, in, out.with_shape_of(in), layout);
+    }
+    add_tables(job, layout, View(cos, "cos"), View(sin, "sin"));
     run(job, threads);
 }
 
-// sides: (pointer, shape, strides, result, its strides, its layout, weight, slots, their strides, copied).
-void norm_rotate(int layout, int dtype, bool interleaved, double cos_scale, double sin_scale, int threads,
-                 uintptr_t cos, nb::tuple shape, nb::tuple strides, uintptr_t sin, double eps, nb::list sides) {
-    Rotation job = rotation(layout, dtype, interleaved, cos_scale, sin_scale, cos, shape, strides, sin);
+// Where the tokens of a side go in a cache's buffer, each below its capacity.
+void add_slots(const Rotation& job, Side& side, const View& slots, int64_t capacity) {
+    slots.of(int64_type).with_dims(2);
+    bool fits = (slots.size(0) == 1 || slots.size(0) == job.batch) && slots.size(1) == job.tokens;
+    side.slots = slots.data<const int64_t>();
+    side.slot_batch = slots.shared(0);
+    side.slot_token = slots.stride(1);
+    for (int64_t b = 0; fits && b < slots.size(0); ++b)
+        for (int64_t t = 0; t < job.tokens; ++t)
+            fits = fits && side.slots[b * side.slot_batch + t * side.slot_token] < capacity;
+    if (!fits) slots.fail("must have a place below the capacity for each token");
+}
+
+// sides: (x, result, weight or None) of queries and keys. With `slots` the keys' result is a cache's buffer, and a third
+// side, (values, buffer, None), is copied.
+void norm_rotate(int layout, bool interleaved, double cos_scale, double sin_scale, int threads, nb::handle cos,
+                 nb::handle sin, double eps, nb::handle slots, nb::tuple sides) {
+    const Turn turn{layout, interleaved, cos_scale, sin_scale, threads};
+    Rotation job = rotation(turn, View(nb::borrow<nb::tuple>(sides[0])[0], "q"));
     job.eps = eps;
-    for (nb::handle given : sides) {
-        const auto s = nb::borrow<nb::tuple>(given);
-        Side& side = add_side(job, layout, nb::cast<uintptr_t>(s[0]), nb::borrow<nb::tuple>(s[1]),
-                              nb::borrow<nb::tuple>(s[2]), nb::cast<uintptr_t>(s[3]), nb::borrow<nb::tuple>(s[4]),
-                              nb::cast<int>(s[5]));
-        side.weight = reinterpret_cast<const void*>(nb::cast<uintptr_t>(s[6]));
-        side.slots = reinterpret_cast<const int64_t*>(nb::cast<uintptr_t>(s[7]));
-        if (side.slots) {
-            const auto slot_strides = nb::borrow<nb::tuple>(s[8]);
-            side.slot_batch = at(slot_strides, 0);
-            side.slot_token = at(slot_strides, 1);
-        }
-        side.copied = nb::cast<bool>(s[9]);
+    for (size_t i = 0; i < sides.size(); ++i) {
+        const auto given = nb::borrow<nb::tuple>(sides[i]);
+        const View in(given[0], i == 0 ? "q" : i == 1 ? "k" : "fresh"), out(given[1], i == 0 ? "out" : "the result");
+        const bool cached = i > 0 && !slots.is_none();
+        Side& side = add_side(job, turn, in, cached ? out : out.with_shape_of(in), cached ? bhsd : layout);
+        if (cached) add_slots(job, side, View(slots, "slots"), out.size(2));
+        if (!given[2].is_none()) side.weight = weight_of(job, View(given[2], "weight"));
+        side.copied = i == 2;
     }
+    add_tables(job, layout, View(cos, "cos"), View(sin, "sin"));
     run(job, threads);
 }
 
-// sides: (pointer, shape, strides, result, its strides, gradient, its strides, weight); `sums` takes 2 x head_dim.
-void norm_rotate_backward(int layout, int dtype, bool interleaved, double cos_scale, double sin_scale, int threads,
-                          uintptr_t cos, nb::tuple shape, nb::tuple strides, uintptr_t sin, double eps,
-                          nb::list sides, uintptr_t sums) {
-    Rotation job = rotation(layout, dtype, interleaved, cos_scale, sin_scale, cos, shape, strides, sin);
+// sides: (x, result, gradient, weight); `sums` takes [2, head_dim] float64, zeros before.
+void norm_rotate_backward(int layout, bool interleaved, double cos_scale, double sin_scale, int threads,
+                          nb::handle cos, nb::handle sin, double eps, nb::handle sums, nb::tuple sides) {
+    const Turn turn{layout, interleaved, cos_scale, sin_scale, threads};
+    Rotation job = rotation(turn, View(nb::borrow<nb::tuple>(sides[0])[0], "q"));
     job.eps = eps;
-    for (nb::handle given : sides) {
-        const auto s = nb::borrow<nb::tuple>(given);
-        Side& side = add_side(job, layout, nb::cast<uintptr_t>(s[0]), nb::borrow<nb::tuple>(s[1]),
-                              nb::borrow<nb::tuple>(s[2]), nb::cast<uintptr_t>(s[3]), nb::borrow<nb::tuple>(s[4]),
-                              layout);
-        side.grad = reinterpret_cast<const char*>(nb::cast<uintptr_t>(s[5]));
-        side.grad_strides = strides_of(nb::borrow<nb::tuple>(s[6]), layout);
-        side.weight = reinterpret_cast<const void*>(nb::cast<uintptr_t>(s[7]));
+    for (nb::handle each : sides) {
+        const auto given = nb::borrow<nb::tuple>(each);
+        const View in(given[0], "x"), out(given[1], "the result"), grad(given[2], "the gradient");
+        Side& side = add_side(job, turn, in, out.with_shape_of(in), layout);
+        side.grad = grad.of(job.dtype).with_shape_of(in).data<const char>();
+        side.grad_strides = strides_of(grad, layout);
+        side.weight = weight_of(job, View(given[3], "weight"));
     }
+    add_tables(job, layout, View(cos, "cos"), View(sin, "sin"));
+    const View totals(sums, "sums");
     const int64_t bytes = bytes_of(job), length = 2 * job.head_dim;
+    if (totals.of(Dtype::float64).contiguous_count() != length) totals.fail("must have two rows of head_dim numbers");
     if (bytes == 0) return;
     const Kernels& kernels = *chosen.load();
-    double* total = reinterpret_cast<double*>(sums);
+    double* total = totals.data<double>();
     unlocked(bytes, [&] {
         // One set of sums for each piece of fixed size, added in order: the same result for any number of threads.
         const int64_t blocks = blocks_of(job), per_piece = std::max<int64_t>(1, blocks / 64);
@@ -230,98 +281,88 @@ std::vector<double> doubles(const nb::tuple& values) {
     return copied;
 }
 
-// columns: a tuple of floats, or the pointer of [groups, pairs] float64; first: (count, tuple of floats) or None.
-void tables(int threads, uintptr_t positions, bool integral, nb::tuple position_strides, int64_t rows, int64_t pairs,
-            nb::object columns, int64_t rows_per_group, nb::object axes, nb::object first, uintptr_t cos,
-            uintptr_t sin, bool as_doubles) {
+// positions: int64 or float64 [rows, axes]; columns: a tuple of floats, or contiguous float64 [groups, 1, pairs], each
+// for `rows / groups` rows; axes: a tuple or None; first: (count, tuple of floats) or None; cos, sin: contiguous.
+void tables(int threads, nb::handle positions, nb::handle columns, nb::handle axes, nb::handle first, nb::handle cos,
+            nb::handle sin) {
+    const View places(positions, "position_ids"), to_cos(cos, "cos"), to_sin(sin, "sin");
     Tables job;
-    job.positions = reinterpret_cast<const void*>(positions);
-    job.integral = integral;
-    job.position_row = at(position_strides, 0);
-    job.position_axis = position_strides.size() > 1 ? at(position_strides, 1) : 0;
-    job.rows = rows;
-    job.pairs = pairs;
-    job.rows_per_group = rows_per_group;
-    job.cos = reinterpret_cast<void*>(cos);
-    job.sin = reinterpret_cast<void*>(sin);
-    job.doubles = as_doubles;
+    places.with_dims(2);
+    job.integral = places.is(int64_type);
+    if (!job.integral) places.of(Dtype::float64);
+    job.positions = places.data();
+    job.position_row = places.stride(0);
+    job.position_axis = places.stride(1);
+    job.rows = places.size(0);
     std::vector<double> own, own_first;
     std::vector<int32_t> own_axes;
+    int64_t groups = 1;
     if (nb::isinstance<nb::tuple>(columns)) {
         own = doubles(nb::borrow<nb::tuple>(columns));
         job.columns = own.data();
+        job.pairs = static_cast<int64_t>(own.size());
     } else {
-        job.columns = reinterpret_cast<const double*>(nb::cast<uintptr_t>(columns));
+        const View rows(columns, "columns");
+        groups = rows.of(Dtype::float64).with_dims(3).size(0);
+        job.columns = rows.data<double>();
+        job.pairs = rows.size(2);
+        if (rows.contiguous_count() != groups * job.pairs) rows.fail("must be contiguous, [batch, 1, pairs]");
+        if (groups == 0 ? job.rows > 0 : job.rows % groups) rows.fail("must have a row for each row of the batch");
     }
+    job.rows_per_group = std::max<int64_t>(1, groups ? job.rows / groups : 1);
+    const auto one_each = [&](size_t count, const char* rule) {
+        if (static_cast<int64_t>(count) != job.pairs) places.fail(rule);
+    };
     if (!axes.is_none()) {
-        for (nb::handle axis : nb::borrow<nb::tuple>(axes)) own_axes.push_back(nb::cast<int32_t>(axis));
+        for (nb::handle axis : nb::borrow<nb::tuple>(axes)) {
+            own_axes.push_back(nb::cast<int32_t>(axis));
+            if (own_axes.back() < 0 || own_axes.back() >= places.size(1)) places.fail("has no such axis");
+        }
+        one_each(own_axes.size(), "needs one axis for each pair");
         job.axes = own_axes.data();
+    } else if (job.rows && places.size(1) < 1) {
+        places.fail("has no axis");
     }
     if (!first.is_none()) {
         const auto given = nb::borrow<nb::tuple>(first);
         job.first_count = nb::cast<double>(given[0]);
         own_first = doubles(nb::borrow<nb::tuple>(given[1]));
+        one_each(own_first.size(), "needs one frequency for each pair");
         job.first = own_first.data();
     }
+    job.doubles = to_cos.is(number_type(Dtype::float64));
+    const Dtype dtype = job.doubles ? Dtype::float64 : Dtype::float32;
+    for (const View* table : {&to_cos, &to_sin})
+        if (table->of(dtype).contiguous_count() != job.rows * job.pairs) table->fail("must be contiguous, [..., pairs]");
+    job.cos = to_cos.data();
+    job.sin = to_sin.data();
     const Kernels& kernels = *chosen.load();
     // An entry costs as much as moving about 64 bytes.
-    const int64_t bytes = rows * pairs * 64;
+    const int64_t bytes = job.rows * job.pairs * 64;
     unlocked(bytes, [&] {
-        parallel(rows, threads_for(bytes, threads),
+        parallel(job.rows, threads_for(bytes, threads),
                  [&](int64_t begin, int64_t end) { kernels.tables(job, begin, end); });
     });
 }
 
-// A result's memory as a DLPack tensor: what it needs until it is freed, in one piece.
-struct Result {
-    DLManagedTensor managed;
-    std::vector<int64_t> shape, strides;
-    int64_t bytes;
-};
-
-void free_result(DLManagedTensor* managed) {
-    Result* const result = static_cast<Result*>(managed->context);
-    put_back(managed->tensor.data, result->bytes);
-    delete result;
-}
-
-// A capsule "dltensor" over uninitialized memory for a tensor of this dtype, shape and these strides, which fill it
-// without gaps; None where there is no such memory. torch.from_dlpack makes a tensor of it, and frees it.
-nb::object new_result(int dtype, std::vector<int64_t> shape, std::vector<int64_t> strides) {
-    int64_t bytes = item_size(static_cast<Dtype>(dtype));
-    for (const int64_t size : shape) bytes *= size;
-    void* const memory = take_memory(bytes);
-    if (!memory) return nb::none();
-    Result* const result = new Result{{}, std::move(shape), std::move(strides), bytes};
-    const uint8_t bits = static_cast<uint8_t>(8 * item_size(static_cast<Dtype>(dtype)));
-    const uint8_t code = static_cast<Dtype>(dtype) == Dtype::bfloat16 ? 4 : 2;
-    result->managed = {{memory, {1, 0}, static_cast<int32_t>(result->shape.size()), {code, bits, 1},
-                        result->shape.data(), result->strides.data(), 0}, result, &free_result};
-    PyObject* const capsule = PyCapsule_New(&result->managed, "dltensor", [](PyObject* unused) {
-        if (!PyCapsule_IsValid(unused, "dltensor")) return;  // a tensor has taken it
-        auto* const managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(unused, "dltensor"));
-        managed->deleter(managed);
-    });
-    if (!capsule) {
-        free_result(&result->managed);
-        throw nb::python_error();
-    }
-    return nb::steal(capsule);
+bool huge_pages(nb::handle fresh) {
+    const View x(fresh, "fresh");
+    return use_huge_pages(reinterpret_cast<uintptr_t>(x.data()), x.count() * x.item_size());
 }
 
 }  // namespace
 
 NB_MODULE(_kernels, module) {
     chosen = runnable().front();
-    module.doc() = "ropewalk's compiled kernels for CPU tensors, given as pointers and strides.";
+    module.doc() = "ropewalk's compiled kernels for CPU tensors.";
+    module.def("use_exchange", &use_exchange);
     module.def("rotate", &rotate);
-    module.def("norm_rotate", &norm_rotate);
+    module.def("norm_rotate", &norm_rotate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+               nb::arg(), nb::arg().none(), nb::arg());
     module.def("norm_rotate_backward", &norm_rotate_backward);
-    module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-               nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
-    module.def("use_huge_pages", &use_huge_pages);
-    module.def("new_result", &new_result);
-    module.def("release_memory", &release_memory);
+    module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
+               nb::arg());
+    module.def("use_huge_pages", &huge_pages);
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", &instruction_set);
     module.def("use_instruction_set", &use_instruction_set);

@@ -16,7 +16,7 @@ _KEPT = 4096  # calls of different shape that are remembered
 Key = tuple[object, ...]
 
 
-class Plan:
+class LaunchPlan:
     """Grid, the kernel's arguments after its tensors, and the compiled kernel once it is known."""
 
     def __init__(self, kernel: Any, grid: int, values: dict[str, object], num_warps: int) -> None:
@@ -49,15 +49,15 @@ class Plan:
             self.run = compiled[self.grid]  # ROCm compiles for the size of the storage as well, which no key names
 
 
-_plans: dict[Key, Plan] = {}
+_plans: dict[Key, LaunchPlan] = {}
 
 
-def planned(key: Key) -> Plan | None:
+def planned(key: Key) -> LaunchPlan | None:
     """The plan of an earlier call with this key, which names everything that a plan depends on."""
     return _plans.get(key)
 
 
-def keep(key: Key, plan: Plan) -> Plan:
+def keep(key: Key, plan: LaunchPlan) -> LaunchPlan:
     """Remember a plan; when there are too many all are forgotten, and made again as they are needed."""
     if len(_plans) >= _KEPT:
         _plans.clear()

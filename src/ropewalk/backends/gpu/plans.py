@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ropewalk.backends.gpu.constants import Constants, Tile
-from ropewalk.backends.gpu.launch import ACCESS, Plan, is_interpreted
+from ropewalk.backends.gpu.launch import ACCESS, LaunchPlan, is_interpreted
 from ropewalk.backends.gpu.norm import norm_rotate_kernel
 from ropewalk.backends.gpu.norm_backward import norm_rotate_backward_kernel
 from ropewalk.backends.gpu.rotation import rotate_kernel
@@ -24,7 +24,7 @@ Pair = tuple[Tensor, Tensor]
 
 def rotation_plan(
     xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, pairs: int, turn: Turn, inplace: bool
-) -> Plan:
+) -> LaunchPlan:
     """One or two tensors rotated by tables, or with `turn.phases` by positions in place of `cos`."""
     strides = _position_strides(cos) if turn.phases else table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn) for x in xs]
@@ -40,10 +40,11 @@ def rotation_plan(
         "Q_TILE": tiles[0],
         "K_TILE": tiles[1] if len(xs) == 2 else Tile(0, 0, 1, 1),
     }
-    return Plan(rotate_kernel, _grid(xs[0], tiles, constants.group, turn.layout), values, _num_warps(constants.block))
+    grid, warps = _grid(xs[0], tiles, constants.group, turn.layout), _num_warps(constants.block)
+    return LaunchPlan(rotate_kernel, grid, values, warps)
 
 
-def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None) -> Plan:
+def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None) -> LaunchPlan:
     """Norm (unless `eps` is None) and rotation of queries and keys, and with `store` the write into its buffers."""
     pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn) for x in xs]
@@ -65,12 +66,12 @@ def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, 
         values["value_strides"] = token_strides(store.values, "bhsd")
         values["fresh_strides"] = token_strides(store.fresh, turn.layout)
         values["slot_strides"] = _position_strides(store.slots)[:2]
-    return Plan(
+    return LaunchPlan(
         norm_rotate_kernel, _grid(xs[0], tiles, constants.group, turn.layout), values, _num_warps(constants.block)
     )
 
 
-def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float) -> Plan:
+def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float) -> LaunchPlan:
     """The gradients of `norm_plan`; `turn` is the transposed one."""
     pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn, halved=True) for x in xs]
@@ -92,7 +93,7 @@ def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, ep
         "Q_TILE": tiles[0],
         "K_TILE": tiles[1],
     }
-    plan = Plan(norm_rotate_backward_kernel, sum(programs), values, _num_warps(constants.block))
+    plan = LaunchPlan(norm_rotate_backward_kernel, sum(programs), values, _num_warps(constants.block))
     plan.programs_q = programs[0]
     return plan
 

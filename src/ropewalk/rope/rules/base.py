@@ -1,15 +1,18 @@
-"""What every scaling rule is made of: the ladder that it starts from, the rule itself, and its checks."""
+"""What every scaling rule is made of: the ladder that it starts from, and the rule itself."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, get_type_hints
+
+import torch
+from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.values import is_number
-
-Variant = Literal["transformers", "paper"]
+from ropewalk.rope.rules.block import TRAINED_KEY, Block, read_value
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,54 @@ class Ladder:
 
 
 class Scaling(ABC):
-    """A rule that turns one ladder of inverse frequencies into another; abstract."""
+    """A rule that turns one ladder of inverse frequencies into another; abstract.
+
+    A rule is one file in this folder: a frozen dataclass with a `rope_type` and an `inv_freq`. The class variables say
+    what the rest of the package asks of it; each has a default, and `RULES` lists every subclass by its class name.
+
+    - `rope_type`: the rule's short name. `hf_names`: its names in Hugging Face configs, () where it has none.
+    - `required_keys`, `optional_keys`: the fields that a Hugging Face block states, spelled alike.
+    - `needs_seq_len`: the frequencies depend on the sequence length.
+    - `starts_at_max_length`: max_position_embeddings is the length that the rule starts from, so it must be set and an
+      export keeps it. `reads_max_length`: max_position_embeddings enters the rule's numbers.
+    - `can_be_extended`: False where pairs stand still, which no other rule can replace.
+    - `can_be_rounded`: Resonance may round its wavelengths (never where `needs_seq_len`).
+    """
 
     rope_type: ClassVar[str]
+    hf_names: ClassVar[tuple[str, ...]] = ()
+    required_keys: ClassVar[tuple[str, ...]] = ()
+    optional_keys: ClassVar[tuple[str, ...]] = ()
     needs_seq_len: ClassVar[bool] = False
+    starts_at_max_length: ClassVar[bool] = False
+    reads_max_length: ClassVar[bool] = False
+    can_be_extended: ClassVar[bool] = True
+    can_be_rounded: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        register(cls)
 
     @abstractmethod
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         """The scaled inverse frequencies, radians per token, one per pair of the ladder."""
+
+    def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
+        """`inv_freq` of each length in a tensor, for tracers, which cannot read its numbers: float64 `[*batch, pairs]`.
+
+        `lengths` is `[*batch, 1]`. Raises `RopeError` for a rule that only reads a Python int.
+        """
+        if self.switch_length is None:
+            raise RopeError(
+                f"cos_sin: {type(self).__name__} reads its sequence length as a number, which a tracer cannot give it.",
+                facts={"seq_len": lengths, "scaling": self},
+                cure="Pass seq_len as an int.",
+            )
+        before, after = (
+            torch.tensor(self.inv_freq(ladder, length), dtype=torch.float64, device=lengths.device)
+            for length in (self.switch_length, self.switch_length + 1)
+        )
+        return torch.where(lengths > self.switch_length, after, before)
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
         """What queries and keys are each multiplied by; `ladder_max` is the config's max_position_embeddings."""
@@ -59,48 +102,144 @@ class Scaling(ABC):
         """The length before scaling, in tokens, where the rule itself states it."""
         return None
 
+    @property
+    def switch_length(self) -> int | None:
+        """The length in tokens beyond which a second set of frequencies applies; None for every other rule."""
+        return None
 
-def check_factor(name: str, factor: float) -> None:
-    if not (is_number(factor) and factor >= 1):
-        raise RopeError(
-            f"{name}: `factor` must be a finite number of at least 1.",
-            facts={"factor": factor},
-            cure="The factor is target length / trained length; 1 leaves the frequencies alone.",
-        )
+    @property
+    def first_tokens(self) -> int:
+        """How many tokens at the start keep the unscaled frequencies."""
+        return 0
 
+    def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
+        """The most tokens that the frequencies of `seq_len` are right for; infinite where length does not matter."""
+        if not self.needs_seq_len:
+            return math.inf
+        if self.switch_length is None:
+            return seq_len
+        return self.switch_length if seq_len <= self.switch_length else math.inf
 
-def check_length(name: str, length: int) -> None:
-    if not is_number(length) or int(length) != length or length < 1:
-        raise RopeError(
-            f"{name}: `original_max_position_embeddings` must be a whole number of tokens, at least 1.",
-            facts={"original_max_position_embeddings": length},
-            cure="Give the length the model was trained at before extension.",
-        )
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        """How many tokens the rule is meant for, where its own numbers say so."""
+        return None
 
+    def unscaled(self) -> Scaling | None:
+        """What remains of the rule without any length scaling: None for plain RoPE."""
+        return None
 
-def check_above_zero(name: str, **values: float | None) -> None:
-    for key, value in values.items():
-        if value is not None and not (is_number(value) and value > 0):
+    def as_published(self) -> Scaling:
+        """The rule by its paper's formula, where transformers computes another; else the rule itself."""
+        return self
+
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+        """Raise `RopeError` where the rule does not fit a RopeConfig of these numbers."""
+        if self.starts_at_max_length and max_position_embeddings is None:
             raise RopeError(
-                f"{name}: `{key}` must be a finite number above 0.",
-                facts={key: value},
-                cure="It multiplies queries and keys; leave it out for the rule's own.",
+                f"RopeConfig: {type(self).__name__} starts at max_position_embeddings, which is not set.",
+                facts={"scaling": self},
+                cure="Pass max_position_embeddings=the trained length.",
             )
 
+    @classmethod
+    def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
+        """The rule of a Hugging Face block whose keys have been checked; an optional key of null is left out.
 
-def are_numbers(*values: object) -> bool:
-    return all(map(is_number, values))
+        `max_position_embeddings` is the config's. Raises `RopeError` for a value that the rule refuses.
+        """
+        hints = get_type_hints(cls)
+        values = {key: read_value(block, key, hints[key]) for key in cls.required_keys}
+        stated = [key for key in cls.optional_keys if block.get(key) is not None]
+        return cls(**values, **{key: read_value(block, key, hints[key]) for key in stated})
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        """The Hugging Face block of the rule over `ladder`, as `from_block` reads it back.
+
+        A rule without a name in transformers becomes a `longrope` block of equal lists. Raises `RopeError` where that
+        cannot be: frequencies that follow the length, pairs that stand still, or no trained length to state.
+        """
+        if not self.hf_names:
+            return self.longrope_block(ladder)
+        block: dict[str, Any] = {"rope_type": self.hf_names[0], "rope_theta": ladder.theta}
+        defaults = {f.name: f.default for f in fields(self)}  # type: ignore[arg-type]
+        for key in (*self.required_keys, *self.optional_keys):
+            value = getattr(self, key)
+            if key in self.required_keys or value != defaults[key]:
+                block[key] = list(value) if isinstance(value, tuple) else value
+        return block
+
+    def longrope_block(self, ladder: Ladder) -> dict[str, Any]:
+        """A `longrope` block whose two lists are the divisors that give this rule's frequencies."""
+        name, trained = type(self).__name__, self.trained_length or ladder.max_position_embeddings
+        if trained is None or trained < 2:
+            raise RopeError(
+                f"to_hf: {name} becomes `longrope`, which states the trained length, and this config has none.",
+                facts={"scaling": self, "max_position_embeddings": ladder.max_position_embeddings},
+                cure="Give RopeConfig its max_position_embeddings.",
+            )
+        scaled = [] if self.needs_seq_len else self.inv_freq(ladder, None)
+        if not all(scaled) or not scaled:
+            raise RopeError(
+                f"to_hf: transformers has no rule for the frequencies of {name}.",
+                facts={"scaling": self},
+                cure="Only frequencies that are above 0 and the same at every length can become `longrope`.",
+            )
+        divisors = [f / g for f, g in zip(ladder.inv_freq(), scaled, strict=True)]
+        return {
+            "rope_type": "longrope",
+            "rope_theta": ladder.theta,
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "attention_factor": self.attention_factor_at(None, None),
+            TRAINED_KEY: trained,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rule as ropewalk's own config writes it: its class name and its fields, which `rule_from_dict` reads."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {
+            "rule": type(self).__name__,
+            **{key: value.to_dict() if isinstance(value, Scaling) else value for key, value in values.items()},
+        }
 
 
-def check_variant(name: str, variant: str) -> None:
-    if variant not in ("transformers", "paper"):
-        raise RopeError(
-            f"{name}: unknown variant.", facts={"variant": variant}, cure='Choose "transformers" or "paper".'
-        )
+RULES: dict[str, type[Scaling]] = {}
+"""Every scaling rule by its class name."""
 
 
-def ramp(turns: float, low: float, high: float) -> float:
-    """0 below `low`, 1 above `high`, linear between them; a step where they are equal (Llama 4, Kimi-K2)."""
-    if low == high:
-        return float(turns >= high)
-    return min(1.0, max(0.0, (turns - low) / (high - low)))
+def register(rule: type[Scaling]) -> None:
+    """Put a rule into `RULES`; a class without a `rope_type` is an abstract one and stays out.
+
+    Raises `RopeError` where another rule has one of its names: only one of them could be read back.
+    """
+    if not hasattr(rule, "rope_type"):
+        return
+    for other in RULES.values():
+        same_class = (other.__module__, other.__qualname__) == (rule.__module__, rule.__qualname__)
+        names = {other.rope_type, *other.hf_names} & {rule.rope_type, *rule.hf_names}
+        if not same_class and (names or other.__name__ == rule.__name__):
+            raise RopeError(
+                "scaling: two rules have the same name.",
+                facts={"rule": rule.__qualname__, "other": f"{other.__module__}.{other.__qualname__}", "names": names},
+                cure="Give the new rule a class name, a `rope_type` and `hf_names` of its own.",
+            )
+    RULES[rule.__name__] = rule
+
+
+def rule_of_type(name: str, *, in_hf: bool = False) -> type[Scaling] | None:
+    """The rule of a `rope_type`; with `in_hf`, only under the names that it has in Hugging Face configs."""
+    for rule in RULES.values():
+        if name in rule.hf_names or (name == rule.rope_type and not in_hf):
+            return rule
+    return None
+
+
+def rule_from_dict(content: Mapping[str, Any]) -> Scaling:
+    """The reverse of `Scaling.to_dict`; an unknown rule or field raises KeyError or TypeError."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return rule_from_dict(value)
+        return tuple(value) if isinstance(value, list) else value
+
+    return RULES[content["rule"]](**{key: read(value) for key, value in content.items() if key != "rule"})

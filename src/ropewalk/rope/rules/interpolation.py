@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from ropewalk.errors import RopeError
-from ropewalk.rope.rules.base import Ladder, Scaling, Variant, check_factor, check_variant
+from ropewalk.rope.rules.base import Ladder, Scaling
+from ropewalk.rope.rules.block import Block, number_of
+from ropewalk.rope.rules.checks import Variant, check_factor, check_variant
 from ropewalk.rope.values import is_number
 
 
@@ -22,6 +27,8 @@ class Linear(Scaling):
 
     factor: float
     rope_type: ClassVar[str] = "linear"
+    hf_names: ClassVar[tuple[str, ...]] = ("linear",)
+    required_keys: ClassVar[tuple[str, ...]] = ("factor",)
 
     def __post_init__(self) -> None:
         check_factor("Linear", self.factor)
@@ -36,7 +43,8 @@ class NTK(Scaling):
 
     The fastest pair stays and the slowest is divided by `factor`.
     `dim` is the rotary dimension. Source: bloc97 2023, r/LocalLLaMA; Peng et al. 2023, arXiv:2309.00071, section 3.1.
-    HunYuan's `alpha` is this `factor`.
+    transformers has no name for it: it becomes a default block with the changed theta. HunYuan's `alpha` is this
+    `factor`; the other keys of its block are not read there.
 
     >>> [round(f, 6) for f in NTK(factor=8.0).inv_freq(Ladder(10000.0, 4, (0, 1)), None)]
     [1.0, 0.00125]
@@ -44,12 +52,21 @@ class NTK(Scaling):
 
     factor: float
     rope_type: ClassVar[str] = "ntk"
+    required_keys: ClassVar[tuple[str, ...]] = ("alpha",)
+    optional_keys: ClassVar[tuple[str, ...]] = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
     def __post_init__(self) -> None:
         check_factor("NTK", self.factor)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return ladder.inv_freq(ladder.ntk_theta(self.factor, "NTK"))
+
+    @classmethod
+    def from_block(cls, block: Block, max_position_embeddings: int | None) -> NTK:
+        return cls(number_of(block, "alpha"))
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": ladder.ntk_theta(self.factor, "to_hf")}
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,11 @@ class DynamicNTK(Scaling):
     factor: float = 1.0
     variant: Variant = "transformers"
     rope_type: ClassVar[str] = "dynamic"
+    hf_names: ClassVar[tuple[str, ...]] = ("dynamic",)
+    required_keys: ClassVar[tuple[str, ...]] = ("factor",)
     needs_seq_len: ClassVar[bool] = True
+    starts_at_max_length: ClassVar[bool] = True
+    reads_max_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_factor("DynamicNTK", self.factor)
@@ -84,6 +105,28 @@ class DynamicNTK(Scaling):
             )
         ratio: float = self.ratio(max(seq_len, trained) / trained)
         return ladder.inv_freq() if ratio == 1 else ladder.inv_freq(ladder.ntk_theta(ratio, "DynamicNTK"))
+
+    def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
+        """Within a rounding of float64 of `inv_freq`."""
+        trained = ladder.max_position_embeddings or 1
+        ratio: Tensor = self.ratio(lengths.to(torch.float64).clamp(min=trained) / trained)
+        stretched = ladder.ntk_theta(1.0, "DynamicNTK") * ratio ** (ladder.dim / (ladder.dim - 2))
+        exponents = [-2 * i / ladder.dim for i in range(len(ladder.columns))]
+        return stretched ** torch.tensor(exponents, dtype=torch.float64, device=lengths.device)
+
+    def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
+        return max(seq_len, max_position_embeddings or 0)
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return int(self.factor * (max_position_embeddings or 0))
+
+    def as_published(self) -> Scaling:
+        return replace(self, variant="paper")
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        """The paper's variant is transformers' with factor 1."""
+        factor = 1.0 if self.variant == "paper" else self.factor
+        return {"rope_type": "dynamic", "rope_theta": ladder.theta, "factor": factor}
 
 
 @dataclass(frozen=True)
@@ -110,3 +153,6 @@ class ABF(Scaling):
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return ladder.inv_freq(self.theta)
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": float(self.theta)}

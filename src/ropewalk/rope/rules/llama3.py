@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.rules.base import Ladder, Scaling, are_numbers, check_factor, check_length, ramp
+from ropewalk.rope.rules.base import Ladder, Scaling
+from ropewalk.rope.rules.block import TRAINED_KEY
+from ropewalk.rope.rules.checks import are_numbers, check_factor, check_length, ramp
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Llama3(Scaling):
     high_freq_factor: float
     original_max_position_embeddings: int
     rope_type: ClassVar[str] = "llama3"
+    hf_names: ClassVar[tuple[str, ...]] = ("llama3",)
+    required_keys: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor", TRAINED_KEY)
 
     def __post_init__(self) -> None:
         check_factor("Llama3", self.factor)
@@ -47,3 +51,6 @@ class Llama3(Scaling):
     @property
     def trained_length(self) -> int | None:
         return self.original_max_position_embeddings
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return int(self.factor * self.original_max_position_embeddings)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.rules.base import Ladder, Scaling, check_above_zero, check_factor, check_length
+from ropewalk.rope.rules.base import Ladder, Scaling
+from ropewalk.rope.rules.block import TRAINED_KEY, Block, check_trained_ratio
+from ropewalk.rope.rules.checks import check_above_zero, check_factor, check_length
 from ropewalk.rope.values import as_whole, is_number
 
 
@@ -32,7 +34,11 @@ class LongRoPE(Scaling):
     long_mscale: float | None = None
     unscaled_tokens: int = 0
     rope_type: ClassVar[str] = "longrope"
+    hf_names: ClassVar[tuple[str, ...]] = ("longrope", "su")
+    required_keys: ClassVar[tuple[str, ...]] = ("short_factor", "long_factor", TRAINED_KEY)
+    optional_keys: ClassVar[tuple[str, ...]] = ("factor", "attention_factor", "short_mscale", "long_mscale")
     needs_seq_len: ClassVar[bool] = True
+    reads_max_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_length("LongRoPE", self.original_max_position_embeddings)
@@ -64,9 +70,44 @@ class LongRoPE(Scaling):
                 cure="Use 0 to scale every token.",
             )
 
-    def is_long(self, seq_len: int) -> bool:
-        """Whether `seq_len` tokens lie beyond the switch to `long_factor`."""
-        return seq_len > self.original_max_position_embeddings
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+        for name, factors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
+            if 2 * len(factors) != rotary_dim:
+                raise RopeError(
+                    f"RopeConfig: LongRoPE's `{name}` needs one entry for each pair.",
+                    facts={f"len({name})": len(factors), "pairs": rotary_dim // 2, "rotary_dim": rotary_dim},
+                    cure="Give rotary_dim / 2 entries.",
+                )
+
+    @property
+    def trained_length(self) -> int | None:
+        return self.original_max_position_embeddings
+
+    @property
+    def switch_length(self) -> int:
+        return self.original_max_position_embeddings
+
+    @property
+    def first_tokens(self) -> int:
+        return self.unscaled_tokens
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return int((self.factor or 1) * self.original_max_position_embeddings)
+
+    @classmethod
+    def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
+        if all(block.get(key) is None for key in cls.optional_keys):
+            check_trained_ratio(block, cls.rope_type, max_position_embeddings)
+        return super().from_block(block, max_position_embeddings)
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        if self.unscaled_tokens:
+            raise RopeError(
+                "to_hf: transformers has no key for LongRoPE's unscaled first tokens.",
+                facts={"unscaled_tokens": self.unscaled_tokens},
+                cure="Set unscaled_tokens=0 to export the rest of the rule.",
+            )
+        return super().to_block(ladder)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         if seq_len is None:
@@ -75,7 +116,7 @@ class LongRoPE(Scaling):
                 facts={"original_max_position_embeddings": self.original_max_position_embeddings},
                 cure="Pass seq_len=...: the total length that the cache or the window will reach.",
             )
-        factors = self.long_factor if self.is_long(seq_len) else self.short_factor
+        factors = self.long_factor if seq_len > self.switch_length else self.short_factor
         return [f / factors[column] for f, column in zip(ladder.inv_freq(), ladder.columns, strict=True)]
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
@@ -87,14 +128,10 @@ class LongRoPE(Scaling):
                     facts={"short_mscale": mscales[0], "long_mscale": mscales[1], "seq_len": seq_len},
                     cure="Give both, and pass seq_len=...",
                 )
-            chosen = mscales[1] if seq_len is not None and self.is_long(seq_len) else mscales[0]
+            chosen = mscales[1] if seq_len is not None and seq_len > self.switch_length else mscales[0]
             return float(chosen)  # type: ignore[arg-type]
         if self.attention_factor is not None:
             return float(self.attention_factor)
         trained = self.original_max_position_embeddings
         factor = self.factor if self.factor is not None else (ladder_max or trained) / trained
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
-
-    @property
-    def trained_length(self) -> int | None:
-        return self.original_max_position_embeddings

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.rules.base import Ladder, Scaling, check_factor
+from ropewalk.rope.rules.base import Ladder, Scaling
+from ropewalk.rope.rules.checks import check_factor
 from ropewalk.rope.values import is_number
 
 
@@ -24,6 +25,10 @@ class Proportional(Scaling):
     partial_rotary_factor: float = 1.0
     factor: float = 1.0
     rope_type: ClassVar[str] = "proportional"
+    hf_names: ClassVar[tuple[str, ...]] = ("proportional",)
+    optional_keys: ClassVar[tuple[str, ...]] = ("factor", "partial_rotary_factor")
+    can_be_extended: ClassVar[bool] = False
+    can_be_rounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_factor("Proportional", self.factor)
@@ -37,3 +42,15 @@ class Proportional(Scaling):
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         turning = int(self.partial_rotary_factor * ladder.dim // 2)
         return [f / self.factor if i < turning else 0.0 for i, f in enumerate(ladder.inv_freq())]
+
+    def unscaled(self) -> Proportional:
+        """The pairs that stand still keep standing."""
+        return replace(self, factor=1.0)
+
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+        if rotary_dim != head_dim:
+            raise RopeError(
+                "RopeConfig: Proportional pairs over the whole head, so rotary_dim must equal head_dim.",
+                facts={"rotary_dim": rotary_dim, "head_dim": head_dim},
+                cure="Say the fraction in Proportional(partial_rotary_factor=...) and leave rotary_dim out.",
+            )

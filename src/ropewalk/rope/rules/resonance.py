@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.rules.base import Ladder, Scaling
-from ropewalk.rope.rules.interpolation import ABF, NTK, Linear
-from ropewalk.rope.rules.llama3 import Llama3
-from ropewalk.rope.rules.yarn import YaRN
-
-_ROUNDED = (Linear, NTK, ABF, YaRN, Llama3)
+from ropewalk.rope.rules.base import RULES, Ladder, Scaling
 
 
 @dataclass(frozen=True)
@@ -31,15 +26,17 @@ class Resonance(Scaling):
     [6.0, 628.0]
     """
 
-    of: Linear | NTK | ABF | YaRN | Llama3 | None = None
+    of: Scaling | None = None
     rope_type: ClassVar[str] = "resonance"
+    can_be_rounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.of is not None and not isinstance(self.of, _ROUNDED):
+        if self.of is not None and not (isinstance(self.of, Scaling) and _can_be_rounded(type(self.of))):
+            known = sorted(name for name, rule in RULES.items() if _can_be_rounded(rule))
             raise RopeError(
                 "Resonance: `of` must be None or a rule whose frequencies are the same at every length.",
                 facts={"of": self.of},
-                cure=f"Choose from {', '.join(rule.__name__ for rule in _ROUNDED)}, or leave it out for plain RoPE.",
+                cure=f"Choose from {', '.join(known)}, or leave it out for plain RoPE.",
             )
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
@@ -52,3 +49,10 @@ class Resonance(Scaling):
     @property
     def trained_length(self) -> int | None:
         return None if self.of is None else self.of.trained_length
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return None if self.of is None else self.of.target_length(max_position_embeddings)
+
+
+def _can_be_rounded(rule: type[Scaling]) -> bool:
+    return rule.can_be_rounded and not rule.needs_seq_len

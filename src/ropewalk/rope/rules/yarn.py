@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.rules.base import (
-    Ladder,
-    Scaling,
+from ropewalk.rope.rules.base import Ladder, Scaling
+from ropewalk.rope.rules.block import TRAINED_KEY, Block, check_trained_ratio
+from ropewalk.rope.rules.checks import (
     Variant,
     are_numbers,
     check_above_zero,
@@ -41,6 +41,11 @@ class YaRN(Scaling):
     truncate: bool = True
     variant: Variant = "transformers"
     rope_type: ClassVar[str] = "yarn"
+    hf_names: ClassVar[tuple[str, ...]] = ("yarn",)
+    required_keys: ClassVar[tuple[str, ...]] = ("factor", TRAINED_KEY)
+    optional_keys: ClassVar[tuple[str, ...]] = (
+        "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_factor("YaRN", self.factor)
@@ -97,6 +102,27 @@ class YaRN(Scaling):
     @property
     def trained_length(self) -> int | None:
         return self.original_max_position_embeddings
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return int(self.factor * self.original_max_position_embeddings)
+
+    @classmethod
+    def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
+        """As transformers reads it: a factor of null is the ratio of the lengths, a beta of 0 is its default."""
+        read = dict(block)
+        if read.get("factor") is None:
+            read["factor"] = check_trained_ratio(block, cls.rope_type, max_position_embeddings)
+        for key in ("beta_fast", "beta_slow"):
+            if read.get(key) == 0:
+                del read[key]
+        return super().from_block(read, max_position_embeddings)
+
+    def as_published(self) -> Scaling:
+        return replace(self, variant="paper")
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        """The paper's ramp has no name in transformers and becomes `longrope`."""
+        return self.longrope_block(ladder) if self.variant == "paper" else super().to_block(ladder)
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

@@ -1,0 +1,199 @@
+"""Files and folders that are read whole or refused, and written whole or not at all: the one place that does it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopeError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a RopeError names the file if it is missing, damaged or no object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RopeError(
+            f"load: the folder has no {path.name}.",
+            facts={"folder": str(path.parent)},
+            cure="Pass the folder of a whole checkpoint: config.json, weights, tokenizer.json.",
+        ) from error
+    except (OSError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise RopeError(
+            f"load: {path.name} cannot be read.",
+            facts={"file": str(path), "error": str(error)},
+            cure="Fetch or save the file again.",
+        ) from error
+    if not isinstance(content, dict):
+        raise RopeError(
+            f"load: {path.name} must hold a JSON object.", facts={"file": str(path)}, cure="Download the file again."
+        )
+    return content
+
+
+def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
+    """Write a JSON file whole, with a line end; NaN and infinities are refused (`finite` takes them out)."""
+    write_whole(path, json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name in the same folder, flush it, then move it into place: never half a file.
+
+    What a symbolic link points to is replaced, not the link; a device or a pipe (/dev/stdout) is written into. The
+    folder is made where it is missing. Raises `RopeError` where it cannot be written.
+    """
+    check_writable(path)
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.write(data)
+        return
+    path = path.resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise RopeError(
+            "ropewalk: the file cannot be written.",
+            facts={"file": str(path), "error": str(error)},
+            cure="Choose a folder that exists and that you may write to.",
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before any work is done, a path that no file can be written to."""
+    if path.is_dir() or not path.name:
+        raise RopeError(
+            "ropewalk: there is a folder where the file should be.",
+            facts={"file": str(path)},
+            cure="Name a file.",
+        )
+
+
+def finite(value: Any) -> Any:
+    """The same structure with NaN and infinities as None, tuples as lists: what JSON may hold."""
+    if isinstance(value, dict):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value
+
+
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file's contents, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _umask() -> int:
+    """The process's file mode mask, which mkstemp ignores."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
+    """A temporary sibling to write into; on success it takes the place of `folder` in one step, else it goes away.
+
+    A folder that exists is replaced only if every file in it is named in `may_replace`: nobody else's files are lost.
+    """
+    folder = folder.resolve()
+    if folder.is_file():
+        raise RopeError(
+            "save: there is a file where the folder should be.",
+            facts={"path": str(folder)},
+            cure="Choose another folder, or remove the file.",
+        )
+    foreign = sorted(p.name for p in folder.iterdir() if p.name not in may_replace) if folder.is_dir() else []
+    if foreign:
+        raise RopeError(
+            "save: the folder holds files that a checkpoint does not, and would lose them.",
+            facts={"folder": str(folder), "files": foreign[:8]},
+            cure="Save into a new folder.",
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        yield staging
+        for path in staging.rglob("*"):
+            os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~_umask())  # safetensors writes for the owner alone
+            _flush(path)
+        _flush(staging)
+        os.chmod(staging, 0o777 & ~_umask())
+        if folder.is_dir():
+            _exchange(staging, folder)
+        else:
+            os.rename(staging, folder)
+        _flush(folder.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Make sure that a file's or folder's contents are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders: in one step where the system can (Linux), else by two renames, undone if the second fails."""
+    swap_names, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    if renameat2 is not None and renameat2(here, os.fsencode(new), here, os.fsencode(old), swap_names) == 0:
+        return
+    aside = new.with_name(new.name + ".old")
+    os.rename(old, aside)
+    try:
+        os.rename(new, old)
+    except BaseException:
+        os.rename(aside, old)
+        raise
+    os.rename(aside, new)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all that is in it; it is renamed first, so that a kill half-way leaves no half folder there.
+
+    One whose name begins with a dot is temporary already, and is not renamed. A folder that is not there is no error;
+    what may not be removed raises `RopeError`.
+    """
+    temporary = folder.name.startswith(".")
+    doomed = folder if temporary else folder.with_name(f".{folder.name}.old")
+    try:
+        if not temporary:
+            shutil.rmtree(doomed, ignore_errors=True)  # of an earlier kill
+            os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RopeError(
+            "ropewalk: a folder cannot be removed.",
+            facts={"folder": str(folder), "error": str(error)},
+            cure="Check who owns it and its permissions.",
+        ) from error

@@ -1,0 +1,110 @@
+"""What a call on attention must fulfil, and the message where it does not."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.extensions import Extension
+from ropewalk.attention.forward_inputs import ForwardInputs
+from ropewalk.encodings import Encoding
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+
+
+def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, bias: Tensor | None, **arguments: object) -> None:
+    """Inputs that are built already leave nothing to the arguments that they were built from."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if given:
+        names = " and ".join(f"`{name}`" for name in given)
+        raise RopeError(
+            f"Attention: `inputs` is already built, so {names} would be ignored.",
+            facts=given,
+            cure="Leave `inputs` out, or build it with them: ForwardInputs.of(hidden_states, ...).",
+        )
+    if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
+        raise RopeError(
+            "Attention: `inputs` was built for a call of another shape.",
+            facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
+            cure="Build it from hidden states of this call: ForwardInputs.of(hidden_states, ...).",
+        )
+    if bias is not None and inputs.documents is not None:
+        raise RopeError(
+            "Attention: packed documents have a bias each, so `bias` would be ignored.",
+            facts={"bias": bias},
+            cure="Pass what ForwardInputs.shared_bias gives: None for packed documents.",
+        )
+
+
+def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
+    """Sizes of a layer are whole multiples of each other, as `Attention` needs."""
+    facts = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    if min(hidden, heads, kv_heads, 1 if head_dim is None else head_dim) < 1:
+        raise RopeError(
+            "Attention: sizes must be at least 1.",
+            facts=facts,
+            cure="Give whole numbers; heads must be a multiple of key-value heads.",
+        )
+    if heads % kv_heads:
+        raise RopeError(
+            "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
+            facts=facts,
+            cure="Each key-value head serves the same number of query heads.",
+        )
+    if head_dim is None and hidden % heads:
+        raise RopeError(
+            "Attention: `hidden_size` is not a multiple of `num_attention_heads`.",
+            facts=facts,
+            cure="Pass head_dim=...",
+        )
+    if window is not None and window < 1:
+        raise RopeError(
+            "Attention: `sliding_window` must be at least 1 token.",
+            facts={"sliding_window": window},
+            cure="Leave it out to see every token before.",
+        )
+
+
+def check_dropouts(**dropouts: float) -> None:
+    """Every dropout is a probability below 1."""
+    for name, p in dropouts.items():
+        if not 0.0 <= p < 1.0:
+            raise RopeError(
+                f"Attention: `{name}` must be a probability below 1.",
+                facts={name: p},
+                cure="0.0 turns it off; common values are 0.0 to 0.2.",
+            )
+
+
+def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:
+    """The cache is for this layer's rope, which it knows where it must watch its length, and for its extension."""
+    known = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
+    must_know = rope is not None and rope.needs_seq_len
+    if known != rope and (cache.ropes is not None or must_know):
+        raise RopeError(
+            "Attention: the cache was not made for this layer's rope.",
+            facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
+            cure="KVCache(ropes=[...], seq_len=...) takes one rule per layer.",
+        )
+    if 0 <= layer < cache.num_layers and cache.extensions[layer] != extension:
+        raise RopeError(
+            "Attention: the cache was not made for this layer's extension.",
+            facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
+            cure="KVCache(extensions=[...]) takes one, or None, per layer.",
+        )
+
+
+def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encoding | None) -> None:
+    """An extension reads unrotated keys; an encoding that knows positions by more than slots cannot be read so."""
+    if extension is not None and extension.remaps and cache.rotated:
+        raise RopeError(
+            "KVCache: an extension in attention reads unrotated keys.",
+            facts={"extension": extension, "cache": cache},
+            cure="Make the cache with rotated=False; model.new_cache does.",
+        )
+    if encoding is not None and not cache.rotated and not encoding.by_slots:
+        raise RopeError(
+            "KVCache: this encoding writes positions into embeddings or keys before they are stored.",
+            facts={"encoding": encoding.config, "cache": cache},
+            cure="Make the cache with rotated=True.",
+        )

@@ -1,0 +1,119 @@
+"""Packed documents without a mask over whole rows: each document attends alone, or all in one varlen kernel."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.masks import TokenLayout
+from ropewalk.eager import PLAIN
+
+
+@dataclass(frozen=True, eq=False)
+class PackedDocuments:
+    """Where the documents of a call lie, once its rows are laid end to end and padding is left out.
+
+    `lengths` are real tokens per document, row by row, and `rows` the row of each. `index` is int64 `[tokens]`: each
+    real token's place among `batch * seq`; None where all are real. `offsets` is int32 `[documents + 1]`: where each
+    document begins, and the end.
+    """
+
+    batch: int
+    seq: int
+    lengths: tuple[int, ...]
+    rows: tuple[int, ...]
+    index: Tensor | None = field(repr=False)
+    offsets: Tensor = field(repr=False)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """`[batch, seq, ...]` to `[tokens, ...]`."""
+        flat = x.reshape(self.batch * self.seq, *x.shape[2:])
+        return flat if self.index is None else flat.index_select(0, self.index)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """`[tokens, ...]` to one tensor for each document."""
+        return torch.split(x, list(self.lengths))
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """`[tokens, ...]` to `[batch, seq, ...]`; zeros at padding."""
+        if self.index is not None:
+            x = x.new_zeros(self.batch * self.seq, *x.shape[1:]).index_copy(0, self.index, x)
+        return x.view(self.batch, self.seq, *x.shape[1:])
+
+
+def find_documents(layout: TokenLayout) -> PackedDocuments | None:
+    """The documents of a call; None where it has none, or where their lengths cannot be read: while compiling, ...
+
+    Reading them waits for the device, once per forward.
+    """
+    if layout.documents is None or not _is_readable(layout.documents):
+        return None
+    rows = torch.arange(layout.batch, device=layout.device)[:, None] * (layout.seq + 1)
+    numbers, index = (layout.documents + rows).flatten(), None
+    if layout.real is not None:
+        index = layout.real.flatten().nonzero()[:, 0]
+        numbers = numbers[index]
+    found, counts = torch.unique_consecutive(numbers, return_counts=True)
+    offsets = torch.zeros(len(counts) + 1, dtype=torch.int32, device=layout.device)
+    offsets[1:] = counts.cumsum(0)
+    of_rows = (found // (layout.seq + 1)).tolist()
+    return PackedDocuments(layout.batch, layout.seq, tuple(counts.tolist()), tuple(of_rows), index, offsets)
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Whether the numbers of a tensor are there to be read, and would not become constants of a graph."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in PLAIN
+        and x.device.type != "meta"
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+    )
+
+
+def attend_varlen(
+    q: Tensor, keys: Tensor, values: Tensor, documents: PackedDocuments, causal: bool, window: int | None
+) -> Tensor | None:
+    """All documents in one call of torch's varlen kernel; None where it does not serve these tensors.
+
+    q `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`; returns q's shape. It serves 16 bits
+    on CUDA from Ampere on, and is left out where deterministic algorithms are asked for.
+    """
+    kernel = varlen_kernel(q)
+    if kernel is None or not documents.lengths:
+        return None
+    if causal:
+        reach = (-1 if window is None else window - 1, 0)
+    else:
+        reach = (-1, -1) if window is None else (window, window)
+    longest = max(documents.lengths)
+    return kernel(
+        q, keys, values, documents.offsets, documents.offsets, longest, longest,
+        window_size=reach, enable_gqa=q.shape[1] != keys.shape[1],
+    )  # fmt: skip
+
+
+def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
+    """`torch.nn.attention.varlen.varlen_attn` where it serves `q`, else None."""
+    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if q.shape[-1] % 8 or q.shape[-1] > 256 or torch.are_deterministic_algorithms_enabled():
+        return None
+    return _varlen_attn() if torch.cuda.get_device_capability(q.device) >= (8, 0) else None
+
+
+@cache
+def _varlen_attn() -> Callable[..., Tensor] | None:
+    """torch's function, if it has windows and grouped queries (not in every release that has the module)."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    return cast(Callable[..., Tensor], varlen_attn) if {"window_size", "enable_gqa"} <= known.keys() else None

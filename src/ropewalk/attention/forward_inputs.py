@@ -1,0 +1,246 @@
+"""What the layers of one forward need to know of its tokens: where they lie, and what they are rotated by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.documents import PackedDocuments, find_documents
+from ropewalk.attention.extensions import Extension
+from ropewalk.attention.masks import TokenLayout, Visibility, lay_out
+from ropewalk.attention.remap import Remap
+from ropewalk.attention.tables import SeqLen, tables_at
+from ropewalk.encodings import Encoding, Places
+from ropewalk.errors import RopeError
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+
+class RotaryTables(NamedTuple):
+    """What one call rotates by: cos and sin `[seq or batch, seq, pairs]`, and the factor for queries and keys.
+
+    `keys` are cos and sin of all slots `[total, pairs]` or `[batch, total, pairs]`, where a cache keeps its keys
+    unrotated.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    scale: float
+    keys: tuple[Tensor, Tensor] | None = None
+
+
+class ForwardInputs:
+    """The tokens of one forward: their layout, positions, cache and length, and what each layer derives from them.
+
+    A model builds one with `of` and passes it to its layers; an `Attention` that runs alone builds its own. Layers ask
+    it for `tables` (a rope), `places` (another encoding) and `remap` (an extension); each is computed once.
+    """
+
+    def __init__(
+        self,
+        layout: TokenLayout,
+        *,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        seq_len: SeqLen | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.layout, self.cache = layout, cache
+        self.position_ids, self.seq_len = position_ids, seq_len
+        self.dtype = dtype
+        """Of the hidden states."""
+        self.table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        seq_len: SeqLen | None = None,
+        where: str = "Attention",
+    ) -> ForwardInputs:
+        """The inputs of a call on hidden states `x` `[batch, seq, hidden]`; arguments as `Attention.forward`'s.
+
+        Raises `RopeError`, in which `where` names the caller, for documents together with a cache, for a `seq_len`
+        that is not the cache's, and for wrong shapes.
+        """
+        seq_len = _agreed_seq_len(seq_len, cache)
+        batch, seq = x.shape[:2]
+        if isinstance(seq_len, Tensor) and seq_len.ndim and seq_len.shape != (batch,):
+            raise RopeError(
+                f"{where}: `seq_len` of several rows needs one entry for each row.",
+                facts={"seq_len": seq_len, "batch": batch},
+                cure="Give an int for all rows, or int64 [batch].",
+            )
+        if cache is None:
+            layout = lay_out(
+                batch, seq, x.device, attention_mask=attention_mask, document_ids=document_ids, where=where
+            )
+        elif document_ids is not None:
+            raise RopeError(
+                f"{where}: packed documents cannot go through a cache.",
+                facts={"document_ids": document_ids, "cache": cache},
+                cure="Give each document its own row, with an attention_mask.",
+            )
+        else:
+            layout = cache.lay_out(batch, seq, attention_mask=attention_mask)
+        return cls(layout, position_ids=position_ids, cache=cache, seq_len=seq_len, dtype=x.dtype)
+
+    def tables(self, rotary: RotaryEmbedding) -> RotaryTables:
+        """cos, sin and factor of one rule; once for each distinct config. Raises `RopeError` for a missing seq_len."""
+        return self.layout.memo(("tables", rotary.config), lambda: self._make_tables(rotary))
+
+    def remap(self, rotary: RotaryEmbedding | None, extension: Extension) -> Remap:
+        """What an extension needs under one rule; raises `RopeError` where it does not fit these inputs."""
+        rope = None if rotary is None else rotary.config
+        return self.layout.memo(
+            ("remap", rope, extension),
+            lambda: Remap(rotary, extension, self.layout, self.position_ids, self.seq_len, self.table_dtype),
+        )
+
+    @property
+    def places(self) -> Places:
+        """Positions of queries and keys, for encodings other than a rope.
+
+        In a cache a key's position is its slot, so other position ids are refused with one.
+        """
+        return self.layout.memo("key and query places", self._make_places)
+
+    @property
+    def documents(self) -> PackedDocuments | None:
+        """The packed documents, which attend one by one; None where there are none or they cannot be told apart."""
+        return self.layout.memo("documents", lambda: find_documents(self.layout))
+
+    def of_documents(self) -> list[ForwardInputs]:
+        """The inputs of each packed document as those of a call of its own; equal ones are one object."""
+        return self.layout.memo("inputs of documents", self._make_documents)
+
+    def shared_bias(self, encoding: Encoding | None, causal: bool, window: int | None) -> Tensor | None:
+        """The bias of an encoding that all layers share, with its mask `[1 or batch, heads, seq, keys]`, or None.
+
+        It may have a gradient, so it is not kept here: a model computes it once for each forward and window, and passes
+        it to its layers as an argument.
+        """
+        if encoding is None or not encoding.adds_to_scores or self.documents is not None:
+            return None  # each packed document has a bias of its own
+        bias = encoding.score_bias(self.places, self.dtype)
+        return None if bias is None else masked_bias(bias, self.layout.visibility(causal, window, whole=True))
+
+    def _make_tables(self, rotary: RotaryEmbedding) -> RotaryTables:
+        rope, layout, position_ids = rotary.config, self.layout, self.position_ids
+        if rope.needs_seq_len and self.seq_len is None:
+            raise RopeError(
+                "RoPE: `seq_len` is required: these frequencies depend on the sequence's length.",
+                facts={"scaling": rope.scaling},
+                cure="Pass seq_len=... (tokens in all, to the end of generation), or a cache that was made with it.",
+            )
+        length = self.seq_len if rope.needs_seq_len else None
+        if layout.unrotated:
+            return self._tables_of_slots(rotary, length)
+        if position_ids is None:
+            position_ids = layout.position_ids()
+            if isinstance(length, Tensor) and position_ids.ndim == 1:
+                position_ids = position_ids.expand(layout.batch, -1)
+            if rope.num_axes > 1:
+                position_ids = position_ids[..., None].expand(*position_ids.shape, rope.num_axes)
+        return RotaryTables(*tables_at(rotary, position_ids, length, self.table_dtype))
+
+    def _tables_of_slots(self, rotary: RotaryEmbedding, seq_len: SeqLen | None) -> RotaryTables:
+        """Tables of every slot, and the queries' among them: for a cache of unrotated keys."""
+        layout = self.layout
+        if self.position_ids is not None or rotary.config.num_axes > 1:
+            raise RopeError(
+                "Attention: in a cache of unrotated keys a key stands at its slot, on one axis.",
+                facts={"position_ids": self.position_ids, "axes": rotary.config.num_axes},
+                cure="Leave position_ids out, or make the cache with rotated=True.",
+            )
+
+        def make(slots: int) -> tuple[Tensor, Tensor, float]:
+            return tables_at(rotary, torch.arange(slots, device=layout.device), seq_len, self.table_dtype)
+
+        assert layout.slot_tables is not None, "a cache of unrotated keys has them"
+        rule = (rotary.config, self.table_dtype)
+        cos, sin, scale = layout.slot_tables.of(rule, seq_len, layout.total, layout.room, make)
+        slots = layout.position_ids()
+        if cos.ndim == 2:
+            return RotaryTables(cos[slots], sin[slots], scale, (cos, sin))
+        rows = torch.arange(layout.batch, device=layout.device)[:, None]
+        return RotaryTables(cos[rows, slots], sin[rows, slots], scale, (cos, sin))
+
+    def _make_documents(self) -> list[ForwardInputs]:
+        documents, layout, position_ids = self.documents, self.layout, self.position_ids
+        assert documents is not None, "only a call with documents has inputs for each"
+        by_row = self.seq_len.tolist() if isinstance(self.seq_len, Tensor) and self.seq_len.ndim else None
+        pieces: Sequence[Tensor | None] = [position_ids] * len(documents.lengths)
+        if position_ids is not None and position_ids.shape in ((layout.seq,), (layout.batch, layout.seq)):
+            pieces = documents.split(documents.pack(position_ids.expand(layout.batch, -1)))
+        shared: dict[tuple[int, SeqLen | None], ForwardInputs] = {}
+        inputs = []
+        for length, row, positions in zip(documents.lengths, documents.rows, pieces, strict=True):
+            seq_len = self.seq_len if by_row is None else by_row[row]
+            alone = shared.get((length, seq_len)) if positions is None else None
+            if alone is None:
+                plain = TokenLayout(1, length, layout.device, total=length)
+                alone = ForwardInputs(plain, position_ids=positions, seq_len=seq_len, dtype=self.dtype)
+                shared[length, seq_len] = alone
+            inputs.append(alone)
+        return inputs
+
+    def _make_places(self) -> Places:
+        layout, position_ids = self.layout, self.position_ids
+        if layout.cached:
+            if position_ids is not None:
+                raise RopeError(
+                    "Attention: with this encoding a key in a cache is at its index in the row.",
+                    facts={"position_ids": position_ids},
+                    cure="Leave `position_ids` out, or run without a cache.",
+                )
+            queries, keys = layout.position_ids(), torch.arange(layout.total, device=layout.device)
+            if queries.ndim == 1:
+                return Places(queries, keys, run=(layout.start, 0), memo=layout.memo)
+            span = (1 - layout.total, layout.total - 1) if layout.compiled_write is not None else None
+            return Places(queries, keys.expand(layout.batch, -1), span=span, memo=layout.memo)
+        if position_ids is None:
+            position_ids = layout.position_ids()
+            if position_ids.ndim == 1:
+                return Places(position_ids, position_ids, run=(layout.start, layout.start), memo=layout.memo)
+        return Places(position_ids, position_ids, memo=layout.memo)
+
+
+def masked_bias(bias: Tensor, seen: Visibility) -> Tensor:
+    """A bias with minus infinity where nothing is seen, `[1 or batch, heads, seq, keys]`."""
+    added = seen.additive(bias.dtype)
+    whole = bias if bias.ndim == 4 else bias[None]
+    return whole if added is None else whole + added
+
+
+def _agreed_seq_len(seq_len: SeqLen | None, cache: KVCache | None) -> SeqLen | None:
+    """The call's `seq_len`, or its cache's; refuses a call that says otherwise than its cache."""
+    if cache is None:
+        return seq_len
+    if seq_len is not None and not _same_seq_len(seq_len, cache.seq_len):
+        raise RopeError(
+            "KVCache: `seq_len` differs from the one that the cache was made for.",
+            facts={"seq_len": seq_len, "cache.seq_len": cache.seq_len},
+            cure="It is fixed for a cache's life: leave it out, or make a new cache with it.",
+        )
+    return cache.seq_len
+
+
+def _same_seq_len(left: SeqLen | None, right: SeqLen | None) -> bool:
+    """Whether two lengths, ints or `[batch]`, say the same for every row."""
+    if left is None or right is None:
+        return left is right
+    a, b = (
+        length.cpu() if isinstance(length, Tensor) else torch.tensor(length, device="cpu") for length in (left, right)
+    )
+    if a.ndim and b.ndim and a.shape != b.shape:
+        return False
+    return bool((a == b).all())

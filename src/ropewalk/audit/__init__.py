@@ -1,0 +1,1 @@
+"""What a config and its frequencies say without running the model."""

@@ -1,0 +1,130 @@
+"""What a rotary configuration says about its reach, without running the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropewalk.errors import RopeError
+from ropewalk.methods import unscaled as without_scaling
+from ropewalk.rope.bounds import REACH_SEARCHED, reach
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import inverse_frequencies
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token."""
+
+    layer_type: str | None
+    rope_parameters: dict[str, Any]
+    theta: float
+    head_dim: int
+    rotary_dim: int
+    pairs: int
+    trained_length: int | None
+    target: int
+    inv_freq: tuple[float, ...]
+    inv_freq_unscaled: tuple[float, ...]
+    attention_factor: float
+    wavelengths: tuple[float | None, ...]
+    wavelengths_unscaled: tuple[float | None, ...]
+    pairs_never_turning: int | None
+    reach: int | None
+    reach_unscaled: int | None
+    reach_searched: int
+    float32_cos_error: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The audit as JSON holds it: numbers finite or null."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()
+        }
+
+
+def audit(
+    config: RopeConfig,
+    *,
+    trained_length: int | None = None,
+    target: int | None = None,
+    layer_type: str | None = None,
+) -> Audit:
+    """Say how far one rotary configuration reaches, from its frequencies alone.
+
+    **Arguments:**
+    - `config`: the rope; for several axes, text is assumed (all axes at the same position).
+    - `trained_length`: tokens seen in training before any scaling; default `config.trained_length`.
+    - `target`: the length wanted, in tokens; default four times the trained length, or 32,768.
+    - `layer_type`: a name to carry along, for models with several ropes.
+
+    **Returns:** an `Audit`. `pairs_never_turning` counts pairs whose unscaled wavelength exceeds the
+    trained length. `reach` is the first distance m >= 1 at which sum_i cos(m theta_i) < 0: a heuristic
+    (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591), None when there is none up to
+    `reach_searched`. `float32_cos_error` is max |cos of the float32 product - cos| near the target.
+    Where the frequencies depend on the length, they are those of `target`.
+    **Raises:** `RopeError` if a length is not positive.
+
+    >>> found = audit(RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192))
+    >>> found.pairs, found.pairs_never_turning, found.reach
+    (64, 29, 18438)
+    """
+    trained = trained_length if trained_length is not None else config.trained_length
+    wanted = target if target is not None else 4 * (trained or 8192)
+    for name, value in (("trained_length", trained), ("target", wanted)):
+        if value is not None and value < 1:
+            raise RopeError(f"audit: `{name}` must be positive.", facts={name: value}, cure="Give it in tokens.")
+    scaled, factor = text_frequencies(config, wanted)
+    unscaled, _ = text_frequencies(without_scaling(config), wanted)
+    limit = max(wanted, REACH_SEARCHED)
+    return Audit(
+        layer_type=layer_type,
+        rope_parameters=config.to_hf(),
+        theta=float(config.theta),
+        head_dim=config.head_dim,
+        rotary_dim=2 * config.pairs,
+        pairs=config.pairs,
+        trained_length=trained,
+        target=wanted,
+        inv_freq=tuple(scaled.tolist()),
+        inv_freq_unscaled=tuple(unscaled.tolist()),
+        attention_factor=factor,
+        wavelengths=wavelengths(scaled),
+        wavelengths_unscaled=wavelengths(unscaled),
+        pairs_never_turning=None if trained is None else int(np.sum(unscaled * trained < 2 * math.pi)),
+        reach=reach(scaled, limit),
+        reach_unscaled=reach(unscaled, limit),
+        reach_searched=limit,
+        float32_cos_error=float32_cos_error(scaled, wanted),
+    )
+
+
+def text_frequencies(config: RopeConfig, seq_len: int) -> tuple[Array, float]:
+    """Radians per text token of each pair (all axes advance together), and the attention factor."""
+    found = inverse_frequencies(config, seq_len=seq_len if config.needs_seq_len else None)
+    array: Array = found.inv_freq.double().sum(0).numpy()
+    return array, float(found.attention_factor)
+
+
+def wavelengths(inv_freq: Array) -> tuple[float | None, ...]:
+    """Tokens per full turn of each pair; None for a pair that does not turn."""
+    return tuple(2 * math.pi / float(f) if f != 0 else None for f in inv_freq)
+
+
+def float32_cos_error(inv_freq: Array, target: int) -> float:
+    """Max |cos(float32 theta * float32 position) - cos(theta position)| over positions up to `target`.
+
+    The last 8,192 positions and 8,192 spread evenly: the error grows with the position. theta is rounded once, so this
+    is the least that float32 costs: transformers forms it by float32 powers, which add up to as much again.
+    """
+    last = np.arange(max(0, target - 8192), target)
+    spread = np.linspace(0, target - 1, num=min(target, 8192)).astype(np.int64)
+    positions = np.union1d(last, spread)
+    exact = np.cos(np.outer(positions.astype(np.float64), inv_freq))
+    usual = np.outer(positions.astype(np.float32), inv_freq.astype(np.float32))
+    return float(np.abs(np.cos(usual.astype(np.float64)) - exact).max())

@@ -1,0 +1,1 @@
+"""The model and the text in the package."""

@@ -1,0 +1,1 @@
+"""Everything that reads or writes a file of weights, and the tokenizer beside it."""

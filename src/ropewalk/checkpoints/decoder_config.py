@@ -1,0 +1,323 @@
+"""Hugging Face configs of the decoder families, read as transformers 5.23 reads them, and written back.
+
+Which families there are, and what their classes assume, is in `ropewalk.families`. A decoder of another shape is
+written in ropewalk's own form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ropewalk.checkpoints.ropewalk_config import NATIVE, config_from_native, config_to_native
+from ropewalk.errors import RopeError
+from ropewalk.families import DECODERS, FAMILIES, DecoderShape
+from ropewalk.models.config import DecoderConfig
+from ropewalk.rope.config import RopeConfig
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_MOST_LAYERS = 100_000
+_DEFAULT_LENGTH: int = DECODERS["llama"].defaults["max_position_embeddings"]  # where a RopeConfig does not say
+
+
+def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
+    """A DecoderConfig from the contents of a config.json; `where` names it in errors."""
+    model_type = config.get("model_type")
+    if model_type == NATIVE:
+        return config_from_native(config, where)
+    shape = _shape(config, where)
+    settings = {**shape.defaults, **config}
+    _check_known(settings, where)
+    sizes: dict[str, Any] = {name: _whole(settings, name, where) for name in _SIZES}
+    layers = sizes["num_hidden_layers"]
+    if layers > _MOST_LAYERS:
+        raise RopeError(
+            "load: more layers than any model has.",
+            facts={"file": where, "num_hidden_layers": layers},
+            cure="Download config.json again: its num_hidden_layers is not a real model's.",
+        )
+    heads = settings["num_key_value_heads"]
+    bias = bool(settings["attention_bias"]) if shape.qkv_bias is None else shape.qkv_bias
+    return DecoderConfig(
+        **sizes,
+        num_key_value_heads=sizes["num_attention_heads"]
+        if heads is None
+        else _whole(settings, "num_key_value_heads", where),
+        head_dim=None if settings["head_dim"] is None else _whole(settings, "head_dim", where),
+        rope=_ropes(settings, FAMILIES[str(model_type)].theta, layers, where),
+        sliding_window=_windows(settings, shape, layers, where),
+        norm_eps=_number(settings, "rms_norm_eps", where),
+        qk_norm=shape.qk_norm,
+        attention_bias=bias,
+        output_bias=bias and shape.qkv_bias is None,
+        mlp_bias=bool(settings["mlp_bias"]) and shape.mlp_bias,
+        tie_word_embeddings=bool(settings["tie_word_embeddings"]),
+        attention_dropout=_number(settings, "attention_dropout", where),
+        residual_dropout=_number(settings, "residual_dropout", where),
+        initializer_range=_number(settings, "initializer_range", where),
+    )
+
+
+def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
+    """The config.json that says the same: of the first family that can, else ropewalk's own.
+
+    Whether a family can is not argued but tried: what was written must read back as this very config.
+    """
+    stated = _stated(config)
+    for model_type in DECODERS:
+        written = _write(stated, model_type)
+        if written is None:
+            continue
+        try:
+            if _layerwise(config_from_hf(written, "config")) == _layerwise(stated):
+                return written
+        except RopeError:  # this family cannot say it
+            continue
+    return config_to_native(config)
+
+
+def half_split(config: DecoderConfig) -> DecoderConfig:
+    """The config of the same model with its interleaved heads re-ordered, as Hugging Face's families have them."""
+    rope = config.rope
+    return replace(config, rope=tuple(map(half_split_rope, rope)) if isinstance(rope, tuple) else half_split_rope(rope))
+
+
+def half_split_rope(rope: RopeConfig | None) -> RopeConfig | None:
+    """The rope of a head whose features are re-ordered from interleaved to half-split; a partial one stays."""
+    whole = rope is not None and rope.interleaved and rope.rotary_dim == rope.head_dim
+    return replace(rope, interleaved=False) if rope is not None and whole else rope
+
+
+def _shape(config: Mapping[str, Any], where: str) -> DecoderShape:
+    """The shape of the family that a config names; unknown architectures are refused.
+
+    Code of its own (`auto_map`) is never run, so it is no reason to refuse a family that is known without it.
+    """
+    model_type, architectures = config.get("model_type"), config.get("architectures")
+    shape = DECODERS.get(model_type) if isinstance(model_type, str) else None
+    if shape is None or (architectures and architectures != [shape.architecture]):
+        # A bare base model's architecture ("LlamaModel") has the same weights without a head.
+        base = shape is not None and architectures == [shape.architecture.removesuffix("ForCausalLM") + "Model"]
+        if shape is None or not base:
+            own = config.get("auto_map")
+            rule = "load: unknown architecture."
+            if own:
+                rule = "load: unknown architecture, and the code that the config names for it is never run here."
+            raise RopeError(
+                rule,
+                facts={"file": where, "model_type": model_type, "architectures": architectures}
+                | ({"auto_map": own} if own else {}),
+                cure=f"Known are {', '.join(f'{k} ({f.architecture})' for k, f in DECODERS.items())}.",
+            )
+    return shape
+
+
+def _check_known(settings: Mapping[str, Any], where: str) -> None:
+    """Refuse what would change the computation and is not built here."""
+    facts: dict[str, Any] = {"file": where}
+    if settings["hidden_act"] not in ("silu", "swish"):
+        facts["hidden_act"] = settings["hidden_act"]
+        raise RopeError(
+            "load: the families' feed-forward is gated by silu, no other function.",
+            facts=facts,
+            cure="Use the model's own code for another function.",
+        )
+    for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts"):
+        if settings.get(key):
+            raise RopeError(
+                f"load: the config's `{key}` asks for what cannot be done here.",
+                facts={**facts, key: settings[key]},
+                cure="Quantised weights and experts are refused; GGUF files are dequantised.",
+            )
+    block = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    for holder in (settings, block if isinstance(block, Mapping) else {}):
+        fraction = holder.get("partial_rotary_factor")
+        # p-RoPE's fraction says which pairs of the whole head stand still, and transformers' rule for it does that
+        if fraction not in (None, 1, 1.0) and holder.get("rope_type") != "proportional":
+            raise RopeError(
+                "load: these families turn the whole head, yet the config asks for a part.",
+                facts={**facts, "partial_rotary_factor": fraction},
+                cure="RopeConfig.from_hf reads partial rotation; for the whole model use its own code.",
+            )
+
+
+def _ropes(
+    settings: Mapping[str, Any], theta: float, layers: int, where: str
+) -> RopeConfig | tuple[RopeConfig | None, ...]:
+    """The rope of every layer, or one for all."""
+    config = dict(settings)
+    block = config.get("rope_parameters") or config.get("rope_scaling")
+    if config.get("rope_theta") is None and not (isinstance(block, Mapping) and block.get("rope_theta") is not None):
+        config["rope_theta"] = theta
+    if config["head_dim"] is None:
+        config.pop("head_dim")
+    try:
+        rope = RopeConfig.from_hf(config)
+    except RopeError as error:
+        raise RopeError(error.rule, facts={"file": where, **error.facts}, cure=error.cure) from error
+    if "no_rope_layers" not in settings:
+        return rope
+    return tuple(rope if turn else None for turn in _turning_layers(settings, layers, where))
+
+
+def _turning_layers(settings: Mapping[str, Any], layers: int, where: str) -> list[bool]:
+    """Which layers of a SmolLM3 turn: by default all but every fourth."""
+    turns = settings["no_rope_layers"]
+    if turns is None:
+        interval = _whole(settings, "no_rope_layer_interval", where)
+        return [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(turns, list) or len(turns) < layers:
+        raise RopeError(
+            "load: `no_rope_layers` needs one entry per layer: 1 with rope, 0 without.",
+            facts={"file": where, "no_rope_layers": turns, "num_hidden_layers": layers},
+            cure="Correct it, or leave it out and let no_rope_layer_interval say it.",
+        )
+    return [bool(turn) for turn in turns[:layers]]
+
+
+def _windows(
+    settings: Mapping[str, Any], shape: DecoderShape, layers: int, where: str
+) -> int | tuple[int | None, ...] | None:
+    """The sliding window of every layer, or one for all."""
+    kinds = settings.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise RopeError(
+            "load: `layer_types` must be a list of names, one per layer.",
+            facts={"file": where, "layer_types": kinds},
+            cure="Correct the list in config.json.",
+        )
+    if shape.windows != "by layer type":
+        if kinds and len(set(kinds)) > 1:
+            raise RopeError(
+                f"load: layers of a {settings['model_type']} model are all alike, yet `layer_types` differ.",
+                facts={"file": where, "layer_types": kinds},
+                cure="Remove `layer_types`, or give every layer the same.",
+            )
+        return (
+            None
+            if settings.get("sliding_window") is None or shape.windows == "none"
+            else _whole(settings, "sliding_window", where)
+        )
+    window = settings["sliding_window"] if settings["use_sliding_window"] else None
+    if kinds is None and window is not None:
+        if "no_rope_layers" in shape.defaults:
+            turns = _turning_layers(settings, layers, where)
+            kinds = ["full_attention" if turn else "sliding_attention" for turn in turns]
+        else:
+            first = _whole(settings, "max_window_layers", where, least=0)
+            kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    kinds = kinds or ["full_attention"] * layers
+    if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
+        raise RopeError(
+            "load: `layer_types` names full_attention or sliding_attention once per layer.",
+            facts={"file": where, "layer_types": kinds, "num_hidden_layers": layers},
+            cure="Correct the list in config.json.",
+        )
+    if "sliding_attention" not in kinds:
+        return None
+    if window is None:
+        raise RopeError(
+            "load: `layer_types` has sliding layers, yet no window is set or used.",
+            facts={
+                "file": where,
+                "sliding_window": settings["sliding_window"],
+                "use_sliding_window": settings["use_sliding_window"],
+            },
+            cure="Set sliding_window (and use_sliding_window where there is one), or make every layer full_attention.",
+        )
+    size = _whole(settings, "sliding_window", where)
+    windows = tuple(size if kind == "sliding_attention" else None for kind in kinds)
+    return windows if None in windows else size
+
+
+def _whole(settings: Mapping[str, Any], name: str, where: str, *, least: int = 1) -> int:
+    """A whole number of at least `least`, or a RopeError that names the key."""
+    wanted = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
+    return int(_checked(settings, name, where, lambda value: isinstance(value, int) and value >= least, wanted))
+
+
+def _number(settings: Mapping[str, Any], name: str, where: str) -> float:
+    """A number, or a RopeError that names the key; null counts as 0 (dropouts)."""
+    value = _checked(settings, name, where, lambda v: v is None or isinstance(v, int | float), "a number")
+    return float(value or 0.0)
+
+
+def _checked(settings: Mapping[str, Any], name: str, where: str, fits: Callable[[Any], bool], wanted: str) -> Any:
+    value = settings.get(name)
+    if isinstance(value, bool) or not fits(value):
+        facts = {"file": where, name: value if name in settings else "missing"}
+        raise RopeError(
+            f"load: the config's `{name}` must be {wanted}.",
+            facts=facts,
+            cure="Correct the key in config.json, or download the file again.",
+        )
+    return value
+
+
+def _write(config: DecoderConfig, model_type: str) -> dict[str, Any] | None:
+    """What a config.json of this family would say of `config`, or None where it has no words at all."""
+    shape, rope = DECODERS[model_type], next((rope for rope in config.ropes if rope is not None), None)
+    if rope is None:
+        return None
+    windows = set(config.sliding_windows)
+    size = next((window for window in config.sliding_windows if window is not None), None)
+    written: dict[str, Any] = {
+        "architectures": [shape.architecture],
+        "model_type": model_type,
+        **{name: getattr(config, name) for name in _SIZES},
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": rope.max_position_embeddings,
+        "rope_parameters": _rope_block(rope),
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_dropout": config.attention_dropout,
+        "initializer_range": config.initializer_range,
+        "use_cache": True,
+    }
+    if config.residual_dropout:
+        written["residual_dropout"] = config.residual_dropout  # ours: transformers carries it along unread
+    if shape.qkv_bias is None:
+        written["attention_bias"] = config.attention_bias
+    if shape.mlp_bias:
+        written["mlp_bias"] = config.mlp_bias
+    if shape.windows == "all":
+        written["sliding_window"] = size
+    if shape.windows == "by layer type":
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in config.sliding_windows]
+        written |= {"use_sliding_window": windows != {None}, "sliding_window": size, "layer_types": kinds}
+    if "no_rope_layers" in shape.defaults:
+        written["no_rope_layers"] = [int(rope is not None) for rope in config.ropes]
+    return written
+
+
+def _rope_block(rope: RopeConfig) -> dict[str, Any] | None:
+    """`rope_parameters`, or None where Hugging Face has no words for this rope."""
+    try:
+        return rope.to_hf()
+    except RopeError:
+        return None
+
+
+def _stated(config: DecoderConfig) -> DecoderConfig:
+    """`config` with the length that LlamaConfig assumes where the rope does not say, if that changes nothing."""
+
+    def stated(rope: RopeConfig | None) -> RopeConfig | None:
+        if (
+            rope is None
+            or rope.max_position_embeddings is not None
+            or (rope.scaling is not None and rope.scaling.reads_max_length)
+        ):
+            return rope
+        return replace(rope, max_position_embeddings=_DEFAULT_LENGTH)
+
+    rope = config.rope
+    return replace(config, rope=tuple(map(stated, rope)) if isinstance(rope, tuple) else stated(rope))
+
+
+def _layerwise(config: DecoderConfig) -> dict[str, Any]:
+    """Everything a config says, layer by layer, for comparing two."""
+    plain = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {**plain, "rope": config.ropes, "sliding_window": config.sliding_windows, "extension": config.extensions}

@@ -1,0 +1,209 @@
+"""The GGUF container: metadata and tensors of one memory-mapped file, every read checked against the file's end."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ropewalk.checkpoints.widen import forget_pages
+from ropewalk.errors import RopeError
+from ropewalk.optional import need
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_VERSIONS = (2, 3)
+_DEEPEST = 8  # arrays within arrays; no writer is known to nest them at all
+_CURE = "Fetch or convert the file again, or use the model's Hugging Face folder."
+# Types that torch can read where they lie: ggml's number, torch's dtype, bytes of one element.
+_STORED = {0: (torch.float32, 4), 1: (torch.float16, 2), 30: (torch.bfloat16, 2)}
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """Where one tensor lies: `shape` in torch's order (rows first), `offset` and `size` in bytes of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    size: int
+
+
+class GGUFFile:
+    """A GGUF file (versions 2 and 3, little-endian), mapped copy-on-write, its tensors dequantised one at a time.
+
+    - `metadata`: every key and value, as Python numbers, strings and lists.
+    - `tensors`: name to `GGUFTensor`.
+
+    Raises `RopeError` naming the file for anything that is not a whole GGUF file.
+    Source: ggml's docs/gguf.md.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise self.error("the file cannot be read.", facts={"error": str(error)}) from error
+        self._at, self._end = 0, len(self._map)
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GGUFTensor] = {}
+        self._read_header()
+
+    def error(self, rule: str, facts: dict[str, Any] | None = None, cure: str = _CURE) -> RopeError:
+        """A RopeError that names this file."""
+        return RopeError(f"load: {rule}", facts={"file": str(self.path), **(facts or {})}, cure=cure)
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """One tensor, in float32 if `dtype` is None; float types that need no conversion are views of the mapping."""
+        tensor = self.tensors[name]
+        if tensor.kind in _STORED:
+            stored, _ = _STORED[tensor.kind]
+            flat = torch.frombuffer(self._map, dtype=stored, count=prod(tensor.shape), offset=tensor.offset)
+            values = flat.view(tensor.shape).to(dtype or torch.float32)
+            if values.dtype != stored:
+                self._forget(tensor)
+            return values
+        gguf = need("gguf")
+        kind = gguf.GGMLQuantizationType(tensor.kind)
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        rows = np.frombuffer(self._map, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
+        try:
+            dequantised: npt.NDArray[np.float32] = gguf.quants.dequantize(
+                rows.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * size), kind
+            )
+        except NotImplementedError as error:
+            raise self.error(
+                "a tensor is stored in a type that cannot be dequantised here.",
+                facts={"tensor": name, "type": kind.name},
+                cure="Use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or one of the K types.",
+            ) from error
+        weights = torch.from_numpy(dequantised).to(dtype or torch.float32)
+        self._forget(tensor)
+        return weights
+
+    def _forget(self, tensor: GGUFTensor) -> None:
+        """Let the kernel take back the pages that held this tensor alone, as it is in the file."""
+        forget_pages(self._map, tensor.offset, tensor.size)
+
+    def _take(self, code: str) -> Any:
+        """The next number of the file."""
+        size = struct.calcsize("<" + code)
+        if self._at + size > self._end:
+            raise self._truncated()
+        value = struct.unpack_from("<" + code, self._map, self._at)[0]
+        self._at += size
+        return value
+
+    def _string(self) -> str:
+        """The next string of the file."""
+        length = self._take("Q")
+        if self._at + length > self._end:
+            raise self._truncated()
+        raw = self._map[self._at : self._at + length]
+        self._at += length
+        return raw.decode("utf-8", errors="replace")
+
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        """The next metadata value of the file, which lies in `depth` arrays."""
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            inner, count = self._take("I"), self._take("Q")
+            if inner in _SCALARS:
+                layout = f"<{count}{_SCALARS[inner]}"
+                if count * struct.calcsize("<" + _SCALARS[inner]) > self._end - self._at:
+                    raise self._truncated()
+                values = list(struct.unpack_from(layout, self._map, self._at))
+                self._at += struct.calcsize(layout)
+                return values
+            if depth == _DEEPEST:
+                raise self.error(
+                    "metadata arrays lie in one another too deep: the file is damaged.",
+                    facts={"depth": depth + 1, "byte": self._at},
+                )
+            read: Callable[[], Any] = self._string if inner == _STRING else lambda: self._value(inner, depth + 1)
+            if count > self._end - self._at:
+                raise self._truncated()
+            return [read() for _ in range(count)]
+        if kind not in _SCALARS:
+            raise self.error("unknown metadata type: the file is damaged.", facts={"type": kind, "byte": self._at})
+        return self._take(_SCALARS[kind])
+
+    def _truncated(self) -> RopeError:
+        return self.error(
+            "the file ends before its contents do: it is truncated or damaged.",
+            facts={"bytes": self._end, "reading at byte": self._at},
+            cure="Fetch the file again.",
+        )
+
+    def _read_header(self) -> None:
+        if self._map[:4] != b"GGUF":
+            raise self.error(
+                "this is not a GGUF file.",
+                facts={"first bytes": self._map[:4]},
+                cure="For safetensors pass the folder; pickled weights are refused.",
+            )
+        self._at = 4
+        version = self._take("I")
+        if version not in _VERSIONS:
+            raise self.error(
+                "unknown GGUF version (or a big-endian file).",
+                facts={"version": version, "known": _VERSIONS},
+                cure="Convert the model again with a current llama.cpp.",
+            )
+        tensors, keys = self._take("Q"), self._take("Q")
+        for _ in range(keys):
+            key = self._string()
+            self.metadata[key] = self._value(self._take("I"))
+        infos = []
+        for _ in range(tensors):
+            name, dims = self._string(), self._take("I")
+            if dims > 8:
+                raise self._truncated()
+            shape = tuple(reversed([int(self._take("Q")) for _ in range(dims)]))
+            infos.append((name, shape, self._take("I"), self._take("Q")))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise self.error("the metadata is damaged.", facts={"general.alignment": alignment})
+        start = -(-self._at // alignment) * alignment
+        for name, shape, kind, offset in infos:
+            self._place(GGUFTensor(name, shape, kind, start + offset, self._bytes(name, shape, kind)))
+
+    def _place(self, tensor: GGUFTensor) -> None:
+        """Record a tensor whose bytes lie inside the file."""
+        if tensor.name in self.tensors:
+            raise self.error("a tensor is named twice.", facts={"tensor": tensor.name})
+        if tensor.offset + tensor.size > self._end:
+            raise self.error(
+                "the file ends before this tensor does: it is truncated.",
+                facts={"tensor": tensor.name, "ends at": tensor.offset + tensor.size, "bytes": self._end},
+                cure="Fetch the file again.",
+            )
+        self.tensors[tensor.name] = tensor
+
+    def _bytes(self, name: str, shape: tuple[int, ...], kind: int) -> int:
+        """How many bytes a tensor takes in the file."""
+        if kind in _STORED:
+            return prod(shape) * _STORED[kind][1]
+        gguf = need("gguf")
+        try:
+            block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+        except (ValueError, KeyError) as error:
+            raise self.error("unknown tensor type.", facts={"tensor": name, "type": kind}) from error
+        if not shape or shape[-1] % block:
+            raise self.error(
+                "a quantised row must hold whole blocks.", facts={"tensor": name, "shape": shape, "block": block}
+            )
+        return int(prod(shape) // block * size)

@@ -1,0 +1,153 @@
+"""`load` and `save`: every model of ours, from disk and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.atomic_io import read_json
+from ropewalk.checkpoints.classifier_files import is_classifier, read_classifier, save_classifier
+from ropewalk.checkpoints.decoder_config import config_from_hf, config_to_hf
+from ropewalk.checkpoints.hugging_face import read_decoder, save_decoder
+from ropewalk.checkpoints.materialize import FLOATS
+from ropewalk.checkpoints.sources import as_path, find, refuse_bare_weights
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.errors import RopeError
+from ropewalk.models.classifier import TextClassifier
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+
+
+def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Any:
+    """A `Decoder` or a `TextClassifier` in eval mode, with its tokenizer, from a checkpoint on disk.
+
+    - `source`: a Hugging Face folder (config.json and model.safetensors, single or sharded), a .gguf file, what
+      `save` or `ropewalk classify train` wrote, or the name of the built-in model, "tiny".
+    - `dtype`: of the weights; None keeps what a folder stores (the widest, if it stores several) and gives float32 for
+      GGUF, whose blocks are dequantised.
+
+    Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and what `save` wrote. Weights come out
+    half-split, as Hugging Face has them: a GGUF's permuted q and k are put back. They are memory-mapped: what needs no
+    conversion is never copied; what does is converted tensor by tensor, so that memory peaks at little more than one
+    copy. A file must not be overwritten in place while it is mapped; `save` never does. Nothing is unpickled,
+    downloaded or run: of a checkpoint that brings code of its own (`auto_map`) the family's computation is what you
+    get.
+
+    Raises `RopeError` that names the file or the tensor: missing, truncated, unexpected, of a wrong shape; an unknown
+    architecture.
+
+    >>> load("no/such/folder")
+    Traceback (most recent call last):
+        ...
+    ropewalk.errors.RopeError: load: no such file or folder.
+    """
+    path = find(source)
+    if path.is_dir() and (path / "config.json").is_file() and is_classifier(read_json(path / "config.json")):
+        return load_classifier(path, dtype=dtype)
+    return load_decoder(path, dtype=dtype)
+
+
+def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Decoder:
+    """As `load`, for code that needs a language model; raises `RopeError` for a classifier."""
+    path = find(source)
+    _check_dtype(dtype)
+    if path.is_file():
+        from ropewalk.checkpoints.gguf import load_gguf
+
+        return load_gguf(path, dtype)
+    content = read_json(path / "config.json")
+    if is_classifier(content):
+        raise RopeError(
+            "load: this folder holds a text classifier, and a language model is needed.",
+            facts={"source": str(source)},
+            cure="rw.load reads both; `ropewalk classify predict` labels texts with it.",
+        )
+    return read_decoder(path, config_from_hf(content, str(path / "config.json")), dtype)
+
+
+def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> TextClassifier:
+    """As `load`, for code that needs a text classifier; raises `RopeError` for anything else."""
+    _check_dtype(dtype)
+    path = Path(as_path(source, "load"))
+    refuse_bare_weights(path)
+    if not path.is_dir():
+        raise RopeError(
+            "load: there is no such folder.",
+            facts={"folder": str(path)},
+            cure="Pass the --out of `ropewalk classify train`.",
+        )
+    return read_classifier(path, dtype)
+
+
+def save(
+    model: Decoder | TextClassifier, folder: str | os.PathLike[str], *, tokenizer: TextTokenizer | None = None
+) -> None:
+    """Write a model as a folder that `load` reads, whole or not at all; a decoder's is read by transformers, too.
+
+    - `folder`: made, or replaced in one step if it holds a checkpoint and nothing else.
+    - `tokenizer`: saved beside it; None takes `model.tokenizer`, if there is one.
+
+    Of a decoder, interleaved heads are written half-split, as Hugging Face's families have them: the same function,
+    another order of rows. A decoder that none of the families can say (LayerNorm, ReLU, two thetas, partial rotary, a
+    rope that Hugging Face has no words for) is written as it is under `model_type` "ropewalk", which `load` reads and
+    transformers does not. Weights keep their dtype. Raises `RopeError` if the folder holds files of another kind.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(load("tiny"), folder + "/copy")
+    ...     sorted(path.name for path in Path(folder, "copy").glob("*.safetensors"))
+    ['model.safetensors']
+    """
+    place = as_path(folder, "save")
+    chosen = model.tokenizer if tokenizer is None else tokenizer
+    if isinstance(model, TextClassifier):
+        save_classifier(model, place, chosen)
+    else:
+        save_decoder(model, place, chosen)
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype not in (None, *FLOATS):
+        raise RopeError(
+            "load: `dtype` must be a floating dtype of torch, or None.",
+            facts={"dtype": dtype},
+            cure="For example torch.bfloat16; None keeps what is stored.",
+        )
+
+
+def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderConfig:
+    """The `DecoderConfig` of a checkpoint, without its weights: a folder, config.json, .gguf file, "tiny", or dict.
+
+    Raises `RopeError` for a config that is missing, damaged or of an unknown architecture.
+
+    >>> read_config({"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
+    ...              "num_hidden_layers": 2, "num_attention_heads": 2}).ropes[0].theta
+    10000.0
+    """
+    if isinstance(source, Mapping):
+        return config_from_hf(source, "the dict that was passed")
+    path = find(source)
+    if path.is_file() and path.suffix != ".json":
+        from ropewalk.checkpoints.gguf import read_gguf_config
+
+        return read_gguf_config(path)
+    path = path if path.is_file() else path / "config.json"
+    return config_from_hf(read_json(path), str(path))
+
+
+def write_config(config: DecoderConfig) -> dict[str, Any]:
+    """The config.json that says the same: of the first Hugging Face family that can, else of `model_type` "ropewalk".
+
+    Families are half-split, so an interleaved config comes out as "ropewalk"; `save` re-orders the weights instead.
+
+    >>> from ropewalk import RopeConfig
+    >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
+    >>> write_config(config)["architectures"]
+    ['LlamaForCausalLM']
+    """
+    return config_to_hf(config)

@@ -1,0 +1,113 @@
+"""A Decoder around tensors that are still on disk: checked by name and shape, then taken in without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_CURE = "Config and weights are of different models, or the file is damaged."
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a checkpoint, not yet read: its name there, its shape, its dtype if known, and how to read it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[torch.dtype | None], Tensor]
+
+
+def materialize(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> Decoder:
+    """A Decoder whose parameters are the stored tensors: built without memory, filled without copies.
+
+    `stored` is keyed by the Decoder's own names. Every name and shape is checked before anything is read.
+    """
+    if config.num_hidden_layers > len(stored):  # before a damaged number of layers is built
+        raise RopeError(
+            "load: tensors are missing from the checkpoint.",
+            facts={"checkpoint": where, "tensors": len(stored), "num_hidden_layers": config.num_hidden_layers},
+            cure=_CURE,
+        )
+    sizes = _sizes(config)  # before damaged sizes are built, which torch cannot even count
+    _check_names(sizes, {name: stored[name] for name in sizes if name in stored}, where)
+    _check_shapes(sizes, stored, where)
+    return fill(lambda: Decoder(config), stored, dtype, where)
+
+
+def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> ModuleT:
+    """The module that `build` makes, in eval mode, with the stored tensors: each checked before any is read."""
+    with torch.device("meta"):
+        model = build()
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    _check_names(wanted, stored, where)
+    _check_shapes(wanted, stored, where)
+    for name in wanted:
+        if stored[name].dtype not in FLOATS:
+            raise RopeError(
+                "load: a weight is not stored in a plain floating type.",
+                facts={"checkpoint": where, "tensor": stored[name].name, "dtype": stored[name].dtype},
+                cure="Use an unquantised checkpoint, or a GGUF file.",
+            )
+    if dtype is None:
+        dtype = reduce(torch.promote_types, {stored[name].dtype for name in wanted})
+    weights = {name: stored[name].read(dtype) for name in wanted}
+    model.load_state_dict(weights, strict=True, assign=True)
+    return model.eval()
+
+
+def _check_names(wanted: Mapping[str, Any], stored: Mapping[str, Stored], where: str) -> None:
+    """Every parameter has its tensor and every tensor its parameter, or a RopeError names the first few."""
+    for rule, names in (
+        ("load: tensors are missing from the checkpoint.", [name for name in wanted if name not in stored]),
+        (
+            "load: the checkpoint holds tensors that the model has no place for.",
+            [tensor.name for name, tensor in stored.items() if name not in wanted],
+        ),
+    ):
+        if names:
+            more = {"and more": len(names) - 4} if len(names) > 4 else {}
+            raise RopeError(
+                rule,
+                facts={"checkpoint": where, "tensors": names[:4], **more},
+                cure=_CURE,
+            )
+
+
+def _check_shapes(wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored], where: str) -> None:
+    """Every stored tensor has the shape that is wanted, or a RopeError names the first that has not."""
+    for name, shape in wanted.items():
+        if stored[name].shape != shape:
+            raise RopeError(
+                "load: a tensor has another shape than the config says.",
+                facts={
+                    "checkpoint": where,
+                    "tensor": stored[name].name,
+                    "shape": stored[name].shape,
+                    "expected": shape,
+                },
+                cure=_CURE,
+            )
+
+
+def _sizes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes that hold every size of a config: the embedding and the first layer."""
+    hidden, head_dim = config.hidden_size, config.head_dim or 0
+    return {
+        "embed_tokens.weight": (config.vocab_size, hidden),
+        "layers.0.self_attn.q_proj.weight": (config.num_attention_heads * head_dim, hidden),
+        "layers.0.self_attn.k_proj.weight": (config.kv_heads * head_dim, hidden),
+        "layers.0.mlp.up_proj.weight": (config.intermediate_size, hidden),
+    }

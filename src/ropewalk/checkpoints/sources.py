@@ -1,0 +1,121 @@
+"""Where a checkpoint lies: a path, or the name of a model in the package; and what to do where it is neither."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from ropewalk.errors import RopeError
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_SUFFIXES = (".gguf", ".json", ".safetensors", *_PICKLES)
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # torch's zip files; pickle itself
+
+
+def find(source: str | os.PathLike[str]) -> Path:
+    """The path of a checkpoint: one that exists, or the folder of the built-in model of that name.
+
+    Raises `RopeError` for what is not there, with the names beside it that are nearest, and for files that hold weights
+    which are not read as they are: pickles, and a .safetensors file without its folder.
+    """
+    try:
+        path = as_path(source, "load")
+        if path.exists():
+            refuse_bare_weights(path)
+            return path
+    except OSError as error:  # a name that is too long for the system, a folder that may not be entered
+        raise RopeError(
+            "load: the source cannot be looked up.",
+            facts={"source": str(source), "error": error.strerror},
+            cure="Pass the path of a checkpoint that can be read.",
+        ) from error
+    if isinstance(source, str) and source.isidentifier():
+        builtin = files("ropewalk.builtin") / source
+        if isinstance(builtin, Path) and (builtin / "config.json").is_file():
+            return builtin
+    raise _missing(str(source), path)
+
+
+def refuse_bare_weights(path: Path) -> None:
+    """Raise `RopeError` for a file of weights that cannot be read without more: the message says how to get there."""
+    if not path.is_file():
+        return
+    if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        raise RopeError(
+            "load: a safetensors file holds weights alone; the model is its folder, with config.json.",
+            facts={"file": str(path)},
+            cure=f"Pass the folder: {path.parent}",
+        )
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start.startswith(_PICKLE_STARTS) or (path.suffix in _PICKLES and start != b"GGUF"):
+        raise RopeError(
+            "load: this is a file of pickled weights, and pickles are refused: reading one can run any code.",
+            facts={"file": str(path)},
+            cure="Convert it to safetensors where you trust it. With its config.json beside it:\n"
+            "  transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)\n"
+            "A state dict alone:\n"
+            '  safetensors.torch.save_file(torch.load(FILE, weights_only=True), "model.safetensors")\n'
+            "and pass the folder that holds model.safetensors and config.json.",
+        )
+
+
+def as_path(source: object, where: str) -> Path:
+    """A path that names something: an empty one would quietly be the current folder, which is called "."."""
+    if not isinstance(source, str | os.PathLike) or not str(source):
+        raise RopeError(
+            f"{where}: a path is a string or a pathlib.Path, and not empty.",
+            facts={"path": source},
+            cure='The current folder is ".".',
+        )
+    return Path(source)
+
+
+def similar_names(path: Path) -> list[str]:
+    """The names in the folder of `path` that are nearest to its own; none where the folder cannot be read."""
+    try:
+        there = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return []
+    return difflib.get_close_matches(path.name, there, n=3)
+
+
+def _missing(source: str, path: Path) -> RopeError:
+    """What to say of a source that is not there: a path that was mistyped, a model on the hub, or a short name."""
+    if _is_hub_name(source, path):
+        return RopeError(
+            "load: no such file or folder, and models are not downloaded.",
+            facts={"source": source},
+            cure=f"Fetch it first: hf download {source} --local-dir DIR, then pass DIR.",
+        )
+    facts: dict[str, object] = {"source": source}
+    if len(path.parts) > 1 or path.suffix in _SUFFIXES:
+        near, rule = similar_names(path), "load: no such file or folder."
+        if not path.parent.is_dir():
+            folder = next(parent for parent in (*path.parent.parents, Path()) if parent.is_dir())
+            facts["the folder that exists"] = str(folder.absolute())
+    else:
+        near, rule = similar_names(path), "load: no such file or folder, and no built-in model of that name."
+        near += difflib.get_close_matches(source, _builtin_names(), n=1)
+    if near:
+        return RopeError(rule, facts={**facts, "similar names": near}, cure="Pass one of these, or correct the path.")
+    return RopeError(
+        rule,
+        facts=facts,
+        cure='Pass a Hugging Face folder, a .gguf file, or "tiny". Models are not downloaded: hf download ... '
+        "--local-dir DIR fetches one.",
+    )
+
+
+def _is_hub_name(source: str, path: Path) -> bool:
+    """Whether this reads as OWNER/NAME of the hub, and not as a path: no such folder, no suffix of a file."""
+    parts = path.parts
+    plain = len(parts) == 2 and not path.is_absolute() and parts[0] not in (".", "..", "~")
+    return plain and source == "/".join(parts) and path.suffix not in _SUFFIXES and not path.parent.exists()
+
+
+def _builtin_names() -> list[str]:
+    """The models in the package."""
+    return [entry.name for entry in files("ropewalk.builtin").iterdir() if (entry / "config.json").is_file()]

@@ -1,0 +1,271 @@
+"""Text to token ids and back: a thin, typed hold on a `tokenizers.Tokenizer` and its special tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.atomic_io import read_json, write_json
+from ropewalk.errors import RopeError
+from ropewalk.optional import need
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class TextTokenizer:
+    """A `tokenizers.Tokenizer`, and which ids begin and end a text.
+
+    - `tokenizer`: the `tokenizers.Tokenizer` that does the work.
+    - `bos_id`: the id that begins a text, or None.
+    - `eos_ids`: the ids after which generation stops; the first is written between documents.
+    - `chat_template`: the checkpoint's Jinja template, kept and saved but never run.
+
+    >>> tokenizer = TextTokenizer.bytes()
+    >>> tokenizer.encode("né")
+    [110, 195, 169]
+    >>> tokenizer.decode([110, 195, 169])
+    'né'
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        *,
+        chat_template: str | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.bos_id = bos_id
+        self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self.chat_template = chat_template
+        for name, token in [("bos_id", bos_id), *(("eos_ids", eos) for eos in self.eos_ids)]:
+            if token is not None and tokenizer.id_to_token(token) is None:
+                raise RopeError(
+                    f"TextTokenizer: `{name}` is not in the vocabulary.",
+                    facts={name: token, "vocab_size": self.vocab_size},
+                    cure="Pass ids of tokens that the tokenizer holds.",
+                )
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are: one more than the largest, special tokens included."""
+        return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def encode(self, text: str, add_special: bool = False) -> list[int]:
+        """The ids of `text`; with `add_special` also the tokens that the checkpoint puts around every text."""
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special).ids)
+        except TypeError as error:  # how `tokenizers` refuses lone surrogates, and what is no text
+            raise RopeError(
+                "TextTokenizer: only text that UTF-8 can write has tokens.",
+                facts={"text": text},
+                cure="Decode bytes with errors='replace' first.",
+            ) from error
+
+    @property
+    def prefix_ids(self) -> list[int]:
+        """The ids that the checkpoint puts before every text: often `bos_id` alone, or none."""
+        plain, ids = self.encode("a"), self.encode("a", add_special=True)
+        before = next((n for n in range(len(ids) + 1) if ids[n : n + len(plain)] == plain), 0)
+        return ids[:before]
+
+    def encode_prompt(self, text: str, *, bos: bool | None = None) -> list[int]:
+        """The ids of a text that a model continues: what begins a text is put before it, and nothing after it.
+
+        `bos`: True begins with `bos_id`, where there is one; False with nothing; None with `prefix_ids`. A text that
+        begins with these tokens itself gets no second set.
+
+        >>> tokenizer = TextTokenizer.bytes()
+        >>> tokenizer.encode_prompt("a"), tokenizer.encode_prompt("a", bos=True)
+        ([97], [256, 97])
+        """
+        ids = self.encode(text)
+        if bos is None:
+            begin = self.prefix_ids
+        else:
+            begin = [self.bos_id] if bos and self.bos_id is not None else []
+        return ids if ids[: len(begin)] == begin else [*begin, *ids]
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """The text of `ids`; incomplete characters become U+FFFD. `skip_special` leaves out control tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+
+    def stream(self, skip_special: bool = True) -> TextStream:
+        """A `TextStream`: text token by token, never half a character."""
+        return TextStream(self, skip_special)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write tokenizer.json and tokenizer_config.json into `folder`; transformers' AutoTokenizer loads them."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        content = json.loads(self.tokenizer.to_str())
+        write_json(target / "tokenizer.json", content, indent=None)
+        write_json(target / "tokenizer_config.json", self._config())
+
+    def _config(self) -> dict[str, Any]:
+        """What tokenizer_config.json says: the class that reads tokenizer.json as it is, and the special tokens."""
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "bos_token": None if self.bos_id is None else self.tokenizer.id_to_token(self.bos_id),
+            "eos_token": self.tokenizer.id_to_token(self.eos_ids[0]) if self.eos_ids else None,
+        }
+        if len(self.eos_ids) > 1:
+            config["stop_token_ids"] = list(self.eos_ids)
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        return config
+
+    @classmethod
+    def from_folder(cls, folder: str | os.PathLike[str]) -> TextTokenizer:
+        """Read tokenizer.json of a Hugging Face folder.
+
+        Which ids end a text is asked of generation_config.json, then config.json, then tokenizer_config.json; which
+        begins one, of tokenizer_config.json, then the others. Raises `RopeError` naming a missing or damaged file.
+        """
+        root = Path(folder)
+        path = root / "tokenizer.json"
+        if not path.is_file():
+            raise RopeError(
+                "TextTokenizer: the folder has no tokenizer.json.",
+                facts={"folder": str(root)},
+                cure="Save the tokenizer in the `tokenizers` format (AutoTokenizer...save_pretrained does it).",
+            )
+        try:
+            tokenizer = need("tokenizers").Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # `tokenizers` raises a bare Exception for a damaged file
+            raise RopeError(
+                "TextTokenizer: tokenizer.json cannot be read.",
+                facts={"file": str(path), "error": str(error)},
+                cure="Fetch or save the file again.",
+            ) from error
+        # A training run's settings for one batch, not a property of the text.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer_config, config, generation = (
+            read_json(root / name) if (root / name).is_file() else {}
+            for name in ("tokenizer_config.json", "config.json", "generation_config.json")
+        )
+        begin = _ids(
+            tokenizer, tokenizer_config.get("bos_token"), config.get("bos_token_id"), generation.get("bos_token_id")
+        )
+        end = _ids(
+            tokenizer,
+            tokenizer_config.get("stop_token_ids"),
+            generation.get("eos_token_id"),
+            config.get("eos_token_id"),
+            tokenizer_config.get("eos_token"),
+        )
+        template = root / "chat_template.jinja"
+        chat = template.read_text(encoding="utf-8") if template.is_file() else tokenizer_config.get("chat_template")
+        return cls(tokenizer, begin[0] if begin else None, end, chat_template=chat if isinstance(chat, str) else None)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> TextTokenizer:
+        """Train byte-level BPE on `texts`, with one special token, <|endoftext|> (id 0), that begins and ends a text.
+
+        Digits stand alone and words keep their leading space, as in SmolLM2's tokenizer. `vocab_size` counts the 256
+        bytes and the special token, so it is at least 257. The same texts give the same tokenizer.
+
+        >>> tokenizer = TextTokenizer.train(["a rose is a rose is a rose"] * 9, vocab_size=270)
+        >>> tokenizer.decode(tokenizer.encode("a rose – 1913")), tokenizer.eos_ids
+        ('a rose – 1913', (0,))
+        """
+        if vocab_size < 257:
+            raise RopeError(
+                "TextTokenizer.train: `vocab_size` counts 256 bytes and one special token.",
+                facts={"vocab_size": vocab_size},
+                cure="Pass 257 or more; TextTokenizer.bytes() needs no training.",
+            )
+        kit = need("tokenizers")
+        tokenizer = kit.Tokenizer(kit.models.BPE())
+        tokenizer.pre_tokenizer = kit.pre_tokenizers.Sequence(
+            [
+                kit.pre_tokenizers.Digits(individual_digits=True),
+                kit.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+        tokenizer.decoder = kit.decoders.ByteLevel()
+        trainer = kit.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(kit.pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer, bos_id=0, eos_ids=(0,))
+
+    @classmethod
+    def bytes(cls) -> TextTokenizer:
+        """One token per byte of UTF-8 (the id is the byte) and <|endoftext|>, id 256: no training, any text."""
+        kit = need("tokenizers")
+        tokenizer = kit.Tokenizer(kit.models.BPE(vocab=byte_alphabet(), merges=[]))
+        tokenizer.pre_tokenizer = kit.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = kit.decoders.ByteLevel()
+        tokenizer.add_special_tokens([END_OF_TEXT])
+        return cls(tokenizer, bos_id=256, eos_ids=(256,))
+
+
+class TextStream:
+    """The text of tokens that arrive one by one, held back while a character is incomplete.
+
+    >>> stream = TextTokenizer.bytes().stream()
+    >>> [stream.push(byte) for byte in "né".encode()], stream.finish()
+    (['n', '', 'é'], '')
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, skip_special: bool = True) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special
+        self._anchor: list[int] = []  # one whole token, so that decoders that drop a leading space do not drop it here
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty while its last character needs more tokens."""
+        self._held.append(token)
+        # A character has at most four bytes, so after four tokens what is unreadable stays so.
+        if self._text().endswith("\ufffd") and len(self._held) < 4:
+            return ""
+        return self.finish()
+
+    def finish(self) -> str:
+        """What is still held back, with U+FFFD where bytes are missing."""
+        text = self._text()
+        if self._held and "\ufffd" not in self._decode(self._held[-1:]):
+            self._anchor = self._held[-1:]
+        self._held = []
+        return text
+
+    def _text(self) -> str:
+        return self._decode(self._anchor + self._held)[len(self._decode(self._anchor)) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special=self._skip)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for every byte, with the byte: the letters in which byte-level tokens are written."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    letters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return {letters[byte]: byte for byte in range(256)}
+
+
+def _ids(tokenizer: Tokenizer, *sources: Any) -> list[int]:
+    """The ids named by the first source that names any: an id, a token, an added-token dict, or a list of them."""
+    for source in sources:
+        found = []
+        for item in source if isinstance(source, list) else [source]:
+            token = item.get("content") if isinstance(item, dict) else item
+            number = tokenizer.token_to_id(token) if isinstance(token, str) else token
+            if isinstance(number, int) and tokenizer.id_to_token(number) is not None:
+                found.append(number)
+        if found:
+            return found
+    return []

@@ -1,0 +1,60 @@
+"""What the commands of `ropewalk extend` share: arguments, figures, and what is printed."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from ropewalk.extend.job import Draw, Extended
+
+MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')
+OUT = typer.Option(help="The folder to write.", show_default=False)
+OVERWRITE = typer.Option("--overwrite", help="Replace what an export wrote to --out.")
+
+
+def drawing(figure: str) -> Draw | None:
+    """Makes the PNG of a record, by a function of `ropewalk.figures.extension`; None where matplotlib is missing."""
+    if find_spec("matplotlib") is None:
+        return None
+    from ropewalk.figures import extension
+    from ropewalk.figures.style import render
+
+    return lambda record: render(getattr(extension, figure)(record), "png")
+
+
+def print_extended(done: Extended) -> None:
+    """The losses before and after, and what was written, in a few lines."""
+    from rich.console import Console
+
+    from ropewalk.statistics import signed
+
+    console = Console(highlight=False)
+    for variant in done.record["variants"]:
+        beyond = variant["loss_beyond"]
+        line = f"{variant['name']:<12} within {variant['loss_within']:.3f}"
+        console.print(line + ("" if beyond is None else f"  beyond {beyond:.3f}"), markup=False)
+    for key in ("tuned_minus_crop_beyond", "method_minus_crop_beyond"):
+        difference = done.record["verdict"].get(key)
+        if difference is not None:
+            interval = None if difference["ci"] is None else tuple(difference["ci"])
+            trained = done.record["protocol"]["trained_length"]
+            console.print(
+                f"{key.split('_')[0]} - crop beyond {trained:,} tokens: "
+                f"{signed(difference['nats'], interval)} nats per token",
+                markup=False,
+            )
+            break
+    rope = done.exported.rope
+    if rope is not None:
+        console.print(f"rope_parameters: {json.dumps(rope.parameters)[:300]}", markup=False, soft_wrap=True)
+    console.print(f"extend: wrote {done.exported.folder}", markup=False, soft_wrap=True)
+
+
+def stopped(reason: object = "") -> typer.Exit:
+    """Say that Ctrl-C stopped the work, and how to continue; the exit status 130."""
+    typer.echo(f"extend: {str(reason) or 'stopped'}. The same command continues from there.", err=True)
+    return typer.Exit(130)

@@ -1,0 +1,92 @@
+"""The events of a training run as a progress bar, and as one line for each entry of its log."""
+
+from __future__ import annotations
+
+from ropewalk.cli.progress import ProgressBar
+from ropewalk.training import Event
+
+
+class TrainingProgress:
+    """Shows the events of a language model's run in a bar that is open; `name` begins the lines."""
+
+    def __init__(self, name: str, bar: ProgressBar) -> None:
+        self.name, self.bar = name, bar
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        facts = event.facts
+        if event.kind == "start":
+            self._start(event)
+        elif event.kind == "step":
+            self.bar.advance_to(event.step)
+        elif event.kind == "log":
+            self._log(event)
+        elif event.kind == "done":
+            self.bar.line(f"{self.name}: {'finished before' if facts['already'] else 'wrote'} {facts['out']}")
+
+    def _start(self, event: Event) -> None:
+        facts = event.facts
+        self.bar.line(
+            f"{self.name} {'continues after step ' + str(event.step) if event.step else 'begins'}: "
+            f"{facts['parameters']:,} parameters, a vocabulary of {facts['vocab_size']:,}, "
+            f"{facts['train_tokens']:,} tokens of text, {event.steps:,} steps, "
+            f"{facts['precision']} on {facts['device']}, {facts['threads']} threads"
+        )
+        if facts["began_with_threads"] != facts["threads"]:
+            self.bar.line(
+                f"{self.name}: the run began with {facts['began_with_threads']} threads; another number rounds "
+                "sums differently, so the result will not be the same bit for bit. Set OMP_NUM_THREADS to keep it."
+            )
+        self.bar.begin("training", event.steps)
+        self.bar.advance_to(event.step)
+
+    def _log(self, event: Event) -> None:
+        facts = event.facts
+        speed = f"{facts['tokens_per_second']:,.0f} tokens/s"
+        self.bar.note(f"loss {facts['loss']:.3f}  {speed}")
+        if "validation_loss" not in facts and self.bar.console.is_terminal:
+            return
+        line = f"step {event.step:>6}  loss {facts['loss']:.4f}  lr {facts['lr']:.2e}  {speed}"
+        if "validation_loss" in facts:
+            blocks = "  ".join(f"{a}-{b}: {nats:.3f}" for a, b, nats in facts["validation_by_position"])
+            line += f"  validation {facts['validation_loss']:.4f}  ({blocks})"
+        self.bar.line(line)
+
+
+class ClassifierProgress:
+    """Shows the events of a classifier's run in a bar that is open; `already`: the run was finished before."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self.bar, self.already = bar, False
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        facts = event.facts
+        if event.kind == "start":
+            self._start(event)
+        elif event.kind == "step":
+            self.bar.advance_to(event.step)
+        elif event.kind == "log":
+            line = f"epoch {facts['epoch']:>3}  loss {facts['loss']:.4f}"
+            if "validation_loss" in facts:
+                line += f"  validation {facts['validation_loss']:.4f}, accuracy {facts['validation_accuracy']:.4f}, "
+                line += f"macro-F1 {facts['validation_macro_f1']:.4f}{'  best' if facts['best'] else ''}"
+            self.bar.line(f"{line}  {facts['seconds']:,.0f} s")
+        elif event.kind == "score":
+            self.bar.line(f"classify: scores {facts['rows']:,} test rows")
+            self.bar.begin("scoring", 0)
+        elif event.kind == "done":
+            self.already = facts["already"]
+
+    def _start(self, event: Event) -> None:
+        facts = event.facts
+        self.bar.line(
+            f"classify {'continues after step ' + str(event.step) if event.step else 'begins'}: "
+            f"{facts['train_rows']:,} rows to train on, {facts['validation_rows']:,} to validate on, "
+            f"{facts['classes']} classes, {facts['parameters']:,} parameters, {event.steps:,} steps at most, "
+            f"{facts['precision']} on {facts['device']}, {facts['threads']} threads"
+        )
+        if facts["cut"]:
+            self.bar.line(f"classify: {facts['cut']:,} texts reach --max-length and may have been cut")
+        self.bar.begin("training", event.steps)
+        self.bar.advance_to(event.step)

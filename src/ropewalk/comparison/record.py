@@ -1,0 +1,87 @@
+"""The record of a comparison, results.jsonl: its settings and machine, then the lines of each finished run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ropewalk.atomic_io import write_whole
+from ropewalk.bench.record import environment
+from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger
+
+RECORD = "results.jsonl"
+LEDGER = "ledger"
+
+
+def job_name(encoding: str, seed: int) -> str:
+    """The ledger's name of one run."""
+    return f"{encoding}/{seed}"
+
+
+def open_ledger(out: Path, key: str) -> Ledger:
+    """The ledger of the finished runs in a comparison's folder, with all that it holds; `key` is its fingerprint.
+
+    A result is {"lines": [...]}, the run's lines of the record.
+    """
+    ledger = Ledger(out / LEDGER, kind="compare", key=key)
+    ledger.resume()
+    return ledger
+
+
+def read_record(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The first line of a comparison's record, and the others. Raises `RopeError` for another file."""
+    path = Path(path)
+    path = path / RECORD if path.is_dir() else path
+    try:
+        first, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if first["kind"] != "comparison" or any(line["kind"] not in ("run", "loss") for line in lines):
+            raise _no_record(path, "its lines are of another kind")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, RopeError):
+            raise
+        raise _no_record(path, str(error)) from error
+    return first, lines
+
+
+def begin_record(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The record's first line: the one that is there, or a new one, of this machine.
+
+    `asked` holds the settings and the digests of the texts. Raises `RopeError` for a record of another comparison.
+    """
+    if not path.exists():
+        return {"kind": "comparison", **asked, **environment()}
+    try:  # the first line alone: the ledger knows the others
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+        if first["kind"] != "comparison":
+            raise _no_record(path, "its lines are of another kind")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, RopeError):
+            raise
+        raise _no_record(path, str(error)) from error
+    if {name: first.get(name) for name in asked} != dict(asked):
+        raise RopeError(
+            "compare: the folder holds another comparison.",
+            facts={"out": str(path.parent), "its settings": first.get("settings"), "asked": asked["settings"]},
+            cure="Name another --out, or ask for the same settings.",
+        )
+    return dict(first)
+
+
+def write_record(path: Path, first: Mapping[str, Any], runs: Iterable[Iterable[Mapping[str, Any]]]) -> None:
+    """Write the record whole: the first line, then the lines of each run."""
+    lines = [first, *(line for run in runs for line in run)]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    if not path.exists() or path.read_text(encoding="utf-8") != content:
+        write_whole(path, content)
+
+
+def _no_record(path: Path, error: str) -> RopeError:
+    return RopeError(
+        "compare: there is no comparison to read.",
+        facts={"file": str(path), "error": error},
+        cure="Name the --out folder of `ropewalk compare`, or its results.jsonl.",
+    )

@@ -1,0 +1,1 @@
+"""How far a model reads: the measurement, and what is concluded from it."""

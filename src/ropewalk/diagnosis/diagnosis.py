@@ -1,0 +1,79 @@
+"""`Diagnosis`: what the doctor found, as data and as text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from ropewalk.atomic_io import finite
+from ropewalk.audit.audit import Audit
+from ropewalk.audit.findings import Finding
+from ropewalk.diagnosis.document import answer_lines, document, shared_sentences
+from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.recommend import Recommendation
+from ropewalk.diagnosis.standings import standing_rows
+from ropewalk.report.write import report_page
+from ropewalk.retrieval.result import RetrievalMeasurement
+from ropewalk.retrieval.summary import sentences
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What the doctor found of one model.
+
+    - `name`: the model's. `measurement`: losses by method, window and block, in nats.
+    - `audits`: what each rope says without running the model. `findings`: known traps in its config.
+    - `retrieval`: accuracies of the retrieval tasks, where they were asked for.
+    - `environment`: versions, machine and settings.
+    """
+
+    name: str
+    measurement: Measurement
+    audits: tuple[Audit, ...]
+    findings: tuple[Finding, ...]
+    retrieval: RetrievalMeasurement | None = None
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def recommendation(self) -> Recommendation:
+        """The method to take, and why."""
+        return self.measurement.recommendation()
+
+    def sentences(self) -> list[str]:
+        """The answer in words."""
+        lines = [*shared_sentences(self.measurement), *answer_lines(self.recommendation)]
+        return lines if self.retrieval is None else [*lines, *sentences(self.retrieval)]
+
+    def table(self) -> str:
+        """Each method's loss within and beyond the trained length, and its differences to plain, as aligned text."""
+        heads, rows = standing_rows(self.measurement)
+        cells = [["method", *heads], *([name, *row] for name, row in rows.items())]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number as one JSON document: what `ropewalk doctor --json` writes."""
+        content = document(self.name, self.measurement, self.audits, self.findings, environment=dict(self.environment))
+        if self.retrieval is not None:
+            content["retrieval"] = finite({**self.retrieval.to_json(), "summary": list(sentences(self.retrieval))})
+        return content
+
+    def to_html(self) -> str:
+        """The report as one HTML page with its figures; needs the extra `figures`, raises `RopeError` without it."""
+        return report_page(self.to_json())
+
+    def __str__(self) -> str:
+        return "\n".join([self.name, self.table(), *self.sentences()])
+
+    def _repr_html_(self) -> str:
+        """The table and the answer, for a notebook; needs no extra."""
+        heads, rows = standing_rows(self.measurement)
+        lines = [f"<b>{escape(self.name)}</b>", "<table><tr>"]
+        lines += [f"<th>{escape(head)}</th>" for head in ("method", *heads)]
+        for name, row in rows.items():
+            lines += ["</tr><tr>", *(f"<td>{escape(cell)}</td>" for cell in (name, *row))]
+        return "".join([*lines, "</tr></table>", *(f"<p>{escape(line)}</p>" for line in self.sentences())])

@@ -1,0 +1,281 @@
+"""`rw.doctor`: the whole run as a library call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.audit.audit import Audit
+from ropewalk.audit.findings import Finding
+from ropewalk.audit.sources import Source, read_source, source_of
+from ropewalk.builtin.texts import read_text
+from ropewalk.diagnosis.diagnosis import Diagnosis
+from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan, take_windows, trained_length_of
+from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.diagnosis.retrieval import prepare_retrieval
+from ropewalk.diagnosis.run import run
+from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
+from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, cache_folder
+from ropewalk.methods import METHODS
+from ropewalk.progress import Progress
+from ropewalk.readers.adapters import open_reader, reader_of
+from ropewalk.readers.environment import environment_of
+from ropewalk.readers.reader import Reader
+from ropewalk.readers.workers import fitting_workers
+from ropewalk.retrieval.measure import RetrievalRun
+from ropewalk.retrieval.result import RetrievalMeasurement
+
+
+def doctor(
+    model: object = "tiny",
+    *,
+    target: int | None = None,
+    trained_length: int | None = None,
+    text: TextSource = None,
+    start_char: int = 0,
+    block: int | None = None,
+    windows: int | None = None,
+    stride: int | None = None,
+    methods: str | Sequence[str] | None = None,
+    unscaled_tokens: int = 0,
+    retrieval: str | Sequence[str] | None = None,
+    retrieval_lengths: Sequence[int] | None = None,
+    retrieval_samples: int = 10,
+    scoring: str = "choice",
+    seed: int = 0,
+    chunk: int = 1024,
+    workers: int | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    state: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Measure how far a model's context really reaches, and what would extend it.
+
+    **Arguments:**
+    - `model`: a Hugging Face folder, a .gguf file, "tiny", a `Decoder`, or a `Reader` of another library's model.
+    - `target`: the length wanted, in tokens; None: four times the trained length. `trained_length`: where the config
+      does not say it.
+    - `text`: a file, several, or a list of (name, contents); None: Moby Dick. `start_char`: where each begins.
+    - `block`, `stride`: tokens; None: a quarter of the trained length. `windows`: of each text; None: up to 16.
+    - `methods`: names, "all" for those in attention as well; None: those that a config can hold, and crop.
+    - `unscaled_tokens`: so many first tokens keep their angles under changed frequencies.
+    - `retrieval`: tasks, or "all"; None: none. `retrieval_lengths` in tokens, `retrieval_samples` for each task,
+      length and depth; `scoring`: "choice" or "generate".
+    - `seed` draws the windows and the examples. `chunk`: tokens of one forward. `workers`: windows at one time.
+    - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own.
+    - `state`: the folder that keeps each result as soon as it is there; None: one in the user's cache. `resume`:
+      continue, or join, the same run; else it begins again. Several processes may share one folder.
+    - `progress`: called as the work goes on.
+
+    **Returns:** a `Diagnosis`. Losses are in nats per token.
+    **Raises:** `RopeError` for what cannot be measured, before any work where possible; `RunInterrupted` (a
+    KeyboardInterrupt) on Ctrl-C, after which `resume=True` continues.
+
+    >>> text = [("story", "The old man and the sea. " * 60)]
+    >>> diagnosis = doctor("tiny", trained_length=16, target=32, text=text, windows=1, methods=["pi"])
+    >>> list(diagnosis.measurement.results)
+    ['plain', 'pi']
+    """
+    given = {name: value for name, value in locals().items() if name not in ("model", "progress")}
+    return prepare(model, DoctorSettings(**given)).measure(progress)
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a run: `kept` results of its `kind` are in the ledger, and `due` are not."""
+
+    def __init__(self, kind: str, kept: int, due: int) -> None:
+        super().__init__(f"{kept} {kind} are kept, {due} are due; resume=True continues.")
+        self.kind, self.kept, self.due = kind, kept, due
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorRun:
+    """A run whose settings have been checked and whose model is loaded: what it will do, and the steps that do it.
+
+    - `audits`, `findings`: what the config says. `plan`, `windows`: what will be measured. `resumed`: how many losses
+      were in the ledger already. `retrieval`: the retrieval measurement, where it was asked for.
+    """
+
+    settings: DoctorSettings
+    reader: Reader
+    name: str
+    audits: tuple[Audit, ...]
+    findings: tuple[Finding, ...]
+    plan: Plan
+    windows: Tensor
+    ledger: Ledger
+    resumed: int
+    retrieval: RetrievalRun | None
+
+    def measure(self, progress: Progress | None = None) -> Diagnosis:
+        """Measure everything that was asked for."""
+        with self.at_work():
+            return self.diagnosis(self.measure_losses(progress), self.measure_retrieval(progress))
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """For the time of the block no other process may begin this run again; it may join it."""
+        with self.ledger.at_work():
+            if self.retrieval is None:
+                yield
+            else:
+                with self.retrieval.outcomes.ledger.at_work():
+                    yield
+
+    def measure_losses(self, progress: Progress | None = None) -> Measurement:
+        """The losses of every method on every window."""
+        jobs = len(self.plan.due(self.ledger))
+        workers = self.settings.workers
+        if workers is None:
+            workers = fitting_workers(self.reader, self.plan.protocol.target, jobs)
+        try:
+            return run(
+                self.reader,
+                self.windows,
+                self.plan,
+                self.ledger,
+                chunk=self.settings.chunk,
+                workers=workers,
+                progress=progress,
+            )
+        except KeyboardInterrupt as stop:
+            due = len(self.plan.due(self.ledger))
+            raise RunInterrupted("measurements", len(self.ledger), due) from stop
+
+    def measure_retrieval(self, progress: Progress | None = None) -> RetrievalMeasurement | None:
+        """The accuracies of every method; None where they were not asked for."""
+        if self.retrieval is None:
+            return None
+        try:
+            return self.retrieval.measure(progress)
+        except KeyboardInterrupt as stop:
+            kept = len(self.retrieval.outcomes.ledger)
+            raise RunInterrupted("examples", kept, len(self.retrieval.due)) from stop
+
+    def diagnosis(self, measurement: Measurement, retrieval: RetrievalMeasurement | None) -> Diagnosis:
+        """What was found, put together."""
+        device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
+        environment = {**environment_of(device, self.reader.parameters), "dtype": dtype, "chunk": self.settings.chunk}
+        return Diagnosis(
+            name=self.name,
+            measurement=measurement,
+            audits=self.audits,
+            findings=self.findings,
+            retrieval=retrieval,
+            environment=environment,
+        )
+
+
+def prepare(model: object, settings: DoctorSettings) -> DoctorRun:
+    """Load the model and check everything that was asked, before any work; arguments as for `doctor`."""
+    source, reader = _open(model, settings)
+    tokenizer = reader.tokenizer
+    if tokenizer is None:
+        raise RopeError(
+            "doctor: the model has no tokenizer, so a text cannot be measured.",
+            facts={"model": source.name},
+            cure="Put its tokenizer.json beside the weights.",
+        )
+    texts = texts_of(settings.text)
+    tokens = [tokenizer.encode(contents[max(settings.start_char, 0) :]) for _, contents in texts]
+    protocol = Protocol.choose(
+        trained_length=trained_length_of(reader, settings.trained_length),
+        text=[name for name, _ in texts],
+        target=settings.target,
+        block=settings.block,
+        windows=settings.windows,
+        stride=settings.stride,
+        start_char=settings.start_char,
+        seed=settings.seed,
+        unscaled_tokens=settings.unscaled_tokens,
+        tokens=min(map(len, tokens)),
+    )
+    windows = take_windows(tokens, protocol)
+    work = plan(reader, protocol, settings.method_names)
+    of_work = [METHODS[name] for name in work.methods]
+    for name, present, owner, cure in (
+        ("stride", any(method.crops for method in of_work), "crop", "Add crop to the methods"),
+        (
+            "unscaled_tokens",
+            any(method.scales_frequencies for method in of_work),
+            "methods that change frequencies",
+            "Add one of them to the methods",
+        ),
+    ):
+        refuse_ignored([name] if settings.changes(name) else [], present, owner, cure)
+    key = fingerprint(reader, windows, protocol)
+    folder = state_folder(settings.state, key)
+    parts = " and ".join(name for name, _ in texts), "\n".join(contents[settings.start_char :] for _, contents in texts)
+    retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
+    ledger = Ledger(folder / "losses", kind=KIND, key=key)
+    resumed = ledger.resume() if settings.resume else ledger.begin()
+    return DoctorRun(
+        settings=settings,
+        reader=reader,
+        name=source.name,
+        audits=tuple(source.audits(trained_length=protocol.trained_length, target=protocol.target)),
+        findings=tuple(source.findings(protocol.target)),
+        plan=work,
+        windows=windows,
+        ledger=ledger,
+        resumed=resumed,
+        retrieval=retrieval,
+    )
+
+
+def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
+    """The model's config, and its reader on its device."""
+    if not isinstance(model, str | Path):
+        if settings.changes("dtype") or settings.changes("device"):
+            raise RopeError(
+                "doctor: a model that is passed as an object has its dtype and its device already.",
+                facts={"dtype": settings.dtype, "device": settings.device},
+                cure="Move it before: model.to(...).",
+            )
+        reader = reader_of(model)
+        return source_of(reader), reader
+    source = read_source(model)
+    try:
+        device = torch.device(settings.device)
+        torch.zeros(1, device=device).item()  # also refuses "meta", which holds no numbers
+    except (RuntimeError, AssertionError) as error:
+        raise RopeError(
+            "doctor: this device cannot be used.",
+            facts={"device": settings.device, "error": str(error)},
+            cure="Try --device cpu.",
+        ) from error
+    return source, open_reader(model, name=source.name, dtype=getattr(torch, settings.dtype), device=device)
+
+
+def texts_of(text: TextSource) -> list[tuple[str, str]]:
+    """The name and the contents of each text: a file, several, or a list of such pairs; None is Moby Dick.
+
+    >>> texts_of([("a", "words")])
+    [('a', 'words')]
+    """
+    if text is None or isinstance(text, str | Path):
+        return [read_text(None if text is None else Path(text))]
+    pairs: list[Any] = list(text) or [None]
+    return [one if isinstance(one, tuple) else read_text(None if one is None else Path(one)) for one in pairs]
+
+
+def state_folder(state: str | Path | None, key: str) -> Path:
+    """The folder of a run's ledgers. Raises `RopeError` where a file stands in its place."""
+    folder = cache_folder("doctor", key) if state is None else Path(state)
+    if folder.exists() and not folder.is_dir():
+        raise RopeError(
+            "doctor: the state is a folder, and there is a file of this name.",
+            facts={"state": str(folder)},
+            cure="Name a new folder: --state DIR.",
+        )
+    return folder

@@ -1,0 +1,163 @@
+"""The doctor's answer in three forms: a JSON document, the changes to a config, and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ropewalk.atomic_io import finite
+from ropewalk.audit.audit import Audit, text_frequencies
+from ropewalk.audit.findings import Finding
+from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.recommend import Recommendation
+from ropewalk.methods import METHODS, main_rope, unscaled
+from ropewalk.rope.frequencies import first_columns_of
+from ropewalk.statistics import over_windows
+
+
+def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> dict[str, Any]:
+    """The audit alone as a JSON document; `audit` is the first rope's, `audits` holds all of several."""
+    document: dict[str, Any] = {
+        "model": name,
+        "trained_length": audits[0].trained_length,
+        "target": audits[0].target,
+        "audit": audits[0].to_json(),
+        "lint": [vars(finding) for finding in findings],
+    }
+    if len(audits) > 1:
+        document["audits"] = [found.to_json() for found in audits]
+    cleaned: dict[str, Any] = finite(document)
+    return cleaned
+
+
+def document(
+    name: str,
+    measurement: Measurement,
+    audits: Sequence[Audit],
+    findings: Sequence[Finding],
+    *,
+    environment: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that was found, as one JSON document: losses in nats per token, lengths in tokens, times in seconds.
+
+    Numbers are finite or null. `ci_by_block` holds [low, high] of the 95 % interval for each block, null where there
+    is one window; `difference_*` are paired to plain.
+    """
+    protocol, answer = measurement.protocol, measurement.recommendation()
+    standings = {standing.name: standing for standing in answer.standings}
+    methods = []
+    for method in measurement.results:
+        by_block = [over_windows(values) for values in zip(*measurement.block_means(method), strict=True)]
+        standing, shared = standings[method], measurement.same_as.get(method)
+        methods.append(
+            {
+                "name": method,
+                **config_changes(method, measurement),
+                "extension": extension_of(method, measurement),
+                "at_run_time": at_run_time(method, measurement),
+                **turning(method, measurement),
+                "loss_by_block": [mean for mean, _ in by_block],
+                "ci_by_block": [interval for _, interval in by_block],
+                "loss_within": standing.within,
+                "loss_beyond": standing.beyond,
+                "difference_within": standing.within_difference,
+                "difference_within_ci": standing.within_interval,
+                "difference_beyond": standing.beyond_difference,
+                "difference_beyond_ci": standing.beyond_interval,
+                "affordable": standing.affordable,
+                "loss_by_window_and_block": measurement.block_means(method),
+                "seconds": 0.0 if shared else sum(result.seconds for result in measurement.results[method]),
+                "peak_rss_bytes": max(result.peak_rss_bytes or 0 for result in measurement.results[method]) or None,
+                "same_as": shared,
+            }
+        )
+    cleaned: dict[str, Any] = finite(
+        {
+            **inspection(name, audits, findings),
+            "trained_length": protocol.trained_length,
+            "target": protocol.target,
+            "protocol": protocol.to_json(),
+            "blocks": [list(block) for block in protocol.blocks],
+            "methods": methods,
+            "recommended": answer.method,
+            "recommendation": {
+                "reason": answer.reason,
+                "best_name": answer.best_name,
+                "over_crop": answer.over_crop,
+                "over_crop_ci": answer.over_crop_interval,
+                "beats_crop": answer.beats_crop,
+                "crop_sentence": answer.crop_sentence,
+            },
+            "environment": dict(environment or {}),
+        }
+    )
+    return cleaned
+
+
+def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
+    """The keys of config.json that make a checkpoint use `method`: `rope_parameters` and `max_position_embeddings`.
+
+    The length is the target, except where the rule itself starts from it (dynamic), and for plain, crop and methods
+    in attention, which configs cannot express. `rope_parameters` is None without a rope (drope), and for unscaled first
+    tokens, for which transformers has no key.
+    """
+    rope, record = main_rope(measurement.positions[method].ropes), METHODS[method]
+    if rope is None or first_columns_of(rope) is not None:
+        return {"rope_parameters": None, "max_position_embeddings": measurement.protocol.target}
+    unscaled_rope = record.scaling is None and not record.keeps_own
+    if unscaled_rope or (rope.scaling is not None and rope.scaling.starts_at_max_length):
+        length = measurement.protocol.trained_length
+    elif record.keeps_own and rope.max_position_embeddings is not None:
+        length = rope.max_position_embeddings
+    else:
+        length = measurement.protocol.target
+    return {"rope_parameters": rope.to_hf(), "max_position_embeddings": length}
+
+
+def extension_of(method: str, measurement: Measurement) -> str | None:
+    """The extension of a method in attention, as Python says it; None for all others."""
+    return next((repr(one) for one in measurement.positions[method].extensions if one is not None), None)
+
+
+def at_run_time(method: str, measurement: Measurement) -> str | None:
+    """The call that puts the model under a method that no config can hold; None for the others.
+
+    It names each layer's rope or extension where layers differ, and no rope where the model has these already.
+    """
+    positions = measurement.positions[method]
+    rope = main_rope(positions.ropes)
+    if not any(positions.extensions) and (rope is None or first_columns_of(rope) is None):
+        return None
+    settings = [] if positions.ropes == measurement.own.ropes else [f"rope={_setting(positions.ropes)}"]
+    settings += [f"extension={_setting(positions.extensions)}"] if any(positions.extensions) else []
+    return f"model.with_positions({', '.join(settings)})" if settings else "model"
+
+
+def _setting(of_layers: Sequence[object]) -> str:
+    """What all layers have, or what each has, as Python says it."""
+    return repr(of_layers[0] if len(set(of_layers)) == 1 else tuple(of_layers))
+
+
+def turning(method: str, measurement: Measurement) -> dict[str, Any]:
+    """Radians per token of each pair of the method's main rope at the target, those of it unscaled, and the factor."""
+    rope, length = main_rope(measurement.positions[method].ropes), measurement.protocol.target
+    if rope is None:
+        return {"inv_freq": None, "inv_freq_unscaled": None, "attention_factor": 1.0}
+    scaled, factor = text_frequencies(rope, length)
+    plain, _ = text_frequencies(unscaled(rope), length)
+    return {"inv_freq": scaled.tolist(), "inv_freq_unscaled": plain.tolist(), "attention_factor": factor}
+
+
+def shared_sentences(measurement: Measurement) -> list[str]:
+    """Which methods were measured once for two, and where they differ all the same."""
+    sentences = []
+    for method, first in measurement.same_as.items():
+        sentence = f"{method} turns by the same frequencies as {first} at this length: measured once."
+        sentences.append(" ".join(filter(None, (sentence, METHODS[method].when_shared))))
+    return sentences
+
+
+def answer_lines(answer: Recommendation) -> list[str]:
+    """The recommendation as sentences."""
+    first = "No method is recommended." if answer.method is None else f"Recommended: {answer.method}."
+    return [line for line in (f"{first} {answer.reason}", answer.crop_sentence) if line]

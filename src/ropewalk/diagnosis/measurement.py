@@ -1,0 +1,95 @@
+"""What was measured: sums of losses by method and window, and the means made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.diagnosis.recommend import Recommendation, recommend
+from ropewalk.models.positions import Positions
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowResult:
+    """One method on one window: sums of losses in nats per block and within the trained length; seconds of work.
+
+    `peak_rss_bytes` is the process's largest resident memory by then; None where the system does not say.
+    """
+
+    block_sums: tuple[float, ...]
+    within_sum: float
+    seconds: float
+    peak_rss_bytes: int | None = None
+
+    @classmethod
+    def from_json(cls, result: Mapping[str, Any]) -> WindowResult:
+        """As the ledger has it."""
+        return cls(tuple(result["block_sums"]), result["within_sum"], result["seconds"], result["peak_rss_bytes"])
+
+    def to_json(self) -> dict[str, Any]:
+        """As the ledger keeps it."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Every method's results, window by window, and the positions that they were measured with.
+
+    `own` are the model's positions as it was given; `same_as` names, for a method whose frequencies equal an earlier
+    one's at this length, that earlier method.
+    """
+
+    protocol: Protocol
+    own: Positions
+    positions: dict[str, Positions]
+    same_as: dict[str, str]
+    results: dict[str, tuple[WindowResult, ...]]
+
+    def block_means(self, method: str) -> list[list[float]]:
+        """`[window][block]`: mean loss in nats per token."""
+        counts = _block_counts(self.protocol)
+        return [
+            [total / count for total, count in zip(result.block_sums, counts, strict=True)]
+            for result in self.results[method]
+        ]
+
+    def mean_over(self, method: str, blocks: Iterable[int]) -> float:
+        """Mean loss over some blocks, by their numbers, and over all windows."""
+        chosen, counts = list(blocks), _block_counts(self.protocol)
+        total = sum(result.block_sums[index] for result in self.results[method] for index in chosen)
+        return total / (sum(counts[index] for index in chosen) * len(self.results[method]))
+
+    def within(self, method: str) -> list[float]:
+        """For each window, the mean loss of tokens 1 .. trained_length - 1."""
+        count = min(self.protocol.trained_length, self.protocol.target) - 1
+        return [result.within_sum / count for result in self.results[method]]
+
+    def beyond(self, method: str) -> list[float] | None:
+        """For each window, the mean loss of tokens from trained_length on; None where there are none."""
+        count = self.protocol.target - self.protocol.trained_length
+        if count <= 0:
+            return None
+        return [(sum(result.block_sums) - result.within_sum) / count for result in self.results[method]]
+
+    def recommendation(self) -> Recommendation:
+        """The answer, from these numbers."""
+        within = {name: self.within(name) for name in self.results}
+        beyond = {name: values for name in self.results if (values := self.beyond(name)) is not None}
+        return recommend(within, beyond or None)
+
+
+def _block_counts(protocol: Protocol) -> list[int]:
+    """Losses in each block: the first token of a window has none."""
+    return [end - max(start, 1) for start, end in protocol.blocks]
+
+
+def peak_memory() -> int | None:
+    """This process's largest resident memory so far, in bytes; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,86 @@
+"""Retrieval as the doctor measures it: the same methods, each distinct model once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ropewalk.diagnosis.plan import Plan
+from ropewalk.diagnosis.settings import ALL, DoctorSettings
+from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS
+from ropewalk.models.tokens import Tokenizer
+from ropewalk.readers.reader import Reader
+from ropewalk.retrieval.measure import RetrievalRun, fitting_tasks
+from ropewalk.retrieval.protocol import RetrievalProtocol
+
+SHORTEST = 256
+
+
+def prepare_retrieval(
+    reader: Reader, plan: Plan, settings: DoctorSettings, text: tuple[str, str], folder: Path
+) -> RetrievalRun | None:
+    """The retrieval run that the settings ask for, None for none; crop reads the last trained length of an example.
+
+    Raises `RopeError` for what cannot be measured, before anything is.
+    """
+    if settings.retrieval is None:
+        return None
+    tokenizer, trained = reader.tokenizer, plan.protocol.trained_length
+    assert tokenizer is not None, "the doctor refuses models without one"
+    lengths = lengths_of(settings.retrieval_lengths, trained_length=trained, target=plan.protocol.target)
+    protocol = RetrievalProtocol(
+        tasks=_tasks(settings.task_names, tokenizer, lengths, text),
+        lengths=lengths,
+        samples=settings.retrieval_samples,
+        seed=settings.seed,
+        scoring=settings.scoring,
+        text=text[0],
+        trained_length=trained,
+    )
+    return RetrievalRun.prepare(
+        protocol,
+        {
+            name: reader.under(positions)
+            for name, positions in plan.positions.items()
+            # frequencies that follow the length are another method's at the target alone, and examples are shorter
+            if name not in plan.same_as or positions.needs_seq_len
+        },
+        tokenizer,
+        text[1],
+        crop={name: trained for name in plan.methods if METHODS[name].crops},
+        state=folder,
+        resume=settings.resume,
+        chunk=settings.chunk,
+    )
+
+
+def _tasks(
+    names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], text: tuple[str, str]
+) -> tuple[str, ...]:
+    """The tasks of these names; "all" is every one whose examples fit into the shortest length."""
+    if tuple(names) != (ALL,):
+        return tuple(names)
+    fitting = fitting_tasks(tokenizer, min(lengths), text=text)
+    if not fitting:
+        raise RopeError(
+            "doctor: no retrieval task fits into the shortest length.",
+            facts={"lengths": list(lengths)},
+            cure="Name longer ones with --retrieval-lengths.",
+        )
+    return fitting
+
+
+def lengths_of(given: Sequence[int] | None, *, trained_length: int, target: int) -> tuple[int, ...]:
+    """The lengths given; else half the trained length, it, and its doubles up to the target.
+
+    >>> lengths_of(None, trained_length=8192, target=30000)
+    (4096, 8192, 16384, 30000)
+    """
+    if given is not None:
+        return tuple(sorted(set(given)))
+    doubles, length = [], trained_length
+    while length < target:
+        doubles.append(length)
+        length *= 2
+    return tuple(sorted({*[half for half in (trained_length // 2,) if half >= SHORTEST], *doubles, target}))

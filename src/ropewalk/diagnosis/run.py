@@ -1,0 +1,99 @@
+"""The doctor's run: each job measured once, kept, and gathered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ropewalk.diagnosis.measurement import Measurement, WindowResult, peak_memory
+from ropewalk.diagnosis.plan import Job, Plan
+from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger
+from ropewalk.methods import METHODS
+from ropewalk.progress import Progress, SilentProgress
+from ropewalk.readers.losses import cropped_losses
+from ropewalk.readers.reader import CHUNK, Losses, Reader
+from ropewalk.readers.workers import Stopped, complete
+
+
+def run(
+    reader: Reader,
+    windows: Tensor,
+    plan: Plan,
+    ledger: Ledger,
+    *,
+    chunk: int = CHUNK,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Do every job of the plan that is due, keeping each result in the ledger as soon as it is there, and gather them.
+
+    `workers` jobs go on at once, each on its share of the cores. Jobs that another process has leased are waited for.
+    A KeyboardInterrupt passes through: what was done is in the ledger. Raises `RopeError` where a loss is not finite.
+    """
+    protocol, stop, one_at_a_time = plan.protocol, threading.Event(), threading.Lock()
+    shown, due = progress or SilentProgress(), plan.due(ledger)
+    plain: dict[int, Losses] = {}
+    numbers = {job: number for number, job in enumerate(due, 1)}
+
+    def advance(tokens: int) -> None:
+        if stop.is_set():
+            raise Stopped
+        with one_at_a_time:
+            shown.advance(tokens)
+
+    def measure(job: Job) -> dict[str, Any]:
+        step = f"[{numbers[job]}/{len(due)}] {job.method}, window {job.window + 1} of {protocol.total_windows}"
+        with one_at_a_time:
+            shown.begin(step, job.tokens)
+        started = time.perf_counter()
+        variant, ids = reader.under(plan.positions[job.method]), windows[job.window]
+        if METHODS[job.method].crops:
+            losses = cropped_losses(
+                variant,
+                ids,
+                trained_length=protocol.trained_length,
+                stride=protocol.stride,
+                beginning=plain.get(job.window),
+                chunk=chunk,
+                advance=advance,
+            )
+        else:
+            losses = variant.window_losses(ids, chunk=chunk, advance=advance)
+        if job.method == "plain":
+            plain[job.window] = losses
+        return _sums(losses, protocol, job.method, time.perf_counter() - started).to_json()
+
+    complete(ledger, due, lambda job: plan.key(job.method, job.window), measure, workers=workers, stop=stop)
+    return gather(plan, ledger)
+
+
+def _sums(losses: Losses, protocol: Protocol, method: str, seconds: float) -> WindowResult:
+    if not np.isfinite(losses).all():
+        raise RopeError(
+            "measurement: a loss is not a finite number.",
+            facts={"method": method, "first such token": int(np.flatnonzero(~np.isfinite(losses))[0]) + 1},
+            cure="Measure with --dtype float32; if it stays, the checkpoint's weights are broken.",
+        )
+    by_position = np.concatenate([[0.0], losses])
+    sums = tuple(float(by_position[start:end].sum()) for start, end in protocol.blocks)
+    return WindowResult(sums, float(by_position[: protocol.trained_length].sum()), seconds, peak_memory())
+
+
+def gather(plan: Plan, ledger: Ledger) -> Measurement:
+    """The measurement of a finished plan, each method under its own name."""
+    results = {
+        name: tuple(
+            WindowResult.from_json(ledger[plan.key(plan.same_as.get(name, name), window)])
+            for window in range(plan.protocol.total_windows)
+        )
+        for name in plan.methods
+    }
+    return Measurement(
+        protocol=plan.protocol, own=plan.own, positions=plan.positions, same_as=plan.same_as, results=results
+    )

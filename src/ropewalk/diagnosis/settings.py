@@ -1,0 +1,165 @@
+"""What can be asked of the doctor: one record, from which the command line takes its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ropewalk.errors import RopeError
+from ropewalk.methods import named_methods
+from ropewalk.readers.reader import CHUNK
+from ropewalk.retrieval.protocol import SAMPLES
+from ropewalk.retrieval.scoring import SCORINGS
+from ropewalk.retrieval.tasks import TASKS
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+ALL = "all"
+TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
+
+
+def _tokens(description: str) -> dict[str, str]:
+    """The metadata of a length."""
+    return {"help": description, "unit": "tokens"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """Everything that `rw.doctor` and `ropewalk doctor` may be asked. Lengths are in tokens.
+
+    Raises `RopeError` for what cannot be, and for a setting that would be ignored.
+
+    >>> DoctorSettings(methods="yarn,crop").method_names
+    ('yarn', 'crop')
+    """
+
+    target: int | None = field(
+        default=None, metadata=_tokens("Length wanted, in tokens [default: four times the trained length].")
+    )
+    trained_length: int | None = field(
+        default=None, metadata=_tokens("Trained length in tokens, where the config does not state it.")
+    )
+    text: TextSource = field(
+        default=None,
+        metadata={
+            "help": "UTF-8 text to measure on, plain or gzipped; repeatable [default: Moby Dick].",
+            "type": tuple[Path, ...],
+            "metavar": "FILE",
+        },
+    )
+    start_char: int = field(default=0, metadata={"help": "Start each text at this character."})
+    block: int | None = field(
+        default=None, metadata=_tokens("Tokens of a block of positions [default: a quarter of the trained length].")
+    )
+    windows: int | None = field(default=None, metadata={"help": "Number of windows of each text [default: up to 16]."})
+    stride: int | None = field(
+        default=None, metadata=_tokens("Stride of crop, in tokens [default: a quarter of the trained length].")
+    )
+    methods: str | Sequence[str] | None = field(
+        default=None,
+        metadata={
+            "help": 'Extension methods, with commas; "all" includes those of attention [default: what a config can '
+            "express, and crop].",
+            "type": tuple[str, ...],
+            "commas": True,
+            "option": ("--methods", "--method"),
+        },
+    )
+    unscaled_tokens: int = field(
+        default=0,
+        metadata=_tokens("Number of first tokens that keep their angles under changed frequencies (LongRoPE's n-hat)."),
+    )
+    retrieval: str | Sequence[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Also measure retrieval of distant facts: all, or passkey,niah_single,...; hours for long lengths.",
+            "type": tuple[str, ...],
+            "commas": True,
+        },
+    )
+    retrieval_lengths: Sequence[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Lengths of retrieval, with commas [default: from half the trained length to the target].",
+            "type": tuple[int, ...],
+            "commas": True,
+            "unit": "tokens",
+        },
+    )
+    retrieval_samples: int = field(
+        default=SAMPLES, metadata={"help": "Retrieval examples for each task, length and depth."}
+    )
+    scoring: str = field(
+        default="choice",
+        metadata={"help": "Scoring of retrieval: choice (log-probability against distractors) or generate."},
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of the windows and the retrieval examples."})
+    chunk: int = field(
+        default=CHUNK, metadata=_tokens("Tokens of one forward pass; fewer need less memory and more time.")
+    )
+    workers: int | None = field(
+        default=None, metadata={"help": "Windows measured at the same time [default: as cores and memory allow]."}
+    )
+    dtype: str = field(default="float32", metadata={"help": f"Dtype of the weights: {', '.join(DTYPES)}."})
+    device: str = field(default="cpu", metadata={"help": "Device to compute on: cpu, cuda, ..."})
+    state: str | Path | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of the results so far [default: in the user's cache].",
+            "type": Path | None,
+            "metavar": "FOLDER",
+        },
+    )
+    resume: bool = field(
+        default=False, metadata={"help": "Continue the same run where it was stopped, or join it while it runs."}
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.method_names
+        names = self.task_names
+        unknown = [name for name in names if name not in (ALL, *TASKS)]
+        if unknown or (self.retrieval is not None and not names):
+            raise RopeError(
+                "retrieval: unknown task.",
+                facts={"task": ", ".join(unknown)},
+                cure=f"Choose from {ALL}, {', '.join(TASKS)}.",
+            )
+        if self.scoring not in SCORINGS:
+            raise RopeError(
+                "doctor: unknown scoring.", facts={"scoring": self.scoring}, cure=f"Choose from {', '.join(SCORINGS)}."
+            )
+        if self.dtype not in DTYPES:
+            raise RopeError(
+                "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
+            )
+        given = [name for name in ("retrieval_lengths", "retrieval_samples", "scoring") if self.changes(name)]
+        refuse_ignored(given, self.retrieval is not None, "--retrieval", "Add --retrieval all")
+
+    def changes(self, name: str) -> bool:
+        """Whether a setting differs from its default."""
+        return bool(getattr(self, name) != self.__dataclass_fields__[name].default)
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The methods asked for, one by one; none where the choice is left to the doctor."""
+        return tuple(named_methods(_words(self.methods)))
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The retrieval tasks asked for, one by one, each once; "all" stands for those that fit."""
+        words = (word.strip() for given in _words(self.retrieval) for word in given.split(","))
+        return tuple(dict.fromkeys(word for word in words if word))
+
+
+def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -> None:
+    """Raise `RopeError` for settings that were given while what they belong to is not there."""
+    if given and not present:
+        raise RopeError(
+            f"doctor: these settings belong to {owner}, and would be ignored.",
+            facts={"given": [f"--{name.replace('_', '-')}" for name in given]},
+            cure=f"{cure}, or leave them out.",
+        )
+
+
+def _words(given: str | Sequence[str] | None) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given or ()

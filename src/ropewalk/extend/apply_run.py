@@ -1,0 +1,45 @@
+"""`extend.apply`: one method, the weights as they are."""
+
+from __future__ import annotations
+
+import os
+
+from ropewalk.extend.job import Draw, Extended, ExtendJob
+from ropewalk.extend.settings import ApplySettings
+from ropewalk.extend.source import Model
+from ropewalk.progress import Progress
+
+
+def apply(
+    model: Model,
+    out: str | os.PathLike[str],
+    settings: ApplySettings | None = None,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    progress: Progress | None = None,
+    draw: Draw | None = None,
+) -> Extended:
+    """Put an extension method into a checkpoint, and write it as a folder that transformers loads.
+
+    **Arguments:**
+    - `model`: a path or name that `rw.load` takes, a `Decoder`, or a reader; left as it is.
+    - `out`: the folder, which appears when all of it is done. `overwrite` replaces an earlier export.
+    - `restart`: throw away a stopped tuning beside `out`. `draw`: makes the figure in the folder from the record.
+
+    **Returns:** an `Extended`. **Raises:** `RopeError`, before any work, for settings that do not fit the model and
+    methods that config.json cannot express.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = apply("tiny", folder + "/longer", ApplySettings(method="ntk"))
+    ...     done.exported.config["max_position_embeddings"]
+    1024
+    """
+    chosen = settings or ApplySettings()
+    job = ExtendJob(model, out, chosen, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
+    if not chosen.measures:
+        return job.export(job.adapted)
+    with job.work.claimed(None, restart=restart):
+        job.measure_before()
+        return job.export(job.adapted)

@@ -1,0 +1,274 @@
+"""`extend.search`: factors searched on one text, measured on another, and written if asked."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.builtin.texts import read_text
+from ropewalk.errors import RopeError
+from ropewalk.extend.answers import HeldOutAnswers, answer_examples, answer_objective, digest, held_out_answers
+from ropewalk.extend.card import card
+from ropewalk.extend.decoder_tuning import tunable
+from ropewalk.extend.export import CARD, SEARCH_FIGURE, SEARCH_RECORD, Exported, check_out, export
+from ropewalk.extend.factor_search import BUDGET, TEXT, SearchResult, search_factors
+from ropewalk.extend.held_out import SEARCHED, HeldOut, held_out, search_record
+from ropewalk.extend.held_out_text import HeldOutText, refuse_seen, shared_windows
+from ropewalk.extend.job import Draw
+from ropewalk.extend.jobs import search_folder
+from ropewalk.extend.outcome import record
+from ropewalk.extend.settings import SearchSettings, torch_dtype
+from ropewalk.extend.source import Model, SourceModel, reach_of
+from ropewalk.methods import Reach
+from ropewalk.models.tokens import Tokenizer
+from ropewalk.optional import need
+from ropewalk.progress import Progress, SilentProgress
+from ropewalk.readers.environment import environment_of
+from ropewalk.retrieval.example import Example
+from ropewalk.training.settings import on_machine
+
+WINDOWS = 4  # of the search text: every evaluation reads them all
+EXAMPLES = 10  # where answers are searched on: each gives only a few tokens
+EXAMPLES_APART = 40  # held out: read once for each analytic method, not for each evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """A finished search: its result, what it is worth on held-out text and answers, its record, and what was written.
+
+    `protocol` describes what was read in one sentence.
+    """
+
+    result: SearchResult
+    held_out: HeldOut
+    answers: HeldOutAnswers | None
+    record: Mapping[str, Any]
+    protocol: str
+    exported: Exported | None
+
+    @property
+    def sentences(self) -> list[str]:
+        """The result in words."""
+        return [*(self.answers.sentences() if self.answers else ()), *self.held_out.sentences()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Material:
+    """What a search reads: the texts, windows or examples to search on, and others to measure on."""
+
+    label: str
+    windows: torch.Tensor | None
+    examples: list[Example]
+    unseen: HeldOutText
+    other_examples: list[Example]
+
+    @property
+    def count(self) -> int:
+        """Windows or examples of an evaluation."""
+        return len(self.examples) if self.windows is None else len(self.windows)
+
+
+def search(
+    model: Model,
+    settings: SearchSettings,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+    draw: Draw | None = None,
+) -> Searched:
+    """Search one divisor per pair and an attention factor on a text, and measure them and every method on another.
+
+    **Arguments:**
+    - `model`, `overwrite`, `draw`: as for `apply`. `out`: the folder to write; None writes none.
+    - `folder`: where evaluations are kept; None is the user's cache. Stopped, the same call continues; a larger budget
+      prolongs it; `restart` throws them away.
+
+    **Returns:** a `Searched`. A KeyboardInterrupt passes through. **Raises:** `RopeError` for settings that do not fit,
+    for texts that are missing or too short, and for a held-out text that shares passages with those to search on.
+    """
+    need("cma", extra="search")
+    place = _check_output(model, out, settings, overwrite=overwrite)
+    device, _ = on_machine(settings.device, "float32")
+    opened = SourceModel.open(model)
+    reach = reach_of(opened.reader, settings)
+    source = opened.in_float32(device)
+    material = _material(settings, source.tokenizer("searched on"), reach)
+    shown, kept = progress or SilentProgress(), folder or search_folder()
+    answers, examples = bool(settings.tasks), material.examples
+    resume = not restart
+    result = search_factors(
+        source.reader,
+        material.windows,
+        reach,
+        budget=settings.budget,
+        seconds=None if settings.minutes is None else 60 * settings.minutes,
+        seed=settings.seed,
+        monotone=settings.monotone,
+        objective=answer_objective(examples, advance=shown.advance) if answers else None,
+        objective_name=f"answers {digest(examples)}" if answers else TEXT,
+        tokens_per_evaluation=sum(example.tokens for example in examples),
+        folder=kept,
+        resume=resume,
+        progress=shown,
+    )
+    name, windows = Path(material.unseen.name).stem, material.unseen.windows
+    unseen = held_out(source.reader, result, windows, text=name, folder=kept, resume=resume, progress=shown)
+    of_answers = None
+    if answers:
+        of_answers = held_out_answers(
+            source.reader,
+            result,
+            material.other_examples,
+            text=name,
+            folder=kept,
+            resume=resume,
+            progress=shown,
+        )
+    more = {
+        "answers": list(settings.tasks) or None,
+        "held_out_answers": None if of_answers is None else of_answers.to_json(),
+        "seed": settings.seed,
+        "budget": BUDGET if settings.budget is None and settings.minutes is None else settings.budget,
+        "minutes": settings.minutes,
+        "environment": environment_of(device, source.reader.parameters),
+    }
+    document = search_record(result, unseen, model=source.name, text=material.label, more=more)
+    searched = Searched(
+        result=result,
+        held_out=unseen,
+        answers=of_answers,
+        record=document,
+        protocol=_protocol_sentence(settings, material, reach.trained, reach.target),
+        exported=None,
+    )
+    if place is None:
+        return searched
+    exported = _export(searched, source, place, settings, overwrite=overwrite, draw=draw)
+    return replace(searched, exported=exported)
+
+
+def _check_output(
+    model: Model, out: str | os.PathLike[str] | None, settings: SearchSettings, *, overwrite: bool
+) -> Path | None:
+    """The folder to write, if any; refuses settings of it where there is none."""
+    if out is None:
+        unused = {"--dtype": settings.dtype, "--native": settings.native, "--overwrite": overwrite}
+        unused = {name: value for name, value in unused.items() if value}
+        if unused:
+            raise RopeError(
+                "extend: these options belong to a folder that is written, and would be ignored.",
+                facts=unused,
+                cure="Pass --out DIR, or leave them out.",
+            )
+        return None
+    settings.check_unscaled_tokens()
+    return check_out(out, source=model if isinstance(model, str | os.PathLike) else None, overwrite=overwrite)
+
+
+def _material(settings: SearchSettings, tokenizer: Tokenizer, reach: Reach) -> _Material:
+    """Read the texts, and make what is read of them."""
+    texts = [(path, *read_text(Path(path))) for path in settings.text]
+    named = [(name, contents) for _, name, contents in texts]
+    unseen = HeldOutText.take(
+        settings.validation,
+        tokenizer,
+        reach,
+        windows=settings.windows,
+        start_char=settings.start_char,
+        seed=settings.seed,
+    )
+    rest = unseen.contents[settings.start_char :]
+    windows, examples, others, seen_of = None, [], [], unseen.windows
+    if settings.tasks:
+        count = settings.search_windows or EXAMPLES
+        joined = "\n".join(contents for _, contents in named)
+        how: dict[str, Any] = {"length": reach.target}
+        examples = answer_examples(tokenizer, settings.tasks, joined, count=count, seed=settings.seed, **how)
+        others = answer_examples(tokenizer, settings.tasks, rest, count=EXAMPLES_APART, seed=settings.seed + 1, **how)
+        seen_of = torch.tensor([tokenizer.encode(rest)])  # examples are made of all of it
+    else:
+        count = settings.search_windows or max(WINDOWS, len(named))
+        windows = shared_windows(named, tokenizer, reach, windows=count, seed=settings.seed)
+    refuse_seen(
+        seen_of,
+        [(path, contents) for path, _, contents in texts],
+        tokenizer,
+        work="search",
+        validation=str(settings.validation or unseen.name),
+    )
+    return _Material(
+        label=" and ".join(Path(name).stem for name, _ in named),
+        windows=windows,
+        examples=examples,
+        unseen=unseen,
+        other_examples=others,
+    )
+
+
+def _protocol_sentence(settings: SearchSettings, material: _Material, trained: int, target: int) -> str:
+    """What was searched on, and what was held out."""
+    tasks = ", ".join(settings.tasks)
+    loss = f"loss of the answers of {tasks}" if tasks else f"loss beyond {trained:,} tokens"
+    unit = "examples" if tasks else "windows"
+    apart = f"{len(material.other_examples)} examples and " if tasks else ""
+    name = Path(material.unseen.name).stem
+    return (
+        f"Search: {loss}; {unit} of {target:,} tokens: {material.count} of {material.label}, held out {apart}"
+        f"{len(material.unseen.windows)} windows of {name}."
+    )
+
+
+def _export(
+    searched: Searched,
+    source: SourceModel,
+    place: Path,
+    settings: SearchSettings,
+    *,
+    overwrite: bool,
+    draw: Draw | None,
+) -> Exported:
+    """Write the model under the best factors, with the search's record."""
+    final, reach = tunable(searched.result.apply(source.reader)), searched.result.space.reach
+
+    def more_files(exported: Exported) -> dict[str, str | bytes]:
+        about = record(
+            model=source.name,
+            method=SEARCHED,
+            protocol=None,
+            variants=(),
+            config=exported.config,
+            tuning=None,
+            environment=searched.record["environment"],
+            unscaled_tokens=reach.unscaled_tokens,
+        )
+        files: dict[str, str | bytes] = {
+            CARD: card(
+                about,
+                figure=None if draw is None else SEARCH_FIGURE,
+                numbers=SEARCH_RECORD,
+                results=searched.sentences,
+            ),
+            SEARCH_RECORD: json.dumps(searched.record, indent=1, allow_nan=False) + "\n",
+        }
+        return files if draw is None else {**files, SEARCH_FIGURE: draw(searched.record)}
+
+    return export(
+        final.to(device="cpu"),
+        place,
+        method=SEARCHED,
+        reach=reach,
+        source=source.place,
+        dtype=source.stored if settings.dtype is None else torch_dtype(settings.dtype),
+        overwrite=overwrite,
+        native=settings.native,
+        more_files=more_files,
+    )

@@ -1,0 +1,64 @@
+"""The model that is extended, and from which length to which."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.checkpoints.load import load_decoder
+from ropewalk.diagnosis.plan import trained_length_of
+from ropewalk.errors import RopeError
+from ropewalk.extend.decoder_tuning import tunable
+from ropewalk.extend.settings import OutputSettings
+from ropewalk.methods import Reach
+from ropewalk.models.tokens import Tokenizer
+from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.reader import Reader, TunableReader
+
+Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceModel:
+    """A model to extend: its reader, its name in reports, where it was loaded from, and the dtype of its weights."""
+
+    reader: TunableReader
+    name: str
+    place: str | os.PathLike[str] | None
+    stored: torch.dtype
+
+    @classmethod
+    def open(cls, model: Model) -> SourceModel:
+        """Load a checkpoint by its path or name, or take a model that is loaded; raises `RopeError` as `rw.load`."""
+        if isinstance(model, str | os.PathLike):
+            reader = tunable(reader_of(load_decoder(model), name=Path(model).name))
+            return cls(reader=reader, name=Path(model).name, place=model, stored=reader.dtype)
+        reader = tunable(reader_of(model))
+        return cls(reader=reader, name=reader.name, place=None, stored=reader.dtype)
+
+    def in_float32(self, device: str) -> SourceModel:
+        """The same in float32 on a device: what is measured and tuned."""
+        return replace(self, reader=self.reader.to(device=device, dtype=torch.float32))
+
+    def tokenizer(self, work: str) -> Tokenizer:
+        """The model's tokenizer; raises `RopeError` where it has none. `work` says what it is needed for."""
+        if self.reader.tokenizer is None:
+            raise RopeError(
+                f"extend: the checkpoint has no tokenizer, so no text can be {work}.",
+                facts={"model": self.name},
+                cure="Put its tokenizer.json beside the weights.",
+            )
+        return self.reader.tokenizer
+
+
+def reach_of(reader: Reader, settings: OutputSettings) -> Reach:
+    """The lengths that the settings ask for: four times the trained length where they name no target.
+
+    Raises `RopeError` where the model has no rope, or neither it nor the settings state the trained length.
+    """
+    trained = trained_length_of(reader, settings.trained_length)
+    return Reach(trained, 4 * trained if settings.target is None else settings.target, settings.unscaled_tokens)

@@ -1,0 +1,33 @@
+"""Model families: what a class rotates and what shape its decoder has, which no config.json states.
+
+Which two features form a pair, whether a partial rotation is honoured, and which values stand where a config is silent
+are decided by a model's class. The tables name them by `model_type`, as read from transformers 5.23 and measured there
+by tests/rope/test_parity.py; for models whose code lies beside their weights, `SOURCES` says where it was read. A
+family that is not here is not guessed. Adding one is one row; where our decoder can express it, the row says so.
+"""
+
+from ropewalk.families import by_layer_type, half_split, interleaved, multi_axis, own_code
+from ropewalk.families.family import Condition, DecoderShape, Family, FamilyTable
+from ropewalk.families.own_code import SOURCES
+from ropewalk.families.refused import REFUSED
+
+__all__ = ["DECODERS", "FAMILIES", "REFUSED", "SOURCES", "Condition", "DecoderShape", "Family", "family_name"]
+
+FAMILIES = FamilyTable()
+for _table in (half_split, by_layer_type, multi_axis, interleaved, own_code):
+    for _name, _family in _table.FAMILIES.items():
+        FAMILIES.add(_name, _family)
+DECODERS: dict[str, DecoderShape] = {name: row.decoder for name, row in FAMILIES.items() if row.decoder is not None}
+"""The families that our decoder can express, in the order in which they are tried when one is written."""
+
+
+def family_name(model_type: str) -> str | None:
+    """The table's name of a `model_type`: itself, or a composite config's text part; None where it is unknown.
+
+    >>> family_name("gemma3"), family_name("unheard_of")
+    ('gemma3_text', None)
+    """
+    for name in (model_type, f"{model_type}_text"):
+        if name in FAMILIES or name in REFUSED:
+            return name
+    return None

@@ -1,0 +1,22 @@
+"""The extension methods: one file for each, one record that describes it, and the registry that lists them."""
+
+from __future__ import annotations
+
+from ropewalk.methods.choose import chosen_methods, default_methods, named_methods
+from ropewalk.methods.method import Look, Method
+from ropewalk.methods.reach import Reach
+from ropewalk.methods.registry import METHODS, method_named
+from ropewalk.methods.ropes import main_rope, unscaled
+
+__all__ = [
+    "METHODS",
+    "Look",
+    "Method",
+    "Reach",
+    "chosen_methods",
+    "default_methods",
+    "main_rope",
+    "method_named",
+    "named_methods",
+    "unscaled",
+]

@@ -1,0 +1,60 @@
+"""Which methods a run compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ropewalk.errors import RopeError
+from ropewalk.methods.reach import Reach
+from ropewalk.methods.registry import METHODS
+from ropewalk.methods.ropes import unscaled
+from ropewalk.models.positions import Positions
+
+ALL = "all"
+
+
+def named_methods(asked: Sequence[str] | None) -> list[str]:
+    """The names in `asked`, one by one; raises `RopeError` for one that no method has.
+
+    >>> named_methods(["yarn, dca", "all"])
+    ['yarn', 'dca', 'all']
+    """
+    words = [word.strip() for given in asked or () for word in given.split(",") if word.strip()]
+    unknown = sorted(set(words) - {ALL, *METHODS})
+    if unknown:
+        raise RopeError(
+            "methods: unknown method.",
+            facts={"method": ", ".join(unknown)},
+            cure=f"Choose from all, {', '.join(METHODS)}.",
+        )
+    return words
+
+
+def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Reach) -> tuple[str, ...]:
+    """The names of a run's methods, in order, `plain` among them (differences are paired to it).
+
+    `asked` names methods, separated by commas or one by one; "all" is every method that applies without tuning, those
+    in attention as well; None or nothing: those that a config can hold, and crop.
+    """
+    words = named_methods(asked)
+    if not words:
+        return default_methods(positions, reach)
+    named = {"plain", *words} - {ALL}
+    if ALL in words:
+        named |= set(default_methods(positions, reach))
+        if reach.extends:
+            named |= {name for name, method in METHODS.items() if method.in_attention and not method.needs_tuning}
+    return tuple(name for name in METHODS if name in named)
+
+
+def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
+    """Every method that a config can hold, and crop: `as-is` only where the checkpoint carries a scaling or an
+    extension of its own, and nothing but it and `plain` where the target is within the trained length."""
+    scaled = any(unscaled(rope) != rope for rope in positions.present_ropes) or any(positions.extensions)
+    fixed = any(rope.scaling is not None and not rope.scaling.can_be_extended for rope in positions.present_ropes)
+    kept = {"plain"} | ({name for name, method in METHODS.items() if method.keeps_own} if scaled else set())
+    if reach.extends:
+        kept |= {name for name, method in METHODS.items() if method.crops}
+        if not fixed:
+            kept |= {name for name, method in METHODS.items() if method.scales_frequencies}
+    return tuple(name for name in METHODS if name in kept)

@@ -1,0 +1,26 @@
+"""How long work reports its progress."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """What long work calls while it runs: never from two threads at the same time."""
+
+    def begin(self, description: str, tokens: int) -> None:
+        """A piece of work begins, for which so many tokens will go through the model."""
+
+    def advance(self, tokens: int) -> None:
+        """So many more tokens have gone through the model."""
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def begin(self, description: str, tokens: int) -> None:
+        """Nothing."""
+
+    def advance(self, tokens: int) -> None:
+        """Nothing."""

@@ -1,0 +1,58 @@
+"""A reader of any model that one of this folder's adapters knows: each is one file with a function `adapt`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from ropewalk.checkpoints.load import load_decoder
+from ropewalk.errors import RopeError
+from ropewalk.readers.reader import Reader
+
+Adapt = Callable[[object, str | None], Reader | None]
+
+
+def reader_of(model: object, name: str | None = None) -> Reader:
+    """The reader of a model; a reader is returned as it is.
+
+    - `model`: a `Decoder`, or what another adapter knows. `name`: what reports call it.
+
+    Raises `RopeError` for an object that no adapter knows.
+
+    >>> from ropewalk.checkpoints.load import load
+    >>> reader_of(load("tiny"), "tiny").name
+    'tiny'
+    """
+    if isinstance(model, Reader):
+        return model
+    for adapt in adapters():
+        reader = adapt(model, name)
+        if reader is not None:
+            return reader
+    raise RopeError(
+        "readers: no adapter knows this model, so it cannot be measured.",
+        facts={"model": type(model).__name__},
+        cure="Pass a Decoder, or an object with the methods of ropewalk.readers.reader.Reader.",
+    )
+
+
+def adapters() -> Iterator[Adapt]:
+    """The function `adapt` of every module of this folder that has one."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        adapt = getattr(importlib.import_module(f"ropewalk.readers.{module.name}"), "adapt", None)
+        if adapt is not None:
+            yield adapt
+
+
+def open_reader(
+    source: str | Path, *, name: str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Reader:
+    """The reader of a checkpoint, on its device: a Hugging Face folder, a .gguf file, or "tiny".
+
+    Raises `RopeError` where it cannot be loaded.
+    """
+    return reader_of(load_decoder(source, dtype=dtype).to(device), name)

@@ -1,0 +1,32 @@
+"""A model's digest: what its numbers depend on, to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import MutableMapping
+from typing import cast
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ropewalk.models.decoder import Decoder
+
+_DIGESTS = cast(MutableMapping[torch.Tensor, tuple[int, bytes]], WeakTensorKeyDictionary())
+
+
+def model_digest(model: Decoder) -> str:
+    """A short hash of a model: its config, and every bit of every weight; models that share weights read them once."""
+    digest = hashlib.sha256(repr(model.config).encode())
+    for name, weight in model.named_parameters():
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + _weight_digest(weight))
+    return digest.hexdigest()[:20]
+
+
+def _weight_digest(weight: torch.Tensor) -> bytes:
+    """The SHA-256 of a weight's bytes, kept until the weight is changed in place or gone."""
+    version = weight._version
+    kept = _DIGESTS.get(weight)
+    if kept is None or kept[0] != version:
+        flat = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        kept = _DIGESTS[weight] = (version, hashlib.sha256(flat.numpy().data).digest())
+    return kept[1]

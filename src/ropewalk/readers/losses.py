@@ -1,0 +1,122 @@
+"""The loss of every token of a window, in chunks through the cache: memory is bounded, whatever the length."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.models.decoder import Decoder
+from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
+
+HEAD_ROWS = 256  # tokens whose logits exist at one time
+
+
+def window_losses(
+    model: Decoder,
+    input_ids: Tensor,
+    *,
+    first: int = 1,
+    seq_len: int | None = None,
+    chunk: int = CHUNK,
+    advance: Advance | None = None,
+) -> Losses:
+    """Nats of every token from `first` on, each given all tokens before it.
+
+    **Arguments:**
+    - `input_ids`: int64 `[tokens]`, at positions 0, 1, ...
+    - `first`: the first token that is scored, at least 1: nothing comes before token 0.
+    - `seq_len`: tokens, for ropes whose frequencies depend on the length; default the number of tokens.
+    - `chunk`: tokens of one forward; `advance` is called with their number after each.
+
+    **Returns:** float64 `[tokens - first]`; entry i belongs to token `first + i`.
+    **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
+    **Numerics:** the model's dtype within, softmax in float32, equal to one full forward up to rounding.
+    """
+    tokens = len(input_ids)
+    if input_ids.ndim != 1 or not 1 <= first < tokens or chunk < 1:
+        raise RopeError(
+            "window_losses: give [tokens] of at least two, and `first` among them.",
+            facts={"input_ids": input_ids, "first": first, "chunk": chunk},
+            cure="Pass the token ids of one window, and 1 <= first < tokens.",
+        )
+    losses = torch.empty(tokens, dtype=torch.float32)
+    with torch.inference_mode():
+        ids = input_ids.to(model.embed_tokens.weight.device)
+        cache = model.new_cache(seq_len=tokens if seq_len is None else seq_len, capacity=tokens)
+        for start in range(0, tokens, chunk):
+            stop = min(start + chunk, tokens)
+            scored = max(start, first - 1), min(stop, tokens - 1)
+            of_chunk = model(
+                ids[None, start:stop],
+                cache=cache,
+                head_fn=partial(_losses_of_rows, targets=ids[scored[0] + 1 : scored[1] + 1], first=scored[0] - start),
+            )
+            losses[scored[0] + 1 : scored[1] + 1] = of_chunk.cpu()
+            if advance is not None:
+                advance(stop - start)
+    return losses[first:].double().numpy()
+
+
+def _losses_of_rows(hidden: Tensor, weight: Tensor, *, targets: Tensor, first: int) -> Tensor:
+    """Nats of `targets` after the tokens from `first` on, float32; few logits exist at a time."""
+    losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+    for row in range(0, len(targets), HEAD_ROWS):
+        end = min(row + HEAD_ROWS, len(targets))
+        logits = F.linear(hidden[0, first + row : first + end], weight).float()
+        losses[row:end] = F.cross_entropy(logits, targets[row:end], reduction="none")
+        del logits
+    return losses
+
+
+def crop_steps(tokens: int, trained_length: int, stride: int) -> list[tuple[int, int, int]]:
+    """The fresh windows that `crop` needs beyond the first: (start, end, first token scored).
+
+    >>> crop_steps(11, 4, 2)
+    [(2, 6, 4), (4, 8, 6), (6, 10, 8), (7, 11, 10)]
+    """
+    steps = []
+    for scored in range(trained_length, tokens, stride):
+        end = min(scored + stride, tokens)
+        steps.append((end - trained_length, end, scored))
+    return steps
+
+
+def cropped_losses(
+    reader: Reader,
+    input_ids: Tensor,
+    *,
+    trained_length: int,
+    stride: int,
+    beginning: Losses | None = None,
+    chunk: int = CHUNK,
+    advance: Advance | None = None,
+) -> Losses:
+    """Nats of every token but the first, each given at most the last `trained_length` - 1 tokens, at positions from 0.
+
+    Token t is scored in a fresh window of `trained_length` tokens whose end lies less than `stride` behind it: so
+    beyond the first window it sees between trained_length - stride and trained_length - 1 tokens.
+
+    **Arguments:** as `window_losses`; `beginning` are the losses of the first `trained_length` tokens (from token 1),
+    where a plain pass over the same window has them already: they are the same.
+    **Returns:** float64 `[tokens - 1]`.
+    """
+    tokens = len(input_ids)
+    if trained_length < 2 or not 1 <= stride <= trained_length - 1:
+        raise RopeError(
+            "cropped_losses: the stride must lie between 1 and trained_length - 1.",
+            facts={"stride": stride, "trained_length": trained_length},
+            cure="A quarter of the trained length is a good stride.",
+        )
+    within = min(trained_length, tokens)
+    if beginning is None:
+        beginning = reader.window_losses(input_ids[:within], chunk=chunk, advance=advance)
+    parts = [beginning[: within - 1]]
+    for start, end, scored in crop_steps(tokens, trained_length, stride):
+        part = reader.window_losses(input_ids[start:end], first=scored - start, chunk=chunk, advance=advance)
+        parts.append(part)
+    return np.concatenate(parts)

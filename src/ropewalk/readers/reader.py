@@ -1,0 +1,211 @@
+"""`Reader`: what measuring, retrieval and extending need of a model, whatever library computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ropewalk.models.positions import Positions
+from ropewalk.models.tokens import Tokenizer
+
+CHUNK = 1024  # tokens of one forward; on two cores 512 to 2,048 differ by a few per cent
+Losses = npt.NDArray[np.float64]
+Advance = Callable[[int], None]
+"""Called with the number of tokens that have gone through the model."""
+IsDone = Callable[[int, Sequence[int]], bool]
+"""Whether a row of a generation, by its number and its new tokens, has ended."""
+
+
+@runtime_checkable
+class Prefix(Protocol):
+    """Tokens that have gone through a model once, and are kept in its cache: continuations are asked of them."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds."""
+
+    def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
+        """The log-probability in nats of each continuation after the prefix: the sum over its tokens.
+
+        The prefix stays as it was. Continuations are token ids, at least one each.
+        """
+
+    def top(self, count: int) -> list[tuple[int, float]]:
+        """The `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
+
+    def fork(self) -> Prefix:
+        """A copy that can be read on independently."""
+
+    def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
+        """Put more tokens at the end."""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """One model that can be measured. Two adapters give it: our `Decoder`, and a live transformers model.
+
+    Nothing here changes the model that was passed in. Token ids are int64 and one-dimensional unless said otherwise;
+    losses and log-probabilities are in nats.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the model is called in reports: no folders."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer, or None."""
+
+    @property
+    def positions(self) -> Positions:
+        """What each layer knows of positions."""
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens that it was trained to before any scaling, where its config says so."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were learned."""
+
+    def digest(self) -> str:
+        """A short hash of everything that its numbers depend on: the config, and every bit of every weight."""
+
+    def under(self, positions: Positions) -> Reader:
+        """The same model, weights shared, with these positions in its layers.
+
+        `method.positions(reader.positions, reach)` makes them for an extension method. Raises `RopeError` where this
+        model cannot be put under them.
+        """
+
+    def cache_bytes(self, tokens: int) -> int:
+        """About how many bytes a cache of so many tokens takes."""
+
+    def window_losses(
+        self,
+        input_ids: Tensor,
+        *,
+        first: int = 1,
+        seq_len: int | None = None,
+        chunk: int = CHUNK,
+        advance: Advance | None = None,
+    ) -> Losses:
+        """Nats of every token of one window from token `first` on, each given all tokens before it.
+
+        **Arguments:**
+        - `input_ids`: int64 `[tokens]`, at positions 0, 1, ...
+        - `first`: the first token that is scored, at least 1: nothing comes before token 0.
+        - `seq_len`: tokens, for frequencies that depend on the length; default the number of tokens.
+        - `chunk`: tokens of one forward; `advance` is called with their number after each.
+
+        **Returns:** float64 `[tokens - first]`; entry i belongs to token `first + i`.
+        **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
+        """
+
+    def prefix(
+        self,
+        input_ids: Sequence[int],
+        *,
+        seq_len: int,
+        chunk: int = CHUNK,
+        advance: Advance | None = None,
+    ) -> Prefix:
+        """Read at least one token into a cache with room for `seq_len` in all, at the frequencies of that length."""
+
+    def continuation_log_probs(
+        self,
+        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        batch: int = 8,
+        chunk: int = CHUNK,
+        done: Callable[[int, tuple[float, bool]], None] | None = None,
+    ) -> list[tuple[float, bool]]:
+        """For each (context, continuation): its log-probability, and whether greedy decoding would give it."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        seq_len: int | None = None,
+        is_done: IsDone | None = None,
+        **options: Any,
+    ) -> list[list[int]]:
+        """The new tokens of each prompt, without the prompt; greedy unless `options` say otherwise.
+
+        **Arguments:**
+        - `seq_len`: tokens, for frequencies that depend on the length; default prompt + max_new_tokens.
+        - `is_done`: called with a row's number and its new tokens so far; True ends that row.
+        - `options`: `temperature`, `top_k`, `top_p`, `stop_tokens` and `seed`, as in `ropewalk.generate`.
+        """
+
+
+@runtime_checkable
+class TunableReader(Reader, Protocol):
+    """A reader whose model can be trained further and saved."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself."""
+
+    def trainable_copy(self, parts: str, *, rank: int) -> TunableReader:
+        """A copy whose chosen parts are float32 and require gradients; the rest is shared and frozen.
+
+        `parts` names them, joined by "+"; see `extend.parts`. `rank` is that of low-rank adapters ("lora").
+        """
+
+    def trained_count(self, parts: str, *, rank: int) -> int:
+        """How many numbers `trainable_copy` lets be trained."""
+
+    def next_token_loss(
+        self, inputs: Tensor, targets: Tensor, document_ids: Tensor | None, *, precision: str
+    ) -> Tensor:
+        """The mean loss of a batch `[windows, seq]`: a float32 scalar to call `backward` on."""
+
+    def activation_checkpointing(self, on: bool = True) -> AbstractContextManager[None]:
+        """Within, a layer keeps its input alone and is computed again in the backward pass."""
+
+    def merged(self) -> TunableReader:
+        """The trained model in eval mode, its adapters added to the weights; this reader is used up."""
+
+    def under(self, positions: Positions) -> TunableReader:
+        """As `Reader.under`."""
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TunableReader:
+        """The model on another device or in another dtype; this reader's own stays as it is."""
+
+    def write_checkpoint(
+        self,
+        folder: Path,
+        *,
+        rope_fields: Mapping[str, Any] | None,
+        length: int,
+        dtype: torch.dtype,
+        source: Path | None = None,
+        shard_bytes: int,
+    ) -> dict[str, Any]:
+        """Write weights, tokenizer and the files beside them; returns the content of config.json, not yet written.
+
+        **Arguments:**
+        - `folder`: exists and is empty. `dtype`: of the weights. `shard_bytes`: the largest weight file.
+        - `rope_fields`: the keys of config.json that say the rope, in place of the model's own. None: a form of the
+          library's own that holds everything, also what config.json cannot express.
+        - `length`: tokens that the written model is meant for. `source`: what it was loaded from.
+
+        **Raises:** `RopeError` where the model cannot be written so.
+        """

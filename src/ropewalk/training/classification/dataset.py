@@ -1,0 +1,185 @@
+"""Labelled texts from CSV files, and a validation part with every class in it."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ropewalk.errors import RopeError
+
+FIELD_LIMIT = 2**27
+"""Characters of one cell: the csv module's own limit, 131,072, is below a long document."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one CSV file: texts, their labels (empty where the file was read without), and their lines in it."""
+
+    path: str
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+    lines: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, chosen: Sequence[int]) -> Rows:
+        """The rows of these indices."""
+        labels = tuple(self.labels[i] for i in chosen) if self.labels else ()
+        return Rows(self.path, tuple(self.texts[i] for i in chosen), labels, tuple(self.lines[i] for i in chosen))
+
+
+def read_rows(path: str | Path, *, text_column: str = "text", label_column: str | None = "label") -> Rows:
+    """The rows of a UTF-8 CSV file with a header line; `label_column` None reads the texts alone.
+
+    Space around texts and labels is taken away, empty lines are skipped. Raises `RopeError` that names the file and the
+    line: no such file, not UTF-8, not CSV, a row with other cells than the header, a column that is not there, an empty
+    text or label, no rows.
+    """
+    path = Path(path)
+    wanted = [text_column] if label_column is None else [text_column, label_column]
+    rows = _cells(path)
+    if not rows:
+        raise RopeError(
+            "classify: the file is empty.", facts={"file": str(path)}, cure="Give a CSV file with a header line."
+        )
+    (_, header), *body = rows
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise RopeError(
+            "classify: the CSV file has no such column.",
+            facts={"file": str(path), "missing": missing, "columns": header},
+            cure="Name the columns: --text-column NAME, --label-column NAME. The first line is the header.",
+        )
+    if not body:
+        raise RopeError(
+            "classify: the file has a header and no rows.", facts={"file": str(path)}, cure="Give a file with texts."
+        )
+    places = [header.index(name) for name in wanted]
+    chosen: list[list[str]] = []
+    for line, cells in body:
+        if len(cells) != len(header):
+            raise RopeError(
+                "classify: a row has another number of cells than the header.",
+                facts={"file": str(path), "line": line, "cells": len(cells), "columns": header},
+                cure='Put quotes around a text that holds commas: "like this, for example". ',
+            )
+        values = [cells[place].strip() for place in places]
+        for name, value in zip(wanted, values, strict=True):
+            if not value:
+                kind = "text" if name == text_column else "label"
+                raise RopeError(
+                    f"classify: a {kind} is empty.",
+                    facts={"file": str(path), "line": line, "column": name},
+                    cure="Fill it in, or leave the row out.",
+                )
+        chosen.append(values)
+    texts = tuple(values[0] for values in chosen)
+    labels = () if label_column is None else tuple(values[1] for values in chosen)
+    return Rows(str(path), texts, labels, tuple(line for line, _ in body))
+
+
+def _cells(path: Path) -> list[tuple[int, list[str]]]:
+    """Every row with the line that it ends on; empty lines are left out."""
+    limit = csv.field_size_limit(FIELD_LIMIT)
+    line = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            rows = []
+            for cells in reader:
+                line = reader.line_num
+                if cells:
+                    rows.append((line, cells))
+            return rows
+    except OSError as error:
+        raise RopeError(
+            "classify: the file cannot be read.",
+            facts={"file": str(path), "error": error.strerror},
+            cure="Pass the path of a CSV file.",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RopeError(
+            "classify: the file is not UTF-8.",
+            facts={"file": str(path), "error": str(error)},
+            cure="Convert it first: iconv -f LATIN1 -t UTF-8 FILE.",
+        ) from error
+    except csv.Error as error:
+        raise RopeError(
+            "classify: the file is not well-formed CSV.",
+            facts={"file": str(path), "after line": line, "error": str(error)},
+            cure="Close every quote; a quote inside a quoted text is doubled.",
+        ) from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def classes_of(rows: Rows) -> tuple[str, ...]:
+    """The labels that occur, sorted; a `RopeError` where there is one alone."""
+    classes = tuple(sorted(set(rows.labels)))
+    if len(classes) < 2:
+        raise RopeError(
+            "classify: there is one class only, so there is nothing to learn.",
+            facts={"file": rows.path, "label": classes[0], "rows": len(rows)},
+            cure="Give rows of two classes or more; is --label-column the right one?",
+        )
+    return classes
+
+
+def check_known(rows: Rows, classes: Sequence[str], trained_on: str) -> None:
+    """Refuse labels that training never saw."""
+    known = set(classes)
+    unknown = [(line, label) for line, label in zip(rows.lines, rows.labels, strict=True) if label not in known]
+    if unknown:
+        line, label = unknown[0]
+        raise RopeError(
+            "classify: a label is not among those trained on.",
+            facts={
+                "file": rows.path,
+                "line": line,
+                "label": label,
+                "such rows": len(unknown),
+                "trained on": trained_on,
+            },
+            cure="Correct the label, leave the rows out, or train with rows of this class.",
+        )
+
+
+def split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """Training and validation part: `fraction` of each class, at least one row, drawn by `seed`; order is kept.
+
+    Raises `RopeError` for a class with one row: one part would be without it.
+    """
+    of_class = defaultdict(list)
+    for index, label in enumerate(rows.labels):
+        of_class[label].append(index)
+    alone = [label for label, indices in of_class.items() if len(indices) < 2]
+    if alone:
+        raise RopeError(
+            "classify: a class with one row cannot be in training and in validation.",
+            facts={"file": rows.path, "labels": alone, "line": rows.lines[of_class[alone[0]][0]]},
+            cure="Add rows of it, leave it out, give --validation FILE, or pass --validation-fraction 0.",
+        )
+    generator = np.random.default_rng(seed)
+    held_out: set[int] = set()
+    for label in sorted(of_class):
+        indices = of_class[label]
+        count = min(max(1, round(fraction * len(indices))), len(indices) - 1)
+        held_out |= {indices[i] for i in generator.permutation(len(indices))[:count]}
+    kept = [index for index in range(len(rows)) if index not in held_out]
+    return rows.take(kept), rows.take(sorted(held_out))
+
+
+def balanced_weights(labels: Sequence[str], classes: Sequence[str]) -> list[float]:
+    """rows / (classes * rows of the class), so that each class has the same part in the loss.
+
+    >>> balanced_weights(["a", "b", "b", "b"], ["a", "b"])
+    [2.0, 0.6666666666666666]
+    """
+    counts = Counter(labels)
+    return [len(labels) / (len(classes) * counts[name]) for name in classes]

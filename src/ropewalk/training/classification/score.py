@@ -1,0 +1,112 @@
+"""What a trained classifier is worth: its scores on test rows with intervals, beside a baseline's."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropewalk.atomic_io import sha256
+from ropewalk.models.classifier import TextClassifier
+from ropewalk.training.classification.baseline import run_baseline
+from ropewalk.training.classification.dataset import Rows
+from ropewalk.training.classification.metrics import (
+    CONFIDENCE,
+    RESAMPLES,
+    SCORES,
+    Classes,
+    Intervals,
+    bootstrap,
+    confusion_counts,
+    per_class,
+    scores_of,
+)
+from ropewalk.training.classification.predict import logits_of
+
+
+def score(
+    model: TextClassifier,
+    run: Mapping[str, Any],
+    train: Rows,
+    validation: Rows | None,
+    test: Rows,
+    baseline: bool,
+) -> dict[str, Any]:
+    """The content of result.json: scores as fractions of 1, times in seconds, counts in rows.
+
+    `confusion` lists [true class, predicted class, rows] off the diagonal, most rows first, by the classes' indices in
+    `classes`.
+    """
+    labels = list(model.config.labels)
+    index = {label: i for i, label in enumerate(labels)}
+    truth = np.array([index[label] for label in test.labels], dtype=np.int64)
+    started = time.perf_counter()
+    predicted = logits_of(model, [model.encode(text) for text in test.texts]).argmax(-1).numpy().astype(np.int64)
+    took = time.perf_counter() - started
+    settings = run["settings"]
+    result: dict[str, Any] = {
+        "data": {
+            "train_rows": len(train),
+            "validation_rows": 0 if validation is None else len(validation),
+            "test_rows": len(test),
+            "test_texts_also_in_training": len(set(test.texts) & set(train.texts)),
+            "train_sha256": run["sha256"]["text"][0],
+            "test_sha256": sha256(test.path),
+        },
+        "training": {
+            key: run[key] for key in ("parameters", "epochs_run", "best", "seconds", "cpu_seconds", "threads", "torch")
+        }
+        | {"processor": _processor(), "settings": _relative(settings)},
+        "intervals": f"{CONFIDENCE:.0%} bootstrap percentile, {RESAMPLES} resamples of the test rows",
+        "classes": labels,
+    }
+    by_baseline: list[Classes] = []
+    if baseline:
+        labelled, facts = run_baseline(
+            train, validation, test, labels, class_weights=settings["class_weights"], select=settings["select"]
+        )
+        by_baseline = [labelled]
+    intervals = bootstrap(truth, predicted, *by_baseline, classes=len(labels))
+    counts = confusion_counts(truth, predicted, len(labels))
+    result["test"] = _with_intervals(scores_of(truth, predicted), intervals[0]) | {"seconds": round(took, 2)}
+    if baseline:
+        result["baseline"] = _with_intervals(scores_of(truth, by_baseline[0]), intervals[1]) | facts
+        differences = {name: result["test"][name]["value"] - result["baseline"][name]["value"] for name in SCORES}
+        result["difference"] = _with_intervals(differences, intervals[2])
+    result["per_class"] = per_class(truth, predicted, labels)
+    wrong = [(int(a), int(b), int(counts[a, b])) for a, b in np.argwhere(counts) if a != b]
+    result["confusion"] = [list(cell) for cell in sorted(wrong, key=lambda cell: (-cell[2], cell))]
+    return result
+
+
+def counts_of(result: Mapping[str, Any]) -> list[list[int]]:
+    """The confusion matrix that a result describes, `[true][predicted]` in rows.
+
+    >>> counts_of({"classes": ["a", "b"], "confusion": [[1, 0, 2]], "per_class": [{"rows": 3}, {"rows": 5}]})
+    [[3, 0], [2, 3]]
+    """
+    size = len(result["classes"])
+    counts = [[0] * size for _ in range(size)]
+    for true, predicted, rows in result["confusion"]:
+        counts[true][predicted] = rows
+    for index, row in enumerate(counts):
+        row[index] = result["per_class"][index]["rows"] - sum(row)
+    return counts
+
+
+def _with_intervals(scores: Mapping[str, float], intervals: Intervals) -> dict[str, Any]:
+    return {name: {"value": value, "interval": list(intervals[name])} for name, value in scores.items()}
+
+
+def _relative(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with file names alone: a record that is shared tells no folders."""
+    names = ("data", "validation", "tokenizer")
+    return {key: value.rpartition("/")[2] if key in names and value else value for key, value in settings.items()}
+
+
+def _processor() -> str:
+    return str(torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or platform.machine())

@@ -1,0 +1,211 @@
+"""A text classifier as a task of the training loop: batches of like length, early stopping, the best weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.checkpoints.load import save
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.models.classifier import TextClassifier
+from ropewalk.models.tokens import Tokenizer
+from ropewalk.optional import need
+from ropewalk.training.checkpoint import read_tensors, write_tensors
+from ropewalk.training.classification.batches import epoch_order, leave_out, pad
+from ropewalk.training.classification.dataset import Rows, balanced_weights, check_known, classes_of, read_rows, split
+from ropewalk.training.classification.metrics import scores_of
+from ropewalk.training.classification.predict import logits_of
+from ropewalk.training.classification.settings import ClassifySettings
+from ropewalk.training.classification.tokenizers import text_tokenizer
+from ropewalk.training.events import Housekeeping
+from ropewalk.training.objective import autocast
+
+CHECKPOINT_MINUTES = 2.0
+WEIGHTS, BEST = "model.safetensors", "best.safetensors"
+
+
+class ClassifierTask:
+    """The training of one classifier; see `ropewalk.training.task.TrainingTask` for what each method gives.
+
+    `test` is a file to be scored on when the run is finished: it is read with the others, so that what cannot be
+    scored is refused before anything is trained.
+    """
+
+    tokenizer: Tokenizer
+    model: TextClassifier
+
+    def __init__(self, settings: ClassifySettings, test: str | Path | None = None) -> None:
+        self.settings, self._test_file = settings, test
+        self.validation: Rows | None = None
+        self.test: Rows | None = None
+        self.best: dict[str, Any] | None = None
+        """Epoch, rank and scores of the best epoch so far."""
+        self.best_weights: dict[str, Tensor] = {}
+        self.ended = False
+        self._order: tuple[int, list[list[int]]] = (-1, [])
+
+    @property
+    def files(self) -> Mapping[str, tuple[str, ...]]:
+        validation = self.settings.validation
+        return {"text": (self.settings.data,), "validation": () if validation is None else (validation,)}
+
+    @property
+    def accumulation(self) -> int:
+        return 1
+
+    @property
+    def validates(self) -> bool:
+        return self.validation is not None
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        return -(-len(self.train) // self.settings.batch_size)
+
+    @property
+    def steps(self) -> int:
+        return self.settings.epochs * self.updates_per_epoch
+
+    @property
+    def housekeeping(self) -> Housekeeping:
+        """A line of the log and a validation at the end of each epoch; checkpoints by the clock, and at the end."""
+        return Housekeeping(
+            log_every=self.updates_per_epoch,
+            validate_every=self.updates_per_epoch,
+            checkpoint_every=self.steps,
+            checkpoint_minutes=CHECKPOINT_MINUTES,
+        )
+
+    def read(self) -> None:
+        settings = self.settings
+        columns = {"text_column": settings.text_column, "label_column": settings.label_column}
+        self.train = read_rows(settings.data, **columns)
+        self.labels = classes_of(self.train)
+        if settings.validation is not None:
+            self.validation = read_rows(settings.validation, **columns)
+            check_known(self.validation, self.labels, settings.data)
+        elif settings.validation_fraction > 0:
+            self.train, self.validation = split(self.train, settings.validation_fraction, settings.seed)
+        if self._test_file is not None:
+            self.test = read_rows(self._test_file, **columns)
+            check_known(self.test, self.labels, settings.data)
+        if self.validates or self.test is not None:
+            need("sklearn.metrics", extra="classify")  # reported now, not after the first epoch
+
+    def build(self, folder: Path, *, begun: bool) -> None:
+        settings = self.settings
+        self.tokenizer = TextTokenizer.from_folder(folder) if begun else text_tokenizer(settings, self.train.texts)
+        torch.manual_seed(settings.seed)
+        model = TextClassifier(settings.config(self.labels, self.tokenizer.vocab_size))
+        model.tokenizer = self.tokenizer
+        self.model = model.to(settings.device).train()
+        self.ids, self.targets = self._encoded(self.train)
+        self.lengths = [len(ids) for ids in self.ids]
+        if self.validation is not None:
+            self.held_out_ids, self.held_out_targets = self._encoded(self.validation)
+        self.class_weights: Tensor | None = None
+        if settings.class_weights == "balanced":
+            self.class_weights = torch.tensor(balanced_weights(self.train.labels, self.labels), device=settings.device)
+
+    def _encoded(self, rows: Rows) -> tuple[list[list[int]], Tensor]:
+        """Token ids of each text, and the indices of their classes, int64 `[rows]`."""
+        index = {label: i for i, label in enumerate(self.labels)}
+        targets = torch.tensor([index[label] for label in rows.labels], dtype=torch.int64)
+        return [self.model.encode(text) for text in rows.texts], targets
+
+    def run_facts(self) -> dict[str, Any]:
+        return {
+            "task": "classify",
+            "train_rows": len(self.train),
+            "validation_rows": 0 if self.validation is None else len(self.validation),
+            "classes": len(self.labels),
+            "cut": sum(length >= self.settings.max_length for length in self.lengths),
+            "parameters": self.model.num_parameters(),
+        }
+
+    def loss(self, step: int, part: int) -> Tensor:
+        settings = self.settings
+        batch = self._batch(step)
+        ids, mask = pad(leave_out([self.ids[i] for i in batch], settings.token_dropout))
+        mask = None if mask is None else mask.to(settings.device)
+        with autocast(settings.precision, torch.device(settings.device)):
+            logits = self.model(ids.to(settings.device), attention_mask=mask)
+        return self._mean_loss(logits.float(), self.targets[batch].to(settings.device), settings.label_smoothing)
+
+    def _batch(self, step: int) -> list[int]:
+        """The rows of one update."""
+        epoch, place = divmod(step, self.updates_per_epoch)
+        if self._order[0] != epoch:
+            order = epoch_order(self.lengths, self.settings.batch_size, seed=self.settings.seed, epoch=epoch)
+            self._order = epoch, order
+        return self._order[1][place]
+
+    def _mean_loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
+        if self.class_weights is None:
+            return losses.mean()
+        # by row: torch's own `weight` also weighs the smoothed part of every target, which draws all to rare classes
+        return (losses * self.class_weights.to(logits.device)[targets]).mean()
+
+    def progress(self, step: int) -> dict[str, Any]:
+        return {"epoch": step // self.updates_per_epoch}
+
+    def speed(self, updates: int, seconds: float) -> dict[str, float]:
+        return {}
+
+    def validate(self, step: int) -> dict[str, Any]:
+        """Score the validation rows; keep the weights if they are the best so far, and see whether to end."""
+        logits = logits_of(self.model, self.held_out_ids, precision=self.settings.precision)
+        predicted = logits.argmax(-1).numpy()
+        scores = {
+            "loss": float(self._mean_loss(logits, self.held_out_targets)),
+            **scores_of(self.held_out_targets.numpy(), predicted),
+        }
+        rank, epoch = self._rank(scores), step // self.updates_per_epoch
+        is_best = self.best is None or rank > tuple(self.best["rank"])
+        if is_best:
+            self.best = {"epoch": epoch, "rank": rank, **scores}
+            self.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in self._state().items()}
+        assert self.best is not None
+        self.ended = epoch - self.best["epoch"] >= self.settings.patience
+        return {f"validation_{name}": value for name, value in scores.items()} | {"best": is_best}
+
+    def _rank(self, scores: Mapping[str, float]) -> tuple[float, float]:
+        """What is compared between epochs, higher is better: the score asked for, then the loss."""
+        first = -scores["loss"] if self.settings.select == "loss" else scores[self.settings.select]
+        return first, -scores["loss"]
+
+    def _state(self) -> dict[str, Tensor]:
+        return self.model.state_dict()
+
+    def carried(self) -> dict[str, Any]:
+        return {"best": self.best, "ended": self.ended}
+
+    def restore(self, carried: Mapping[str, Any]) -> None:
+        self.best, self.ended = carried["best"], carried["ended"]
+
+    def write_weights(self, folder: Path) -> None:
+        """The weights as they are, and the best."""
+        write_tensors(folder / WEIGHTS, self._state())
+        if self.best_weights:
+            write_tensors(folder / BEST, self.best_weights)
+
+    def read_weights(self, folder: Path) -> None:
+        self.model.load_state_dict(read_tensors(folder / WEIGHTS))
+        if (folder / BEST).is_file():
+            self.best_weights = read_tensors(folder / BEST)
+
+    def write_model(self, folder: Path) -> None:
+        """The best weights; without validation the last."""
+        if self.best_weights:
+            self.model.load_state_dict(self.best_weights)
+        save(self.model, folder)
+
+    def outcome(self, step: int) -> dict[str, Any]:
+        best = self.best and {key: value for key, value in self.best.items() if key != "rank"}
+        return {"epochs_run": step // self.updates_per_epoch, "best": best}

@@ -1,0 +1,227 @@
+"""A run on disk: what was asked for, its log, and checkpoints from which it continues bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ropewalk.atomic_io import read_json, remove_folder, whole_folder, write_json, write_whole
+from ropewalk.errors import RopeError
+
+RUN, LOG, CHECKPOINTS = "run.json", "training-log.jsonl", "checkpoints"
+STATE = "state.json"
+_MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+_STAGING = ".model.new"
+
+
+class RunFolder:
+    """The folder of one run: run.json, training-log.jsonl, checkpoints/step-*/, and the finished model.
+
+    A checkpoint is a folder that was renamed into place when all of it was on the disk: it is whole or it is not there.
+    It holds state.json and what the run puts beside it. `results` names files that are made from the finished model,
+    and go with the run when it is thrown away.
+    """
+
+    def __init__(self, out: str | Path, *, results: tuple[str, ...] = ()) -> None:
+        self.path, self.results = Path(out), results
+        self.log = self.path / LOG
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder against a second run; the system lets go when the process dies, however it dies.
+
+        What this call made is taken away again if it fails before anything was trained.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise RopeError(
+                "train: the output is a file.", facts={"out": str(self.path)}, cure="Pass a new folder: --out DIR."
+            )
+        lock = self.path / ".lock"
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            empty, new_lock = not set(self.path.iterdir()) - {lock}, not lock.exists()
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RopeError(
+                "train: the output folder cannot be written.",
+                facts={"out": str(self.path), "error": error.strerror},
+                cure="Pass a folder that may be written: --out DIR.",
+            ) from error
+        try:
+            _lock(handle, lock)
+            try:
+                yield
+            except BaseException:
+                if empty and not self.log.exists() and not self.checkpoints():
+                    with suppress(RopeError):  # the error that is on its way says more
+                        self.remove_leftovers()
+                        self.clear()
+                if (empty or new_lock) and self.begun() is None:
+                    lock.unlink(missing_ok=True)
+                with suppress(OSError):  # not empty, or held by somebody: then it stays
+                    for folder in made:
+                        folder.rmdir()
+                raise
+        finally:
+            os.close(handle)
+
+    def begun(self) -> dict[str, Any] | None:
+        """What run.json says, or None where no run was begun."""
+        path = self.path / RUN
+        return read_json(path) if path.is_file() else None
+
+    def find(self, asked: Mapping[str, Any], *, resume: bool, restart: bool) -> dict[str, Any] | None:
+        """run.json of the run to continue, or None to begin one; `RopeError` where the folder holds another run."""
+        if restart and resume:
+            raise RopeError(
+                "train: --resume continues a run and --restart throws it away.",
+                facts={"out": str(self.path)},
+                cure="Pass one of them.",
+            )
+        begun = None if restart else self.begun()
+        if begun is not None:
+            self.check_same(begun, asked)
+        elif resume:
+            raise RopeError(
+                "train: there is no run to resume.",
+                facts={"out": str(self.path)},
+                cure="Leave out --resume to begin one, or pass the --out of the run.",
+            )
+        elif not restart:
+            self.check_free()
+        return begun
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        """Write run.json: from now on the folder holds a run."""
+        write_json(self.path / RUN, dict(run))
+
+    def check_free(self) -> None:
+        """Refuse a folder that holds somebody's model or checkpoints but no run."""
+        present = [name for name in ("config.json", "model.safetensors") if (self.path / name).exists()]
+        present += [f"{CHECKPOINTS}/{path.name}" for path in self.checkpoints() if not (path / STATE).is_file()]
+        if present:
+            raise RopeError(
+                "train: the output folder holds a model that no run here made, and would replace it.",
+                facts={"out": str(self.path), "files": present},
+                cure="Pass a new folder: --out DIR.",
+            )
+
+    def clear(self) -> None:
+        """Remove the run's files (its model and results with them), nothing else."""
+        (self.path / RUN).unlink(missing_ok=True)  # first: what is left after a kill is no run
+        self.remove_checkpoints()
+        for name in (LOG, *_MODEL, *self.results):
+            (self.path / name).unlink(missing_ok=True)
+
+    def check_same(self, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """Refuse to continue with other settings or texts than the run began with; the message names them."""
+        old, new = begun.get("settings", {}), now["settings"]
+        differ = {key: (old.get(key), new[key]) for key in new if old.get(key) != new[key]}
+        for kind in ("text", "validation"):
+            sums, before = now["sha256"][kind], begun.get("sha256", {}).get(kind)
+            if kind not in differ and sums != before:
+                differ[f"{kind} (contents)"] = (before, sums)
+        if differ:
+            raise RopeError(
+                "train: the output folder holds a run with other settings.",
+                facts={"out": str(self.path), **{key: f"{was!r} -> {is_!r}" for key, (was, is_) in differ.items()}},
+                cure="Give the same arguments to continue, another --out, or --restart to begin again.",
+            )
+
+    def checkpoints(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        return sorted((self.path / CHECKPOINTS).glob("step-*"))
+
+    def remove_checkpoints(self) -> None:
+        """Remove all checkpoints."""
+        for checkpoint in self.checkpoints():
+            remove_folder(checkpoint)
+        with suppress(OSError):  # it is not there, or holds something else
+            (self.path / CHECKPOINTS).rmdir()
+
+    def write_checkpoint(
+        self, step: int, write: Callable[[Path], None], state: Mapping[str, Any], *, keep: int
+    ) -> Path:
+        """Write checkpoint `step`, then remove all but the newest `keep`.
+
+        `write` puts the tensors into the folder that it is given; `state` becomes state.json. Raises `RopeError` where
+        an old checkpoint cannot be removed.
+        """
+        target = self.path / CHECKPOINTS / f"step-{step:08d}"
+        if target.exists():
+            return target
+        target.parent.mkdir(exist_ok=True)
+        with whole_folder(target, frozenset()) as staging:
+            write(staging)
+            write_json(staging / STATE, {"step": step, **state})
+        for old in self.checkpoints()[:-keep]:
+            remove_folder(old)
+        return target
+
+    def remove_leftovers(self) -> None:
+        """Remove what a kill during a save left behind: temporary names, which all begin with a dot."""
+        for folder in (self.path / CHECKPOINTS).glob(".step-*"):
+            remove_folder(folder)
+        for pattern in (_STAGING, f".{_STAGING}.*"):
+            for folder in self.path.glob(pattern):
+                remove_folder(folder)
+        for pattern in (".run.json.*", ".tokenizer*.json.*", f".{LOG}.*"):
+            for file in self.path.glob(pattern):
+                file.unlink(missing_ok=True)
+
+    def append_log(self, line: Mapping[str, Any]) -> None:
+        """Append one line of JSON to the log."""
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The log's whole lines, oldest first; [] where there is no log."""
+        lines: list[dict[str, Any]] = []
+        if self.log.is_file():
+            for line in self.log.read_text(encoding="utf-8").splitlines():
+                try:
+                    lines.append(json.loads(line))
+                except ValueError:
+                    break  # the line that a kill cut short
+        return lines
+
+    def cut_log(self, step: int) -> None:
+        """Keep the log's whole lines up to `step`: what came after the checkpoint will be written again."""
+        if self.log.is_file():
+            kept = [line for line in self.read_log() if line["step"] <= step]
+            write_whole(self.log, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def write_model(self, write: Callable[[Path], None]) -> None:
+        """Put the finished model into the folder: `write` writes it into the path that it is given.
+
+        Its files are moved into place one by one; config.json comes last, and makes the folder a model.
+        """
+        staging = self.path / _STAGING
+        remove_folder(staging)
+        write(staging)
+        for file in sorted(staging.iterdir(), key=lambda path: path.name == "config.json"):
+            os.replace(file, self.path / file.name)
+        staging.rmdir()
+
+
+def _lock(handle: int, lock: Path) -> None:
+    """Take the lock, or say that another run has it (or took the file away); systems without flock go without."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(handle), lock.stat()):
+            raise FileNotFoundError
+    except OSError as error:
+        raise RopeError(
+            "train: another process is training into this folder.",
+            facts={"out": str(lock.parent)},
+            cure="Wait for it, or pass another --out.",
+        ) from error

@@ -1,0 +1,122 @@
+"""The audit's golden values, against an oracle in plain numpy that shares no code with the package."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.audit.audit import audit, float32_cos_error, reach, wavelengths
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import DynamicNTK, Llama3, Proportional, YaRN
+
+LLAMA2 = RopeConfig(128, interleaved=False, max_position_embeddings=4096)
+LLAMA3 = RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192)
+QWEN25 = RopeConfig(128, interleaved=False, theta=1e6, max_position_embeddings=32768)
+LLAMA31 = dataclasses.replace(LLAMA3, scaling=Llama3(8.0, 1.0, 4.0, 8192), max_position_embeddings=131072)
+
+
+def naive_reach(frequencies: np.ndarray, limit: int) -> int | None:
+    """The definition, one block of distances after the other."""
+    for start in range(1, limit + 1, 8192):
+        distances = np.arange(start, min(start + 8192, limit + 1), dtype=np.float64)
+        negative = np.flatnonzero(np.cos(np.outer(distances, frequencies)).sum(1) < 0)
+        if len(negative):
+            return int(distances[negative[0]])
+    return None
+
+
+def ladder(theta: float, dim: int) -> np.ndarray:
+    """theta^(-2i/dim)."""
+    return theta ** (-np.arange(0, dim, 2) / dim)
+
+
+@pytest.mark.parametrize(("config", "pairs"), [(LLAMA2, 18), (LLAMA3, 29), (QWEN25, 24)])
+def test_pairs_that_never_turn_are_the_known_ones(config: RopeConfig, pairs: int) -> None:
+    """Llama 2: 18 of 64, Llama 3: 29, Qwen2.5 at 32k: 24."""
+    found = audit(config)
+    waves = 2 * np.pi / ladder(config.theta, 128)
+    assert found.pairs_never_turning == pairs == int((waves > config.max_position_embeddings).sum())
+    assert found.wavelengths == pytest.approx(waves.tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("theta", "expected"), [(1e4, 1707), (5e5, 18438), (1e6, 27115)])
+def test_reach_of_a_ladder(theta: float, expected: int) -> None:
+    """The base-bound sum first turns negative at 18.4k for theta 5e5 and at 27k for 1e6."""
+    assert reach(ladder(theta, 128)) == expected == naive_reach(ladder(theta, 128), 40_000)
+
+
+def test_reach_of_scaled_ropes() -> None:
+    """Llama 2 under YaRN x16: 11.7k; Llama 3.1: 85k; each beside its unscaled reach."""
+    yarn = audit(dataclasses.replace(LLAMA2, scaling=YaRN(16.0, 4096)))
+    assert (yarn.reach, yarn.reach_unscaled, yarn.trained_length) == (11671, 1707, 4096)
+    llama31 = audit(LLAMA31)
+    assert (llama31.reach, llama31.reach_unscaled, llama31.pairs_never_turning) == (85133, 18438, 29)
+
+
+@given(st.floats(2.0, 1e5), st.integers(1, 20), st.integers(1, 6000))
+def test_reach_is_the_definition(theta: float, pairs: int, limit: int) -> None:
+    """Any ladder and any limit, also across the grid's seams."""
+    frequencies = ladder(theta, 2 * pairs)
+    assert reach(frequencies, limit) == naive_reach(frequencies, limit)
+
+
+def test_reach_across_the_grid() -> None:
+    """One slow pair turns negative at a quarter turn: beyond the first 1,048,576 distances too."""
+    slow = np.array([np.pi / 2 / 1_500_000.5])
+    assert reach(slow, 2_000_000) == 1_500_001
+    assert reach(slow, 1_500_000) is None
+    assert reach(np.array([0.0, 1e-9])) is None
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(4096, 2.8e-4), (131_072, 9.2e-3), (1_000_000, 7.4e-2), (10_000_000, 0.64)]
+)
+def test_float32_angles_cost_what_was_measured(length: int, expected: float) -> None:
+    """theta 5e5, d 128: at least half of transformers' maxima, whose float32 powers add to the product's own error."""
+    assert expected / 2 <= float32_cos_error(ladder(5e5, 128), length) <= expected
+
+
+def test_float32_angles_of_every_position() -> None:
+    """Up to 8,192 tokens no position is left out: the maximum is exact."""
+    exact, positions = ladder(5e5, 128), np.arange(8192)
+    usual = positions.astype(np.float32)[:, None] * exact.astype(np.float32)
+    error = np.abs(np.cos(usual.astype(np.float64)) - np.cos(np.outer(positions, exact))).max()
+    assert float32_cos_error(exact, 8192) == error
+
+
+def test_pairs_that_do_not_turn_have_no_wavelength() -> None:
+    """p-RoPE's zero columns are null, and count as never turning."""
+    config = RopeConfig(8, interleaved=False, scaling=Proportional(0.5), max_position_embeddings=100)
+    found = audit(config)
+    assert found.wavelengths[2:] == (None, None)
+    assert found.pairs_never_turning == 2
+    assert wavelengths(np.array([np.pi, 0.0])) == (2.0, None)
+
+
+def test_length_dependent_frequencies_are_those_of_the_target() -> None:
+    """Dynamic NTK at four times its length is NTK by 4."""
+    config = RopeConfig(64, interleaved=False, scaling=DynamicNTK(), max_position_embeddings=512)
+    found = audit(config, target=2048)
+    assert found.inv_freq == pytest.approx(ladder(1e4 * 4 ** (64 / 62), 64).tolist(), rel=1e-12)
+    assert found.inv_freq_unscaled == pytest.approx(ladder(1e4, 64).tolist(), rel=1e-12)
+
+
+def test_lengths_can_be_given() -> None:
+    """A config that is silent about its length gets it from the caller; without it nothing is counted."""
+    silent = RopeConfig(128, interleaved=False)
+    assert audit(silent).pairs_never_turning is None
+    assert audit(silent, trained_length=4096).pairs_never_turning == 18
+    with pytest.raises(RopeError, match="`trained_length` must be positive"):
+        audit(silent, trained_length=0)
+
+
+def test_the_audit_is_json() -> None:
+    """Finite or null, no NaN."""
+    text = json.dumps(audit(LLAMA31).to_json(), allow_nan=False)
+    assert json.loads(text)["reach"] == 85133

@@ -1,0 +1,457 @@
+"""GGUF files: every stored type, llama.cpp's permutation undone, rope metadata, and damage that is named."""
+
+from __future__ import annotations
+
+import math
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ropewalk as rw
+from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_rope import factors_as_rule
+from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
+from ropewalk.checkpoints.load import load, read_config, save
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.errors import RopeError
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.generate import generate
+from tests.checkpoints.stories import read_model, tokenizer_metadata
+from tests.models.families import input_ids, make
+from tests.models.material import data, smollm2, write_gguf
+
+KINDS = gguf.GGMLQuantizationType
+
+
+def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits of either library's model."""
+    ids = input_ids() if ids is None else ids
+    with torch.no_grad():
+        if isinstance(model, Decoder):
+            return model(ids, seq_len=ids.shape[1] if model.config.needs_seq_len else None)
+        return model(ids).logits
+
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "llama-tied": "llama",
+    "llama-biases": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "smollm3": "smollm3",
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture(name: str, tmp_path: Path) -> None:
+    """A GGUF as llama.cpp's converter writes it gives the logits of the transformers model that it came from."""
+    theirs = make(name)
+    state = {n: t for n, t in theirs.state_dict().items() if "tied" not in name or n != "lm_head.weight"}
+    path = write_gguf(tmp_path / "model.gguf", theirs.config, state, arch=ARCHITECTURES[name])
+    ours = load(path)
+    assert (logits(ours) - logits(theirs)).abs().max() < 1e-5
+    assert ours.config == read_config(path)
+    weights = ours.state_dict()
+    assert all(torch.equal(weights[n.removeprefix("model.")], t) for n, t in state.items())  # un-permuted, bit for bit
+
+
+def test_a_saved_gguf_is_a_hugging_face_checkpoint(tmp_path: Path) -> None:
+    """GGUF in, folder out: transformers reads the folder and gives the same logits."""
+    import transformers
+
+    theirs = make("llama")
+    ours = load(write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict()))
+    save(ours, tmp_path / "folder")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    torch.testing.assert_close(logits(again), logits(theirs), rtol=0, atol=1e-6)
+
+
+def test_the_permutation_matters(tmp_path: Path) -> None:
+    """The check above can fail: unpermuted rows in a llama file give other logits."""
+    theirs = make("llama")
+    path = write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict(), permute=False)
+    assert (logits(load(path)) - logits(theirs)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "kind", [KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1]
+)
+def test_stored_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+    """Each type reads as gguf's own reader dequantises it, and as close to the original as the type allows."""
+    theirs = make("llama", intermediate_size=64)
+    path = write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict(), kind=kind)
+    file = GGUFFile(path)
+    for tensor in gguf.GGUFReader(path).tensors:
+        expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+        assert torch.equal(file.read(tensor.name), expected)
+        assert file.tensors[tensor.name].shape == expected.shape
+    exact, read = theirs.state_dict()["model.layers.0.mlp.up_proj.weight"], file.read("blk.0.ffn_up.weight")
+    steps = {KINDS.F32: 0, KINDS.F16: 2**-11, KINDS.BF16: 2**-8, KINDS.Q8_0: 2**-7}
+    assert (read - exact).abs().max() <= steps.get(kind, 2**-3) * exact.abs().max()
+    assert {p.dtype for p in load(path).parameters()} == {torch.float32}
+    assert {p.dtype for p in load(path, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "kind", [KINDS.Q2_K, KINDS.Q3_K, KINDS.Q4_K, KINDS.Q5_K, KINDS.Q6_K, KINDS.IQ4_NL, KINDS.IQ4_XS]
+)
+def test_k_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+    """Blocks of the K types (made of random bytes) read as gguf's own reader dequantises them."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = np.random.default_rng(0).integers(0, 60, size=(3, 2 * size), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
+    writer.add_tensor("x", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile(tmp_path / "k.gguf")
+    assert file.tensors["x"].shape == (3, 2 * block)
+    assert torch.equal(file.read("x"), torch.from_numpy(gguf.quants.dequantize(raw, kind)))
+
+
+def llama3_divisors(theta: float, dim: int, factor: float, low: float, high: float, length: int) -> torch.Tensor:
+    """rope_freqs.weight as llama.cpp's converter computes it, in float32 as there."""
+    divisors = []
+    for freq in 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)):
+        wavelength = 2 * math.pi / freq
+        if wavelength < length / high:
+            divisors.append(1.0)
+        elif wavelength > length / low:
+            divisors.append(factor)
+        else:
+            smooth = (length / wavelength - low) / (high - low)
+            divisors.append(float(1 / ((1 - smooth) / factor + smooth)))
+    return torch.tensor(divisors, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("theta", "dim", "factor", "low", "high", "length"),
+    [
+        (500_000.0, 128, 8.0, 1.0, 4.0, 8192),  # Llama 3.1
+        (500_000.0, 64, 32.0, 1.0, 4.0, 8192),  # Llama 3.2 1B
+        (10_000.0, 128, 16.0, 1.0, 8.0, 4096),
+        (1e6, 128, 4.0, 1.0, 32.0, 32768),
+    ],
+)
+def test_rope_freqs_give_the_rule_back(
+    theta: float, dim: int, factor: float, low: float, high: float, length: int
+) -> None:
+    """The divisors of a Llama 3 file name the rule they were made by, though the file does not hold it."""
+    divisors = llama3_divisors(theta, dim, factor, low, high, length).tolist()
+    rule = factors_as_rule(divisors, theta, dim, None, 131072)
+    assert rule["rope_type"] == "llama3"
+    found = (
+        rule["factor"],
+        rule["low_freq_factor"],
+        rule["high_freq_factor"],
+        rule["original_max_position_embeddings"],
+    )
+    assert found == pytest.approx((factor, low, high, length), rel=1e-4)
+
+
+@given(st.lists(st.floats(1, 64), min_size=4, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_any_divisors_are_kept_exactly(divisors: list[float]) -> None:
+    """What no Llama 3 rule reproduces is kept as it is: the frequencies are theta^(-2i/d) / divisor."""
+    block = {"rope_theta": 1e4, **factors_as_rule(divisors, 1e4, 8, None, 64)}
+    rope = rw.RopeConfig.from_hf(
+        {
+            "model_type": "llama",
+            "head_dim": 8,
+            "hidden_size": 8,
+            "num_attention_heads": 1,
+            "max_position_embeddings": 64,
+        }
+        | {"rope_parameters": block}
+    )
+    frequencies = rw.inverse_frequencies(rope, seq_len=50)
+    expected = [1e4 ** (-2 * i / 8) / divisor for i, divisor in enumerate(divisors)]
+    assert frequencies.inv_freq[0].tolist() == pytest.approx(expected, rel=2e-6)
+    assert frequencies.attention_factor == 1.0
+
+
+SCALINGS: dict[str, tuple[str, dict[str, Any], rw.scaling.Scaling | None]] = {
+    "none": ("llama", {"llama.rope.scaling.type": "none"}, None),
+    "linear": (
+        "llama-linear",
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0},
+        rw.scaling.Linear(2.0),
+    ),
+    "scale_linear": ("llama-linear", {"llama.rope.scale_linear": 2.0}, rw.scaling.Linear(2.0)),
+    "yarn": (
+        "llama-yarn",
+        {
+            "llama.rope.scaling.type": "yarn",
+            "llama.rope.scaling.factor": 4.0,
+            "llama.rope.scaling.original_context_length": 32,
+        },
+        rw.scaling.YaRN(4.0, 32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaling_metadata(name: str, tmp_path: Path) -> None:
+    """Linear and YaRN scaling as llama.cpp names them."""
+    case, metadata, rule = SCALINGS[name]
+    theirs = make(case)
+    ours = load(write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict(), metadata=metadata))
+    assert ours.config.ropes[0] is not None
+    assert ours.config.ropes[0].scaling == rule
+    assert (logits(ours) - logits(theirs)).abs().max() < 1e-5
+
+
+def test_llama3_file(tmp_path: Path) -> None:
+    """A Llama 3.1 file scales by a tensor of divisors alone, and gives transformers' logits."""
+    theirs = make("llama-llama3")
+    divisors = llama3_divisors(5e5, 8, 8.0, 1.0, 4.0, 32)
+    path = write_gguf(tmp_path / "m.gguf", theirs.config, theirs.state_dict(), extra={"rope_freqs.weight": divisors})
+    assert (logits(load(path)) - logits(theirs)).abs().max() < 1e-5
+
+
+def test_longrope_file(tmp_path: Path) -> None:
+    """LongRoPE as Phi-3's files store it: two tensors and an attention factor."""
+    theirs = make("llama-longrope")
+    rule = theirs.config.rope_parameters
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        theirs.config,
+        theirs.state_dict(),
+        metadata={
+            "llama.rope.scaling.type": "longrope",
+            "llama.rope.scaling.original_context_length": 32,
+            "llama.rope.scaling.attn_factor": math.sqrt(1 + math.log(4.0) / math.log(32)),
+        },
+        extra={f"rope_factors_{side}.weight": torch.tensor(rule[f"{side}_factor"]) for side in ("short", "long")},
+    )
+    for length in (24, 48):
+        assert (logits(load(path), input_ids(length)) - logits(theirs, input_ids(length))).abs().max() < 1e-5
+
+
+def test_mistral_window(tmp_path: Path) -> None:
+    """A llama file that names a sliding window is a Mistral."""
+    theirs = make("mistral-window")
+    path = write_gguf(
+        tmp_path / "m.gguf", theirs.config, theirs.state_dict(), metadata={"llama.attention.sliding_window": 16}
+    )
+    assert (logits(load(path)) - logits(theirs)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.expert_count": 8}, "expert_count"),
+        ({"llama.attention.scale": 0.5}, r"attention\.scale"),
+        ({"llama.attention.value_length": 4}, "same width"),
+        ({"llama.rope.scaling.type": "spiral"}, "spiral"),
+        ({"llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
+        ({"split.count": 2}, "split into several"),
+        ({"llama.embedding_length": 1_526_726_688}, "same width"),
+        ({"llama.feed_forward_length": 1_526_726_688}, r"another shape.*ffn_up"),
+        ({"llama.attention.head_count": 0}, "head_count"),
+        ({"llama.rope.freq_base": "ten"}, "freq_base"),
+        ({"llama.block_count": 2_000_000_000}, "block_count|num_hidden_layers"),
+    ],
+)
+def test_metadata_that_is_refused(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """What would change the computation and is not understood is named."""
+    theirs = make("llama")
+    path = write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict(), metadata=metadata)
+    with pytest.raises(RopeError, match=f"(?s){message}"):
+        load(path)
+
+
+def test_architectures_and_tensors_that_are_refused(tmp_path: Path) -> None:
+    """Unknown architecture, a missing tensor, one too many, one of another shape, a file that is no GGUF."""
+    theirs = make("llama")
+    state = theirs.state_dict()
+    path = tmp_path / "model.gguf"
+    with pytest.raises(RopeError, match=r"(?s)unknown architecture.*gemma"):
+        load(write_gguf(path, theirs.config, state, arch="gemma"))
+    fewer = {name: tensor for name, tensor in state.items() if "layers.2.mlp.up" not in name}
+    with pytest.raises(RopeError, match=r"(?s)missing from the checkpoint.*layers\.2\.mlp\.up_proj\.weight"):
+        load(write_gguf(path, theirs.config, fewer))
+    with pytest.raises(RopeError, match=r"(?s)no place for.*blk\.0\.ffn_gate_exps\.weight"):
+        load(write_gguf(path, theirs.config, state, extra={"blk.0.ffn_gate_exps.weight": torch.zeros(2, 2)}))
+    narrow = state | {"model.norm.weight": torch.zeros(31)}
+    with pytest.raises(RopeError, match=r"(?s)another shape.*output_norm\.weight"):
+        load(write_gguf(path, theirs.config, narrow))
+    path.write_bytes(b"not a model")
+    with pytest.raises(RopeError, match=r"(?s)not a GGUF file.*model\.gguf"):
+        load(path)
+
+
+class Bytes(bytes):
+    """Bytes that do not fill the screen when an example fails."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
+
+
+@pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bytes:
+    """The bytes of a small GGUF, rope scaling and tokenizer included."""
+    theirs = make("llama", num_hidden_layers=1)
+    path = tmp_path_factory.mktemp("gguf") / "small.gguf"
+    metadata: dict[str, Any] = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 32,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": ["a", "b", "ab", "<end>"],
+        "tokenizer.ggml.token_type": [1, 1, 1, 3],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    if request.param == "sentencepiece":
+        metadata |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [-1.0, -2.0, -3.0, -4.0]}
+    return Bytes(write_gguf(path, theirs.config, theirs.state_dict(), metadata=metadata).read_bytes())
+
+
+HEADER = 2200  # bytes of a small file that hold its metadata and the names of its tensors
+
+
+@given(st.integers(0, HEADER) | st.integers(0, 10**9))
+@settings(max_examples=60, deadline=None)
+def test_truncation_anywhere_is_named(small: bytes, tmp_path_factory: pytest.TempPathFactory, end: int) -> None:
+    """A file cut at any byte is a RopeError that names it."""
+    path = tmp_path_factory.mktemp("cut") / "cut.gguf"
+    path.write_bytes(small[: end % len(small)])
+    with pytest.raises(RopeError, match=r"cut\.gguf"):
+        load(path)
+
+
+@given(st.lists(st.tuples(st.integers(0, HEADER), st.integers(0, 255)), min_size=1, max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_damage_is_never_a_traceback(
+    small: bytes, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
+) -> None:
+    """A few bytes of the header changed: the file loads, or a RopeError says why not."""
+    changed = bytearray(small)
+    for at, value in changes:
+        changed[at] = value
+    path = tmp_path_factory.mktemp("damage") / "damaged.gguf"
+    path.write_bytes(bytes(changed))
+    with suppress(RopeError):
+        load(path)
+
+
+def test_versions_and_byte_order(small: bytes, tmp_path: Path) -> None:
+    """Version 1 and big-endian files are refused by name."""
+    path = tmp_path / "old.gguf"
+    for version in (struct.pack("<I", 1), struct.pack(">I", 3)):
+        path.write_bytes(small[:4] + version + small[8:])
+        with pytest.raises(RopeError, match="unknown GGUF version"):
+            load(path)
+
+
+@pytest.mark.parametrize("depth", [9, 5000])
+def test_arrays_within_arrays_are_refused(depth: int, tmp_path: Path) -> None:
+    """A file whose metadata nests arrays without end is damaged: a message, and no RecursionError."""
+    path = tmp_path / "nested.gguf"
+    key = b"deep"
+    array, number = struct.pack("<IQ", 9, 1), struct.pack("<IQI", 4, 1, 7)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<I", 9)
+    path.write_bytes(header + array * depth + number)
+    with pytest.raises(RopeError, match="in one another too deep"):
+        GGUFFile(path)
+
+
+def test_a_few_arrays_within_arrays_are_read(tmp_path: Path) -> None:
+    """The container allows them."""
+    path = tmp_path / "nested.gguf"
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 4) + b"deep" + struct.pack("<I", 9)
+    path.write_bytes(header + struct.pack("<IQ", 9, 1) * 3 + struct.pack("<IQI", 4, 1, 7))
+    assert GGUFFile(path).metadata == {"deep": [[[[7]]]]}
+
+
+def stories(interleaved: bool) -> tuple[Decoder, TextTokenizer]:
+    """stories260K, its weights as llama2.c stores them (for interleaved pairs), read in either convention."""
+    sizes, weights = read_model(data("stories260K.bin"))
+    config = DecoderConfig(
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"],
+        intermediate_size=sizes["intermediate_size"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["kv_heads"],
+        rope=rw.RopeConfig(head_dim=8, interleaved=interleaved, max_position_embeddings=sizes["length"]),
+    )
+    model = Decoder(config).eval()
+    model.load_state_dict(weights)
+    return model, tokenizer_from_metadata(tokenizer_metadata(data("tok512.bin")), "tok512.bin")
+
+
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+    "One day, she saw a big, red ball."
+)
+
+
+def loss(model: Decoder, ids: list[int]) -> float:
+    """Mean loss in nats of a text's own next tokens."""
+    tokens = torch.tensor([ids])
+    return float(torch.nn.functional.cross_entropy(logits(model, tokens)[0, :-1], tokens[0, 1:]))
+
+
+def test_stories260k_tells_a_story() -> None:
+    """The real interleaved model continues its opening as llama2.c does; read half-split it is clearly worse."""
+    model, tokenizer = stories(interleaved=True)
+    [new] = generate(model, [[1]], max_new_tokens=80)
+    assert tokenizer.decode(new).startswith(STORY)
+    ids = [1, *tokenizer.encode(tokenizer.decode(new))]
+    wrong, _ = stories(interleaved=False)
+    assert loss(model, ids) < 1.0
+    assert loss(wrong, ids) > loss(model, ids) + 0.5
+
+
+def test_stories260k_through_gguf_and_folder(tmp_path: Path) -> None:
+    """llama2.c's layout is GGUF's: as a llama file it loads half-split, to the same logits, and transformers' too."""
+    import transformers
+
+    model, tokenizer = stories(interleaved=True)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=model.config.intermediate_size,
+        num_hidden_layers=5,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    metadata = tokenizer_metadata(data("tok512.bin"))
+    path = write_gguf(tmp_path / "stories.gguf", config, state, permute=False, metadata=metadata)
+    ours = load(path)
+    assert ours.tokenizer is not None
+    ids = torch.tensor([[1, *ours.tokenizer.encode(STORY)]])
+    assert ours.tokenizer.encode(STORY) == tokenizer.encode(STORY)
+    assert ours.config.ropes[0] == rw.RopeConfig(head_dim=8, interleaved=False, max_position_embeddings=512)
+    torch.testing.assert_close(logits(ours, ids), logits(model, ids), rtol=0, atol=1e-4)
+    save(model, tmp_path / "folder", tokenizer=tokenizer)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    torch.testing.assert_close(logits(theirs, ids), logits(model, ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_smollm2_loads_as_it_should() -> None:
+    """The real file: shapes, rope and tokenizer, and 3.77 nats on Moby Dick as ../shared/data/README.md measured."""
+    model = load(smollm2())
+    assert model.num_parameters() == 134_515_008
+    assert model.config.ropes[0] == rw.RopeConfig(64, interleaved=False, theta=1e5, max_position_embeddings=8192)
+    assert model.tokenizer is not None
+    text = data("moby_dick.txt").read_text(encoding="utf-8")[30_000:40_000]
+    assert loss(model, model.tokenizer.encode(text)[:1024]) == pytest.approx(3.77, abs=0.01)

@@ -1,0 +1,115 @@
+"""What is said of a model that is not there, and of a file of weights that is not read as it is."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk.audit.sources import read_source
+from ropewalk.checkpoints.load import load, load_classifier, load_decoder, read_config
+from ropewalk.checkpoints.sources import find
+from ropewalk.errors import RopeError
+
+READERS = [load, load_decoder, read_config, read_source]
+
+
+def message_of(source: str | Path) -> str:
+    """The error that a source gives."""
+    with pytest.raises(RopeError, match="load: ") as refused:
+        find(source)
+    return str(refused.value)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a checkpoint's folder and a file in it."""
+    (tmp_path / "smollm2-135m").mkdir()
+    (tmp_path / "llama.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "near"),
+    [
+        ("lama.gguf", "llama.gguf"),
+        ("./smollm-135m", "smollm2-135m"),
+        ("smolm2-135m", "smollm2-135m"),
+        ("tinny", "tiny"),
+    ],
+)
+def test_a_mistyped_name_is_told_the_nearest(source: str, near: str, here: Path) -> None:
+    """Files and folders beside it, and the built-in models for a bare name; nothing is said of downloads."""
+    message = message_of(source)
+    assert message.startswith("load: no such file or folder")
+    assert near in message
+    assert "download" not in message
+
+
+def test_a_mistyped_path_from_the_root_names_the_neighbours(here: Path) -> None:
+    """An absolute path is never a name of the hub."""
+    assert "llama.gguf" in message_of(here / "llama.ggu")
+
+
+def test_a_folder_that_is_missing_names_the_one_that_is_there(here: Path) -> None:
+    """Where the path breaks off."""
+    message = message_of("modles/llama/model.gguf")
+    assert str(here) in message
+    assert "no such file" in message
+    message = message_of(here / "smollm2-135m" / "a" / "b" / "config.json")
+    assert str(here / "smollm2-135m") in message
+
+
+def test_a_file_with_one_slash_is_not_a_name_of_the_hub(here: Path) -> None:
+    """OWNER/NAME with the suffix of a file, or in a folder that exists, is a path."""
+    assert "models are not downloaded" not in message_of("models/config.json").partition("\n")[0]
+    assert "no such file" in message_of("models/model.safetensors")
+    assert "no such file" in message_of("smollm2-135m/weights")
+
+
+def test_a_name_of_the_hub_is_told_how_to_fetch_it(here: Path) -> None:
+    """OWNER/NAME where there is no such folder."""
+    message = message_of("meta-llama/Llama-3.2-1B")
+    assert "models are not downloaded" in message
+    assert "hf download meta-llama/Llama-3.2-1B" in message
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+@pytest.mark.parametrize("name", ["model.bin", "model.pt", "model.pth", "model.ckpt", "weights"])
+def test_a_file_of_pickles_is_refused_with_the_way_to_convert_it(reader, name: str, tmp_path: Path) -> None:
+    """By its suffix, or by its first bytes; it is never opened as a pickle."""
+    torch.save({"weight": torch.zeros(2)}, tmp_path / name)
+    with pytest.raises(RopeError, match="pickles are refused") as refused:
+        reader(str(tmp_path / name))
+    assert "save_pretrained" in str(refused.value)
+    assert "weights_only=True" in str(refused.value)
+
+
+def test_a_plain_pickle_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    """Not every pickle is one of torch's zip files."""
+    for protocol in (2, 3, 4, 5):
+        (tmp_path / "weights").write_bytes(pickle.dumps({}, protocol))
+        assert "pickles are refused" in message_of(tmp_path / "weights")
+    with pytest.raises(RopeError, match="pickles are refused"):
+        load_classifier(tmp_path / "weights")
+
+
+def test_a_gguf_file_of_another_suffix_is_read(tmp_path: Path) -> None:
+    """Old converters wrote GGUF into .bin files."""
+    (tmp_path / "model.bin").write_bytes(b"GGUF")
+    assert find(tmp_path / "model.bin") == tmp_path / "model.bin"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+)
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+def test_a_safetensors_file_is_told_to_be_its_folder(reader, name: str, tmp_path: Path) -> None:
+    """Weights without a config are no model."""
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(RopeError, match="Pass the folder") as refused:
+        reader(tmp_path / name)
+    assert str(tmp_path) in str(refused.value)

@@ -1,0 +1,329 @@
+"""Tokenizers: trained, of bytes, from folders, from GGUF metadata; and text that streams without broken characters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.errors import RopeError
+from tests.models.material import PROSE, data, smollm2
+
+ODD = "héllo — 你好 🦜🎉 naïve ﬁ\u00a0x\u200d \r\n\t  ½ ² Ⅷ ١٢٣ we'll IT'S 1234567 \n\n\n   end  "
+TEXTS = (PROSE, ODD, "", " ", "def f(x):\n    return x**2  # 3.14159\n")
+
+
+@pytest.fixture(scope="module")
+def trained() -> TextTokenizer:
+    """A tokenizer trained on a little prose."""
+    return TextTokenizer.train([PROSE * 3, ODD], vocab_size=360)
+
+
+@given(st.text().filter(lambda text: "<|endoftext|>" not in text))  # that is one token, see below
+@settings(max_examples=100, deadline=None)
+def test_bytes_are_utf8(text: str) -> None:
+    """The byte tokenizer's ids are the bytes of UTF-8, and decoding brings the text back."""
+    tokenizer = TextTokenizer.bytes()
+    assert tokenizer.encode(text) == list(text.encode("utf-8", errors="surrogatepass"))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_bytes_have_an_end_of_text() -> None:
+    """Id 256 is the special token that begins and ends a text."""
+    tokenizer = TextTokenizer.bytes()
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_ids) == (257, 256, (256,))
+    assert tokenizer.decode([104, 256]) == "h<|endoftext|>"
+    assert tokenizer.decode([104, 256], skip_special=True) == "h"
+
+
+def test_training_keeps_every_text(trained: TextTokenizer) -> None:
+    """Any text survives, also one with characters never trained on; the vocabulary has the size asked for."""
+    for text in (*TEXTS, "Ωμέγα 한국어"):
+        assert trained.decode(trained.encode(text)) == text
+    assert trained.vocab_size == 360
+    assert (trained.bos_id, trained.eos_ids) == (0, (0,))
+    assert len(trained.encode(PROSE)) < len(PROSE) / 2
+
+
+def test_training_is_deterministic(trained: TextTokenizer) -> None:
+    """The same texts give the same tokenizer, file for file."""
+    again = TextTokenizer.train([PROSE * 3, ODD], vocab_size=360)
+    assert again.tokenizer.to_str() == trained.tokenizer.to_str()
+
+
+def test_trained_digits_stand_alone(trained: TextTokenizer) -> None:
+    """A number is cut into its digits."""
+    assert [trained.decode([token]) for token in trained.encode("1851")] == ["1", "8", "5", "1"]
+
+
+def test_training_needs_room_for_bytes() -> None:
+    """A vocabulary smaller than the bytes is refused."""
+    with pytest.raises(RopeError, match="counts 256 bytes"):
+        TextTokenizer.train(["x"], vocab_size=256)
+
+
+def test_folder_round_trip(trained: TextTokenizer, tmp_path: Path) -> None:
+    """What `save` writes, `from_folder` reads: ids, special tokens and template."""
+    several = TextTokenizer(trained.tokenizer, bos_id=0, eos_ids=[5, 0, 5], chat_template="{{ messages }}")
+    several.save(tmp_path)
+    read = TextTokenizer.from_folder(tmp_path)
+    assert [read.encode(text) for text in TEXTS] == [trained.encode(text) for text in TEXTS]
+    assert (read.bos_id, read.eos_ids, read.chat_template) == (0, (5, 0), "{{ messages }}")
+
+
+@pytest.mark.parametrize("make", ["trained", "bytes"])
+def test_transformers_reads_the_folder(make: str, trained: TextTokenizer, tmp_path: Path) -> None:
+    """AutoTokenizer loads what `save` wrote, to the same ids, text and special tokens."""
+    from transformers import AutoTokenizer
+
+    ours = trained if make == "trained" else TextTokenizer.bytes()
+    ours.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode(text)
+        assert theirs.decode(ours.encode(text)) == text
+    assert (theirs.bos_token_id, theirs.eos_token_id) == (ours.bos_id, ours.eos_ids[0])
+
+
+@pytest.mark.parametrize(
+    ("files", "begin", "end"),
+    [
+        ({"generation_config.json": {"eos_token_id": [0, 7]}, "config.json": {"eos_token_id": 5}}, None, (0, 7)),
+        ({"config.json": {"eos_token_id": 5, "bos_token_id": 6}}, 6, (5,)),
+        ({"tokenizer_config.json": {"eos_token": {"content": "<|endoftext|>"}, "bos_token": "a"}}, "a", (0,)),
+        ({"tokenizer_config.json": {"eos_token": "no such token"}}, None, ()),
+    ],
+)
+def test_where_special_tokens_are_named(
+    files: dict[str, Any], begin: Any, end: tuple[int, ...], trained: TextTokenizer, tmp_path: Path
+) -> None:
+    """Generation config goes before config, that before the tokenizer's own; tokens may be written as dicts."""
+    (tmp_path / "tokenizer.json").write_text(trained.tokenizer.to_str(), encoding="utf-8")
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    read = TextTokenizer.from_folder(tmp_path)
+    expected = trained.tokenizer.token_to_id(begin) if isinstance(begin, str) else begin
+    assert (read.bos_id, read.eos_ids) == (expected, end)
+
+
+def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
+    """No tokenizer.json, or one that is no tokenizer."""
+    with pytest.raises(RopeError, match=r"no tokenizer\.json"):
+        TextTokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": ', encoding="utf-8")
+    with pytest.raises(RopeError, match=r"tokenizer\.json cannot be read"):
+        TextTokenizer.from_folder(tmp_path)
+
+
+def test_special_ids_must_exist(trained: TextTokenizer) -> None:
+    """An end token outside the vocabulary is refused."""
+    with pytest.raises(RopeError, match="`eos_ids` is not in the vocabulary"):
+        TextTokenizer(trained.tokenizer, eos_ids=[360])
+
+
+def sentencepiece_metadata() -> dict[str, Any]:
+    """A small SentencePiece vocabulary with byte fallback, scored by rank as SentencePiece's BPE is."""
+    words = ["▁", "a", "b", "c", "t", "h", "e", "s", "▁t", "he", "▁the", "th", "at", "▁a", "st", "the", "▁c", "▁cat"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "<think>"]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(words), 4]
+    scores = [0.0] * 259 + [-float(rank) for rank in range(len(words))] + [0.0]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+def greedy_sentencepiece(text: str, tokens: list[str], scores: list[float]) -> list[int]:
+    """llama2.c's encoder: characters (or bytes), then always the best-scored merge of two neighbours."""
+    known = {token: number for number, token in enumerate(tokens) if number >= 259}
+    ids: list[int] = []
+    for character in (" " + text).replace(" ", "▁") if text else "":
+        ids += [known[character]] if character in known else [3 + byte for byte in character.encode()]
+    while True:
+        joined = [
+            (scores[known[w]], -i) for i in range(len(ids) - 1) if (w := tokens[ids[i]] + tokens[ids[i + 1]]) in known
+        ]
+        if not joined:
+            return ids
+        at = -max(joined)[1]
+        ids[at : at + 2] = [known[tokens[ids[at]] + tokens[ids[at + 1]]]]
+
+
+@given(st.text(alphabet="abcthes zé你\n") | st.text())
+@settings(max_examples=200, deadline=None)
+def test_sentencepiece_merges_best_first(text: str) -> None:
+    """A SentencePiece GGUF encodes as the greedy algorithm does, unknown characters as bytes, and decodes back."""
+    if "<" in text or "▁" in text:
+        return  # special tokens, and the space's own letter, are other tests
+    metadata = sentencepiece_metadata()
+    tokenizer = tokenizer_from_metadata(metadata, "test")
+    ids = tokenizer.encode(text)
+    assert ids == greedy_sentencepiece(text, metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"])
+    assert tokenizer.decode(ids) == text
+
+
+def test_sentencepiece_special_tokens() -> None:
+    """The bos token is added on request, control and user-defined tokens are matched whole."""
+    tokenizer = tokenizer_from_metadata(sentencepiece_metadata(), "test")
+    plain = tokenizer.encode("the cat")
+    assert tokenizer.encode("the cat", add_special=True) == [1, *plain]
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
+    assert tokenizer.encode("a</s>")[-1] == 2
+    assert tokenizer.decode(tokenizer.encode("a<think>")) == "a<think>"
+
+
+def test_llama2c_tokenizer() -> None:
+    """The real 512-token vocabulary of stories260K, on Shakespeare, against llama2.c's algorithm."""
+    from tests.checkpoints.stories import tokenizer_metadata
+
+    metadata = tokenizer_metadata(data("tok512.bin"))
+    tokenizer = tokenizer_from_metadata(metadata, "tok512.bin")
+    text = data("tinyshakespeare.txt").read_text(encoding="utf-8")[:2000] + ODD.replace("\r", "")
+    ids = tokenizer.encode(text)
+    assert ids == greedy_sentencepiece(text, metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"])
+    assert tokenizer.decode(ids) == text
+
+
+def byte_level_metadata(trained: TextTokenizer, pre: str | None) -> dict[str, Any]:
+    """The trained tokenizer as llama.cpp's converter would describe it."""
+    content = json.loads(trained.tokenizer.to_str())
+    vocabulary = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in content["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        **({"tokenizer.ggml.pre": pre} if pre else {}),
+        "tokenizer.ggml.tokens": [*vocabulary, "<think>"],
+        "tokenizer.ggml.token_type": [3, *[1] * (len(vocabulary) - 1), 4],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.eot_token_id": 9,
+    }
+
+
+def test_byte_level_gguf_is_its_origin(trained: TextTokenizer) -> None:
+    """SmolLM's cut is that of our training, so the GGUF form of a trained tokenizer encodes alike."""
+    tokenizer = tokenizer_from_metadata(byte_level_metadata(trained, "smollm"), "test")
+    for text in TEXTS:
+        assert tokenizer.encode(text) == trained.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.eos_ids == (0, 9)
+    assert tokenizer.encode("x<think>y<|endoftext|>")[1:] == [360, *trained.encode("y"), 0]
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-2", "tekken"])
+def test_byte_level_gguf_against_transformers(pre: str, trained: TextTokenizer) -> None:
+    """The cuts of Llama 3, Qwen2, GPT-2 and Mistral NeMo are those of transformers' own GGUF reader."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    metadata = byte_level_metadata(trained, pre)
+    theirs, _ = convert_gguf_tokenizer(
+        "llama",
+        {
+            "tokenizer_type": "gpt2",
+            "pre_tokenizer_type": pre,
+            **{key: metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges", "token_type")},
+        },
+    )
+    ours = tokenizer_from_metadata(metadata, "test")
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
+
+
+def test_llama3_begins_with_bos(trained: TextTokenizer) -> None:
+    """Llama 3's files may leave out add_bos_token: the cut implies it, unless the file says no."""
+    metadata = byte_level_metadata(trained, "llama-bpe")
+    assert tokenizer_from_metadata(metadata, "test").encode("x", add_special=True)[0] == 0
+    metadata["tokenizer.ggml.add_bos_token"] = False
+    assert tokenizer_from_metadata(metadata, "test").encode("x", add_special=True)[0] != 0
+
+
+def test_default_cut_takes_digits_in_threes(trained: TextTokenizer) -> None:
+    """Without a `pre`, llama.cpp's default: punctuation alone, numbers in groups of three."""
+    metadata = byte_level_metadata(trained, None)
+    tokenizer = tokenizer_from_metadata(metadata, "test").tokenizer
+    cut = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("Hi!! 12345")]
+    assert cut == ["Hi", "!!", "Ġ", "123", "45"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer.ggml.pre": "no-such-cut"}, "cuts text in a way that is not known"),
+        ({"tokenizer.ggml.model": "rwkv"}, "no tokenizer of a known kind"),
+        ({"tokenizer.ggml.merges": ["zz qq"]}, "names tokens that its vocabulary does not hold"),
+        ({"tokenizer.ggml.token_type": [1]}, "another number of token types"),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "one score for each token"),
+    ],
+)
+def test_gguf_tokenizers_that_are_refused(change: dict[str, Any], message: str, trained: TextTokenizer) -> None:
+    """Nothing is guessed: what is not understood is named."""
+    with pytest.raises(RopeError, match=message):
+        tokenizer_from_metadata(byte_level_metadata(trained, "smollm") | change, "test")
+
+
+def streams(tokenizer: TextTokenizer, ids: list[int]) -> list[str]:
+    """The pieces of text that a stream gives, the last one included."""
+    stream = tokenizer.stream()
+    return [*(stream.push(token) for token in ids), stream.finish()]
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_stream_never_breaks_a_character(text: str) -> None:
+    """Byte by byte, the pieces join to the text, and each is whole characters."""
+    pieces = streams(TextTokenizer.bytes(), TextTokenizer.bytes().encode(text))
+    assert "".join(pieces) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(st.text(alphabet="the cat你é🦜 \n", max_size=30))
+@settings(max_examples=150, deadline=None)
+def test_stream_of_sentencepiece(text: str) -> None:
+    """With byte fallback and a decoder that drops the first space, too."""
+    tokenizer = tokenizer_from_metadata(sentencepiece_metadata(), "test")
+    pieces = streams(tokenizer, tokenizer.encode(text))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_stream_shows_invalid_bytes() -> None:
+    """Bytes that can become no character come out as U+FFFD instead of holding the text back for ever."""
+    pieces = streams(TextTokenizer.bytes(), [0x61, 0x80, 0x80, 0x80, 0x80, 0x62, 0xE2])
+    assert "".join(pieces) == "a\ufffd\ufffd\ufffd\ufffdb\ufffd"
+
+
+@pytest.mark.slow
+def test_smollm2_tokenizer_on_real_text() -> None:
+    """SmolLM2's GGUF on novels, code and odd Unicode: transformers' ids but for digits, which it forgets to split.
+
+    transformers' GGUF reader does not know `pre = smollm` and falls back to GPT-2's cut; SmolLM2's tokenizer.json, and
+    llama.cpp, split digits first. With that one step put back, the two agree on every text.
+    """
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    path = smollm2()
+    ours = TextTokenizer.from_gguf(path)
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
+    texts = [data(name).read_text(encoding="utf-8") for name in ("moby_dick.txt", "tinyshakespeare.txt")]
+    texts += [*TEXTS, "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>", Path(__file__).read_text(encoding="utf-8")]
+    assert theirs.encode(texts[1], add_special_tokens=False).ids == ours.encode(texts[1])  # Shakespeare: no such digits
+    theirs.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    for text in texts:
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ours.encode(text)) == text

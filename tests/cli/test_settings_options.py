@@ -1,0 +1,209 @@
+"""Options derived from a settings dataclass: what is typed, what the function gets, and what the help says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from ropewalk.cli.command_line import command_line
+from ropewalk.cli.settings_options import TOKENS, Overrides, with_options
+from ropewalk.errors import RopeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """One field of each kind that a command may have."""
+
+    text: tuple[Path, ...] = field(metadata={"help": "A text; repeatable.", "rest": "More texts."})
+    target: int | None = field(default=None, metadata={"help": "The length wanted.", "unit": "tokens"})
+    block: int = field(default=512, metadata={"help": "Tokens of a block.", "unit": "tokens"})
+    windows: int = field(default=16, metadata={"help": "Windows of each text."})
+    rate: float | None = field(default=None, metadata={"help": "A rate."})
+    methods: tuple[str, ...] | None = field(
+        default=None, metadata={"help": "Names.", "commas": True, "option": ("--methods", "--method")}
+    )
+    lengths: tuple[int, ...] = field(default=(), metadata={"help": "Lengths.", "commas": True, "unit": "tokens"})
+    seeds: tuple[int, ...] = field(default=(0, 1), metadata={"help": "Seeds.", "commas": True})
+    scalings: tuple[str, ...] = field(
+        default=("pi", "ntk"), metadata={"help": "Rules.", "commas": True, "empty": "none"}
+    )
+    words: str | list[str] | None = field(default=None, metadata={"help": "Words.", "type": tuple[str, ...]})
+    scoring: Literal["choice", "generate"] = field(default="choice", metadata={"help": "How."})
+    resume: bool = field(default=False, metadata={"help": "Go on."})
+    echo: bool = field(default=True, metadata={"help": "Print the prompt."})
+    progress: Any = field(default=None, metadata={"command_line": False})
+
+
+REQUIRED = ["tiny", "--text", "a.txt"]
+CALLS: list[dict[str, Any]] = []
+
+
+def measure(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A model.")],
+    settings: SampleSettings,
+    trained_length: Annotated[int | None, TOKENS, typer.Option(help="Tokens trained.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="A file.")] = None,
+) -> None:
+    """Measure something."""
+    CALLS.append({"model": model, "settings": settings, "trained_length": trained_length, "json_file": json_file})
+    CALLS[-1] |= {"line": command_line(context)}
+
+
+def run(*arguments: str) -> Result:
+    """The sample command on a command line of its own."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(with_options(measure))
+    CALLS.clear()
+    return CliRunner().invoke(app, [*arguments], prog_name="measure")
+
+
+def settings_of(*arguments: str) -> SampleSettings:
+    result = run(*REQUIRED, *arguments)
+    assert result.exit_code == 0, result.output
+    return CALLS[0]["settings"]
+
+
+def test_defaults_are_the_dataclass_s_own():
+    """What is not typed is what the dataclass has."""
+    assert settings_of() == SampleSettings(text=(Path("a.txt"),))
+    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--target", "8k"], "target", 8192),
+        (["--block", "1M"], "block", 1_048_576),
+        (["--block", "8_192"], "block", 8192),
+        (["--windows", "3"], "windows", 3),
+        (["--rate", "2e-5"], "rate", 2e-5),
+        (["--methods", "yarn, ntk", "--method", "pi"], "methods", ("yarn", "ntk", "pi")),
+        (["--lengths", "512,1k", "--lengths", "1.5k"], "lengths", (512, 1024, 1536)),
+        (["--seeds", "3,4"], "seeds", (3, 4)),
+        (["--scalings", "none"], "scalings", ()),
+        (["--scalings", "pi"], "scalings", ("pi",)),
+        (["--words", "a,b", "--words", "c"], "words", ("a,b", "c")),
+        (["b.txt", "--windows", "3", "c.txt"], "text", (Path("a.txt"), Path("b.txt"), Path("c.txt"))),
+        (["--scoring", "generate"], "scoring", "generate"),
+        (["--resume"], "resume", True),
+        (["--no-echo"], "echo", False),
+        (["--text", "b,c.txt"], "text", (Path("a.txt"), Path("b,c.txt"))),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else None,
+)
+def test_each_kind_of_field_is_read(arguments: list[str], name: str, value: object):
+    """What is typed arrives as the field's type; commas separate only where the field says so."""
+    settings = settings_of(*arguments)
+    assert getattr(settings, name) == value
+    assert type(getattr(settings, name)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "8x"], "--target must be a whole number of tokens"),
+        (["--target", "0.3k"], "--target must be a whole number of tokens"),
+        (["--lengths", "512,,1k"], "a value of --lengths is empty"),
+        (["--seeds", "one"], "--seeds must be a whole number"),
+        (["--scoring", "guess"], "--scoring has no such choice"),
+        (["--trained-length", ""], "--trained-length must be a whole number of tokens"),
+    ],
+)
+def test_what_cannot_be_read_is_a_rope_error(arguments: list[str], message: str):
+    """The option, what was given, and what may be: before the function is called."""
+    result = run(*REQUIRED, *arguments)
+    assert isinstance(result.exception, RopeError)
+    assert message in str(result.exception)
+    assert CALLS == []
+
+
+def test_a_command_s_own_parameters_stay():
+    """Parameters beside the settings are passed on; a length among them is marked TOKENS."""
+    run(*REQUIRED, "--trained-length", "2k", "--json", "out.json")
+    assert (CALLS[0]["trained_length"], CALLS[0]["json_file"]) == (2048, Path("out.json"))
+
+
+def test_the_command_is_printed_with_what_was_given():
+    """A record holds the command as it was typed, without defaults."""
+    run(*REQUIRED, "--target", "8k", "--no-echo", "--resume", "--methods", "yarn,ntk")
+    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt --target 8k --methods yarn,ntk --resume --no-echo"
+
+
+def test_further_arguments_are_printed_with_their_option():
+    """`--text A B C` is printed as it was typed."""
+    run("tiny", "--text", "a.txt", "b.txt", "c.txt", "--block", "1k")
+    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt b.txt c.txt --block 1k"
+
+
+def test_the_command_of_a_group_is_printed_with_its_group():
+    """`ropewalk group measure ...`, of which a part alone is no command."""
+    group, app = typer.Typer(name="group"), typer.Typer(add_completion=False, rich_markup_mode=None)
+    group.command()(with_options(measure))
+    group.command("other")(with_options(measure))
+    app.add_typer(group)
+    app.callback()(lambda: None)
+    CALLS.clear()
+    result = CliRunner().invoke(app, ["group", "measure", *REQUIRED], prog_name="ropewalk")
+    assert result.exit_code == 0, result.output
+    assert CALLS[0]["line"] == "ropewalk group measure tiny --text a.txt"
+
+
+def choose(settings: Overrides[SampleSettings], quick: bool = False) -> None:
+    """Measure with other defaults."""
+    CALLS.append({"settings": settings.over({"text": (Path("b.txt"),), "windows": 4} if quick else {"text": ()})})
+    CALLS[-1] |= {"given": settings.values}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ([], {}),
+        (["--windows", "16", "--block", "1k"], {"windows": 16, "block": 1024}),
+        (["--text", "a.txt", "c.txt"], {"text": (Path("a.txt"), Path("c.txt"))}),
+        (["--scalings", "none", "--resume", "--no-echo"], {"scalings": (), "resume": True, "echo": False}),
+    ],
+)
+def test_settings_over_other_defaults(arguments: list[str], given: dict[str, Any]):
+    """What is typed, also where it equals the dataclass's default, is held against another source of defaults."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(with_options(choose))
+    CALLS.clear()
+    result = CliRunner().invoke(app, ["--quick", *arguments])
+    assert result.exit_code == 0, result.output
+    assert CALLS[0]["given"] == given
+    assert CALLS[0]["settings"] == SampleSettings(**{"text": (Path("b.txt"),), "windows": 4, **given})
+
+
+def test_the_help_is_the_fields_own():
+    """Names, what stands for a value, help and default; what the command line does not offer is not there."""
+    text = " ".join(run("--help").output.split())
+    for part in (
+        "--text PATH A text; repeatable. [required]",
+        "More texts.",
+        "--target TOKENS The length wanted.",
+        "--block TOKENS Tokens of a block. [default: 512]",
+        "--methods, --method TEXT Names.",
+        "--seeds INTEGER Seeds. [default: 0, 1]",
+        "--rate FLOAT A rate.",
+        "A model. [required]",
+        "--scoring [choice|generate] How. [default: choice]",
+        "--resume Go on.",
+        "--echo / --no-echo Print the prompt. [default: echo]",
+        "--trained-length TOKENS Tokens trained.",
+    ):
+        assert part in text
+    assert "--no-resume" not in text
+    assert "--progress" not in text
+
+
+def test_a_missing_option_is_a_usage_error():
+    """A field without a default must be given: status 2."""
+    result = run("tiny")
+    assert result.exit_code == 2
+    assert "--text" in result.output

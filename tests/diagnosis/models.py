@@ -1,0 +1,42 @@
+"""Tiny random models for the doctor's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ropewalk.methods import METHODS, Reach
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+from ropewalk.readers.decoder import DecoderReader
+from ropewalk.rope.config import RopeConfig
+
+ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)
+
+
+def tiny_decoder(rope: Any = ROPE, **changes: Any) -> Decoder:
+    """Two layers of random weights, large enough that attention matters."""
+    torch.manual_seed(1)
+    fields: dict[str, Any] = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope": rope,
+        "initializer_range": 0.3,
+    }
+    return Decoder(DecoderConfig(**{**fields, **changes})).eval()
+
+
+def under_method(model: Decoder, method: str, *, trained: int, target: int, unscaled_tokens: int = 0) -> Decoder:
+    """The decoder under an extension method, its weights shared."""
+    reader = DecoderReader(model)
+    return reader.under(METHODS[method].positions(reader.positions, Reach(trained, target, unscaled_tokens))).model
+
+
+def random_ids(tokens: int) -> torch.Tensor:
+    """int64 [tokens] below 50."""
+    return torch.randint(0, 50, (tokens,), generator=torch.Generator().manual_seed(2))

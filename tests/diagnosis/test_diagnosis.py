@@ -1,0 +1,198 @@
+"""`rw.doctor` as a library call: its settings, its results, and several processes on one folder."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ropewalk
+import ropewalk as rw
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.diagnosis.diagnosis import Diagnosis
+from ropewalk.diagnosis.doctor import RunInterrupted, prepare
+from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.errors import RopeError
+from ropewalk.models.decoder import Decoder
+from tests.diagnosis.models import ROPE, tiny_decoder
+
+TEXT = [("story", "It was the best of times, it was the worst of times. " * 12)]
+
+
+def model() -> Decoder:
+    """A small random model over bytes, 32 tokens trained."""
+    decoder = tiny_decoder(dataclasses.replace(ROPE, max_position_embeddings=32), vocab_size=257)
+    decoder.tokenizer = TextTokenizer.bytes()
+    return decoder
+
+
+def diagnose(state: Path, **changes: Any) -> Diagnosis:
+    """A short run."""
+    given = {"target": 64, "text": TEXT, "methods": "pi,yarn,crop", "windows": 2, "state": state}
+    return rw.doctor(model(), **{**given, **changes})
+
+
+def test_the_arguments_are_the_settings() -> None:
+    """One name, one default, and help for each field; no argument that the record does not know."""
+    arguments = inspect.signature(rw.doctor).parameters
+    fields = {field.name: field for field in dataclasses.fields(DoctorSettings)}
+    assert set(arguments) - {"model", "progress"} == set(fields)
+    for name, field in fields.items():
+        assert arguments[name].default == field.default
+        assert field.metadata["help"].endswith((".", "]", "..."))
+
+
+def test_the_result_is_data_and_text(tmp_path: Path) -> None:
+    """Rows, sentences, the document, the page, and a notebook's view, without a file."""
+    found = diagnose(tmp_path)
+    assert list(found.measurement.results) == ["plain", "pi", "yarn", "crop"]
+    lines = found.table().splitlines()
+    assert [line.split()[0] for line in lines] == ["method", "plain", "pi", "yarn", "crop"]
+    document = found.to_json()
+    assert document["recommended"] == found.recommendation.method
+    assert document["environment"]["dtype"] == "float32"
+    json.dumps(document, allow_nan=False)
+    assert found.to_html().startswith("<!")
+    assert "<td>yarn</td>" in found._repr_html_()
+    assert f"Recommended: {found.recommendation.method}." in str(found)
+
+
+def test_a_run_begins_again_unless_it_resumes(tmp_path: Path) -> None:
+    """Resumed, nothing is measured; begun again, everything is; the numbers are the same."""
+    first = diagnose(tmp_path)
+    settings = DoctorSettings(target=64, text=TEXT, methods="pi,yarn,crop", windows=2, state=tmp_path, resume=True)
+    resumed = prepare(model(), settings)
+    assert (resumed.resumed, len(resumed.plan.due(resumed.ledger))) == (8, 0)
+    assert resumed.measure().to_json() == first.to_json()
+    again = prepare(model(), dataclasses.replace(settings, resume=False))
+    assert (again.resumed, len(again.plan.due(again.ledger))) == (0, 8)
+
+
+def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
+    """A KeyboardInterrupt with the counts; resumed it ends with the numbers of a run that was never stopped."""
+    whole = diagnose(tmp_path / "whole")
+
+    class Stopping:
+        count = 0
+
+        def begin(self, description: str, tokens: int) -> None:
+            self.count += 1
+            if self.count == 4:
+                raise KeyboardInterrupt
+
+        def advance(self, tokens: int) -> None:
+            pass
+
+    with pytest.raises(RunInterrupted) as stopped:
+        diagnose(tmp_path / "part", workers=1, progress=Stopping())
+    assert (stopped.value.kind, stopped.value.kept, stopped.value.due) == ("measurements", 3, 5)
+    rest = diagnose(tmp_path / "part", resume=True)
+    for name in whole.measurement.results:
+        one, other = (np.array(found.measurement.block_means(name)) for found in (rest, whole))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": "alibi"}, "unknown method"),
+        ({"retrieval": "hay"}, "unknown task"),
+        ({"retrieval": " , "}, "unknown task"),
+        ({"scoring": "guess"}, "unknown scoring"),
+        ({"scoring": "generate"}, "belong to --retrieval"),
+        ({"methods": "pi", "stride": 4}, "belong to crop"),
+        ({"methods": "dca", "unscaled_tokens": 4}, "belong to methods that change frequencies"),
+        ({"dtype": "int8"}, "unknown dtype"),
+        ({"dtype": "bfloat16"}, "has its dtype and its device already"),
+        ({"state": __file__}, "the state is a folder"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """Before any work."""
+    with pytest.raises(RopeError, match=message):
+        diagnose(**{"state": tmp_path, **changes})
+
+
+SCRIPT = """
+import json, sys
+import torch
+torch.set_num_threads(1)
+from tests.diagnosis.test_diagnosis import diagnose
+found = diagnose(sys.argv[1], resume=True, workers=1, methods="all", windows=3, text=[("story", "So it goes. " * 60)])
+print(json.dumps(found.to_json()["methods"]))
+"""
+
+
+def test_two_processes_share_one_run(tmp_path: Path) -> None:
+    """Every job is measured once, by either, and both give the same document."""
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert json.loads(outputs[0]) == json.loads(outputs[1])
+    files = list((tmp_path / "losses" / "results").iterdir())
+    jobs = [json.loads(line)["job"] for file in files for line in file.read_text().splitlines()]
+    assert len(jobs) == len(set(jobs)) == 3 * sum(method["same_as"] is None for method in json.loads(outputs[0]))
+    assert list((tmp_path / "losses" / "leases").iterdir()) == []
+
+
+def test_a_run_that_others_are_at_is_not_begun_again(tmp_path: Path) -> None:
+    """It may be joined."""
+    settings = DoctorSettings(target=64, text=TEXT, methods="pi", windows=1, state=tmp_path)
+    run = prepare(model(), settings)
+    with run.at_work():
+        with pytest.raises(RopeError, match="another process is at work"):
+            prepare(model(), settings)
+        assert prepare(model(), dataclasses.replace(settings, resume=True)).resumed == 0
+    prepare(model(), settings)
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Every name, attribute and imported name or module of a file."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(alias.name for alias in node.names)}
+    return found
+
+
+def test_diagnosis_and_retrieval_know_only_readers() -> None:
+    """No file of these rooms names our decoder or its adapter."""
+    forbidden = {
+        "Decoder", "DecoderReader", "DecoderConfig", "load_decoder", "ropewalk.models.decoder",
+        "ropewalk.readers.decoder", "ropewalk.models.config", "ropewalk.models.generate",
+    }  # fmt: skip
+    package = Path(ropewalk.__file__).parent
+    files = [path for room in ("diagnosis", "retrieval") for path in (package / room).glob("*.py")]
+    assert len(files) > 15
+    for path in files:
+        assert not names_in(ast.parse(path.read_text())) & forbidden, path
+    assert names_in(ast.parse("from ropewalk.models.decoder import Decoder")) & forbidden
+
+
+def test_importing_the_package_leaves_the_doctor_out() -> None:
+    """`rw.doctor` is a function, loaded when it is used; there is no module of that name."""
+    code = "import sys, ropewalk; print('ropewalk.diagnosis' in sys.modules, 'scipy' in sys.modules, ropewalk.doctor)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False False <function doctor")
+    with pytest.raises(AttributeError, match="no attribute 'nurse'"):
+        ropewalk.nurse  # noqa: B018

@@ -1,0 +1,108 @@
+"""Extending knows readers alone: nothing else names our decoder, and a reader of another kind is applied and tuned."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ropewalk
+from ropewalk import extend, load
+from ropewalk.extend.decoder_tuning import TunableDecoder, tunable
+from ropewalk.readers.reader import Reader, TunableReader
+from tests.extend.material import TARGET, TRAINED, checkpoint
+from tests.training.material import prose
+
+ROOM = Path(ropewalk.__file__).parent / "extend"
+ADAPTER = {"decoder_tuning.py", "decoder_export.py"}  # our decoder's half of `TunableReader`
+
+
+class OtherReader:
+    """A reader of another kind: what a `TunableReader` has, and no class or attribute of our decoder's."""
+
+    def __init__(self, inner: TunableReader) -> None:
+        self._inner = inner
+
+
+def _member(name: str) -> Any:
+    """A member that passes on to the reader within, and wraps the readers that come back."""
+
+    def wrapped(value: Any) -> Any:
+        return OtherReader(value) if isinstance(value, TunableDecoder) else value
+
+    if isinstance(inspect.getattr_static(TunableReader, name), property):
+        return property(lambda self: getattr(self._inner, name))
+    return lambda self, *given, **named: wrapped(getattr(self._inner, name)(*given, **named))
+
+
+for protocol in (Reader, TunableReader):
+    for member in [name for name in vars(protocol) if not name.startswith("_")]:
+        setattr(OtherReader, member, _member(member))
+
+
+def names_of(path: Path) -> set[str]:
+    """Every name and attribute in a file's code, and what it imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_nothing_but_the_adapter_names_decoder() -> None:
+    """By the syntax tree, lazy imports as well; the adapter does, so the check can fail."""
+    naming = {path.name for path in ROOM.glob("*.py") if names_of(path) & {"Decoder", "DecoderReader", "DecoderConfig"}}
+    assert naming == ADAPTER
+
+
+def test_a_reader_of_another_kind_is_applied(tmp_path: Path) -> None:
+    """Measured and written as our own reader is."""
+    folder = checkpoint(tmp_path / "source")
+    (tmp_path / "text.txt").write_text(prose(600, 2))
+    settings = extend.ApplySettings(target=TARGET, validation=tmp_path / "text.txt", windows=2, dtype="bfloat16")
+    ours = TunableDecoder(load(folder, dtype=torch.float32), "m")
+    other = OtherReader(TunableDecoder(load(folder, dtype=torch.float32), "m"))
+    records = []
+    for name, reader in (("ours", ours), ("other", other)):
+        done = extend.apply(reader, tmp_path / name, settings)
+        assert done.exported.dtype == torch.bfloat16
+        records.append([variant["loss_by_window_and_block"] for variant in done.record["variants"]])
+        assert json.loads((tmp_path / name / "extend.json").read_text())["model"] == "m"
+    assert records[0] == records[1]
+    assert len(records[0]) == 3
+    assert load(tmp_path / "other").config.ropes == load(tmp_path / "ours").config.ropes
+
+
+def test_a_reader_of_another_kind_is_tuned(tmp_path: Path) -> None:
+    """To the same bits as ours."""
+    folder = checkpoint(tmp_path / "source")
+    (tmp_path / "text.txt").write_text(prose(600))
+    settings = extend.TuneSettings(
+        text=(str(tmp_path / "text.txt"),), steps=2, method="pi", target=TARGET, measure=False, precision="float32",
+        device="cpu", train="norms",
+    )  # fmt: skip
+    weights = []
+    for name, kind in (("ours", tunable), ("other", OtherReader)):
+        reader = kind(TunableDecoder(load(folder, dtype=torch.float32), "m"))
+        done = extend.tune(reader, tmp_path / name, settings)
+        assert done.record["tuning"]["tokens"] == 2 * TARGET
+        assert done.record["tuning"]["settings"]["trained_length"] == TRAINED
+        weights.append(load(tmp_path / name).state_dict())
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+    assert not torch.equal(weights[0]["norm.weight"], load(folder).state_dict()["norm.weight"])
+
+
+@pytest.mark.parametrize("unknown", ["a reader", object()])
+def test_what_is_no_reader_is_refused(unknown: object, tmp_path: Path) -> None:
+    """A name that is no checkpoint, and an object that no adapter knows."""
+    with pytest.raises(ropewalk.RopeError):
+        extend.apply(unknown, tmp_path / "out")

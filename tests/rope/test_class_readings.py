@@ -1,0 +1,267 @@
+"""What transformers' classes make of configs that state little: read from the dict, as the class itself reads it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.rope.ropes import ropes_of_layer_types
+from tests.rope.models import Model, fixture, modeling
+from tests.rope.test_parity import config_classes, vision_rotations
+
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 8}
+PLAIN = {"rope_type": "default", "rope_theta": 12_345.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 12_345.0, "factor": 2.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+TWO_TYPES = ("full_attention", "sliding_attention")
+
+
+def class_config(fields: dict[str, Any]) -> Any:
+    """The config that the class of this model_type makes of the fields."""
+    fields = copy.deepcopy(fields)
+    return config_classes()[fields.pop("model_type")](**fields)
+
+
+SILENT: list[tuple[dict[str, Any], tuple[str | None, ...]]] = [
+    ({"model_type": "mistral4"}, (None,)),
+    ({"model_type": "jetmoe", "hidden_size": 4096, "num_key_value_heads": 16}, (None,)),
+    ({"model_type": "zamba2", "use_mem_rope": True}, (None,)),
+    ({"model_type": "zamba2", "use_mem_rope": True, **SIZES, "kv_channels": 128}, (None,)),
+    ({"model_type": "zamba2", "use_mem_rope": True, **SIZES, "attention_head_dim": 192}, (None,)),
+    ({"model_type": "moonshine_streaming", "hidden_size": 320, "num_attention_heads": 8}, (None,)),
+    ({"model_type": "moonshine_streaming", **SIZES, "rope_parameters": PLAIN}, (None,)),
+    ({"model_type": "mimo_v2_flash"}, TWO_TYPES),
+    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, PLAIN)}, TWO_TYPES),
+    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)}, TWO_TYPES),
+    ({"model_type": "mimo_v2_flash", "rope_parameters": dict.fromkeys(TWO_TYPES, YARN)}, TWO_TYPES),
+    ({"model_type": "moonshine_streaming", **SIZES, "rope_parameters": LINEAR}, (None,)),
+    ({"model_type": "laguna", "rope_parameters": dict.fromkeys(TWO_TYPES, LINEAR)}, ("full_attention",)),
+    ({"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES}, (None,)),
+    ({"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES, "rope_parameters": PLAIN}, (None,)),
+    ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 1.0}, (None,)),
+    ({"model_type": "mellum", "partial_rotary_factor": 0.5}, ("full_attention",)),
+    *(
+        ({"model_type": name, **SIZES, "rope_theta": 54_321.0}, (None,))  # beside a default block with its own theta
+        for name in ("gpt_oss", "apertus", "cwm", "openai_privacy_filter", "nemotron3_5_transcribe_asr_audio")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "layer_types"), SILENT, ids=[f"{i}-{c[0]['model_type']}" for i, c in enumerate(SILENT)]
+)
+def test_silent_configs(fields: dict[str, Any], layer_types: tuple[str | None, ...]) -> None:
+    """Frequencies, their number and the attention factor are the class's own."""
+    for layer_type in layer_types:
+        expected, factor = Model(class_config(fields), layer_type).frequencies()
+        config = rw.RopeConfig.from_hf(fields, layer_type=layer_type)
+        actual = rw.inverse_frequencies(config)
+        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=2e-6, atol=0)
+        assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
+
+
+def test_mistral4_without_a_block() -> None:
+    """Its class then scales by YaRN with factor 128, over the slice that turns."""
+    config = rw.RopeConfig.from_hf({"model_type": "mistral4"})
+    assert (config.head_dim, config.max_position_embeddings) == (64, 1_048_576)
+    assert config.scaling == rw.scaling.YaRN(128.0, 8192, mscale=1.0, mscale_all_dim=1.0)
+    half = {"rope_type": "default", "partial_rotary_factor": 0.5}  # 64 of 128: what its class writes
+    stated = {"model_type": "mistral4", "qk_nope_head_dim": 64, "rope_parameters": half}
+    assert rw.RopeConfig.from_hf(stated).scaling is None
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 0.5}, "asks for 32 turned features, .* turns 64"),
+        ({"model_type": "glm4_moe_lite", "rope_parameters": {"partial_rotary_factor": 0.25}}, "asks for 16"),
+        ({"model_type": "deepseek_v3", "partial_rotary_factor": 0.5}, "asks for 32 turned features"),
+        ({"model_type": "gpt_neox", **SIZES, "partial_rotary_factor": 0.5}, "asks for 64 turned features, .* turns 32"),
+        ({"model_type": "gptj", **SIZES, "rope_theta": 5e5}, "reads neither a rope block nor a theta"),
+        ({"model_type": "codegen", **SIZES, "rope_scaling": {"type": "linear", "factor": 2.0}}, "reads neither"),
+    ],
+)
+def test_what_the_class_does_not_read_is_refused(fields: dict[str, Any], message: str) -> None:
+    """A fraction, a theta or a rule that would be dropped, or with which the class cannot run."""
+    with pytest.raises(rw.RopeError, match=message):
+        rw.RopeConfig.from_hf(fields)
+
+
+# --- layers without rotation
+
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_hidden_layers": 8,
+    "vocab_size": 32,
+    "pad_token_id": None,
+}
+NOPE: dict[str, tuple[str, dict[str, Any]]] = {
+    "exaone4": ("exaone4", {}),
+    "exaone4 without a window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 8}),
+    "exaone_moe": ("exaone_moe", {}),
+    "kolibri1": ("kolibri1", {}),
+    "kolibri1 without a window": ("kolibri1", {"sliding_window": None, "layer_types": ["full_attention"] * 8}),
+    "llama4": ("llama4_text", {}),
+    "llama4 by its list": ("llama4_text", {"no_rope_layers": [1, 0] * 4}),
+    "llama4 with every layer": ("llama4_text", {"no_rope_layers": [1] * 8}),
+    "cohere2": ("cohere2", {}),
+    "cohere2 without a window": ("cohere2", {"sliding_window": None}),
+    "cohere2, all sliding": ("cohere2", {"layer_types": ["sliding_attention"] * 8}),
+    "afmoe": ("afmoe", {}),
+    "flint": ("flint", {}),
+}
+
+
+def rotating_layers(config: Any) -> list[bool]:
+    """Whether each layer's own attention module answers to the position embeddings that it is given."""
+    file = modeling(config)
+    (attention,) = [
+        cls
+        for name, cls in vars(file).items()
+        if name.endswith("Attention")
+        and "Vision" not in name
+        and inspect.isclass(cls)
+        and cls.__module__ == file.__name__
+    ]
+    config._attn_implementation = "eager"
+    hidden = torch.randn(1, 3, 32)
+    tables = [torch.randn(1, 3, 8) for _ in range(4)]
+    pairs: list[Any] = [(tables[0], tables[1]), (tables[2], tables[3])]
+    if config.model_type == "llama4_text":
+        pairs = [torch.polar(torch.ones(1, 3, 4), table[..., :4]) for table in tables[:2]]
+    found = []
+    for layer in range(config.num_hidden_layers):
+        module = attention(config, layer).eval()
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter)
+        extra = (
+            {"position_ids": torch.arange(3)[None]}
+            if "position_ids" in inspect.signature(module.forward).parameters
+            else {}
+        )
+        with torch.no_grad():
+            one, other = (module(hidden, position_embeddings=pair, attention_mask=None, **extra)[0] for pair in pairs)
+        found.append(not torch.equal(one, other))
+    return found
+
+
+@pytest.mark.parametrize("name", NOPE)
+def test_layers_without_rotation(name: str) -> None:
+    """Each layer type has a rope exactly where the class's attention turns its queries; no silent choice among them."""
+    model_type, changes = NOPE[name]
+    fields = {"model_type": model_type, **TINY, **changes}
+    config = class_config(fields)
+    rotating = dict.fromkeys(config.layer_types, False)
+    for layer_type, rotates in zip(config.layer_types, rotating_layers(config), strict=True):
+        rotating[layer_type] |= rotates
+    ropes = ropes_of_layer_types(fields)
+    if all(rotating.values()):
+        assert list(ropes) == [None]
+        assert rw.RopeConfig.from_hf(fields) == ropes[None]
+    else:
+        assert {label: rope is not None for label, rope in ropes.items()} == rotating
+        with pytest.raises(rw.RopeError, match=r"no `layer_type` was given|no layer of this"):
+            rw.RopeConfig.from_hf(fields)
+    assert {label: rope is not None for label, rope in ropes_of_layer_types(config).items()} == {
+        label: rope is not None for label, rope in ropes.items()
+    }
+    for layer_type, rotates in rotating.items():
+        if rotates:
+            assert rw.RopeConfig.from_hf(fields, layer_type=layer_type).head_dim == 8
+        else:
+            with pytest.raises(rw.RopeError, match=r"no rotation|no layer of this"):
+                rw.RopeConfig.from_hf(fields, layer_type=layer_type)
+
+
+@pytest.mark.rejects
+def test_a_layer_type_that_the_model_does_not_have() -> None:
+    """Where all layers of a Cohere 2 slide, its NoPE layers are still NoPE layers."""
+    fields = {"model_type": "cohere2", **TINY, "layer_types": ["sliding_attention"] * 8}
+    with pytest.raises(rw.RopeError, match="no rotation"):
+        rw.RopeConfig.from_hf(fields, layer_type="full_attention")
+
+
+# --- every layer type at once
+
+
+@pytest.mark.parametrize("name", ["gemma_3_27b", "olmo_3_1_32b", "gemma_4_e4b", "laguna_s", "modernbert_base"])
+def test_ropes_of_every_layer_type(name: str) -> None:
+    """Nobody has to name the layer types of a config: they are those of from_hf, one by one."""
+    ropes = ropes_of_layer_types(fixture(name))
+    assert set(ropes) == set(TWO_TYPES)
+    assert ropes == {label: rw.RopeConfig.from_hf(fixture(name), layer_type=str(label)) for label in ropes}
+
+
+def test_ropes_of_one_rope_and_of_parts() -> None:
+    """One rope for all layers is under None; a composite gives its text part, its vision_config the tower."""
+    llama, composite = fixture("llama_3_1_8b"), fixture("qwen2_5_vl_7b")
+    assert ropes_of_layer_types(llama) == {None: rw.RopeConfig.from_hf(llama)}
+    assert ropes_of_layer_types(composite) == {None: rw.RopeConfig.from_hf(composite)}
+    tower = ropes_of_layer_types({**composite["vision_config"], "model_type": "qwen2_5_vl"})[None]
+    assert tower is not None
+    assert (tower.num_axes, tower.axes_restart, tower.head_dim) == (2, True, 80)
+
+
+# --- vision towers
+
+TOWERS = (
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm_ocr",
+    "paddleocr_vl", "ernie4_5_vl_moe", "video_llama_3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", TOWERS)
+def test_vision_configs_under_the_name_of_their_composite(model_type: str) -> None:
+    """As released: the vision_config carries the composite's model_type, and is still the tower's, not text M-RoPE."""
+    fields = {"vision_config": {"hidden_size": 1280}} if model_type == "qwen2_5_vl" else {}
+    config = transformers.AutoConfig.for_model(model_type, **fields).vision_config
+    released = {**config.to_dict(), "model_type": model_type}
+    rope = rw.RopeConfig.from_hf(released)
+    assert rope == rw.RopeConfig.from_hf(config)
+    assert (rope.num_axes, rope.axes_restart) == (2, True)
+    torch.testing.assert_close(*vision_rotations(config), rtol=0, atol=1e-5)
+
+
+def test_a_stated_pairing_does_not_hide_the_axes() -> None:
+    """`rope_interleave`, which our own message advises, says how features pair; the block's `axial` stands."""
+    fields = {"model_type": "new_vision", "hidden_size": 64, "num_heads": 2, "rope_interleave": False}
+    rope = rw.RopeConfig.from_hf({**fields, "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}})
+    assert rope == rw.RopeConfig(32, interleaved=False, axes=rw.axes_from_sections([8, 8]), axes_restart=True)
+    assert rope.to_hf() == {"rope_type": "axial", "rope_theta": 1e4}
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "new_text", "rope_interleave": False, "rope_scaling": {"type": "mrope"}},
+        {"model_type": "llama", "rope_parameters": {"rope_type": "axial"}},
+        {"model_type": "llama", "rope_scaling": {"type": "mrope"}},
+    ],
+)
+def test_several_axes_in_a_class_of_one(fields: dict[str, Any]) -> None:
+    """A block that speaks of several axes is never read as one."""
+    with pytest.raises(rw.RopeError, match="positions have several axes"):
+        rw.RopeConfig.from_hf({**fields, **SIZES})
+
+
+@pytest.mark.parametrize("sections", [(8, 12, 12), (24, 20, 20), (11, 11, 10), (1, 3, 3), (1, 5)])
+def test_interleaved_sections_are_clamped(sections: tuple[int, ...]) -> None:
+    """Qwen3-VL's own strided slices, which end at the last pair whatever a later section says."""
+    total = sum(sections)
+    expected = torch.zeros(total, dtype=torch.long)
+    for axis, length in enumerate(sections[1:], start=1):
+        expected[axis : length * len(sections) : len(sections)] = axis
+    assert rw.axes_from_sections(sections, interleaved=True) == tuple(expected.tolist())

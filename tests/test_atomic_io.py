@@ -1,0 +1,70 @@
+"""What is written where: whole files, devices written into, and nobody's file overwritten."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ropewalk.atomic_io import check_writable, remove_folder, whole_folder, write_whole
+from ropewalk.errors import RopeError
+
+
+def test_a_pipe_is_written_into(tmp_path):
+    """A named pipe (as /dev/stdout may be) receives the bytes and stays what it is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, "numbers")
+        assert os.read(reader, 100) == b"numbers"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_a_link(tmp_path):
+    """What a symbolic link points to is replaced, not the link."""
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_a_folder_is_refused(tmp_path):
+    """A folder, or no name at all, is an error before any work is done."""
+    for path in (tmp_path, tmp_path / "..", type(tmp_path)("")):
+        with pytest.raises(RopeError, match="a folder where the file should be"):
+            check_writable(path)
+
+
+def test_folders_within_a_staged_folder_can_be_entered(tmp_path):
+    """Their permissions are a folder's, so that other users than root can read a checkpoint within a checkpoint."""
+    with whole_folder(tmp_path / "step", frozenset()) as staging:
+        (staging / "model").mkdir()
+        (staging / "model" / "weights").write_text("numbers")
+    mask = os.umask(0)
+    os.umask(mask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "step").rglob("*")}
+    assert modes == {"model": 0o777 & ~mask, "weights": 0o666 & ~mask}
+
+
+def test_a_folder_is_removed_whole_or_the_reason_is_given(tmp_path, monkeypatch):
+    """One that is not there is no error; what may not be removed is."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "file").touch()
+    (tmp_path / ".old.old").mkdir()  # left by a kill
+    remove_folder(tmp_path / "old")
+    remove_folder(tmp_path / "old")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr("ropewalk.atomic_io.shutil.rmtree", refuse)
+    with pytest.raises(RopeError, match="a folder cannot be removed"):
+        remove_folder(tmp_path / "kept")
+
+
+def refuse(folder, ignore_errors=False):
+    """What `shutil.rmtree` does where nothing may be removed."""
+    if not ignore_errors:
+        raise PermissionError(13, "Permission denied", str(folder))

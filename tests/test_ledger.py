@@ -1,0 +1,192 @@
+"""The ledger: results that survive kills, and are shared by several processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ropewalk import ledger as module
+from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, fingerprint
+
+
+def opened(folder: Path, key: str = "abc", *, resume: bool = True) -> Ledger:
+    """A ledger on a folder, ready to be added to."""
+    found = Ledger(folder, kind="losses", key=key)
+    _ = found.resume() if resume else found.begin()
+    return found
+
+
+def test_floats_come_back_as_the_same_bits(tmp_path) -> None:
+    """Results are read again by another ledger; what JSON cannot hold is null."""
+    values = [0.1, 1 / 3, 1e-310, -0.0, 2.0**53 + 2]
+    first = opened(tmp_path / "l")
+    first.add("yarn/0", {"sums": values, "bad": math.inf})
+    again = opened(tmp_path / "l")
+    assert [value.hex() for value in again["yarn/0"]["sums"]] == [value.hex() for value in values]
+    assert again["yarn/0"]["bad"] is None
+    assert first["yarn/0"] == again["yarn/0"]
+
+
+def test_a_line_cut_short_by_a_kill_is_ignored(tmp_path) -> None:
+    """Every whole line before it and every other writer's file is read; new results follow in a file of their own."""
+    first = opened(tmp_path)
+    first.add("a", {"value": 1})
+    (results,) = (tmp_path / "results").iterdir()
+    with results.open("ab") as file:
+        file.write(b'{"job": "b", "resu')
+    second = opened(tmp_path)
+    assert set(second.results) == {"a"}
+    second.add("b", {"value": 2})
+    assert {job: row["value"] for job, row in opened(tmp_path).results.items()} == {"a": 1, "b": 2}
+
+
+def test_writers_see_each_other(tmp_path) -> None:
+    """`refresh` reads what has come since, once."""
+    one, other = opened(tmp_path), opened(tmp_path)
+    one.add("a", {"value": 1})
+    assert "a" not in other
+    assert other.refresh() == 1
+    other.add("b", {"value": 2})
+    assert one.refresh() == 2
+    assert len(list((tmp_path / "results").iterdir())) == 2
+
+
+def test_what_is_not_this_job_is_refused(tmp_path) -> None:
+    """Another fingerprint, another kind, and a folder that holds something else; nothing is overwritten."""
+    opened(tmp_path / "l").add("a", {"value": 1})
+    with pytest.raises(RopeError, match="results of another job"):
+        opened(tmp_path / "l", key="other")
+    with pytest.raises(RopeError, match="results of another job"):
+        Ledger(tmp_path / "l", kind="search", key="abc").resume()
+    foreign = tmp_path / "mine"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("all of it")
+    for resume in (True, False):
+        with pytest.raises(RopeError, match="holds something else"):
+            opened(foreign, resume=resume)
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(RopeError, match="holds something else"):
+        opened(tmp_path / "file")
+    assert (foreign / "thesis.txt").read_text() == "all of it"
+
+
+def test_begin_throws_old_results_away(tmp_path) -> None:
+    """Those of another fingerprint as well; an empty folder is taken as it is."""
+    opened(tmp_path / "l").add("a", {"value": 1})
+    fresh = opened(tmp_path / "l", key="other", resume=False)
+    assert len(fresh) == 0
+    assert json.loads((tmp_path / "l" / "ledger.json").read_text())["key"] == "other"
+    (tmp_path / "empty").mkdir()
+    assert len(opened(tmp_path / "empty", resume=False)) == 0
+
+
+def test_a_lease_is_one_process_s(tmp_path) -> None:
+    """The second finds the job taken until the first lets it go, whatever ends the block."""
+    one, other = opened(tmp_path), opened(tmp_path)
+    with one.lease("a") as mine, other.lease("a") as theirs, other.lease("b") as another:
+        assert (mine, theirs, another) == (True, False, True)
+        with pytest.raises(RopeError, match="another process is at work"):
+            opened(tmp_path, resume=False)
+    with pytest.raises(ValueError, match="stop"), one.lease("a"):
+        raise ValueError("stop")
+    with other.lease("a") as theirs:
+        assert theirs
+
+
+def test_a_lease_of_a_killed_process_is_taken_over(tmp_path) -> None:
+    """At once on the same machine."""
+    opened(tmp_path)
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom ropewalk.ledger import Ledger\n"
+        f"ledger = Ledger(Path({str(tmp_path)!r}), kind='losses', key='abc')\nledger.resume()\n"
+        "with ledger.lease('a') as mine:\n    print(mine, flush=True)\n    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        with opened(tmp_path).lease("a") as mine:
+            assert not mine
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with opened(tmp_path).lease("a") as mine:
+        assert mine
+    opened(tmp_path, resume=False)
+
+
+def test_a_lease_of_another_machine_is_renewed_or_goes_stale(tmp_path, monkeypatch) -> None:
+    """Its process cannot be looked up: two minutes without a sign of life say that it is gone."""
+    monkeypatch.setattr(module, "RENEW_SECONDS", 0.01)
+    one = opened(tmp_path)
+    one._writer = "elsewhere-1-abc"
+    other = opened(tmp_path)
+    with one.lease("a") as mine:
+        assert mine
+        (path,) = (tmp_path / "leases").iterdir()
+        os.utime(path, (0, 0))
+        deadline = time.monotonic() + 20
+        while path.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with other.lease("a") as theirs:
+            assert not theirs  # it was renewed
+    path.write_text(json.dumps({"job": "a", "writer": "elsewhere-1-abc"}))
+    os.utime(path, (0, 0))
+    with other.lease("a") as theirs:
+        assert theirs
+
+
+def test_several_processes_do_every_job_once(tmp_path) -> None:
+    """Four processes on one folder: each job has one result, and the work is shared without a lock."""
+    opened(tmp_path)
+    code = (
+        "import os, time\nfrom pathlib import Path\nfrom ropewalk.ledger import Ledger\n"
+        f"ledger = Ledger(Path({str(tmp_path)!r}), kind='losses', key='abc')\nledger.resume()\n"
+        "for job in map(str, range(20)):\n"
+        "    with ledger.lease(job) as mine:\n"
+        "        ledger.refresh()\n"
+        "        if mine and job not in ledger:\n"
+        "            time.sleep(0.005)\n            ledger.add(job, {'by': os.getpid()})\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    lines = [line for path in (tmp_path / "results").iterdir() for line in path.read_text().splitlines()]
+    assert sorted(json.loads(line)["job"] for line in lines) == sorted(map(str, range(20)))
+
+
+def test_a_fingerprint_tells_parts_apart() -> None:
+    """Bytes and texts that run together are told from each other."""
+    assert fingerprint(b"ab", b"c") != fingerprint(b"a", b"bc")
+    assert fingerprint("a") != fingerprint("b")
+
+
+def test_threads_may_refresh_at_the_same_time(tmp_path) -> None:
+    """What another writer has added is read once, by whichever thread comes first, and nothing is skipped."""
+    other, ours = opened(tmp_path), opened(tmp_path)
+    for number in range(200):
+        other.add(f"job {number}", {"value": number})
+    threads = [threading.Thread(target=ours.refresh) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    other.add("late", {"value": 1})
+    assert ours.refresh() == 201
+
+
+def test_a_ledger_at_work_is_not_begun_again(tmp_path) -> None:
+    """Between two jobs as well; it may be joined, and begun again afterwards."""
+    ledger = opened(tmp_path)
+    with ledger.at_work():
+        with pytest.raises(RopeError, match="another process is at work"):
+            opened(tmp_path, resume=False)
+        assert len(opened(tmp_path)) == 0
+    opened(tmp_path, resume=False)

@@ -1,0 +1,113 @@
+"""CSV files: what is read, what is refused and how it is said, and the split."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.errors import RopeError
+from ropewalk.training.classification.dataset import Rows, check_known, classes_of, read_rows, split
+from tests.training.classification.material import texts, write
+
+
+def saved(path: Path, content: str | bytes) -> Path:
+    """A file with this content."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_what_csv_can_hold_is_read(tmp_path: Path) -> None:
+    """A byte-order mark, quoted commas, quotes and line breaks, empty lines, space around, more columns, any order."""
+    content = '\ufeffkind,id,words\r\n a ,1,"one, ""two""\nthree"\r\n\r\nb,2,  vier \r\n'
+    rows = read_rows(saved(tmp_path / "a.csv", content), text_column="words", label_column="kind")
+    assert (rows.texts, rows.labels) == (('one, "two"\nthree', "vier"), ("a", "b"))
+    assert rows.lines == (3, 5)
+    assert read_rows(tmp_path / "a.csv", text_column="words", label_column=None).labels == ()
+    long = saved(tmp_path / "long.csv", "text,label\n" + "x" * 200_000 + ",a\n")
+    assert len(read_rows(long).texts[0]) == 200_000
+    assert csv.field_size_limit() < 200_000  # the module's own limit is as it was
+
+
+@given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.sampled_from("ab")), min_size=1))
+def test_written_by_csv_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
+    """Whatever Python's writer writes comes back, but for the space around it."""
+    kept = [(text, label) for text, label in rows if text.strip()]
+    path = tmp_path_factory.mktemp("csv") / "rows.csv"
+    write(path, kept)
+    if not kept:
+        with pytest.raises(RopeError, match="no rows"):
+            read_rows(path)
+        return
+    found = read_rows(path)
+    assert list(zip(found.texts, found.labels, strict=True)) == [(text.strip(), label) for text, label in kept]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "file is empty"),
+        ("\n\n", "file is empty"),
+        ("text,label\n", "a header and no rows"),
+        ("text,kind\na,b\n", r"(?s)no such column.*'label'.*\['text', 'kind'\].*--label-column"),
+        ("a line of prose\n", "no such column"),
+        ("text,label\na,b\nc\n", r"(?s)another number of cells.*line .*3"),
+        ("text,label\na, b, c\n", r"(?s)another number of cells.*line .*2.*quotes"),
+        ("text,label\na,b\n  ,b\n", r"(?s)a text is empty.*line .*3"),
+        ("text,label\na,\n", r"(?s)a label is empty.*line .*2"),
+        ('text,label\na,b\n"never closed,b\nc,d\n', r"(?s)not well-formed CSV.*after line.*2"),
+        ('text,label\n"a"b,c\n', "not well-formed CSV"),
+        (b"text,label\n\xff\xfe,a\n", "not UTF-8"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str | bytes, message: str) -> None:
+    """Rule, file, line, cure."""
+    path = saved(tmp_path / "rows.csv", content)
+    with pytest.raises(RopeError, match=message) as error:
+        read_rows(path)
+    assert error.value.facts["file"] == str(path)
+
+
+def test_no_file_and_a_folder(tmp_path: Path) -> None:
+    """Both are the system's own words."""
+    for path in (tmp_path / "nowhere.csv", tmp_path):
+        with pytest.raises(RopeError, match="cannot be read"):
+            read_rows(path)
+
+
+def test_classes_and_labels() -> None:
+    """Sorted classes; one alone is refused, and so is a label that training never saw."""
+    rows = Rows("f.csv", ("x", "y", "z"), ("b", "a", "b"), (2, 3, 4))
+    assert classes_of(rows) == ("a", "b")
+    with pytest.raises(RopeError, match="one class only"):
+        classes_of(rows.take([0, 2]))
+    check_known(rows, ("a", "b"), "train.csv")
+    with pytest.raises(RopeError, match=r"(?s)not among those trained on.*line .*2.*'b'.*such rows .*2"):
+        check_known(rows, ("a",), "train.csv")
+
+
+@given(st.lists(st.integers(2, 40), min_size=2, max_size=6), st.floats(0.01, 0.99), st.integers(0, 5))
+def test_the_split_has_every_class_in_both_parts(sizes: list[int], fraction: float, seed: int) -> None:
+    """Each row once, each class in both, its share as near to the fraction as whole rows can be; the seed decides."""
+    labels = [f"c{index}" for index, size in enumerate(sizes) for _ in range(size)]
+    rows = Rows("f", tuple(map(str, range(len(labels)))), tuple(labels), tuple(range(len(labels))))
+    train, held = split(rows, fraction, seed)
+    assert sorted([*train.lines, *held.lines]) == list(rows.lines)
+    assert list(train.lines) == sorted(train.lines)
+    for index, size in enumerate(sizes):
+        count = Counter(held.labels)[f"c{index}"]
+        assert 1 <= count < size
+        assert abs(count - fraction * size) <= 1.0
+    assert split(rows, fraction, seed) == (train, held)
+
+
+def test_another_seed_is_another_split() -> None:
+    """And a class with one row is refused by name."""
+    rows = Rows("f", *zip(*texts(60), strict=True), tuple(range(60)))
+    assert split(rows, 0.3, 0) != split(rows, 0.3, 1)
+    with pytest.raises(RopeError, match=r"(?s)class with one row.*'sail'.*--validation-fraction 0"):
+        split(rows.take([0, 1, 2, 3, 5]), 0.3, 0)
