@@ -317,7 +317,10 @@ def test_first_tokens_can_keep_their_angles() -> None:
     assert config_changes("yarn", found)["rope_parameters"] is None
     assert str(at_run_time("yarn", found)).startswith("model.with_positions(rope=RopeConfig(")
     call = str(at_run_time("yarn", found))
-    arguments = eval(call.replace("model.with_positions", "dict"), {**vars(rw), **vars(scaling)})
+    arguments = eval(
+        call.replace("model.with_positions", "dict"),
+        {**{name: getattr(rw, name) for name in rw.__all__}, **vars(scaling)},
+    )
     assert arguments == {"rope": found.positions["yarn"].ropes[0]}
     chunks = "DualChunk(chunk=12, trained_length=16, log_n=None)"
     assert at_run_time("dca", found) == f"model.with_positions(extension={chunks})"
