@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -73,6 +74,17 @@ class Batch:
         return Batch(
             self.inputs.to(device), self.targets.to(device), None if documents is None else documents.to(device)
         )
+
+
+@runtime_checkable
+class Windows(Protocol):
+    """An endless sequence of training windows over a stream, of which any part can be asked for at any time."""
+
+    stream: TokenStream
+    windows_per_epoch: int
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Windows number `first` to `first + count`."""
 
 
 class WindowSampler:

@@ -11,9 +11,11 @@ from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.training.data import TokenStream, Windows, WindowSampler
 from ropewalk.training.events import Event, Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask
 from ropewalk.training.loop import Run
+from ropewalk.training.repeats import RepeatSampler, word_tokens
 from ropewalk.training.run_folder import RunFolder
 from ropewalk.training.settings import DTYPES, TrainSettings
 from ropewalk.training.tokenizers import make_tokenizer
@@ -77,6 +79,15 @@ class FromScratch(LanguageModelTask):
     def make_model(self, vocab_size: int) -> Decoder:
         """Random weights, by torch's generator."""
         return Decoder(self.train_settings.decoder_config(vocab_size))
+
+    def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
+        """Windows of the text, and with `repeat_share` some in which blocks occur twice."""
+        settings = self.train_settings
+        windows = WindowSampler(stream, seq_len=settings.seq_len, seed=settings.seed)
+        if not settings.repeat_share:
+            return windows
+        words = word_tokens(texts, self.tokenizer.encode)
+        return RepeatSampler(windows, words, share=settings.repeat_share, seed=settings.seed)
 
     def write_weights(self, folder: Path) -> None:
         """The whole model, as a Hugging Face folder in float32."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ropewalk.builtin.texts import read_text
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.training.data import Batch, TokenStream, WindowSampler, split_text, validation_batches
+from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler, split_text, validation_batches
 from ropewalk.training.events import Housekeeping
 from ropewalk.training.objective import loss_by_position, next_token_loss
 from ropewalk.training.task import LoopSettings
@@ -70,6 +70,10 @@ class LanguageModelTask(ABC):
     def make_model(self, vocab_size: int) -> Decoder:
         """The model before its first update, in float32; what requires a gradient is trained."""
 
+    def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
+        """The windows of `stream`, which holds the tokens of `texts`, in the order in which they are trained on."""
+        return WindowSampler(stream, seq_len=self.settings.seq_len, seed=self.settings.seed)
+
     @abstractmethod
     def write_weights(self, folder: Path) -> None:
         """See `TrainingTask`."""
@@ -112,14 +116,15 @@ class LanguageModelTask(ABC):
         settings, tokenizer = self.settings, self.tokenizer
         end = tokenizer.eos_ids[0] if tokenizer.eos_ids else None
         stream = TokenStream.pack(texts, tokenizer.encode, end)
-        self.sampler = WindowSampler(stream, seq_len=settings.seq_len, seed=settings.seed)
+        self.sampler = self.make_windows(stream, texts)
         if held_out:
-            self.validation = validation_batches(
+            batches = validation_batches(
                 TokenStream.pack(held_out, tokenizer.encode, end),
                 seq_len=settings.validation_length or settings.seq_len,
                 limit=settings.validation_windows,
                 batch_size=settings.batch_size,
             )
+            self.validation = [batch.to(settings.device) for batch in batches]
         whole = math.ceil((settings.epochs or 0) * self.sampler.windows_per_epoch / self._windows_per_update)
         self.steps = settings.steps or max(1, whole)
 

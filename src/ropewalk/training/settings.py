@@ -42,6 +42,8 @@ class TrainSettings:
     - `encoding`: how positions are known, a name of `ropewalk.encodings` ("rope", "alibi", "none", ...); "learned" has
       `seq_len` positions. `theta`: the base of rope, xpos, sinusoidal and transformer_xl.
     - `seq_len`: tokens of a window, the trained length. `dropout`: of residual branches.
+    - `repeat_share`: the share of the windows in which blocks of random words and of text occur twice, at varied
+      distances, from which a small model learns to copy from its context. Validation windows are plain text.
 
     Optimisation (AdamW; decay on matrices only)
     - `batch_size` windows at a time, `accumulation` batches per update; `steps` updates, or `epochs` over the text.
@@ -91,6 +93,10 @@ class TrainSettings:
     )
     seq_len: int = field(
         default=256, metadata={"help": "Tokens of a training window: the trained length.", "unit": "tokens"}
+    )
+    repeat_share: float = field(
+        default=0.0,
+        metadata={"help": "Share of the windows in which blocks of words occur twice, to teach the model to copy."},
     )
     dropout: float = field(default=0.0, metadata={"help": "Dropout of the residual branches."})
     batch_size: int = field(default=16, metadata={"help": "Windows of one batch."})
@@ -163,9 +169,9 @@ class TrainSettings:
                     facts={name: value},
                     cure="Leave it out for the default.",
                 )
-        for name in ("validation_fraction", "dropout", "final_lr", "beta1", "beta2", "weight_decay"):
+        for name in ("validation_fraction", "repeat_share", "dropout", "final_lr", "beta1", "beta2", "weight_decay"):
             value = getattr(self, name)
-            top = 1.0 if name in ("final_lr", "weight_decay") else math.nextafter(1.0, 0.0)
+            top = 1.0 if name in ("repeat_share", "final_lr", "weight_decay") else math.nextafter(1.0, 0.0)
             if not 0.0 <= value <= top:
                 raise RopeError(
                     f"train: `{name}` must be from 0 to {'1' if top == 1.0 else 'below 1'}.",
