@@ -101,9 +101,8 @@ def test_no_tensor_is_kept():
         rw.rotate(x.clone().requires_grad_(), *plain.cos_sin(ids), interleaved=True).sum().backward()
 
     call(1e3)  # what is set up once
-    before = (
-        tensors_alive()
-    )  # held, so that no id below can be an old one's; what dies elsewhere meanwhile does not count
+    # held, so that no id below can be an old one's; what dies elsewhere meanwhile does not count
+    before = tensors_alive()
     ids = {id(tensor) for tensor in before}
     call(2e3)
     assert [tuple(tensor.shape) for tensor in tensors_alive() if id(tensor) not in ids] == []
