@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ropewalk.cli.progress import ProgressBar
 from ropewalk.cli.training_progress import ClassifierProgress, TrainingProgress
+from ropewalk.progress.bar import ProgressBar
 from ropewalk.training import Event
 
 START = {

@@ -61,9 +61,41 @@ def test_the_result_is_data_and_text(tmp_path: Path) -> None:
     assert document["recommended"] == found.recommendation.method
     assert document["environment"]["dtype"] == "float32"
     json.dumps(document, allow_nan=False)
-    assert found.to_html().startswith("<!")
+    assert found.to_json(tmp_path / "new" / "found.json") == document
+    assert json.loads((tmp_path / "new" / "found.json").read_text()) == json.loads(json.dumps(document))
+    assert found.to_html(tmp_path / "found.html").startswith("<!")
+    assert (tmp_path / "found.html").read_text() == found.to_html()
     assert "<td>yarn</td>" in found._repr_html_()
     assert f"Recommended: {found.recommendation.method}." in str(found)
+
+
+def test_figures_by_name(tmp_path: Path) -> None:
+    """Each is matplotlib's; a name that does not exist and numbers that are not there are told apart."""
+    found = diagnose(tmp_path)
+    assert found.figure().axes[0].get_title(loc="left") == "decoder: loss by position"
+    assert {line.get_label() for line in found.figure("loss").axes[0].get_lines()} >= {"pi", "yarn", "crop"}
+    assert found.figure("wavelengths").axes[0].get_title(loc="left") == "decoder: wavelength of each pair"
+    with pytest.raises(RopeError, match="no figure of this name"):
+        found.figure("spectrum")
+    with pytest.raises(RopeError, match="were not measured"):
+        found.figure("retrieval")
+
+
+def test_a_file_that_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole or not at all: what stood there before stays."""
+    found = diagnose(tmp_path / "state")
+    path = tmp_path / "found.json"
+    path.write_text("before")
+
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    for write in (found.to_json, found.to_html):
+        with pytest.raises(OSError, match="No space"):
+            write(path)
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["found.json"]
+    assert path.read_text() == "before"
 
 
 def test_a_run_begins_again_unless_it_resumes(tmp_path: Path) -> None:

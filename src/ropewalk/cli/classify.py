@@ -28,8 +28,8 @@ def train(
     last checkpoint. --out becomes the classifier's folder; with --test it also holds result.json (scores with
     intervals, each class's own, the baseline's) and confusion.png and .svg.
     """
-    from ropewalk.cli.progress import ProgressBar
     from ropewalk.cli.training_progress import ClassifierProgress
+    from ropewalk.progress.bar import ProgressBar
     from ropewalk.training.classification import train_classifier
 
     try:
@@ -62,7 +62,7 @@ def predict(
     """
     from ropewalk.atomic_io import check_writable, write_whole
     from ropewalk.checkpoints.load import load_classifier
-    from ropewalk.cli.progress import ProgressBar
+    from ropewalk.progress.bar import ProgressBar
     from ropewalk.training.classification.dataset import read_rows
     from ropewalk.training.classification.predict import predict as label
     from ropewalk.training.classification.predict import predictions_csv

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ropewalk.cli.progress import ProgressBar
     from ropewalk.comparison import Row
+    from ropewalk.progress.bar import ProgressBar
 
 
 def compare(
@@ -38,10 +38,10 @@ def compare(
     """
     from rich.console import Console
 
-    from ropewalk.cli.progress import ProgressBar
     from ropewalk.comparison import PRESETS, packaged_text
     from ropewalk.comparison import compare as run
     from ropewalk.comparison.record import read_record
+    from ropewalk.progress.bar import ProgressBar
 
     if quick and full:
         raise RopeError("compare: --quick and --full exclude each other.", cure="Pass one of them.")

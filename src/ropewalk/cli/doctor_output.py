@@ -1,4 +1,4 @@
-"""What `ropewalk doctor` prints: what it will measure, the losses and the recommendation, and retrieval."""
+"""What `ropewalk doctor` prints: how it measured, the losses and the recommendation, and retrieval."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from ropewalk.retrieval.summary import accuracy_rows, sentences
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ropewalk.diagnosis.doctor import DoctorRun
+    from ropewalk.diagnosis.diagnosis import Diagnosis
     from ropewalk.diagnosis.measurement import Measurement
     from ropewalk.retrieval.result import RetrievalMeasurement
 
 
-def print_plan(console: Console, run: DoctorRun) -> None:
-    """The audit and the lint, what will be measured, and how much of it was there already."""
-    print_inspection(console, run.name, run.audits, run.findings)
-    console.print(f"\n{run.plan.protocol.sentence()}", markup=False, highlight=False)
-    if run.resumed:
-        console.print(f"Resumed: {run.resumed} measurements were there already.", highlight=False)
+def print_diagnosis(console: Console, found: Diagnosis) -> None:
+    """The audit and the lint, how it was measured, and what was found."""
+    print_inspection(console, found.name, found.audits, found.findings)
+    console.print(f"\n{found.measurement.protocol.sentence()}", markup=False, highlight=False)
+    print_losses(console, found.measurement)
+    if found.retrieval is not None:
+        print_retrieval(console, found.retrieval)
 
 
 def print_losses(console: Console, measurement: Measurement) -> None:

@@ -22,8 +22,8 @@ def apply(
 
     The folder appears when all of it is done, with README.md, and extend.json where the loss was measured.
     """
-    from ropewalk.cli.progress import ProgressBar
     from ropewalk.extend import apply as run
+    from ropewalk.progress.bar import ProgressBar
 
     try:
         with ProgressBar("extend", every=10) as progress:

@@ -29,8 +29,8 @@ def search(
     every method. Stopped, the same command continues; a larger --budget prolongs it.
     """
     from ropewalk.atomic_io import check_writable
-    from ropewalk.cli.progress import ProgressBar
     from ropewalk.extend import search as run
+    from ropewalk.progress.bar import ProgressBar
 
     if record is not None:
         check_writable(record)

@@ -27,9 +27,9 @@ def tune(
     The result is a Hugging Face folder. The loss by position is measured before and after, beside crop. The folder
     appears when all of it is done, with README.md and extend.json. Stopped, the same command continues.
     """
-    from ropewalk.cli.progress import ProgressBar
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.extend import tune as run
+    from ropewalk.progress.bar import ProgressBar
     from ropewalk.training import Housekeeping
 
     housekeeping = Housekeeping(log_every=log_every, validate_every=checkpoint_every, checkpoint_every=checkpoint_every)

@@ -90,8 +90,8 @@ def _list(entry: Entry | None) -> None:
 
 def _draw(work: list[tuple[Entry, dict[str, object], Path]]) -> None:
     """Each figure computed and written; every place is checked before any work."""
-    from ropewalk.cli.progress import ProgressBar
     from ropewalk.gallery.write import targets, write
+    from ropewalk.progress.bar import ProgressBar
 
     places = [targets(path) for _, _, path in work]
     try:

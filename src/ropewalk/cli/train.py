@@ -23,8 +23,8 @@ def train(
     The same command continues a run that was stopped, from its last checkpoint. --out becomes a Hugging Face folder:
     `ropewalk generate OUT "..."`, ropewalk.load and transformers read it. The log is OUT/training-log.jsonl.
     """
-    from ropewalk.cli.progress import ProgressBar
     from ropewalk.cli.training_progress import TrainingProgress
+    from ropewalk.progress.bar import ProgressBar
     from ropewalk.training import train as run
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.cli.progress import ProgressBar
+from ropewalk.progress.bar import ProgressBar
 from ropewalk.training import Event
 
 

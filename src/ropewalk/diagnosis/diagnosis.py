@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ropewalk.atomic_io import finite
+from ropewalk.atomic_io import finite, write_whole
 from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.document import answer_lines, document, shared_sentences
 from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.recommend import Recommendation
 from ropewalk.diagnosis.standings import standing_rows
-from ropewalk.report.write import report_page
+from ropewalk.report.write import report_figure, report_page
 from ropewalk.retrieval.result import RetrievalMeasurement
 from ropewalk.retrieval.summary import sentences
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,16 +60,31 @@ class Diagnosis:
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Every number as one JSON document: what `ropewalk doctor --json` writes."""
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Every number as one JSON document; also written to `path`, whole or not at all, if one is given."""
         content = document(self.name, self.measurement, self.audits, self.findings, environment=dict(self.environment))
         if self.retrieval is not None:
             content["retrieval"] = finite({**self.retrieval.to_json(), "summary": list(sentences(self.retrieval))})
+        if path is not None:
+            write_whole(Path(path), json.dumps(content, indent=1, allow_nan=False) + "\n")
         return content
 
-    def to_html(self) -> str:
-        """The report as one HTML page with its figures; needs the extra `figures`, raises `RopeError` without it."""
-        return report_page(self.to_json())
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The report as one HTML page with its figures; also written to `path`, whole or not at all, if one is given.
+
+        Raises `RopeError` without the extra `figures`.
+        """
+        page = report_page(self.to_json())
+        if path is not None:
+            write_whole(Path(path), page)
+        return page
+
+    def figure(self, name: str = "loss") -> Figure:
+        """One figure of the report, of matplotlib: "loss", "retrieval", "frequencies" or "wavelengths".
+
+        Raises `RopeError` for what was not measured, and without the extra `figures`.
+        """
+        return report_figure(self.to_json(), name)
 
     def __str__(self) -> str:
         return "\n".join([self.name, self.table(), *self.sentences()])

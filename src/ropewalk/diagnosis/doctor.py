@@ -26,6 +26,7 @@ from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.methods import METHODS
 from ropewalk.progress import Progress
+from ropewalk.progress.shown import expect, say, shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Reader
@@ -57,7 +58,7 @@ def doctor(
     device: str = "cpu",
     state: str | Path | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Diagnosis:
     """Measure how far a model's context really reaches, and what would extend it.
 
@@ -75,7 +76,8 @@ def doctor(
     - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own.
     - `state`: the folder that keeps each result as soon as it is there; None: one in the user's cache. `resume`:
       continue, or join, the same run; else it begins again. Several processes may share one folder.
-    - `progress`: called as the work goes on.
+    - `progress`: None: a bar on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that is
+      called as the work goes on (`ropewalk.progress.Progress`).
 
     **Returns:** a `Diagnosis`. Losses are in nats per token.
     **Raises:** `RopeError` for what cannot be measured, before any work where possible; `RunInterrupted` (a
@@ -117,10 +119,12 @@ class DoctorRun:
     resumed: int
     retrieval: RetrievalRun | None
 
-    def measure(self, progress: Progress | None = None) -> Diagnosis:
-        """Measure everything that was asked for."""
-        with self.at_work():
-            return self.diagnosis(self.measure_losses(progress), self.measure_retrieval(progress))
+    def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
+        """Measure everything that was asked for; `progress` as for `doctor`."""
+        with self.at_work(), shown("doctor", progress) as display:
+            if self.resumed:
+                say(display, f"Resumed: {self.resumed} measurements were there already.")
+            return self.diagnosis(self.measure_losses(display), self.measure_retrieval(display))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -132,12 +136,13 @@ class DoctorRun:
                 with self.retrieval.outcomes.ledger.at_work():
                     yield
 
-    def measure_losses(self, progress: Progress | None = None) -> Measurement:
+    def measure_losses(self, progress: Progress) -> Measurement:
         """The losses of every method on every window."""
-        jobs = len(self.plan.due(self.ledger))
+        due = self.plan.due(self.ledger)
         workers = self.settings.workers
         if workers is None:
-            workers = fitting_workers(self.reader, self.plan.protocol.target, jobs)
+            workers = fitting_workers(self.reader, self.plan.protocol.target, len(due))
+        expect(progress, sum(job.tokens for job in due))
         try:
             return run(
                 self.reader,
@@ -149,13 +154,13 @@ class DoctorRun:
                 progress=progress,
             )
         except KeyboardInterrupt as stop:
-            due = len(self.plan.due(self.ledger))
-            raise RunInterrupted("measurements", len(self.ledger), due) from stop
+            raise RunInterrupted("measurements", len(self.ledger), len(self.plan.due(self.ledger))) from stop
 
-    def measure_retrieval(self, progress: Progress | None = None) -> RetrievalMeasurement | None:
+    def measure_retrieval(self, progress: Progress) -> RetrievalMeasurement | None:
         """The accuracies of every method; None where they were not asked for."""
         if self.retrieval is None:
             return None
+        expect(progress, sum(one.cell.length for one in self.retrieval.due))
         try:
             return self.retrieval.measure(progress)
         except KeyboardInterrupt as stop:

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ropewalk.report.drawing import Drawing
 from ropewalk.report.record import Document, labels, method_of, recommended_label, short_name
 from ropewalk.statistics import difference
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Curves = dict[str, list[float]]
 MOST_BANDS = 7  # of more methods the bands would hide each other
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure with its file's name (no ending), the sentence under it, and what one who cannot see it is told."""
-
-    name: str
-    caption: str
-    alt: str
-    figure: Figure
-
-
-def drawings(document: Document) -> list[Drawing]:
-    """Every figure that the document has numbers for. Raises `RopeError` where matplotlib is missing."""
-    return [_loss(document), *_frequencies(document), _wavelengths(document)]
-
-
-def _loss(document: Document) -> Drawing:
+def loss(document: Document) -> Iterator[Drawing]:
+    """Loss by position."""
     from ropewalk.figures.loss import loss_by_position
 
     losses, intervals = loss_curves(document)
@@ -49,7 +32,7 @@ def _loss(document: Document) -> Drawing:
         title=f"{short_name(document)}: loss by position",
     )
     last = "; ".join(f"{name} {values[-1]:.2f}" for name, values in losses.items())
-    return Drawing(
+    yield Drawing(
         "loss",
         "Mean loss of the tokens at each position: lower is better. A method works where its line stays low beyond the "
         "trained length (shaded)." + ("" if few else " Bands are drawn for the recommended method and crop alone."),
@@ -91,7 +74,7 @@ def ratios(method: dict[str, Any]) -> list[float | None]:
     return [n / o if n and o else None for n, o in zip(new, old, strict=True)]
 
 
-def _frequencies(document: Document) -> Iterator[Drawing]:
+def frequencies(document: Document) -> Iterator[Drawing]:
     """What each method does to each pair; nothing where no frequency is changed, or a record of old does not say."""
     named = labels(document)
     found = {named[m["name"]]: ratios(m) for m in document["methods"] if m["name"] in named and ratios(m)}
@@ -118,7 +101,8 @@ def wavelengths_of(inv_freq: Sequence[float]) -> list[float | None]:
     return [2 * math.pi / value if value else None for value in inv_freq]
 
 
-def _wavelengths(document: Document) -> Drawing:
+def turns(document: Document) -> Iterator[Drawing]:
+    """Tokens per turn of each pair, before and after the recommended method."""
     from ropewalk.figures.frequencies import wavelengths
 
     chosen, trained, target = (
@@ -132,7 +116,7 @@ def _wavelengths(document: Document) -> Drawing:
         before = wavelengths_of(chosen["inv_freq_unscaled"])
         after = {chosen["name"]: wavelengths_of(chosen["inv_freq"])}
     slow = sum(length is None or length > trained for length in before)
-    return Drawing(
+    yield Drawing(
         "wavelengths",
         "Each point is one pair of features and the tokens that one full turn of it takes. Pairs in the shaded part "
         "never completed a turn in training: beyond it they meet angles that they never saw.",

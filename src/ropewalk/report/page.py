@@ -12,7 +12,7 @@ from ropewalk.audit.sentences import audit_sentences
 from ropewalk.methods import METHODS
 from ropewalk.optional import need
 from ropewalk.report import tables
-from ropewalk.report.figures import Drawing
+from ropewalk.report.drawing import Drawing
 from ropewalk.report.inline import inline_svg
 from ropewalk.report.record import Document, labels, method_of, printable, short_name
 from ropewalk.report.retrieval import retrieval_table

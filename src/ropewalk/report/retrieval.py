@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ropewalk.report.figures import Drawing
+from ropewalk.report.drawing import Drawing
 from ropewalk.report.record import Document, printable
 from ropewalk.report.tables import Table
 from ropewalk.retrieval.protocol import CONFIDENCE

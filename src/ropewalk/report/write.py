@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ropewalk.atomic_io import check_writable, write_whole
 from ropewalk.optional import need
-from ropewalk.report.figures import Drawing, drawings
+from ropewalk.report.drawing import Drawing
+from ropewalk.report.drawings import drawing_named, drawings
 from ropewalk.report.page import render
 from ropewalk.report.record import Document
-from ropewalk.report.retrieval import retrieval_drawings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,13 +61,20 @@ def report_page(document: Document) -> str:
     return render(document, _figures(document))
 
 
+def report_figure(document: Document, name: str) -> Figure:
+    """One figure of the report by its name, to look at or to save; raises `RopeError` as `drawing_named`."""
+    figure = drawing_named(document, name).figure
+    _as_written(figure)
+    return figure
+
+
 def _figures(document: Document) -> list[tuple[Drawing, bytes]]:
     """Every figure, and its SVG file."""
     from ropewalk.figures.style import render as drawn
 
     figures = []
     with _missing_glyphs():
-        for drawing in [*drawings(document), *retrieval_drawings(document)]:
+        for drawing in drawings(document):
             _as_written(drawing.figure)
             figures.append((drawing, drawn(drawing.figure, "svg")))
     return figures

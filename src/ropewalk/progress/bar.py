@@ -72,6 +72,11 @@ class ProgressBar:
                 self.line(f"{self.name}: {description}")
         self._line = description
 
+    def expect(self, tokens: int) -> None:
+        """A stage of several pieces begins: the bar is theirs together, of so many in all."""
+        self.total = tokens
+        self._bar.reset(self._tasks[None], description=self.name, total=tokens)
+
     def advance(self, tokens: int, key: str | None = None) -> None:
         """So many more are done."""
         self._bar.advance(self._tasks[key], tokens)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ropewalk.cli.progress import ProgressBar
 from ropewalk.progress import Progress
+from ropewalk.progress.bar import ProgressBar
 
 
 def work(progress: Progress, pieces: int = 2) -> None:

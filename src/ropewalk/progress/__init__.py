@@ -1,4 +1,4 @@
-"""How long work reports its progress."""
+"""How long work reports its progress, and where it is shown."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ class Progress(Protocol):
 
     def advance(self, tokens: int) -> None:
         """So many more tokens have gone through the model."""
+
+
+@runtime_checkable
+class Display(Progress, Protocol):
+    """A progress that is looked at: it also takes the size of a stage, and lines of text."""
+
+    def expect(self, tokens: int) -> None:
+        """A stage of several pieces begins, of so many tokens in all."""
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
 
 
 class SilentProgress:
