@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import ropewalk
 
@@ -32,24 +36,36 @@ def test_all_is_literal_sorted_and_true():
     assert set(names) >= PROMISED
 
 
-def imports_for_type_checkers() -> dict[str, str]:
-    """What the `TYPE_CHECKING` block of the package imports: the module of each name."""
-    blocks = [node for node in ast.parse(Path(ropewalk.__file__).read_text()).body if isinstance(node, ast.If)]
-    assert [ast.unparse(block.test) for block in blocks] == ["TYPE_CHECKING"]
-    return {alias.name: node.module for node in blocks[0].body for alias in node.names}
+LAZY = ["ropewalk", "ropewalk.comparison", "ropewalk.extend", "ropewalk.training", "ropewalk.training.classification"]
+"""The packages that import their names when they are used."""
 
 
-def test_the_run_and_the_type_checker_see_the_same_names():
+def imports_for_type_checkers(package: ModuleType) -> dict[str, str]:
+    """What the `TYPE_CHECKING` block of a package imports: the path of each name."""
+    blocks = [node for node in ast.parse(Path(package.__file__).read_text()).body if isinstance(node, ast.If)]
+    block = next(block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING")
+    return {alias.name: f"{node.module}.{alias.name}" for node in block.body for alias in node.names}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_the_run_and_the_type_checker_see_the_same_names(name):
     """The lazy table says what the imports say, and each public name stands once in it."""
-    lazy = ropewalk._HOMES | {name: module.rpartition(".")[0] for name, module in ropewalk._PUBLIC_MODULES.items()}
-    assert lazy == imports_for_type_checkers()
-    assert sorted(lazy) == literal_all()
+    package = import_module(name)
+    values = {public: getattr(package, public) for public in package.__all__}
+    paths = imports_for_type_checkers(package)
+    modules = {path for path in paths.values() if path in sys.modules}
+    lazy = {name: home if home in modules else f"{home}.{name}" for name, home in package._HOMES.items()}
+    assert lazy == paths
+    assert sorted(lazy) == sorted(package.__all__)
+    for public, path in paths.items():
+        home, _, attribute = path.rpartition(".")
+        assert values[public] is (sys.modules[path] if path in modules else getattr(sys.modules[home], attribute))
 
 
 def test_no_public_name_is_shadowed_by_a_module():
     """Importing `ropewalk.x` sets the attribute `x`: no file of the package may bear the name of something else."""
     modules = {path.stem for path in Path(ropewalk.__file__).parent.iterdir()}
-    assert modules & set(literal_all()) <= set(ropewalk._PUBLIC_MODULES)
+    assert modules & set(literal_all()) <= {"encodings", "scaling"}
     assert ropewalk.encodings is sys.modules["ropewalk.encodings"]
     assert ropewalk.scaling is sys.modules["ropewalk.rope.scaling"]
 
@@ -71,6 +87,19 @@ def test_importing_the_package_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "f: no.\n  x  [1]\nDo this.\n", done.stderr
+
+
+def test_no_compiler_is_imported_where_nothing_is_compiled():
+    """All public names, a loaded model and its tokens come without dynamo, which takes longer to import than torch."""
+    code = (
+        "import sys\n"
+        "from ropewalk import *\n"
+        "generate(load('tiny'), 'The sea', max_new_tokens=2)\n"
+        "slow = {'torch._dynamo', 'torch._inductor', 'triton', 'sympy', 'scipy', 'transformers', 'matplotlib'}\n"
+        "print(sorted(slow & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
 def test_a_first_use_inside_a_compiled_function_does_not_break_the_graph():

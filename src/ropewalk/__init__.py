@@ -5,9 +5,9 @@ Importing the package costs nearly nothing: each public name is imported when it
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ropewalk.lazy import lazy_names
 from ropewalk.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ __all__ = [
     "text_positions",
 ]
 
-_PUBLIC_MODULES = {"encodings": "ropewalk.encodings", "scaling": "ropewalk.rope.scaling"}
-
 _HOMES = {
     "Attention": "ropewalk.attention.attention",
     "Decoder": "ropewalk.models.decoder",
@@ -88,6 +86,7 @@ _HOMES = {
     "axes_from_sections": "ropewalk.rope.axes",
     "convert_pairing": "ropewalk.rope.pairing",
     "doctor": "ropewalk.diagnosis.doctor",
+    "encodings": "ropewalk.encodings",
     "explain_backends": "ropewalk.backends",
     "freqs_cis": "ropewalk.rotation.complex",
     "generate": "ropewalk.models.generate",
@@ -97,22 +96,14 @@ _HOMES = {
     "rotate": "ropewalk.rotation.rotate",
     "rotate_qk": "ropewalk.rotation.rotate",
     "save": "ropewalk.checkpoints.load",
+    "scaling": "ropewalk.rope.scaling",
     "stream": "ropewalk.models.generate",
     "text_positions": "ropewalk.rope.tables",
 }
-"""The module of each public function and class: what the imports above say to a type checker."""
+"""The module of each public name: what the imports above say to a type checker."""
 
-
-def __getattr__(name: str) -> Any:
-    """A public name, imported now and kept: the next use is a plain attribute."""
-    if name in _PUBLIC_MODULES:
-        value: Any = import_module(_PUBLIC_MODULES[name])
-    elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    else:
-        raise AttributeError(f"module 'ropewalk' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES, modules=("encodings", "scaling"))
 
 
 def __dir__() -> list[str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+Function = TypeVar("Function", bound=Callable[..., object])
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -29,3 +33,12 @@ def reasons_for_mathematics(x: Tensor) -> list[str]:
     if not reasons and not torch._C._has_storage(x):
         reasons.append("it has no memory of its own, as gradients have under is_grads_batched=True")
     return reasons
+
+
+def constant_to_compilers(function: Function) -> Function:
+    """`torch.compiler.assume_constant_result`, which imports dynamo: longer than all of torch, and for compilers alone.
+
+    Returns the same function; a compiler then calls it while it traces, and puts the result into the graph.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

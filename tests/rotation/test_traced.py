@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ropewalk as rw
+from ropewalk.eager import constant_to_compilers
 
 pytestmark = pytest.mark.traced
 
@@ -245,3 +246,16 @@ def test_dtensor():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.spawn(_on_rank, args=(2, port), nprocs=2)
+
+
+def test_a_function_is_constant_to_compilers_as_torch_says():
+    """Our mark, which imports no compiler, is the one that torch sets."""
+
+    def ours() -> int:
+        return 1
+
+    def theirs() -> int:
+        return 1
+
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(constant_to_compilers(ours)) == vars(theirs) != {}

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.training import SIZES, TrainSettings
+from ropewalk.training.settings import TEXT_ENCODINGS
 from tests.training.material import small
 
 
@@ -72,3 +74,8 @@ def test_auto_is_resolved_on_the_machine() -> None:
     assert chosen.device in ("cpu", "cuda")
     assert chosen.precision in ("float32", "bfloat16")
     assert TrainSettings(text=("t",), precision="float32").on_this_machine().precision == "float32"
+
+
+def test_every_encoding_can_be_trained() -> None:
+    """The settings name rope and each of its rivals, in their order, without importing them."""
+    assert ("rope", *ENCODINGS) == TEXT_ENCODINGS

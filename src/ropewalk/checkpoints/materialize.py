@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
@@ -49,7 +50,7 @@ def materialize(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torc
 
 def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> ModuleT:
     """The module that `build` makes, in eval mode, with the stored tensors: each checked before any is read."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutValues():
         model = build()
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names(wanted, stored, where)
@@ -66,6 +67,17 @@ def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torc
     weights = {name: stored[name].read(dtype) for name in wanted}
     model.load_state_dict(weights, strict=True, assign=True)
     return model.eval()
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Leaves out the random values of new parameters: on meta they are none, and torch imports dynamo to draw them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _check_names(wanted: Mapping[str, Any], stored: Mapping[str, Stored], where: str) -> None:

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from ropewalk.comparison.run import compare, packaged_text
-from ropewalk.comparison.settings import PRESETS, CompareSettings
-from ropewalk.comparison.summary import Curve, Row, convergence, summarise
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.comparison.run import compare, packaged_text
+    from ropewalk.comparison.settings import PRESETS, CompareSettings
+    from ropewalk.comparison.summary import Curve, Row, convergence, summarise
 
 __all__ = ["PRESETS", "CompareSettings", "Curve", "Row", "compare", "convergence", "packaged_text", "summarise"]
+
+_HOMES = {
+    "CompareSettings": "ropewalk.comparison.settings",
+    "Curve": "ropewalk.comparison.summary",
+    "PRESETS": "ropewalk.comparison.settings",
+    "Row": "ropewalk.comparison.summary",
+    "compare": "ropewalk.comparison.run",
+    "convergence": "ropewalk.comparison.summary",
+    "packaged_text": "ropewalk.comparison.run",
+    "summarise": "ropewalk.comparison.summary",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

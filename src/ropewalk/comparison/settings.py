@@ -1,14 +1,19 @@
-"""What a comparison computes: one frozen, checked record."""
+"""What a comparison computes: one frozen, checked record.
+
+The module imports no torch, so that the help can be shown without it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.scaling import NTK, Linear, Scaling, YaRN
 from ropewalk.training.settings import TEXT_ENCODINGS, TrainSettings
+
+if TYPE_CHECKING:
+    from ropewalk.rope.scaling import Scaling
 
 SCALINGS = ("pi", "ntk", "yarn")
 
@@ -135,6 +140,8 @@ class CompareSettings:
 
 def scaling_of(name: str, factor: float, trained: int) -> Scaling:
     """The rule of a scaling's name at one factor."""
+    from ropewalk.rope.scaling import NTK, Linear, YaRN
+
     rules: dict[str, Scaling] = {"pi": Linear(factor), "ntk": NTK(factor), "yarn": YaRN(factor, trained)}
     return rules[name]
 

@@ -1,4 +1,7 @@
-"""What can be asked of the doctor: one record, from which the command line takes its options."""
+"""What can be asked of the doctor: one record, from which the command line takes its options.
+
+The module imports no torch, so that the help can be shown without it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropewalk.errors import RopeError
-from ropewalk.methods import named_methods
-from ropewalk.readers.reader import CHUNK
-from ropewalk.retrieval.protocol import SAMPLES
-from ropewalk.retrieval.scoring import SCORINGS
-from ropewalk.retrieval.tasks import TASKS
+from ropewalk.readers.defaults import CHUNK
+from ropewalk.retrieval.choices import SAMPLES, SCORINGS, TASKS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ALL = "all"
@@ -142,6 +142,8 @@ class DoctorSettings:
     @property
     def method_names(self) -> tuple[str, ...]:
         """The methods asked for, one by one; none where the choice is left to the doctor."""
+        from ropewalk.methods import named_methods
+
         return tuple(named_methods(_words(self.methods)))
 
     @property

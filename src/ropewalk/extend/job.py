@@ -18,10 +18,11 @@ from ropewalk.extend.card import card
 from ropewalk.extend.export import CARD, FIGURE, LOG, RECORD, Exported, check_out, export, hub_of
 from ropewalk.extend.held_out_text import HeldOutText, refuse_seen
 from ropewalk.extend.outcome import Variant, after, before, measure, record
-from ropewalk.extend.settings import MethodSettings, torch_dtype
+from ropewalk.extend.settings import MethodSettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
 from ropewalk.extend.work_folder import WorkFolder
 from ropewalk.methods import METHODS
+from ropewalk.models.precision import dtype_named
 from ropewalk.progress import Progress
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Reader, TunableReader
@@ -144,7 +145,7 @@ class ExtendJob:
             method=settings.method,
             reach=self.reach,
             source=self.source.place,
-            dtype=self.source.stored if settings.dtype is None else torch_dtype(settings.dtype),
+            dtype=self.source.stored if settings.dtype is None else dtype_named(settings.dtype),
             overwrite=self.overwrite,
             native=settings.native,
             more_files=more_files,

@@ -23,9 +23,10 @@ from ropewalk.extend.held_out_text import HeldOutText, refuse_seen, shared_windo
 from ropewalk.extend.job import Draw
 from ropewalk.extend.jobs import search_folder
 from ropewalk.extend.outcome import record
-from ropewalk.extend.settings import SearchSettings, torch_dtype
+from ropewalk.extend.settings import SearchSettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
 from ropewalk.methods import Reach
+from ropewalk.models.precision import dtype_named
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
@@ -267,7 +268,7 @@ def _export(
         method=SEARCHED,
         reach=reach,
         source=source.place,
-        dtype=source.stored if settings.dtype is None else torch_dtype(settings.dtype),
+        dtype=source.stored if settings.dtype is None else dtype_named(settings.dtype),
         overwrite=overwrite,
         native=settings.native,
         more_files=more_files,

@@ -1,4 +1,7 @@
-"""The settings of `extend.apply`, `extend.tune` and `extend.search`; a field's `help` describes its option."""
+"""The settings of `extend.apply`, `extend.tune` and `extend.search`; a field's `help` describes its option.
+
+The module imports no torch, so that the help can be shown without it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,8 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from ropewalk.errors import RopeError
 from ropewalk.extend.parts import parts_of
-from ropewalk.methods import METHODS, method_named
 from ropewalk.training.settings import PRECISIONS
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -80,6 +80,8 @@ class MethodSettings(OutputSettings):
     seed: int = setting("Seed of the windows that are measured.", default=0)
 
     def __post_init__(self) -> None:
+        from ropewalk.methods import METHODS, method_named
+
         super().__post_init__()
         method = method_named(self.method)
         if self.unscaled_tokens and not method.scales_frequencies:
@@ -259,10 +261,3 @@ def check_at_least(values: Mapping[str, int | None], *, least: int) -> None:
                 facts={name: value},
                 cure=f"Pass --{name.replace('_', '-')} {least} or more.",
             )
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a name of `DTYPES`."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype

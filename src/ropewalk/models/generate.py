@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -242,7 +243,8 @@ def _at_ends(hidden: Tensor, weight: Tensor, *, ends: Tensor, before: Tensor | N
 
 def _is_compiled(model: Decoder) -> bool:
     """Whether calls of the model run compiled: by `torch.compile(model)` or `model.compile()`."""
-    return isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None
+    dynamo = sys.modules.get("torch._dynamo")  # to name it imports it, which takes longer than importing torch
+    return model._compiled_call_impl is not None or (dynamo is not None and isinstance(model, dynamo.OptimizedModule))
 
 
 def _forget(model: Decoder, cache: KVCache, *, slack: int) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
+from ropewalk.readers.defaults import CHUNK as CHUNK
 
-CHUNK = 1024  # tokens of one forward; on two cores 512 to 2,048 differ by a few per cent
 Losses = npt.NDArray[np.float64]
 Advance = Callable[[int], None]
 """Called with the number of tokens that have gone through the model."""

@@ -8,11 +8,11 @@ from random import Random
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.retrieval.scoring import SCORINGS
+from ropewalk.retrieval.choices import SAMPLES as SAMPLES
+from ropewalk.retrieval.choices import SCORINGS
 from ropewalk.retrieval.tasks import Task
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-SAMPLES = 10
 THRESHOLD = 0.856
 """RULER's bar for an effective length: what Llama-2-7B reaches at 4,096 tokens (Hsieh et al. 2024, section 4)."""
 CONFIDENCE = 0.95

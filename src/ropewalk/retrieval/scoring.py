@@ -9,8 +9,6 @@ from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.reader import CHUNK, Advance, Reader
 from ropewalk.retrieval.example import Example
 
-SCORINGS = ("choice", "generate")
-
 
 def choice_log_probs(
     reader: Reader, example: Example, *, chunk: int = CHUNK, advance: Advance | None = None

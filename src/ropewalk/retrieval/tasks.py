@@ -9,12 +9,11 @@ from typing import Protocol, runtime_checkable
 from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.retrieval.aggregate import CommonWords, FrequentWords, VariableTracking
+from ropewalk.retrieval.choices import HAYSTACKS
+from ropewalk.retrieval.choices import TASKS as TASKS
 from ropewalk.retrieval.example import Example
 from ropewalk.retrieval.material import noise, passage, words_of
 from ropewalk.retrieval.needles import Needles, PassKey
-
-TASKS = ("passkey", "niah_single", "niah_multikey", "niah_multivalue", "vt", "cwe", "fwe")
-HAYSTACKS = ("noise", "text")
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ropewalk import compiled
 from ropewalk.compiled import fresh
-from ropewalk.eager import reasons_for_mathematics
+from ropewalk.eager import constant_to_compilers, reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Int, Real
@@ -188,7 +188,7 @@ def turns_of(columns: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(turns_per_token(columns), dtype=torch.int64, device=device)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # integers beyond 64 bits are not for dynamo
+@constant_to_compilers  # integers beyond 64 bits are not for dynamo
 def turns_per_token(columns: tuple[float, ...]) -> tuple[int, ...]:
     """Each frequency in radians per token as whole 2^-64 of a turn, round(2^64 f / 2 pi), wrapped into int64.
 

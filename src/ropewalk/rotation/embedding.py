@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.backends.request import Turn
-from ropewalk.eager import reasons_for_mathematics
+from ropewalk.eager import constant_to_compilers, reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import (
@@ -197,7 +197,7 @@ class RotaryEmbedding(nn.Module):
         return position_ids.to(torch.int64), turns_of(columns, position_ids.device), turn
 
     # Constant, else dynamo hides an error's message; a method, because torch 2.11 cannot pass such a function a config.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant_to_compilers
     def _attention_factor_of_all_lengths(self) -> float:
         """The attention factor where the length is not known; it must not depend on it."""
         try:

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from ropewalk.training.events import Event, Housekeeping
-from ropewalk.training.from_scratch import train
-from ropewalk.training.settings import SIZES, TrainSettings
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.training.events import Event, Housekeeping
+    from ropewalk.training.from_scratch import train
+    from ropewalk.training.settings import SIZES, TrainSettings
 
 __all__ = ["SIZES", "Event", "Housekeeping", "TrainSettings", "train"]
+
+_HOMES = {
+    "Event": "ropewalk.training.events",
+    "Housekeeping": "ropewalk.training.events",
+    "SIZES": "ropewalk.training.settings",
+    "TrainSettings": "ropewalk.training.settings",
+    "train": "ropewalk.training.from_scratch",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

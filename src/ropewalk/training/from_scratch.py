@@ -11,6 +11,7 @@ from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.models.precision import dtype_named
 from ropewalk.training.data import TokenStream, Windows, WindowSampler
 from ropewalk.training.events import Event, Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask
@@ -46,12 +47,10 @@ def train(
     with other settings in `out`, and where the loss or a gradient is not finite.
     """
     if dtype not in DTYPES:
-        raise RopeError(
-            "train: unknown `dtype`.", facts={"dtype": dtype, "known": tuple(DTYPES)}, cure="Pass one of these."
-        )
+        raise RopeError("train: unknown `dtype`.", facts={"dtype": dtype, "known": DTYPES}, cure="Pass one of these.")
     folder = RunFolder(out)
     with folder.locked(), torch.random.fork_rng():
-        task = FromScratch(settings.on_this_machine(), housekeeping, dtype=DTYPES[dtype])
+        task = FromScratch(settings.on_this_machine(), housekeeping, dtype=dtype_named(dtype))
         run = Run(task, folder, report)
         unfinished = run.prepare(resume=resume, restart=restart)
         if unfinished:

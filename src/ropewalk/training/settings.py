@@ -1,18 +1,21 @@
-"""Everything that decides what a training run computes: one frozen, checked record."""
+"""Everything that decides what a training run computes: one frozen, checked record.
+
+The module imports no torch, so that the help can be shown without it.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ropewalk.encodings import ENCODINGS, EncodingConfig, LearnedAbsolute, Sinusoidal, TransformerXL, XPos
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig
-from ropewalk.rope.config import RopeConfig
+
+if TYPE_CHECKING:
+    from ropewalk.encodings import EncodingConfig
+    from ropewalk.models.config import DecoderConfig
+    from ropewalk.rope.config import RopeConfig
 
 # layers, hidden_size, heads, kv_heads, intermediate_size; parameters with 4,096 tokens
 SIZES: dict[str, tuple[int, int, int, int, int]] = {
@@ -22,9 +25,12 @@ SIZES: dict[str, tuple[int, int, int, int, int]] = {
     "base": (12, 768, 12, 4, 2048),  # 79 M
 }
 _SHAPE = ("layers", "hidden_size", "heads", "kv_heads", "intermediate_size")
-TEXT_ENCODINGS = ("rope", *ENCODINGS)
+TEXT_ENCODINGS = (
+    "rope", "none", "sinusoidal", "learned", "relative", "t5", "transformer_xl", "alibi", "kerple", "fire", "xpos",
+)  # fmt: skip
+"""The encodings that a text can be trained with: rope, and every name of `ropewalk.encodings.ENCODINGS`."""
 PRECISIONS = ("auto", "float32", "bfloat16")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,9 @@ class TrainSettings:
 
     def decoder_config(self, vocab_size: int) -> DecoderConfig:
         """The model's shape: Llama's (RMSNorm, SwiGLU, tied head), by default with half-split rotary pairs."""
+        from ropewalk.models.config import DecoderConfig
+        from ropewalk.rope.config import RopeConfig
+
         hidden, heads = int(self.hidden_size or 0), int(self.heads or 0)
         if hidden % heads or (hidden // heads) % 2 or heads % int(self.kv_heads or 1):
             raise RopeError(
@@ -205,6 +214,8 @@ class TrainSettings:
 
     def _encoding(self, rope: RopeConfig) -> EncodingConfig:
         """The rival of this name, with the trained length and the base where it has them."""
+        from ropewalk.encodings import ENCODINGS, LearnedAbsolute, Sinusoidal, TransformerXL, XPos
+
         if self.encoding == "learned":
             return LearnedAbsolute(self.seq_len)
         if self.encoding == "sinusoidal":
@@ -235,6 +246,10 @@ class TrainSettings:
 
 def on_machine(device: str, precision: str) -> tuple[str, str]:
     """Device and precision, chosen where they say "auto"; a `RopeError` for CUDA on a machine without."""
+    import torch
+
+    from ropewalk.models.precision import fast_bfloat16
+
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -246,19 +261,6 @@ def on_machine(device: str, precision: str) -> tuple[str, str]:
     if precision == "auto":
         precision = "bfloat16" if fast_bfloat16(device) else "float32"
     return device, precision
-
-
-def fast_bfloat16(device: str) -> bool:
-    """Whether bfloat16 products are faster than float32 there: CPUs with AVX512-BF16 or AMX, CUDA from Ampere.
-
-    Measured on an AMD EPYC (Zen 4): 400 against 170 GFLOP/s for the products of `tiny`.
-    """
-    if device.startswith("cuda"):
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if device != "cpu":
-        return False
-    can = torch.cpu.get_capabilities()
-    return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
 
 def _choice(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from ropewalk.training.classification.run import train_classifier
-from ropewalk.training.classification.settings import ClassifySettings
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.training.classification.run import train_classifier
+    from ropewalk.training.classification.settings import ClassifySettings
 
 __all__ = ["ClassifySettings", "train_classifier"]
+
+_HOMES = {
+    "ClassifySettings": "ropewalk.training.classification.settings",
+    "train_classifier": "ropewalk.training.classification.run",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

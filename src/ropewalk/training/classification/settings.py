@@ -1,4 +1,7 @@
-"""Everything that decides what the training of a classifier computes: one frozen, checked record."""
+"""Everything that decides what the training of a classifier computes: one frozen, checked record.
+
+The module imports no torch, so that the help can be shown without it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.errors import RopeError
-from ropewalk.models.classifier import POOLINGS, TextClassifierConfig
 from ropewalk.training.settings import PRECISIONS, TEXT_ENCODINGS, on_machine
+
+if TYPE_CHECKING:
+    from ropewalk.models.classifier import TextClassifierConfig
 
 CLASS_WEIGHTS = ("none", "balanced")
 SELECT = ("accuracy", "macro_f1", "loss")
@@ -100,6 +105,8 @@ class ClassifySettings:
     seed: int = field(default=0, metadata={"help": "Seed of split, weights, order and dropout."})
 
     def __post_init__(self) -> None:
+        from ropewalk.models.classifier import POOLINGS
+
         object.__setattr__(self, "data", str(self.data))
         if self.validation is not None:
             object.__setattr__(self, "validation", str(self.validation))
@@ -154,6 +161,8 @@ class ClassifySettings:
 
     def config(self, labels: Sequence[str], vocab_size: int) -> TextClassifierConfig:
         """The model's shape."""
+        from ropewalk.models.classifier import TextClassifierConfig
+
         return TextClassifierConfig(
             vocab_size=vocab_size,
             labels=labels,
