@@ -14,7 +14,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses
+from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses, Question
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -35,6 +35,13 @@ class TransformersPrefix:
         for continuation in continuations:
             likely = self.reader.log_probs([*self.ids, *continuation], self.seq_len)[len(self.ids) - 1 : -1]
             found.append(float(likely.gather(-1, torch.tensor(continuation)[:, None]).double().sum()))
+        return found
+
+    def ask(self, questions: Sequence[Question]) -> list[list[float]]:
+        found = []
+        for question, continuations in questions:
+            longer = TransformersPrefix(self.reader, [*self.ids, *question], self.seq_len)
+            found.append(longer.log_probs(continuations))
         return found
 
     def top(self, count: int) -> list[tuple[int, float]]:

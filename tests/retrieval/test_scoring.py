@@ -9,7 +9,6 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers import prefix
 from ropewalk.readers.adapters import reader_of
 from ropewalk.retrieval.example import Example
 from ropewalk.retrieval.scoring import choice_log_probs, choose, completes, is_correct, names_all
@@ -42,10 +41,8 @@ def by_full_forward(model: Decoder, example: Example, seq_len: int | None = None
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 60, 61, 1024])
-@pytest.mark.parametrize("batched", [True, False])
-def test_log_probs_are_those_of_a_full_forward(monkeypatch: pytest.MonkeyPatch, chunk: int, batched: bool) -> None:
-    """Choices of unequal lengths, in one batch or one after the other from a cache that is cut back."""
-    monkeypatch.setattr(prefix, "BATCH_BYTES", 2**28 if batched else 0)
+def test_log_probs_are_those_of_a_full_forward(chunk: int) -> None:
+    """Choices of unequal lengths, two of which begin alike."""
     model, tokens = decoder(), []
     found = choice_log_probs(reader_of(model), EXAMPLE, chunk=chunk, advance=tokens.append)
     assert found == pytest.approx(by_full_forward(model, EXAMPLE), abs=1e-4)
@@ -61,10 +58,8 @@ def test_frequencies_are_those_of_the_example_s_length() -> None:
 
 
 @pytest.mark.parametrize("method", ["rerope", "self-extend", "dca", "streaming", "log-n", "drope"])
-@pytest.mark.parametrize("batched", [True, False])
-def test_methods_in_attention_are_scored_as_well(monkeypatch: pytest.MonkeyPatch, method: str, batched: bool) -> None:
+def test_methods_in_attention_are_scored_as_well(method: str) -> None:
     """From a cache of unrotated keys, in chunks, at four times the trained length of 16."""
-    monkeypatch.setattr(prefix, "BATCH_BYTES", 2**28 if batched else 0)
     model = under_method(decoder(ROPE), method, trained=16, target=64)
     found = choice_log_probs(reader_of(model), EXAMPLE, chunk=9)
     assert found == pytest.approx(by_full_forward(model, EXAMPLE), abs=1e-4)

@@ -32,7 +32,7 @@ def attend(
     if seen.band:
         return _attend_in_blocks(q, keys, values, seen, dropout)
     if seen.prefix and not dropout and splits(q, keys, values):
-        return _attend_after_prefix(q, keys, values, seen.prefix)
+        return _attend_after_prefix(q, keys, values, seen)
     if seen.first_key:
         keys, values = keys[:, :, seen.first_key :], values[:, :, seen.first_key :]
     batch, heads, seq, head_dim = q.shape
@@ -86,20 +86,22 @@ def splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
     return not grads and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 
-def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, prefix: int) -> Tensor:
-    """A chunk after a cache: all see the prefix, the rest is causal: two softmaxes joined by their denominators.
+def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility) -> Tensor:
+    """A chunk after a cache: all see the prefix, the rest is causal, or branches: two softmaxes joined by their
+    denominators.
 
     No mask is built, and the queries of a group stand as rows against their one key head. Measured against a masked
     call, one core, 2,048 queries on 8,192 keys, 9 and 3 heads of 64: 456 against 593 ms in float32.
     """
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     batch, heads, seq, head_dim = q.shape
-    kv_heads = keys.shape[1]
+    kv_heads, prefix = keys.shape[1], seen.prefix
     groups = heads // kv_heads
     folded = q.reshape(batch, kv_heads, groups * seq, head_dim)
     before, before_lse = fused(folded, keys[:, :, :prefix], values[:, :, :prefix])
     own_keys = keys[:, :, prefix:].repeat_interleave(groups, 1)
-    own, own_lse = fused(q, own_keys, values[:, :, prefix:].repeat_interleave(groups, 1), 0.0, True)
+    own_values, mask = values[:, :, prefix:].repeat_interleave(groups, 1), seen.own_additive(q.dtype)
+    own, own_lse = fused(q, own_keys, own_values, 0.0, mask is None, attn_mask=mask)
     share = torch.sigmoid(own_lse - before_lse.reshape(batch, heads, seq))[..., None]
     before = before.reshape(batch, heads, seq, head_dim).to(share.dtype)
     return torch.lerp(before, own.to(share.dtype), share).to(q.dtype)

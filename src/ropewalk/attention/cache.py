@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ropewalk.attention.branches import Branches
 from ropewalk.attention.extensions import Extension
 from ropewalk.attention.masks import TokenLayout, real_tokens
 from ropewalk.attention.tables import SeqLen, SlotTables
@@ -141,21 +142,30 @@ class KVCache:
             f"seq_len={self._seq_len}, {self.nbytes / 2**20:.1f} MiB)"
         )
 
-    def lay_out(self, batch: int, seq: int, *, attention_mask: Tensor | None = None) -> TokenLayout:
+    def lay_out(
+        self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
+    ) -> TokenLayout:
         """Where a call's tokens will be stored; reserves room, but nothing counts before `commit`.
 
-        `attention_mask` is bool or integer `[batch, seq]` over the new tokens alone. Raises `RopeError` if the batch
-        differs or if growth would change frequencies.
+        `attention_mask` is bool or integer `[batch, seq]` over the new tokens alone. `branches`: the tokens are several
+        continuations of the one row, which are not kept: afterwards the cache holds what it held. Raises `RopeError` if
+        the batch differs, if growth would change frequencies, and for branches of several rows or under a mask.
         """
         self._check_batch(batch)
         real, held = real_tokens(attention_mask, batch, seq, "KVCache"), self._lengths
         new = [seq] * batch if real is None else [int(count) for count in real.sum(1).tolist()]
         lengths = tuple(old + count for old, count in zip(held, new, strict=True))
-        self._refuse_outgrowing(lengths)
+        if branches is None:
+            self._refuse_outgrowing(lengths)
+        else:
+            self._check_branches(branches, seq, real)
+            self._refuse_outgrowing([held[0] + branches.deepest])
         total = max(lengths)
         layout = TokenLayout(
             batch, seq, self.device, total=total, cached=True, lengths=lengths, unrotated=not self.rotated
         )
+        if branches is not None:
+            layout.branches, layout.lengths = branches, tuple(held)
         layout.slot_tables = self._slot_tables
         if real is None and len(set(held)) == 1:
             layout.start = held[0]
@@ -203,6 +213,14 @@ class KVCache:
     def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """All keys and values of one layer up to this call's, `[batch, kv_heads, layout.total, head_dim]`: views."""
         return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
+
+    def _check_branches(self, branches: Branches, seq: int, real: Tensor | None) -> None:
+        if self.batch != 1 or len(branches) != seq or real is not None:
+            raise RopeError(
+                "KVCache: branches go on from one row, and say of each new token what it follows.",
+                facts={"rows": self.batch, "tokens": seq, "branches": len(branches), "masked": real is not None},
+                cure="Ask them of a cache of one row, one parent for each token, without an attention_mask.",
+            )
 
     def _check_batch(self, batch: int) -> None:
         if batch != self.batch:

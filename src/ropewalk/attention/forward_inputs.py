@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ropewalk.attention.branches import Branches
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import PackedDocuments, find_documents
 from ropewalk.attention.extensions import Extension
@@ -64,13 +65,21 @@ class ForwardInputs:
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
+        branches: Branches | None = None,
         where: str = "Attention",
     ) -> ForwardInputs:
         """The inputs of a call on hidden states `x` `[batch, seq, hidden]`; arguments as `Attention.forward`'s.
 
-        Raises `RopeError`, in which `where` names the caller, for documents together with a cache, for a `seq_len`
-        that is not the cache's, and for wrong shapes.
+        `branches`: the tokens go on from the cache in several ways (`Decoder.forward`). Raises `RopeError`, in which
+        `where` names the caller, for documents together with a cache, for a `seq_len` that is not the cache's, for
+        branches without a cache or with positions of their own, and for wrong shapes.
         """
+        if branches is not None and (cache is None or position_ids is not None):
+            raise RopeError(
+                f"{where}: branches go on from a cache, and their positions count from its end.",
+                facts={"cache": cache, "position_ids": position_ids},
+                cure="Pass the cache, and leave position_ids out.",
+            )
         seq_len = _agreed_seq_len(seq_len, cache)
         batch, seq = x.shape[:2]
         if isinstance(seq_len, Tensor) and seq_len.ndim and seq_len.shape != (batch,):
@@ -90,7 +99,7 @@ class ForwardInputs:
                 cure="Give each document its own row, with an attention_mask.",
             )
         else:
-            layout = cache.lay_out(batch, seq, attention_mask=attention_mask)
+            layout = cache.lay_out(batch, seq, attention_mask=attention_mask, branches=branches)
         return cls(layout, position_ids=position_ids, cache=cache, seq_len=seq_len, dtype=x.dtype)
 
     def tables(self, rotary: RotaryEmbedding) -> RotaryTables:
@@ -169,6 +178,9 @@ class ForwardInputs:
         rule = (rotary.config, self.table_dtype)
         cos, sin, scale = layout.slot_tables.of(rule, seq_len, layout.total, layout.room, make)
         slots = layout.position_ids()
+        if layout.branches is not None:
+            keys = layout.key_positions()
+            return RotaryTables(cos[slots], sin[slots], scale, (cos[keys], sin[keys]))
         if cos.ndim == 2:
             return RotaryTables(cos[slots], sin[slots], scale, (cos, sin))
         rows = torch.arange(layout.batch, device=layout.device)[:, None]
@@ -202,7 +214,9 @@ class ForwardInputs:
                     facts={"position_ids": position_ids},
                     cure="Leave `position_ids` out, or run without a cache.",
                 )
-            queries, keys = layout.position_ids(), torch.arange(layout.total, device=layout.device)
+            queries, keys = layout.position_ids(), layout.key_positions()
+            if layout.branches is not None:
+                return Places(queries, keys, memo=layout.memo)
             if queries.ndim == 1:
                 return Places(queries, keys, run=(layout.start, 0), memo=layout.memo)
             span = (1 - layout.total, layout.total - 1) if layout.compiled_write is not None else None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ropewalk.attention.branches import Branches
 from ropewalk.attention.tables import SlotTables
 from ropewalk.encodings.memo import Memo
 from ropewalk.errors import RopeError
@@ -20,14 +21,16 @@ class Visibility:
 
     `mask` is bool `[seq, keys]` or `[batch, 1, seq, keys]`, True where seen, or None. `is_causal` asks for the
     kernel's own causal rule instead (`seq == keys`). Keys before `first_key` are out of every query's reach and
-    left out of the mask. `prefix` counts the leading keys that every query sees, where the rest is plainly causal; its
-    mask is built only if asked for (`build`). `band` is a window that the queries are cut into blocks for.
+    left out of the mask. `prefix` counts the leading keys that every query sees, where the rest is plainly causal, or
+    seen as `own` says (bool `[seq, seq]`); its mask is built only if asked for (`build`). `band` is a window that the
+    queries are cut into blocks for.
     """
 
     mask: Tensor | None = None
     is_causal: bool = False
     first_key: int = 0
     prefix: int = 0
+    own: Tensor | None = None
     band: int = 0
     build: Callable[[], Tensor] | None = field(default=None, repr=False)
     _memo: Memo = field(init=False, repr=False)
@@ -39,7 +42,13 @@ class Visibility:
         """The mask as 0 and minus infinity in `dtype`, made once and shared by the layers."""
         if self.mask is None and self.build is not None:
             self.mask = self.build()
-        mask = self.mask
+        return self._additive("mask", self.mask, dtype)
+
+    def own_additive(self, dtype: torch.dtype) -> Tensor | None:
+        """`own` in the same form; None where the call's own tokens are plainly causal."""
+        return self._additive("own", self.own, dtype)
+
+    def _additive(self, name: str, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         if mask is None:
             return None
 
@@ -47,7 +56,7 @@ class Visibility:
             zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
             return zeros.masked_fill_(~mask, float("-inf"))
 
-        return self._memo(dtype, make)
+        return self._memo((name, dtype), make)
 
 
 class CompiledWrite(NamedTuple):
@@ -91,6 +100,8 @@ class TokenLayout:
     documents: Tensor | None = None
     """int64 `[batch, seq]`: the number of the token's document in its row."""
     document_slots: Tensor | None = None
+    branches: Branches | None = None
+    """Of a call whose tokens are several continuations of the cache's row, stored behind it for the call alone."""
     lengths: tuple[int, ...] = ()
     """Tokens per row after this call (with a cache)."""
     compiled_write: CompiledWrite | None = None
@@ -104,7 +115,7 @@ class TokenLayout:
     @property
     def plain(self) -> bool:
         """Whether every row holds the same slots and nothing is hidden but by order."""
-        return self.slots is None and self.real is None and self.documents is None
+        return self.slots is None and self.real is None and self.documents is None and self.branches is None
 
     def position_ids(self) -> Tensor:
         """int64 `[seq]` or `[batch, seq]`: each token's index in its row, or in its document."""
@@ -112,7 +123,15 @@ class TokenLayout:
             return self.document_slots
         if self.slots is not None:
             return self.slots
+        if self.branches is not None:
+            return self.start + self.branches.depths
         return torch.arange(self.start, self.start + self.seq, device=self.device)
+
+    def key_positions(self) -> Tensor:
+        """int64 `[total]`: each cached key's index in its row, which is where it is stored but for branches."""
+        if self.branches is None:
+            return torch.arange(self.total, device=self.device)
+        return torch.cat([torch.arange(self.start, device=self.device), self.position_ids()])
 
     def stored(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and slots of the real tokens, each int64 `[tokens]`: what a ragged cache writes."""
@@ -143,6 +162,13 @@ class TokenLayout:
         return self.memo(("visibility", causal, window, whole), lambda: self._visibility(causal, window, whole))
 
     def _visibility(self, causal: bool, window: int | None, whole: bool) -> Visibility:
+        if self.branches is not None:
+            if window is None and not whole:
+                return Visibility(
+                    prefix=self.start, own=self.branches.seen, build=lambda: self._mask_of_branches(None, 0)
+                )
+            first = 0 if window is None or whole else max(0, self.start - window + 1)
+            return Visibility(mask=self._mask_of_branches(window, first), first_key=first)
         if self.plain and not whole:
             if not causal and window is None:
                 return Visibility()
@@ -180,6 +206,12 @@ class TokenLayout:
             alone = torch.eye(self.seq, dtype=torch.bool, device=self.device)
             both = self.real[:, None, :, None] & self.real[:, None, None, :]
             seen = (seen & both) | (alone & ~self.real[:, None, :, None])
+        return seen
+
+    def _mask_of_branches(self, window: int | None, first: int) -> Tensor:
+        assert self.branches is not None, "only a call with branches has their mask"
+        seen = _in_order(self.position_ids()[:, None], self.key_positions()[None, first:], True, window)
+        seen[:, self.start - first :] &= self.branches.seen
         return seen
 
     def slots_in_full(self) -> Tensor:

@@ -64,7 +64,7 @@ class Remap:
             )
         self.exact = torch.float64 if dtype == torch.float64 else torch.float32
         self.index = layout.position_ids()
-        self.keys = torch.arange(layout.total, device=layout.device) if layout.cached else self.index
+        self.keys = layout.key_positions() if layout.cached else self.index
         self.regions = extension.regions() if extension.remaps else ()
 
     def _shared(self, key: Hashable, make: Callable[[], MadeT]) -> MadeT:
@@ -97,13 +97,17 @@ class Remap:
         if kept is None:
             return self._tables(rule, self.keys)
         assert self._rotary is not None
-        return kept.of(
+        tables = kept.of(
             (self._rotary.config, self.exact, self.extension, number),
             self._seq_len,
             self.layout.total,
             self.layout.room,
             lambda slots: self._tables(rule, torch.arange(slots, device=device)),
         )
+        if self.layout.branches is None:
+            return tables
+        cos, sin, factor = tables
+        return cos[..., self.keys, :], sin[..., self.keys, :], factor
 
     def turned_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
         """The queries `begin .. end - 1` of `[batch, heads, seq, head_dim]` as one region turns them."""
@@ -142,24 +146,37 @@ class Remap:
         return self._shared(("mask", number, begin, span.first, dtype, groups), make)
 
     def _find_spans(self, region: Region, begin: int, end: int) -> list[Span]:
-        rows = self.index[begin:end]
+        rows, branches, start = self.index[begin:end], self.layout.branches, self.layout.start
         low, high = region.low(rows), region.high(rows)
-        first, last = int(low.min()), int(high.max())
-        core = int(low.max()), int(high.min())
-        if last <= first:
-            return []
-        if core[0] >= core[1]:
-            return [_masked_span(low, high, first, last)]
-        pieces = [_masked_span(low, high, first, core[0])] if first < core[0] else []
-        pieces.append(Span(*core, None, None))
-        if core[1] < last:
-            pieces.append(_masked_span(low, high, core[1], last))
-        return pieces
+        if branches is None:
+            return _spans_between(low, high)
+        near = self.keys[start:]
+        own = (near >= low[:, None]) & (near < high[:, None]) & branches.seen[begin:end]
+        pieces = _spans_between(low.clamp(max=start), high.clamp(max=start))
+        return [*pieces, _span(start, self.layout.total, own)] if bool(own.any()) else pieces
+
+
+def _spans_between(low: Tensor, high: Tensor) -> list[Span]:
+    """The keys `low <= n < high` of each row: those that all rows see without a mask, and the fringes."""
+    first, last = int(low.min()), int(high.max())
+    core = int(low.max()), int(high.min())
+    if last <= first:
+        return []
+    if core[0] >= core[1]:
+        return [_masked_span(low, high, first, last)]
+    pieces = [_masked_span(low, high, first, core[0])] if first < core[0] else []
+    pieces.append(Span(*core, None, None))
+    if core[1] < last:
+        pieces.append(_masked_span(low, high, core[1], last))
+    return pieces
 
 
 def _masked_span(low: Tensor, high: Tensor, first: int, last: int) -> Span:
     columns = torch.arange(first, last, device=low.device)
-    mask = (columns >= low[:, None]) & (columns < high[:, None])
+    return _span(first, last, (columns >= low[:, None]) & (columns < high[:, None]))
+
+
+def _span(first: int, last: int, mask: Tensor) -> Span:
     none = ~mask.any(-1)
     if not bool(none.any()):
         return Span(first, last, mask, None)
@@ -181,7 +198,8 @@ def attend_remapped(q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropo
     float64). On the CPU without gradients the fused kernel serves each region; elsewhere scores are written out for 256
     queries at a time.
     """
-    if splits(q, keys, values) and remap.layout.plain and not dropout and q.numel():
+    by_spans = remap.layout.plain or remap.layout.branches is not None
+    if splits(q, keys, values) and by_spans and not dropout and q.numel():
         return _attend_by_spans(q, keys, values, remap)
     return attend_remapped_openly(q, keys, values, remap, dropout, need_weights=False)[0]
 
@@ -193,6 +211,8 @@ def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> T
     groups = heads // kv_heads
     start, blocks = remap.layout.start, []
     edges = [edge - start for edge in remap.extension.edges(start, start + seq, BLOCK)]
+    if remap.layout.branches is not None:
+        edges = [*range(0, seq, BLOCK), seq]  # their indices do not count on
     whole: dict[int, Tensor] = {}
     for begin, end in pairwise(edges):
         rows, parts = end - begin, []

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropewalk.attention.branches import Branches
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.masks import CompiledWrite, TokenLayout, real_tokens
 from ropewalk.attention.tables import SlotTables
@@ -61,10 +62,14 @@ class StaticCache(KVCache):
         with torch.inference_mode(False):
             self._used = torch.tensor(lengths, dtype=torch.int64, device=self.device)
 
-    def lay_out(self, batch: int, seq: int, *, attention_mask: Tensor | None = None) -> TokenLayout:
-        """As `KVCache.lay_out`; under a compiler in tensor arithmetic alone."""
+    def lay_out(
+        self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
+    ) -> TokenLayout:
+        """As `KVCache.lay_out`; under a compiler in tensor arithmetic alone, and without branches."""
         if not torch.compiler.is_compiling():
-            return super().lay_out(batch, seq, attention_mask=attention_mask)
+            return super().lay_out(batch, seq, attention_mask=attention_mask, branches=branches)
+        if branches is not None:
+            raise RopeError("StaticCache: branches are not compiled.", cure="Ask them outside of torch.compile.")
         self._check_batch(batch)
         real = real_tokens(attention_mask, batch, seq, "KVCache")
         if real is None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
+from ropewalk.attention.branches import Branches
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.checks import check_unrotated
 from ropewalk.attention.extensions import Extension
@@ -89,6 +90,7 @@ class Decoder(nn.Module):
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
+        branches: Branches | None = None,
         head_fn: HeadFunction[ResultT] | None = None,
     ) -> Tensor | ResultT:
         """Logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
@@ -102,6 +104,8 @@ class Decoder(nn.Module):
         - `cache`: from `new_cache`; the tokens are appended to it, and no gradients are kept.
         - `seq_len`: tokens, an int or int64 `[batch]`: required where frequencies depend on length (dynamic NTK,
           LongRoPE), unless the cache has it.
+        - `branches`: with a cache of one row, that the tokens `[1, seq]` go on from it in several ways: each comes out
+          as if its own line alone had been read, and the cache holds what it held.
         - `head_fn`: a function that replaces the product with the head. It gets the hidden states
           `[batch, seq, hidden]` after the final norm and the head's weight `[vocab, hidden]`; its result is returned.
           Losses are computed in it: FSDP gathers the weight for the forward alone.
@@ -115,6 +119,7 @@ class Decoder(nn.Module):
             document_ids=document_ids,
             cache=cache,
             seq_len=seq_len,
+            branches=branches,
         )
         with torch.no_grad() if cache is not None else nullcontext():
             if self.lm_head is not None:
@@ -152,6 +157,7 @@ class Decoder(nn.Module):
         document_ids: Tensor | None,
         cache: KVCache | None,
         seq_len: SeqLen | None,
+        branches: Branches | None,
     ) -> Tensor:
         self._check_call(input_ids, cache, seq_len)
         with torch.no_grad() if cache is not None else nullcontext():
@@ -163,6 +169,7 @@ class Decoder(nn.Module):
                 document_ids=document_ids,
                 cache=cache,
                 seq_len=seq_len,
+                branches=branches,
                 where="Decoder",
             )
             if self.encoding is not None:

@@ -15,7 +15,7 @@ from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.digest import model_digest
 from ropewalk.readers.likelihood import continuation_log_probs
 from ropewalk.readers.losses import window_losses
-from ropewalk.readers.prefix import DecoderPrefix
+from ropewalk.readers.prefix import ASK_TOKENS, DecoderPrefix
 from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses
 
 
@@ -101,7 +101,8 @@ class DecoderReader:
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None
     ) -> DecoderPrefix:
         """Read tokens into a cache with room for `seq_len` in all, at the frequencies of that length."""
-        prefix = DecoderPrefix(self.model, self.model.new_cache(seq_len=seq_len, capacity=seq_len), chunk=chunk)
+        cache = self.model.new_cache(seq_len=seq_len, capacity=seq_len + ASK_TOKENS)
+        prefix = DecoderPrefix(self.model, cache, chunk=chunk)
         prefix.read(input_ids, advance=advance)
         return prefix
 

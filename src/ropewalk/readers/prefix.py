@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ropewalk.attention.branches import Branches
 from ropewalk.attention.cache import KVCache
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import only_hidden
 from ropewalk.models.precision import to_float64
-from ropewalk.readers.reader import Advance
+from ropewalk.readers.losses import HEAD_ROWS
+from ropewalk.readers.reader import Advance, Question
 
-BATCH_BYTES = 2**28  # caches up to this size are copied for all continuations; a larger one is cut back after each
+ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
 
 
 class DecoderPrefix:
@@ -52,46 +56,57 @@ class DecoderPrefix:
         self._next = last
         self._tokens += len(ids)
 
-    @torch.inference_mode()
     def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
         """The log-probability in nats of each continuation, the sum over its tokens; the prefix stays as it was."""
-        if not all(len(continuation) for continuation in continuations):
-            raise RopeError(
-                "prefix: an empty continuation has no probability.",
-                facts={"tokens of each": list(map(len, continuations))},
-                cure="Give at least one token each.",
-            )
-        totals = [float(self._next[continuation[0]]) for continuation in continuations]
-        if not continuations or max(map(len, continuations)) == 1:
-            return totals
-        if self.cache.nbytes * len(continuations) <= BATCH_BYTES:
-            rest = self._after_first(continuations)
-        else:
-            rest = [self._after_first([continuation])[0] for continuation in continuations]
-        return [total + more for total, more in zip(totals, rest, strict=True)]
+        return self.ask([((), continuations)])[0]
 
-    def _after_first(self, continuations: Sequence[Sequence[int]]) -> list[float]:
-        """For each continuation, one row each, the log-probability of its tokens after the first."""
-        most = max(map(len, continuations)) - 1
-        if most == 0:
-            return [0.0] * len(continuations)
-        ids = torch.zeros(len(continuations), most, dtype=torch.long, device="cpu")
-        targets, real = ids.clone(), ids.clone()
-        for row, continuation in enumerate(continuations):
-            count = len(continuation) - 1
-            ids[row, :count] = torch.tensor(continuation[:-1], device="cpu")
-            targets[row, :count] = torch.tensor(continuation[1:], device="cpu")
-            real[row, :count] = 1
-        ids, targets, real = (part.to(self.cache.device) for part in (ids, targets, real))
-        mask = None if bool(real.all()) else real
-        try:
-            self.cache.select([0] * len(continuations))
-            likely = self.model(ids, attention_mask=mask, cache=self.cache).float().log_softmax(-1)
-        finally:
-            self.cache.select([0])
-            self.cache.truncate(self._tokens)
-        of_targets = likely.gather(-1, targets[..., None])[..., 0] * real
-        return [float(value) for value in to_float64(of_targets).sum(1)]
+    @torch.inference_mode()
+    def ask(self, questions: Sequence[Question]) -> list[list[float]]:
+        """For each question, read after the prefix, the log-probability of each of its continuations.
+
+        The tokens of all questions go through the model as branches of one row, 256 at a time: what continuations begin
+        with alike is read once, and the prefix is neither copied nor changed.
+        """
+        for question, continuations in questions:
+            if not all(len(continuation) for continuation in continuations):
+                raise RopeError(
+                    "prefix: an empty continuation has no probability.",
+                    facts={"question": list(question), "tokens of each": list(map(len, continuations))},
+                    cure="Give at least one token each.",
+                )
+        trees = [_Tree(question, continuations) for question, continuations in questions]
+        found: list[list[float]] = []
+        for first, last in _together([len(tree.tokens) for tree in trees], ASK_TOKENS):
+            found += self._ask_at_once(trees[first:last])
+        return found
+
+    def _ask_at_once(self, trees: Sequence[_Tree]) -> list[list[float]]:
+        tokens = [token for tree in trees for token in tree.tokens]
+        starts = [0, *itertools.accumulate(len(tree.tokens) for tree in trees)]
+        wanted = [
+            (start + node if node >= 0 else -1, token)
+            for start, tree in zip(starts, trees, strict=False)
+            for line in tree.lines
+            for node, token in line
+        ]
+        likely = torch.zeros(len(wanted), dtype=torch.float32, device=self.cache.device)
+        nodes, targets = torch.tensor(wanted, dtype=torch.int64, device=self.cache.device).reshape(-1, 2).unbind(1)
+        at_end = nodes < 0
+        likely[at_end] = self._next[targets[at_end]]
+        if tokens:
+            parents = [
+                parent if parent < 0 else start + parent
+                for start, tree in zip(starts, trees, strict=False)
+                for parent in tree.parents
+            ]
+            likely[~at_end] = self.model(
+                torch.tensor([tokens], device=self.cache.device),
+                cache=self.cache,
+                branches=Branches(parents, self.cache.device),
+                head_fn=partial(_log_probs_at, nodes=nodes[~at_end], targets=targets[~at_end]),
+            )
+        values = iter(to_float64(likely).tolist())
+        return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
 
     def top(self, count: int) -> list[tuple[int, float]]:
         """The `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
@@ -106,6 +121,61 @@ class DecoderPrefix:
         other = DecoderPrefix(self.model, cache, chunk=self.chunk)
         other._tokens, other._next = self._tokens, self._next
         return other
+
+
+class _Tree:
+    """A question and its continuations as a tree of tokens: `parents` as in `Branches`, numbered from this tree's own.
+
+    `lines` are, for each continuation, the node after which each of its tokens comes (-1: the prefix), and the token.
+    """
+
+    def __init__(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
+        self.tokens, self.parents = list(question), [*range(-1, len(question) - 1)]
+        self.lines: list[list[tuple[int, int]]] = []
+        after: dict[tuple[int, int], int] = {}
+        for continuation in continuations:
+            node = len(question) - 1
+            line: list[tuple[int, int]] = []
+            for token in continuation:
+                if line:
+                    node = self._node(after, *line[-1])
+                line.append((node, token))
+            self.lines.append(line)
+
+    def _node(self, after: dict[tuple[int, int], int], parent: int, token: int) -> int:
+        """The node of `token` after `parent`: one for all continuations that begin so."""
+        if (parent, token) not in after:
+            after[parent, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+        return after[parent, token]
+
+
+def _together(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Cuts a list into runs (first, last) whose sizes are together at most `most`; a larger one stands alone.
+
+    >>> list(_together([3, 4, 2, 9, 1], 7))
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    first, total = 0, 0
+    for index, size in enumerate(sizes):
+        if index > first and total + size > most:
+            yield first, index
+            first, total = index, 0
+        total += size
+    if sizes:
+        yield first, len(sizes)
+
+
+def _log_probs_at(hidden: Tensor, weight: Tensor, *, nodes: Tensor, targets: Tensor) -> Tensor:
+    """The log-probability of each target after its node, float32; the logits of few nodes exist at a time."""
+    likely = torch.empty(len(nodes), dtype=torch.float32, device=hidden.device)
+    asked, index = torch.unique(nodes, return_inverse=True)
+    for row in range(0, len(asked), HEAD_ROWS):
+        logs = F.linear(hidden[0, asked[row : row + HEAD_ROWS]], weight).float().log_softmax(-1)
+        here = (index >= row) & (index < row + HEAD_ROWS)
+        likely[here] = logs[index[here] - row, targets[here]]
+    return likely
 
 
 def _last_log_probs(hidden: Tensor, weight: Tensor) -> Tensor:

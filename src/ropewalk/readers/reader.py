@@ -21,6 +21,8 @@ Advance = Callable[[int], None]
 """Called with the number of tokens that have gone through the model."""
 IsDone = Callable[[int, Sequence[int]], bool]
 """Whether a row of a generation, by its number and its new tokens, has ended."""
+Question = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""Token ids read after a prefix (none: nothing is), and the continuations that are asked for after them."""
 
 
 @runtime_checkable
@@ -35,6 +37,13 @@ class Prefix(Protocol):
         """The log-probability in nats of each continuation after the prefix: the sum over its tokens.
 
         The prefix stays as it was. Continuations are token ids, at least one each.
+        """
+
+    def ask(self, questions: Sequence[Question]) -> list[list[float]]:
+        """For each question, read after the prefix, the log-probability in nats of each of its continuations.
+
+        As if each question alone had been read after the prefix, which stays as it was. Raises `RopeError` for an empty
+        continuation.
         """
 
     def top(self, count: int) -> list[tuple[int, float]]:
