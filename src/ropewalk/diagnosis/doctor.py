@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from ropewalk.audit.findings import Finding
 from ropewalk.audit.sources import Source, read_source, source_of
 from ropewalk.builtin.texts import read_text
 from ropewalk.diagnosis.diagnosis import Diagnosis
+from ropewalk.diagnosis.estimate import Estimate, Fitted, estimate_losses, estimate_memory, fit, try_out
 from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan, take_windows, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
@@ -24,15 +26,20 @@ from ropewalk.diagnosis.run import run
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
+from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.methods import METHODS
-from ropewalk.progress import Progress
+from ropewalk.progress import Display, Progress
 from ropewalk.progress.shown import expect, say, shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.environment import environment_of
+from ropewalk.readers.pace import Clock, Trial
 from ropewalk.readers.reader import Reader
 from ropewalk.readers.workers import fitting_workers
 from ropewalk.retrieval.measure import RetrievalRun
 from ropewalk.retrieval.result import RetrievalMeasurement
+
+FITTED = "fitted"  # the job of a plan's ledger
+SHARE_OF_MINUTES = 0.9  # that is planned for: what an estimate may be wrong by
 
 
 def doctor(
@@ -54,6 +61,7 @@ def doctor(
     seed: int = 0,
     chunk: int = 1024,
     workers: int | None = None,
+    minutes: float | None = None,
     dtype: str = "float32",
     device: str = "cpu",
     state: str | Path | None = None,
@@ -73,6 +81,7 @@ def doctor(
     - `retrieval`: tasks, or "all"; None: none. `retrieval_lengths` in tokens, `retrieval_samples` for each task,
       length and depth; `scoring`: "choice" or "generate".
     - `seed` draws the windows and the examples. `chunk`: tokens of one forward. `workers`: windows at one time.
+    - `minutes`: measure the windows and methods that fit, by an estimate; plain and crop always. None: all.
     - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own.
     - `state`: the folder that keeps each result as soon as it is there; None: one in the user's cache. `resume`:
       continue, or join, the same run; else it begins again. Several processes may share one folder.
@@ -106,6 +115,7 @@ class DoctorRun:
 
     - `audits`, `findings`: what the config says. `plan`, `windows`: what will be measured. `resumed`: how many losses
       were in the ledger already. `retrieval`: the retrieval measurement, where it was asked for.
+    - `trial`: the model's pace, where it is known already. `left_out`: what did not fit into the minutes, in sentences.
     """
 
     settings: DoctorSettings
@@ -118,12 +128,18 @@ class DoctorRun:
     ledger: Ledger
     resumed: int
     retrieval: RetrievalRun | None
+    trial: Trial | None = None
+    left_out: tuple[str, ...] = ()
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
         """Measure everything that was asked for; `progress` as for `doctor`."""
         with self.at_work(), shown("doctor", progress) as display:
+            for line in self.left_out:
+                say(display, line)
             if self.resumed:
                 say(display, f"Resumed: {self.resumed} measurements were there already.")
+            if isinstance(display, Display) and (found := self.estimate()) is not None:
+                say(display, f"This takes {found.sentence}.")
             return self.diagnosis(self.measure_losses(display), self.measure_retrieval(display))
 
     @contextmanager
@@ -136,12 +152,24 @@ class DoctorRun:
                 with self.retrieval.outcomes.ledger.at_work():
                     yield
 
+    def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
+        """How long the work that is due will take, and its memory, from a short trial; None where all is done."""
+        due, protocol, chunk = self.plan.due(self.ledger), self.plan.protocol, self.settings.chunk
+        if not due:
+            return None
+        workers = workers_for(self.reader, self.settings, protocol, len(due))
+        trial = self.trial or try_out(
+            self.reader, self.windows[0], due, protocol, workers=workers, chunk=chunk, clock=clock
+        )
+        return Estimate(
+            seconds=estimate_losses(due, protocol, trial.pace, workers=workers, chunk=chunk),
+            peak_bytes=estimate_memory(self.reader, trial, protocol.target, workers),
+        )
+
     def measure_losses(self, progress: Progress) -> Measurement:
         """The losses of every method on every window."""
         due = self.plan.due(self.ledger)
-        workers = self.settings.workers
-        if workers is None:
-            workers = fitting_workers(self.reader, self.plan.protocol.target, len(due))
+        workers = workers_for(self.reader, self.settings, self.plan.protocol, len(due))
         expect(progress, sum(job.tokens for job in due))
         try:
             return run(
@@ -181,8 +209,16 @@ class DoctorRun:
         )
 
 
-def prepare(model: object, settings: DoctorSettings) -> DoctorRun:
+def workers_for(reader: Reader, settings: DoctorSettings, protocol: Protocol, jobs: int) -> int:
+    """How many windows are measured at one time."""
+    if settings.workers is not None:
+        return settings.workers
+    return fitting_workers(reader, protocol.target, jobs)
+
+
+def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf_counter) -> DoctorRun:
     """Load the model and check everything that was asked, before any work; arguments as for `doctor`."""
+    began = clock()
     source, reader = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
@@ -219,7 +255,13 @@ def prepare(model: object, settings: DoctorSettings) -> DoctorRun:
     ):
         refuse_ignored([name] if settings.changes(name) else [], present, owner, cure)
     key = fingerprint(reader, windows, protocol)
-    folder = state_folder(settings.state, key)
+    trial, left_out = None, tuple[str, ...]()
+    folder = state_folder(settings.state, key if settings.minutes is None else hash_of(key, settings.minutes))
+    if settings.minutes is not None:
+        fitted, trial = fit_minutes(reader, windows[0], work, settings, folder, key=key, began=began, clock=clock)
+        protocol, left_out = dataclasses.replace(protocol, windows=fitted.windows), fitted.left_out
+        windows, work = take_windows(tokens, protocol), plan(reader, protocol, fitted.methods)
+        key = fingerprint(reader, windows, protocol)
     parts = " and ".join(name for name, _ in texts), "\n".join(contents[settings.start_char :] for _, contents in texts)
     retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
     ledger = Ledger(folder / "losses", kind=KIND, key=key)
@@ -235,7 +277,49 @@ def prepare(model: object, settings: DoctorSettings) -> DoctorRun:
         ledger=ledger,
         resumed=resumed,
         retrieval=retrieval,
+        trial=trial,
+        left_out=left_out,
     )
+
+
+def fit_minutes(
+    reader: Reader,
+    window: Tensor,
+    work: Plan,
+    settings: DoctorSettings,
+    folder: Path,
+    *,
+    key: str,
+    began: float,
+    clock: Clock,
+) -> tuple[Fitted, Trial | None]:
+    """The part of a plan that fits into `settings.minutes` from `began` on, and the trial that tells.
+
+    What was chosen is kept beside the results: a run that is resumed has the same windows and methods, and no trial.
+    """
+    assert settings.minutes is not None
+    ledger = Ledger(folder / "plan", kind="plan", key=hash_of(key, settings.minutes, work.methods))
+    if settings.resume and ledger.resume() and FITTED in ledger:
+        kept = ledger[FITTED]
+        return Fitted(kept["windows"], tuple(kept["methods"]), tuple(kept["left_out"])), None
+    jobs, chunk = work.due(Ledger(None, kind=KIND, key=key)), settings.chunk
+    workers = workers_for(reader, settings, work.protocol, len(jobs))
+    trial = try_out(reader, window, jobs, work.protocol, workers=workers, chunk=chunk, clock=clock)
+
+    def seconds(windows: int, methods: Sequence[str]) -> float:
+        chosen = [job for job in jobs if job.method in methods and job.window < windows * len(work.protocol.texts)]
+        return estimate_losses(chosen, work.protocol, trial.pace, workers=workers, chunk=chunk)
+
+    fitted = fit(
+        SHARE_OF_MINUTES * (60 * settings.minutes - (clock() - began)),
+        windows=work.protocol.windows,
+        texts=len(work.protocol.texts),
+        methods=work.methods,
+        seconds=seconds,
+    )
+    ledger.begin()
+    ledger.add(FITTED, dataclasses.asdict(fitted))
+    return fitted, trial
 
 
 def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:

@@ -5,6 +5,7 @@ The module imports no torch, so that the help can be shown without it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +101,10 @@ class DoctorSettings:
     workers: int | None = field(
         default=None, metadata={"help": "Windows measured at the same time [default: as cores and memory allow]."}
     )
+    minutes: float | None = field(
+        default=None,
+        metadata={"help": "Measure the windows and methods that fit into this many minutes; plain and crop always."},
+    )
     dtype: str = field(default="float32", metadata={"help": f"Dtype of the weights: {', '.join(DTYPES)}."})
     device: str = field(default="cpu", metadata={"help": "Device to compute on: cpu, cuda, ..."})
     state: str | Path | None = field(
@@ -131,6 +136,10 @@ class DoctorSettings:
         if self.dtype not in DTYPES:
             raise RopeError(
                 "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
+            )
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise RopeError(
+                "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
             )
         given = [name for name in ("retrieval_lengths", "retrieval_samples", "scoring") if self.changes(name)]
         refuse_ignored(given, self.retrieval is not None, "--retrieval", "Add --retrieval all")

@@ -5,6 +5,7 @@ from ropewalk.methods.method import Look, Method
 METHOD = Method(
     name="as-is",
     order=10,
+    priority=0,
     changes="Nothing: the scaling that the checkpoint carries.",
     costs="nothing",
     config="as it is",

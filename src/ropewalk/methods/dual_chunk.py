@@ -6,6 +6,7 @@ from ropewalk.methods.method import IN_ATTENTION, Look, Method
 METHOD = Method(
     name="dca",
     order=120,
+    priority=2,
     changes="Dual chunk attention: positions count from 0 again in each chunk.",
     costs="three passes over parts of the keys; cached keys are turned again for each token",
     not_in_config=IN_ATTENTION,

@@ -6,6 +6,7 @@ from ropewalk.rope.scaling import Llama3
 METHOD = Method(
     name="llama3",
     order=60,
+    priority=5,
     changes="Divides slow pairs by the factor, leaves fast ones, blends between.",
     costs=NO_COST,
     config="llama3",

@@ -6,6 +6,7 @@ from ropewalk.rope.scaling import NTK
 METHOD = Method(
     name="ntk",
     order=30,
+    priority=3,
     changes="Raises theta: slow pairs are slowed by the factor, fast ones hardly.",
     costs=NO_COST,
     config="a larger rope_theta",

@@ -19,6 +19,7 @@ def extension(reach: Reach) -> SelfExtend:
 METHOD = Method(
     name="self-extend",
     order=110,
+    priority=4,
     changes="Near tokens as they are, farther ones by positions in groups.",
     costs=TWO_PASSES,
     not_in_config=IN_ATTENTION,

@@ -6,6 +6,7 @@ from ropewalk.rope.scaling import YaRN
 METHOD = Method(
     name="yarn",
     order=50,
+    priority=1,
     changes="Divides slow pairs by the factor, leaves fast ones, blends between; sharpens the logits a little.",
     costs=NO_COST,
     config="yarn",
