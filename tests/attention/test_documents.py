@@ -180,16 +180,22 @@ def test_where_the_documents_lie() -> None:
     assert find_documents(lay_out(2, 5, unreadable.device, document_ids=unreadable)) is None
 
 
+@pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 3), (False, None), (False, 2)])
-def test_the_varlen_kernel_is_asked_for_the_same(causal: bool, window: int | None, monkeypatch: Any) -> None:
-    """Offsets, longest document and reach, as torch's kernel defines them, written out: the same output as the loop."""
+def test_the_varlen_kernel_is_asked_for_the_same(
+    causal: bool, window: int | None, grouped: bool, monkeypatch: Any
+) -> None:
+    """Offsets, longest document and reach, as torch's kernel defines them, written out: the same output as the loop.
+
+    A release whose kernel does not know grouped queries gets keys and values repeated.
+    """
     calls = []
 
     def kernel(
         q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
-        window_size: tuple[int, int], enable_gqa: bool,
+        window_size: tuple[int, int], enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        assert (cu_q.dtype, cu_q is cu_k, max_q, max_k, enable_gqa) == (torch.int32, True, 7, 7, True)
+        assert (cu_q.dtype, cu_q is cu_k, max_q, max_k, enable_gqa) == (torch.int32, True, 7, 7, grouped)
         calls.append(window_size)
         left, right = (len(q) if reach < 0 else reach for reach in window_size)
         outs = []
@@ -197,9 +203,15 @@ def test_the_varlen_kernel_is_asked_for_the_same(causal: bool, window: int | Non
             at = torch.arange(end - begin)
             seen = (at[None] >= at[:, None] - left) & (at[None] <= at[:, None] + right)
             parts = [x[begin:end].transpose(0, 1) for x in (q, k, v)]
-            out = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=seen, enable_gqa=True)
+            out = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=seen, enable_gqa=enable_gqa)
             outs.append(out.transpose(0, 1))
         return torch.cat(outs)
+
+    def without_groups(
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
+        window_size: tuple[int, int],
+    ) -> Tensor:  # fmt: skip
+        return kernel(q, k, v, cu_q, cu_k, max_q, max_k, window_size=window_size)
 
     layer = rw.Attention(
         16, 4, num_key_value_heads=2, head_dim=8, rope=ROPE, causal=causal, sliding_window=window
@@ -208,7 +220,7 @@ def test_the_varlen_kernel_is_asked_for_the_same(causal: bool, window: int | Non
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[1, 7:10] = 0
     wanted = layer(x, document_ids=marks, attention_mask=mask)
-    monkeypatch.setattr(documents_module, "varlen_kernel", lambda _: kernel)
+    monkeypatch.setattr(documents_module, "varlen_kernel", lambda _: kernel if grouped else without_groups)
     torch.testing.assert_close(layer(x, document_ids=marks, attention_mask=mask), wanted, atol=1e-12, rtol=0)
     assert len(calls) == 1
 

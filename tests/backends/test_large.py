@@ -21,13 +21,13 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 @lru_cache
-def large(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def large(dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A tensor just above `STREAMED`, and its tables."""
     dim = STREAMED // (256 * HEADS * dtype.itemsize)
     x = torch.randn(1, ROWS, HEADS, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert x.nbytes > STREAMED
     angle = torch.rand(ROWS, dim // 2, generator=torch.Generator().manual_seed(1)) * 100
-    return x, angle.cos(), angle.sin()
+    return x.to(device), angle.cos().to(device), angle.sin().to(device)
 
 
 def by_rows(x, cos, sin, **options):
@@ -41,12 +41,12 @@ def by_rows(x, cos, sin, **options):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_equals_small(dtype, interleaved, kernels, two_threads):
     """Fresh, into aligned and odd memory, in place, partial, two threads: bit for bit what small calls give."""
-    x, cos, sin = large(dtype)
+    x, cos, sin = large(dtype, kernels.device)
     options = {"interleaved": interleaved, "backend": kernels.backend}
     right = by_rows(x, cos, sin, **options)
     assert same_bits(rw.rotate(x, cos, sin, **options), right)
     for first in (0, 1):  # elements beyond a whole line of the cache
-        around = torch.full((x.numel() + 64,), float("nan"), dtype=dtype)
+        around = torch.full((x.numel() + 64,), float("nan"), dtype=dtype, device=kernels.device)
         first += -around.data_ptr() % 64 // dtype.itemsize
         given = around[first : first + x.numel()].view(x.shape)
         assert same_bits(rw.rotate(x, cos, sin, out=given, **options), right)
@@ -61,7 +61,7 @@ def test_large_equals_small(dtype, interleaved, kernels, two_threads):
 
 def test_large_in_every_layout(kernels, two_threads):
     """Heads before tokens, packed tokens, and queries with fewer keys, whose sizes stream for one and not the other."""
-    x, cos, sin = large(torch.bfloat16)
+    x, cos, sin = large(torch.bfloat16, kernels.device)
     options = {"interleaved": False, "backend": kernels.backend}
     right = by_rows(x, cos, sin, **options)
     heads_first = x.transpose(1, 2).contiguous()
@@ -76,9 +76,9 @@ def test_two_python_threads(kernels, two_threads):
     """Two threads that rotate other tensors at the same time, without the GIL, do not disturb each other."""
     jobs = []
     for seed in range(2):
-        x = torch.randn(1, 64, 16, 128, generator=torch.Generator().manual_seed(seed))
+        x = torch.randn(1, 64, 16, 128, generator=torch.Generator().manual_seed(seed)).to(kernels.device)
         assert x.nbytes > 2 * SHARED
-        angle = torch.rand(64, 64) * 9
+        angle = torch.rand(64, 64, device=kernels.device) * 9
         jobs.append((x, angle.cos(), angle.sin(), {"interleaved": bool(seed), "backend": kernels.backend}))
     right = [rw.rotate(x, cos, sin, **options) for x, cos, sin, options in jobs]
     wrong = [0, 0]

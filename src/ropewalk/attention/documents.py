@@ -92,10 +92,14 @@ def attend_varlen(
         reach = (-1 if window is None else window - 1, 0)
     else:
         reach = (-1, -1) if window is None else (window, window)
-    longest = max(documents.lengths)
+    longest, options = max(documents.lengths), {}
+    if q.shape[1] != keys.shape[1]:
+        if _knows_grouped_queries(kernel):
+            options["enable_gqa"] = True
+        else:  # torch 2.11
+            keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (keys, values))
     return kernel(
-        q, keys, values, documents.offsets, documents.offsets, longest, longest,
-        window_size=reach, enable_gqa=q.shape[1] != keys.shape[1],
+        q, keys, values, documents.offsets, documents.offsets, longest, longest, window_size=reach, **options
     )  # fmt: skip
 
 
@@ -110,10 +114,15 @@ def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
 
 @cache
 def _varlen_attn() -> Callable[..., Tensor] | None:
-    """torch's function, if it has windows and grouped queries (not in every release that has the module)."""
+    """torch's function, if it has windows (not in every release that has the module)."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
     known = inspect.signature(varlen_attn).parameters
-    return cast(Callable[..., Tensor], varlen_attn) if {"window_size", "enable_gqa"} <= known.keys() else None
+    return cast(Callable[..., Tensor], varlen_attn) if "window_size" in known else None
+
+
+def _knows_grouped_queries(kernel: Callable[..., Tensor]) -> bool:
+    """Whether keys may have fewer heads than queries."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
