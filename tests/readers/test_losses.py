@@ -112,6 +112,30 @@ def test_crop_takes_what_plain_has() -> None:
     np.testing.assert_array_equal(short, cropped_losses(reader_of(model), ids, trained_length=16, stride=4, chunk=16))
 
 
+@pytest.mark.parametrize("first", [1, 15, 16, 17, 40, 63])
+def test_crop_may_begin_later(first: int) -> None:
+    """`first` drops the earlier losses, changes none of the others, and reads no window that holds only those."""
+    model, ids = tiny_decoder(), random_ids(64)
+    whole = cropped_losses(reader_of(model), ids, trained_length=16, stride=4)
+    seen: list[int] = []
+    later = cropped_losses(
+        reader_of(model), ids, trained_length=16, stride=4, first=first, chunk=16, advance=seen.append
+    )
+    np.testing.assert_allclose(later, whole[first - 1 :], atol=1e-5)
+    assert sum(seen) == 16 * (sum(end > first for end in range(20, 65, 4)) + (first < 16))
+    given_beginning = cropped_losses(
+        reader_of(model), ids, trained_length=16, stride=4, first=first, beginning=window_losses(model, ids)
+    )
+    np.testing.assert_allclose(given_beginning, later, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_crop_refuses_a_first_token_outside(first: int) -> None:
+    """Nothing comes before token 0, and there is none after the last."""
+    with pytest.raises(RopeError, match="one of the window's tokens"):
+        cropped_losses(reader_of(tiny_decoder()), random_ids(40), trained_length=16, stride=4, first=first)
+
+
 @given(st.integers(2, 60), st.integers(2, 40), st.integers(1, 39))
 def test_crop_scores_every_token_once(tokens: int, trained: int, stride: int) -> None:
     """Beyond the first window, steps are `trained` long and score consecutive tokens to the end."""

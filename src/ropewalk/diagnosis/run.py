@@ -15,10 +15,10 @@ from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS
-from ropewalk.progress import Progress, SilentProgress
+from ropewalk.progress import Progress
 from ropewalk.readers.losses import cropped_losses
 from ropewalk.readers.reader import CHUNK, Losses, Reader
-from ropewalk.readers.workers import Stopped, complete
+from ropewalk.readers.workers import WorkersProgress, complete
 
 
 def run(
@@ -36,21 +36,12 @@ def run(
     `workers` jobs go on at once, each on its share of the cores. Jobs that another process has leased are waited for.
     A KeyboardInterrupt passes through: what was done is in the ledger. Raises `RopeError` where a loss is not finite.
     """
-    protocol, stop, one_at_a_time = plan.protocol, threading.Event(), threading.Lock()
-    shown, due = progress or SilentProgress(), plan.due(ledger)
+    protocol, stop, due = plan.protocol, threading.Event(), plan.due(ledger)
+    shown = WorkersProgress(progress, stop, pieces=len(due))
     plain: dict[int, Losses] = {}
-    numbers = {job: number for number, job in enumerate(due, 1)}
-
-    def advance(tokens: int) -> None:
-        if stop.is_set():
-            raise Stopped
-        with one_at_a_time:
-            shown.advance(tokens)
 
     def measure(job: Job) -> dict[str, Any]:
-        step = f"[{numbers[job]}/{len(due)}] {job.method}, window {job.window + 1} of {protocol.total_windows}"
-        with one_at_a_time:
-            shown.begin(step, job.tokens)
+        shown.begin(f"{job.method}, window {job.window + 1} of {protocol.total_windows}", job.tokens)
         started = time.perf_counter()
         variant, ids = reader.under(plan.positions[job.method]), windows[job.window]
         if METHODS[job.method].crops:
@@ -61,10 +52,10 @@ def run(
                 stride=protocol.stride,
                 beginning=plain.get(job.window),
                 chunk=chunk,
-                advance=advance,
+                advance=shown.advance,
             )
         else:
-            losses = variant.window_losses(ids, chunk=chunk, advance=advance)
+            losses = variant.window_losses(ids, chunk=chunk, advance=shown.advance)
         if job.method == "plain":
             plain[job.window] = losses
         return _sums(losses, protocol, job.method, time.perf_counter() - started).to_json()

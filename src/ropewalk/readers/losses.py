@@ -73,16 +73,21 @@ def _losses_of_rows(hidden: Tensor, weight: Tensor, *, targets: Tensor, first: i
     return losses
 
 
-def crop_steps(tokens: int, trained_length: int, stride: int) -> list[tuple[int, int, int]]:
-    """The fresh windows that `crop` needs beyond the first: (start, end, first token scored).
+def crop_steps(tokens: int, trained_length: int, stride: int, *, first: int = 1) -> list[tuple[int, int, int]]:
+    """The fresh windows that `crop` needs beyond the first window: (start, end, first token scored).
+
+    `first`: the first token whose loss is wanted; windows that hold none of them are left out.
 
     >>> crop_steps(11, 4, 2)
     [(2, 6, 4), (4, 8, 6), (6, 10, 8), (7, 11, 10)]
+    >>> crop_steps(11, 4, 2, first=9)
+    [(6, 10, 9), (7, 11, 10)]
     """
     steps = []
     for scored in range(trained_length, tokens, stride):
         end = min(scored + stride, tokens)
-        steps.append((end - trained_length, end, scored))
+        if end > first:
+            steps.append((end - trained_length, end, max(scored, first)))
     return steps
 
 
@@ -92,18 +97,20 @@ def cropped_losses(
     *,
     trained_length: int,
     stride: int,
+    first: int = 1,
     beginning: Losses | None = None,
     chunk: int = CHUNK,
     advance: Advance | None = None,
 ) -> Losses:
-    """Nats of every token but the first, each given at most the last `trained_length` - 1 tokens, at positions from 0.
+    """Nats of every token from `first` on, each given at most the last `trained_length` - 1 tokens.
 
-    Token t is scored in a fresh window of `trained_length` tokens whose end lies less than `stride` behind it: so
-    beyond the first window it sees between trained_length - stride and trained_length - 1 tokens.
+    Token t is scored in a fresh window of `trained_length` tokens, at positions from 0, whose end lies less than
+    `stride` behind it: so beyond the first window it sees between trained_length - stride and trained_length - 1
+    tokens. Windows that hold no scored token are not read.
 
     **Arguments:** as `window_losses`; `beginning` are the losses of the first `trained_length` tokens (from token 1),
     where a plain pass over the same window has them already: they are the same.
-    **Returns:** float64 `[tokens - 1]`.
+    **Returns:** float64 `[tokens - first]`.
     """
     tokens = len(input_ids)
     if trained_length < 2 or not 1 <= stride <= trained_length - 1:
@@ -112,11 +119,19 @@ def cropped_losses(
             facts={"stride": stride, "trained_length": trained_length},
             cure="A quarter of the trained length is a good stride.",
         )
-    within = min(trained_length, tokens)
-    if beginning is None:
-        beginning = reader.window_losses(input_ids[:within], chunk=chunk, advance=advance)
-    parts = [beginning[: within - 1]]
-    for start, end, scored in crop_steps(tokens, trained_length, stride):
+    if not 1 <= first < tokens:
+        raise RopeError(
+            "cropped_losses: `first` must be one of the window's tokens after the first.",
+            facts={"input_ids": input_ids, "first": first},
+            cure="Pass 1 <= first < tokens.",
+        )
+    within, parts = min(trained_length, tokens), []
+    if first < within:
+        if beginning is None:
+            parts.append(reader.window_losses(input_ids[:within], first=first, chunk=chunk, advance=advance))
+        else:
+            parts.append(beginning[first - 1 : within - 1])
+    for start, end, scored in crop_steps(tokens, trained_length, stride, first=first):
         part = reader.window_losses(input_ids[start:end], first=scored - start, chunk=chunk, advance=advance)
         parts.append(part)
     return np.concatenate(parts)

@@ -11,6 +11,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
+from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import Reader
 
 CACHE_BYTES = 2 * 2**30  # caches of all measurements that go on at one time
@@ -20,6 +21,30 @@ JobT = TypeVar("JobT")
 
 class Stopped(Exception):
     """Raised in a worker at its next step once the others are to stop as well."""
+
+
+class WorkersProgress:
+    """How several workers report to one `Progress`: one at a time, their pieces numbered, none after `stop` is set.
+
+    - `pieces`: how many there will be.
+    """
+
+    def __init__(self, progress: Progress | None, stop: threading.Event, *, pieces: int) -> None:
+        self.progress, self.stop, self.pieces = progress or SilentProgress(), stop, pieces
+        self._begun, self._one_at_a_time = 0, threading.Lock()
+
+    def begin(self, description: str, tokens: int) -> None:
+        """A piece of work begins, for which so many tokens will go through the model."""
+        with self._one_at_a_time:
+            self._begun += 1
+            self.progress.begin(f"[{self._begun}/{self.pieces}] {description}", tokens)
+
+    def advance(self, tokens: int) -> None:
+        """So many more tokens have gone through the model. Raises `Stopped` once the work is to end."""
+        if self.stop.is_set():
+            raise Stopped
+        with self._one_at_a_time:
+            self.progress.advance(tokens)
 
 
 def fitting_workers(reader: Reader, target: int, jobs: int) -> int:

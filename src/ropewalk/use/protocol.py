@@ -1,0 +1,207 @@
+"""How the use of far tokens is measured: the blocks, distances and windows of both tests, chosen from the lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopeError
+from ropewalk.statistics import CONFIDENCE
+
+CUE = 4
+"""First tokens of a block that are not scored: until they have been read, nothing says which block it is."""
+BLOCK, LEAST_BLOCK = 32, 8  # tokens
+MOST_DISTANCES = 8
+PER_DISTANCE = 4  # blocks at one distance in one window; half of them are present at a time
+MOST_SCORED = 1024  # tokens at a window's end that the exchange test scores
+LEAST_SCORED = 8
+NGRAM = 2  # tokens of the n-grams by which rare tokens are found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CopyDesign:
+    """One window of the copy test; lengths in tokens.
+
+    The window ends with `closing` tokens of random words, in blocks of `block`; `per_distance` of the blocks (an even
+    number) belong to each of `distances`, and stand, where they are present, that much earlier as well.
+
+    >>> CopyDesign(window=1024, block=16, per_distance=2, distances=(128, 240)).first
+    960
+    """
+
+    window: int
+    block: int
+    per_distance: int
+    distances: tuple[int, ...]
+
+    @property
+    def closing(self) -> int:
+        """Tokens of all closing blocks."""
+        return self.block * self.per_distance * len(self.distances)
+
+    @property
+    def first(self) -> int:
+        """The first token of the closing blocks."""
+        return self.window - self.closing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExchangeDesign:
+    """One window of the exchange test; lengths in tokens.
+
+    The last `scored` tokens of the window are scored; everything that lies more than `distance` before the first of
+    them is exchanged.
+
+    >>> ExchangeDesign(window=1024, scored=64, distance=256).exchanged
+    704
+    """
+
+    window: int
+    scored: int
+    distance: int
+
+    @property
+    def first(self) -> int:
+        """The first scored token."""
+        return self.window - self.scored
+
+    @property
+    def exchanged(self) -> int:
+        """How many tokens at the window's beginning are exchanged."""
+        return self.window - self.scored - self.distance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UseProtocol:
+    """How far use is measured; lengths in tokens. The far tests read windows of the target, the controls windows of
+    the trained length; a test that does not fit is None.
+
+    - `windows`: of each text. `seed` draws words, their order and the stretches that are exchanged.
+    - `evaluator`: the name of the model that chooses key tokens, or None. `shuffled`: also read the far part shuffled.
+    """
+
+    trained_length: int
+    target: int
+    texts: tuple[str, ...]
+    windows: int
+    seed: int
+    copy: CopyDesign | None
+    copy_control: CopyDesign | None
+    exchange: ExchangeDesign | None
+    exchange_control: ExchangeDesign | None
+    evaluator: str | None = None
+    shuffled: bool = False
+
+    @classmethod
+    def choose(
+        cls,
+        *,
+        trained_length: int,
+        target: int,
+        texts: tuple[str, ...],
+        windows: int,
+        seed: int = 0,
+        evaluator: str | None = None,
+        shuffled: bool = False,
+    ) -> UseProtocol:
+        """Blocks and distances for these lengths.
+
+        Closing blocks take at most half the trained length (a quarter in the control, and half of what lies beyond
+        the trained length), distances run from half the trained length to the window's beginning, evenly on a
+        logarithmic scale.
+
+        >>> found = UseProtocol.choose(trained_length=256, target=1024, texts=("t",), windows=2)
+        >>> found.copy.distances, found.copy_control.distances, found.exchange.distance
+        ((128, 240, 464, 880), (64, 176), 256)
+        """
+        if trained_length < 1 or target < 1 or windows < 1:
+            raise RopeError(
+                "use: lengths and windows are at least 1.",
+                facts={"trained_length": trained_length, "target": target, "windows": windows},
+                cure="Give lengths in tokens.",
+            )
+        near, beyond = min(trained_length, target), target - trained_length
+        block = min(BLOCK, near // 16)
+        copy = control = None
+        if block >= LEAST_BLOCK:
+            control = _copy_design(near, block, closing=near // 4, shortest=near // 4)
+            closing = min(trained_length // 2, beyond // 2)
+            copy = _copy_design(target, block, closing=closing, shortest=trained_length // 2)
+        scored = min(MOST_SCORED, near // 4)
+        return cls(
+            trained_length=trained_length,
+            target=target,
+            texts=texts,
+            windows=windows,
+            seed=seed,
+            copy=copy,
+            copy_control=control,
+            exchange=_exchange_design(target, min(scored, beyond // 2), trained_length),
+            exchange_control=_exchange_design(near, scored, near // 4),
+            evaluator=evaluator,
+            shuffled=shuffled,
+        )
+
+    @property
+    def total_windows(self) -> int:
+        """Windows of all texts."""
+        return self.windows * len(self.texts)
+
+    def sentence(self) -> str:
+        """The protocol in words."""
+        parts = []
+        if self.copy or self.copy_control:
+            blocks = next(one for one in (self.copy, self.copy_control) if one)
+            parts.append(
+                f"Copy test: each window ends with blocks of {blocks.block} tokens of random words, read twice: once "
+                "every other block also stands at its distance and fresh words stand in the place of the others, once "
+                f"the reverse; gain = loss where absent - loss where present of the same tokens, the first {CUE} of a "
+                "block left out."
+            )
+        if self.exchange or self.exchange_control:
+            parts.append(
+                "Exchange test: the same last tokens after the real beginning of the window, and after a distant "
+                "stretch of the same text in its place; gain = loss with the stretch - loss with the real text. Rare "
+                f"tokens complete {NGRAM} tokens in a row that the exchanged part alone holds."
+            )
+        parts.append(
+            f"Control: plain, in windows of {min(self.trained_length, self.target):,} tokens. Intervals: "
+            f"{CONFIDENCE:.0%}, between windows, simultaneous over the distances of a method."
+        )
+        return " ".join(parts)
+
+
+def _copy_design(window: int, block: int, *, closing: int, shortest: int) -> CopyDesign | None:
+    """The design with as many distances as fit, up to eight; None where not one does."""
+    blocks = closing // block
+    per = PER_DISTANCE if blocks >= 4 * PER_DISTANCE else 2
+    count = min(MOST_DISTANCES, blocks // per)
+    if count < 1:
+        return None
+    longest = window - count * per * block - block  # the window begins with real text
+    shortest = max(shortest, count * per * block)
+    if longest < shortest:
+        return None
+    return CopyDesign(
+        window=window, block=block, per_distance=per, distances=_spaced(shortest, longest, count, step=block)
+    )
+
+
+def _spaced(shortest: int, longest: int, count: int, *, step: int) -> tuple[int, ...]:
+    """At most `count` multiples of `step`, evenly on a logarithmic scale; a single one is the longest."""
+    low, high = -(-shortest // step), longest // step
+    values = np.geomspace(low, high, count) if count > 1 else [high]
+    return tuple(sorted({step * round(float(value)) for value in values}))
+
+
+def _exchange_design(window: int, scored: int, distance: int) -> ExchangeDesign | None:
+    """The design; None where too little would be scored or exchanged."""
+    design = ExchangeDesign(window=window, scored=scored, distance=distance)
+    return design if scored >= LEAST_SCORED and design.exchanged >= scored // 2 else None
+
+
+def to_json(protocol: UseProtocol) -> dict[str, Any]:
+    """The protocol as JSON holds it, with its sentence."""
+    return {**dataclasses.asdict(protocol), "confidence": CONFIDENCE, "sentence": protocol.sentence()}

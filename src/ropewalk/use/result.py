@@ -1,0 +1,204 @@
+"""What was found: gains by distance with their intervals, and what they say about the use of far tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ropewalk.atomic_io import finite
+from ropewalk.statistics import Interval, signed
+
+LEAST_COPY_GAIN = 0.1
+"""Nats per token: below it the copy test says nothing about a model, because it cannot copy."""
+MARGIN = 0.02
+"""Nats per token: an exchange gain shown to be below it is none."""
+SHARE = 0.5
+"""Of the gain within the trained length: what a distance must be shown to reach."""
+EXCHANGES = ("exchange", "exchange-rare", "exchange-key")
+SHUFFLED = "shuffled"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UseRow:
+    """The gain of one method at one distance: loss(absent) - loss(present) of the same tokens at the same positions.
+
+    - `test`: "copy", "exchange", "exchange-rare", "exchange-key", or "shuffled", which only describes.
+    - `distance`: tokens. How far back the copied block stands; in the exchange test, how much before the scored tokens
+      the exchanged part ends.
+    - `gain`: nats per token, the mean over windows. `interval`: between windows, simultaneous over the distances of one
+      method's copy test, and over the tokens that its exchange tests score; None for one window.
+    - `window`: tokens of each window. `control`: whether it is the control, in windows of the trained length.
+    - `windows`, `tokens`: how many windows and scored tokens there are in all.
+    """
+
+    method: str
+    test: str
+    distance: int
+    gain: float
+    interval: Interval
+    window: int
+    control: bool
+    windows: int
+    tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        found: dict[str, Any] = finite(dataclasses.asdict(self))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """The gain within the trained length, in nats per token, over all distances of the control together."""
+
+    gain: float
+    interval: Interval
+
+    def shows(self, least: float, share: float = SHARE) -> bool:
+        """Whether it is shown to be above `least` and known to within `share` of itself."""
+        return self.interval is not None and self.interval[0] > max(least, share * self.gain)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UseMeasurement:
+    """The gains of every method, and the controls.
+
+    - `rows`: those of the methods at the target, and the control's under "plain". `controls`: by test, plain's gain
+      within the trained length, all distances together.
+    - `notes`: why a test is absent. `seconds`: of work, by method.
+
+    >>> far = [UseRow(method="yarn", test="copy", distance=d, gain=6.0, interval=(5.0, 7.0), window=8192, control=False,
+    ...               windows=3, tokens=300) for d in (1024, 4096)]
+    >>> found = UseMeasurement(trained_length=2048, target=8192, rows=tuple(far),
+    ...                        controls={"copy": Control(6.5, (6.0, 7.0))})
+    >>> found.reach("yarn"), found.shows_use("yarn"), found.shows_use("crop")
+    (4096, True, None)
+    """
+
+    trained_length: int
+    target: int
+    rows: tuple[UseRow, ...]
+    controls: Mapping[str, Control]
+    notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods measured at the target, in order."""
+        return tuple(dict.fromkeys(row.method for row in self.rows if not row.control))
+
+    @property
+    def windows(self) -> int:
+        """How many windows were read."""
+        return max((row.windows for row in self.rows), default=0)
+
+    def of(self, method: str, test: str) -> list[UseRow]:
+        """The rows of a method and test at the target, the nearest distance first."""
+        found = [row for row in self.rows if (row.method, row.test, row.control) == (method, test, False)]
+        return sorted(found, key=lambda row: row.distance)
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether the copy test's control works: within the trained length the gain is clear and well known."""
+        control = self.controls.get("copy")
+        return control is not None and control.shows(LEAST_COPY_GAIN)
+
+    @property
+    def needed(self) -> float | None:
+        """Half of the copy test's gain within the trained length, in nats per token; None where it is not measured."""
+        return SHARE * self.controls["copy"].gain if self.can_copy else None
+
+    def reach(self, method: str) -> int | None:
+        """The largest distance in tokens up to which the copy test shows use.
+
+        At it and at every nearer distance measured the interval lies above half of the gain within the trained length.
+        None where the control does not work, or not even the nearest distance shows it.
+        """
+        reached = None
+        for row in self.of(method, "copy"):
+            if self.needed is None or row.interval is None or row.interval[0] <= self.needed:
+                break
+            reached = row.distance
+        return reached
+
+    def shows_use(self, method: str) -> bool | None:
+        """Whether the method uses tokens that lie beyond the trained length.
+
+        The copy test decides where its control works: True where `reach` is beyond the trained length, False where at
+        every distance beyond it the gain is shown to be below half of that within. Else the exchange test, where its
+        control shows a gain: True where a gain is shown beyond the trained length, False where every gain there is
+        shown to be below 0.02 nats. None: not measured, or too few windows to tell.
+        """
+        if self.needed is not None:
+            return self._copy_shows(method, self.needed)
+        judged = [row.interval for row in self._judged_exchanges(method)]
+        if any(interval is not None and interval[0] > 0 for interval in judged):
+            return True
+        refuted = judged and all(interval is not None and interval[1] < MARGIN for interval in judged)
+        return False if refuted else None
+
+    def _copy_shows(self, method: str, needed: float) -> bool | None:
+        if (self.reach(method) or 0) > self.trained_length:
+            return True
+        beyond = [row.interval for row in self.of(method, "copy") if row.distance > self.trained_length]
+        refuted = beyond and all(interval is not None and interval[1] < needed for interval in beyond)
+        return False if refuted else None
+
+    def _judged_exchanges(self, method: str) -> list[UseRow]:
+        """The rows of the exchange tests whose control shows a gain."""
+        working = [test for test in EXCHANGES if test in self.controls and self.controls[test].shows(0.0, share=0.0)]
+        return [row for test in working for row in self.of(method, test)]
+
+    def sentences(self) -> list[str]:
+        """What was found, in words."""
+        return [*_copy_lines(self), *_exchange_lines(self), *self.notes]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Every row as JSON holds it; those of the copy test with `needed`, half of the gain within."""
+        extra = {"copy": {"needed": self.needed}}
+        return [{**row.to_json(), **extra.get(row.test, {})} for row in self.rows]
+
+
+def _copy_lines(found: UseMeasurement) -> Iterator[str]:
+    """The control of the copy test, and how far each method's use reaches."""
+    control = found.controls.get("copy")
+    if control is None:
+        return
+    gain = f"{signed(control.gain, control.interval)} nats per token"
+    if not found.can_copy:
+        yield (
+            f"Copy test: not measured. Within the trained length a block of random words gains {gain} from an earlier "
+            "copy: too little, or too uncertain, to tell anything about distant tokens."
+        )
+        return
+    yield f"Copy test: within the trained length a block of random words gains {gain} from an earlier copy."
+    beyond = f"tokens more than {found.trained_length:,} back"
+    for method in found.methods:
+        reach, uses = found.reach(method), found.shows_use(method)
+        up_to = f"is shown up to {reach:,} tokens back" if reach else "is shown at no distance"
+        if uses:
+            yield f"{method} uses {beyond}: at least half of that gain {up_to}."
+        elif uses is None:
+            yield f"{method}: {found.windows} windows do not tell whether it uses {beyond}; half of that gain {up_to}."
+        else:
+            yield f"{method} is not shown to use {beyond}: the gain from them is less than half of that."
+
+
+def _exchange_lines(found: UseMeasurement) -> Iterator[str]:
+    """What each method gains from the real text far back."""
+    for method in found.methods:
+        rows = [row for test in EXCHANGES for row in found.of(method, test)]
+        if rows:
+            gains = ", ".join(f"{_SCORED[row.test]} {signed(row.gain, row.interval)}" for row in rows)
+            yield (
+                f"Exchange test, {method}: gain in nats per token from the real text more than {rows[0].distance:,} "
+                f"tokens back, against another stretch in its place: {gains}."
+            )
+    if not found.can_copy and found.methods:
+        shown = [method for method in found.methods if found.shows_use(method)]
+        if shown:
+            yield f"By the exchange test these use tokens beyond the trained length: {', '.join(shown)}."
+
+
+_SCORED = {"exchange": "all tokens", "exchange-rare": "rare tokens", "exchange-key": "key tokens"}

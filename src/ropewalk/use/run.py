@@ -1,0 +1,266 @@
+"""The run: every reading of every method once, each kept in the ledger as soon as it is there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.progress import Progress
+from ropewalk.readers.losses import crop_steps, cropped_losses
+from ropewalk.readers.reader import CHUNK, Losses, Reader
+from ropewalk.readers.workers import WorkersProgress, complete, fitting_workers
+from ropewalk.use.exchange import Mask
+from ropewalk.use.gather import gather
+from ropewalk.use.inputs import PLACES, Reading, UseInputs, UseText, Where
+from ropewalk.use.key_tokens import check_evaluator, key_tokens, same_tokenizer
+from ropewalk.use.protocol import UseProtocol
+from ropewalk.use.result import UseMeasurement
+
+FORMAT = 1  # of the results and of how readings are made: a change of either takes the next number
+EVALUATOR = "evaluator"
+REAL = Reading("far", "exchange", "real")
+
+
+@dataclass(frozen=True)
+class UseModel:
+    """A method to measure: its reader, and the stride of crop where it reads only the last trained length."""
+
+    reader: Reader
+    stride: int | None = None
+
+    @property
+    def key(self) -> str:
+        """What its losses depend on besides the weights."""
+        return fingerprint(self.reader.positions, self.stride)
+
+
+@dataclass(frozen=True)
+class UseJob:
+    """One reading of one window by one method, or the evaluator's choice of its key tokens; `tokens` go through."""
+
+    method: str
+    reading: Reading
+    window: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseRun:
+    """A measurement of use whose arguments have been checked: what is due, and the work itself.
+
+    The methods are named when it is measured: the doctor learns which one is best from the losses.
+    """
+
+    inputs: UseInputs
+    ledger: Ledger
+    evaluator: Reader | None = None
+    chunk: int = CHUNK
+
+    @classmethod
+    def prepare(
+        cls,
+        protocol: UseProtocol,
+        reader: Reader,
+        texts: Sequence[UseText],
+        *,
+        evaluator: Reader | None = None,
+        state: Path | None = None,
+        resume: bool = False,
+        chunk: int = CHUNK,
+    ) -> UseRun:
+        """The run of a protocol on its texts.
+
+        **Arguments:**
+        - `reader`: the model, under any positions. `texts`: with the windows of the protocol.
+        - `evaluator`: another model, which chooses the key tokens; None: there are none.
+        - `state`: a folder that keeps each reading as soon as it is there; None: in memory. With `resume` what it
+          holds is taken up; else it begins again. `chunk`: tokens of one forward.
+
+        **Raises:** `RopeError` for a model without a tokenizer, an evaluator that cannot choose, and a state of
+        another run.
+        """
+        tokenizer = reader.tokenizer
+        if tokenizer is None:
+            raise RopeError(
+                "use: the model has no tokenizer, so no text can be read.",
+                facts={"model": reader.name},
+                cure="Put its tokenizer.json beside the weights.",
+            )
+        if evaluator is not None:
+            check_evaluator(evaluator, reader, protocol.target)
+        inputs = UseInputs(protocol=protocol, texts=tuple(texts), tokenizer=tokenizer)
+        made = [(text.contents, tuple(text.tokens), text.starts) for text in texts]
+        key = fingerprint(FORMAT, torch.__version__, reader.digest(), protocol, made, tokenizer.tokenizer.to_str())
+        ledger = Ledger(state, kind="use", key=key)
+        _ = ledger.resume() if resume else ledger.begin()
+        return cls(inputs=inputs, ledger=ledger, evaluator=evaluator, chunk=chunk)
+
+    def due(self, methods: Mapping[str, UseModel]) -> tuple[UseJob, ...]:
+        """Every reading without a result, window by window; the control is read by plain alone."""
+        jobs = []
+        for window in range(self.inputs.protocol.total_windows):
+            for where in PLACES:
+                jobs += [
+                    UseJob(method, reading, window, self._tokens(reading, methods[method].stride))
+                    for method in (methods if where == "far" else ("plain",))
+                    for reading in self.inputs.readings(where)
+                ]
+                if self.evaluator is not None and self.inputs.exchange(where) is not None:
+                    reading = Reading(where, "exchange", "real")
+                    jobs.append(UseJob(EVALUATOR, reading, window, 2 * self._tokens(reading, None)))
+        return tuple(job for job in jobs if self.key(job, methods) not in self.ledger)
+
+    def key(self, job: UseJob, methods: Mapping[str, UseModel]) -> str:
+        """A job's key in the ledger."""
+        if job.method == EVALUATOR:
+            assert self.evaluator is not None, "only then are there such jobs"
+            return f"{EVALUATOR}/{self.evaluator.digest()}/{job.reading.where}/{job.window}"
+        return _key(methods[job.method], job.reading, job.window)
+
+    def keep(self, model: UseModel, window: int, losses: Losses, seconds: float) -> None:
+        """Keep what a loss measurement of the same window has found of the real reading, so that it is not read again.
+
+        - `losses`: nats of every token of the window but the first.
+        """
+        key = _key(model, REAL, window)
+        if self.inputs.exchange("far") is not None and key not in self.ledger:
+            self.ledger.add(key, {"losses": _rounded(losses[self.inputs.first(REAL) - 1 :]), "seconds": seconds})
+
+    def measure(
+        self, methods: Mapping[str, UseModel], *, workers: int | None = None, progress: Progress | None = None
+    ) -> UseMeasurement:
+        """Read what is due, keep each result as soon as it is there, and gather all of them.
+
+        - `methods`: by name, plain among them. `workers`: readings at one time; None: as cores and memory allow.
+        """
+        if "plain" not in methods:
+            raise RopeError(
+                "use: plain reads the control, so it must be among the methods.",
+                facts={"methods": list(methods)},
+                cure="Add the model as it was trained, under the name plain.",
+            )
+        due, stop, windows = self.due(methods), threading.Event(), self.inputs.protocol.total_windows
+        shown = WorkersProgress(progress, stop, pieces=len(due))
+        if workers is None:
+            workers = fitting_workers(methods["plain"].reader, self.inputs.protocol.target, len(due))
+
+        def read(job: UseJob) -> dict[str, Any]:
+            shown.begin(f"{job.method}, window {job.window + 1} of {windows}: {job.reading.description}", job.tokens)
+            started = time.perf_counter()
+            if job.method == EVALUATOR:
+                key = self._choose(job.reading.where, job.window, shown)
+                return {"key": np.flatnonzero(key).tolist(), "seconds": time.perf_counter() - started}
+            losses = self._losses(job, methods[job.method], shown)
+            return {"losses": _rounded(losses), "seconds": time.perf_counter() - started}
+
+        complete(self.ledger, due, lambda job: self.key(job, methods), read, workers=workers, stop=stop)
+        return self._gathered(methods)
+
+    def _tokens(self, reading: Reading, stride: int | None) -> int:
+        """Tokens that go through the model for one reading."""
+        protocol = self.inputs.protocol
+        if reading.where == "control":
+            return min(protocol.trained_length, protocol.target)
+        if stride is None:
+            return protocol.target
+        first = self.inputs.first(reading)
+        steps = crop_steps(protocol.target, protocol.trained_length, stride, first=first)
+        return sum(end - start for start, end, _ in steps)
+
+    def _losses(self, job: UseJob, model: UseModel, shown: WorkersProgress) -> Losses:
+        """The losses of a reading's scored tokens."""
+        ids, first = self.inputs.ids(job.reading, job.window), self.inputs.first(job.reading)
+        if model.stride is None:
+            losses = model.reader.window_losses(ids, first=first, chunk=self.chunk, advance=shown.advance)
+        else:
+            losses = cropped_losses(
+                model.reader,
+                ids,
+                trained_length=self.inputs.protocol.trained_length,
+                stride=model.stride,
+                first=first,
+                chunk=self.chunk,
+                advance=shown.advance,
+            )
+        if not np.isfinite(losses).all():
+            raise RopeError(
+                "use: a loss is not a finite number.",
+                facts={"method": job.method, "first such token": first + int(np.flatnonzero(~np.isfinite(losses))[0])},
+                cure="Measure with --dtype float32; if it stays, the checkpoint's weights are broken.",
+            )
+        return losses
+
+    def _choose(self, where: Where, window: int, shown: WorkersProgress) -> Mask:
+        """The evaluator's key tokens among the scored ones of a window."""
+        design, evaluator = self.inputs.exchange(where), self.evaluator
+        assert design is not None, "only then are there such jobs"
+        assert evaluator is not None, "only then are there such jobs"
+        assert evaluator.tokenizer is not None, "checked before"
+        text, spans = self.inputs.window_text(where, window)
+        same = same_tokenizer(evaluator.tokenizer, self.inputs.tokenizer)
+        return key_tokens(
+            evaluator,
+            design,
+            text=text,
+            spans=spans,
+            input_ids=self.inputs.real(where, window).tolist() if same else None,
+            chunk=self.chunk,
+            advance=shown.advance,
+        )
+
+    def _gathered(self, methods: Mapping[str, UseModel]) -> UseMeasurement:
+        """The measurement, from the ledger."""
+
+        def result(method: str, reading: Reading, window: int) -> dict[str, Any]:
+            return self.ledger[self.key(UseJob(method, reading, window, 0), methods)]
+
+        def losses_of(method: str, reading: Reading, window: int) -> Losses:
+            return np.asarray(result(method, reading, window)["losses"], dtype=np.float64)
+
+        def key_of(where: Where, window: int) -> Mask:
+            design = self.inputs.exchange(where)
+            assert design is not None, "only then is it asked for"
+            chosen = np.zeros(design.scored, dtype=np.bool_)
+            chosen[result(EVALUATOR, Reading(where, "exchange", "real"), window)["key"]] = True
+            return chosen
+
+        protocol = self.inputs.protocol
+        rows, controls = gather(self.inputs, list(methods), losses_of, None if self.evaluator is None else key_of)
+        windows = range(protocol.total_windows)
+        seconds = {
+            method: sum(
+                float(result(method, reading, window)["seconds"])
+                for window in windows
+                for reading in self.inputs.readings("far")
+            )
+            for method in methods
+        }
+        notes = self.inputs.notes()
+        if self.evaluator is None:
+            notes.append("No row for key tokens: another model has to choose them (--evaluator MODEL).")
+        return UseMeasurement(
+            trained_length=protocol.trained_length,
+            target=protocol.target,
+            rows=rows,
+            controls=controls,
+            notes=tuple(notes),
+            seconds=seconds,
+        )
+
+
+def _key(model: UseModel, reading: Reading, window: int) -> str:
+    return f"{model.key}/{reading.label}/{window}"
+
+
+def _rounded(losses: Losses) -> list[float]:
+    """Losses as the ledger keeps them: to a millionth of a nat."""
+    return [round(float(loss), 6) for loss in losses]
