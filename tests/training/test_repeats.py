@@ -11,8 +11,9 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.training import repeats, train
-from ropewalk.training.data import TokenStream, WindowSampler
-from ropewalk.training.repeats import RepeatSampler, word_tokens
+from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler
+from ropewalk.training.from_scratch import FromScratch
+from ropewalk.training.repeats import CopyWarmup, RepeatSampler, word_tokens
 from ropewalk.training.settings import TrainSettings
 from tests.training.material import EVERY, prose, small
 
@@ -30,7 +31,7 @@ def repeating(share: float, windows: WindowSampler | None = None, seed: int = 1)
     return RepeatSampler(windows or plain(), WORDS, share=share, seed=seed)
 
 
-def rows(sampler: WindowSampler | RepeatSampler, count: int, first: int = 0) -> torch.Tensor:
+def rows(sampler: Windows, count: int, first: int = 0) -> torch.Tensor:
     """Whole windows: inputs and the last target."""
     batch = sampler.batch(first, count)
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
@@ -143,11 +144,87 @@ def test_words_are_those_of_the_text() -> None:
         word_tokens(["12 34"], lambda text: list(text.encode()))
 
 
-def test_a_run_with_repeats_continues_to_the_same_bits(tmp_path: Path) -> None:
-    """Stopped after step 6 and continued: the weights of a run that was not. Another share: other weights."""
+def period(window: list[int]) -> int:
+    """The smallest shift by which the window is its own continuation."""
+    return next(shift for shift in range(1, len(window) + 1) if window[shift:] == window[: len(window) - shift])
+
+
+def warming(count: int, windows: Windows | None = None, *, vocab_size: int = 10**6, seed: int = 1) -> CopyWarmup:
+    """The same windows, the first ones replaced."""
+    return CopyWarmup(windows or plain(), vocab_size=vocab_size, count=count, seed=seed)
+
+
+def test_warmup_windows_are_one_random_block_again_and_again() -> None:
+    """Lengths log-uniform from 8 to half the window (5 sigma), every token of the vocabulary; then text."""
+    windows = rows(warming(600), 610)
+    periods = np.array([period(window) for window in windows[:600].tolist()])
+    assert periods.min() == 8
+    assert 110 < periods.max() <= 128
+    middle = (8 * 129) ** 0.5  # of 8 to 129 on the log scale; an int is the floor of what was drawn
+    assert abs((periods < middle).mean() - np.log(33 / 8) / np.log(129 / 8)) < 5 * 0.5 / 600**0.5
+    first = [window[:length].unique().numel() for window, length in zip(windows, periods, strict=False)]
+    assert sum(first) > 0.99 * periods.sum()  # of a million tokens, hardly one stands twice in a block
+    assert torch.equal(windows[600:], rows(plain(), 10, first=600))
+    assert set(rows(warming(50, vocab_size=7), 50).flatten().tolist()) == set(range(7))
+
+
+def test_warmup_windows_depend_on_seed_and_number_alone() -> None:
+    """In any order; over the warm-up's end in one batch; none at all where its length is 0; another seed: others."""
+    whole = rows(warming(20), 40)
+    assert torch.equal(rows(warming(20), 1, first=17)[0], whole[17])
+    assert torch.equal(whole[20:], rows(plain(), 20, first=20))
+    assert torch.equal(rows(warming(0), 40), rows(plain(), 40))
+    assert not torch.equal(rows(warming(20, seed=2), 20), whole[:20])
+    sums = (rows(warming(4, plain(16, 99), vocab_size=99), 4) * torch.arange(1, 18)).sum(1).tolist()
+    assert sums == [
+        7015,
+        6756,
+        5683,
+        8770,
+    ]  # a run that was begun with an older ropewalk must go on with the same windows
+
+
+def test_no_mask_parts_the_blocks_of_a_warmup_window() -> None:
+    """Documents end where the text's windows stand, not in random tokens; the text after them keeps its documents."""
+    windows = plain(60, 2000, *range(50, 2000, 50))
+    assert warming(8, windows).batch(0, 8).document_ids is None
+    both, text = warming(8, windows).batch(0, 12).document_ids, windows.batch(0, 12).document_ids
+    assert both is not None
+    assert text is not None
+    assert not both[:8].any()
+    assert torch.equal(both[8:], text[8:])
+
+
+@pytest.mark.parametrize("seq_len", [2, 3, 15, 16])
+def test_short_windows_of_a_warmup_are_periodic_as_well(seq_len: int) -> None:
+    """With half the window where that is less than 8 tokens."""
+    periods = {period(window) for window in rows(warming(30, plain(seq_len, 500)), 30).tolist()}
+    assert periods == {max(1, min(8, seq_len // 2))}
+
+
+def test_text_and_dropout_begin_after_the_warmup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many updates, not windows, are periodic and without dropout, whether validation comes in between or not."""
     path = tmp_path / "text.txt"
     path.write_text(prose(400))
-    settings = small(str(path), repeat_share=0.5)
+    modes: list[tuple[bool, bool]] = []
+    compute = FromScratch.batch_loss
+
+    def watched(task: FromScratch, batch: Batch) -> torch.Tensor:
+        periodic = all(period(window) <= 8 for window in batch.inputs.tolist())
+        modes.append((task.model.training, periodic))
+        return compute(task, batch)
+
+    monkeypatch.setattr(FromScratch, "batch_loss", watched)
+    train(small(str(path), copy_warmup=5), tmp_path / "run", housekeeping=EVERY)
+    assert modes == [(False, True)] * 5 + [(True, False)] * 7
+
+
+@pytest.mark.parametrize("warmup", [0, 8])
+def test_a_run_with_repeats_continues_to_the_same_bits(tmp_path: Path, warmup: int) -> None:
+    """Stopped after step 6 and continued: the weights of a run that was not. Other windows: other weights."""
+    path = tmp_path / "text.txt"
+    path.write_text(prose(400))
+    settings = small(str(path), repeat_share=0.5, copy_warmup=warmup)
     whole = train(settings, tmp_path / "whole", housekeeping=EVERY) / "model.safetensors"
 
     def stop(event: object) -> None:

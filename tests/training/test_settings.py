@@ -21,6 +21,7 @@ from tests.training.material import small
         ({"seq_len": 1}, "`seq_len` must be at least 2"),
         ({"batch_size": 0}, "`batch_size` must be at least 1"),
         ({"accumulation": 0}, "`accumulation` must be at least 1"),
+        ({"copy_warmup": -1}, "`copy_warmup` must be at least 0"),
         ({"steps": 0}, "`steps` must be at least 1"),
         ({"steps": 3, "epochs": 1.0}, "`steps` and `epochs` both"),
         ({"lr": 0.0}, "`lr` must be a finite number above 0"),

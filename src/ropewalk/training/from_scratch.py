@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
@@ -16,7 +17,7 @@ from ropewalk.training.data import TokenStream, Windows, WindowSampler
 from ropewalk.training.events import Event, Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask
 from ropewalk.training.loop import Run
-from ropewalk.training.repeats import RepeatSampler, word_tokens
+from ropewalk.training.repeats import CopyWarmup, RepeatSampler, word_tokens
 from ropewalk.training.run_folder import RunFolder
 from ropewalk.training.settings import DTYPES, TrainSettings
 from ropewalk.training.tokenizers import make_tokenizer
@@ -80,13 +81,22 @@ class FromScratch(LanguageModelTask):
         return Decoder(self.train_settings.decoder_config(vocab_size))
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
-        """Windows of the text, and with `repeat_share` some in which blocks occur twice."""
+        """Windows of the text, some with repeated blocks if `repeat_share`, after periodic ones if `copy_warmup`."""
         settings = self.train_settings
-        windows = WindowSampler(stream, seq_len=settings.seq_len, seed=settings.seed)
-        if not settings.repeat_share:
-            return windows
-        words = word_tokens(texts, self.tokenizer.encode)
-        return RepeatSampler(windows, words, share=settings.repeat_share, seed=settings.seed)
+        plain = WindowSampler(stream, seq_len=settings.seq_len, seed=settings.seed)
+        windows: Windows = plain
+        if settings.repeat_share:
+            words = word_tokens(texts, self.tokenizer.encode)
+            windows = RepeatSampler(plain, words, share=settings.repeat_share, seed=settings.seed)
+        if settings.copy_warmup:
+            count = settings.copy_warmup * self._windows_per_update
+            windows = CopyWarmup(windows, vocab_size=self.tokenizer.vocab_size, count=count, seed=settings.seed)
+        return windows
+
+    def loss(self, step: int, part: int) -> Tensor:
+        """The base's; without dropout while the model learns to copy, which needs every layer at once."""
+        self.model.train(step >= self.train_settings.copy_warmup)
+        return super().loss(step, part)
 
     def write_weights(self, folder: Path) -> None:
         """The whole model, as a Hugging Face folder in float32."""

@@ -1,4 +1,4 @@
-"""Windows in which blocks of tokens occur twice, so that a model learns to copy from what it has read."""
+"""Windows in which blocks of tokens occur again, so that a model learns to copy from what it has read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.training.data import Batch, WindowSampler
+from ropewalk.training.data import Batch, Windows, WindowSampler
 
 LEAST = 8  # tokens of the shortest block; the longest is a quarter of the window
 TEXT_BLOCKS = 0.5  # this share of the blocks repeats text of the window, the others are of random words
@@ -82,3 +83,44 @@ class RepeatSampler:
         while len(tokens) < length:
             tokens += self.words[int(random.integers(len(self.words)))]
         return tokens[:length]
+
+
+class CopyWarmup:
+    """Another sampler's windows, the first `count` of them filled with one block of random tokens, again and again.
+
+    The block's length is log-uniform from 8 tokens to half the window, and its tokens are uniform below `vocab_size`:
+    after the first period each token can be known, by copying alone. Which tokens depends on `seed` and the window's
+    number alone. The other windows, and the numbers of all, are those of `windows`.
+
+    >>> from ropewalk.training.data import TokenStream
+    >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=16, seed=0)
+    >>> CopyWarmup(windows, vocab_size=50, count=1, seed=0).batch(0, 1).inputs.unique().numel()
+    8
+    """
+
+    def __init__(self, windows: Windows, *, vocab_size: int, count: int, seed: int) -> None:
+        self.windows, self.vocab_size, self.count, self.seed = windows, vocab_size, count, seed
+        self.stream, self.windows_per_epoch = windows.stream, windows.windows_per_epoch
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Windows number `first` to `first + count` of the endless sequence."""
+        batch = self.windows.batch(first, count)
+        filled = max(0, min(count, self.count - first))
+        if not filled:
+            return batch
+        tokens = torch.cat((batch.inputs, batch.targets[:, -1:]), 1)
+        for row in range(filled):
+            tokens[row] = self._periodic(first + row, tokens.shape[1])
+        documents = batch.document_ids
+        if documents is not None:
+            whole = torch.arange(count)[:, None] < filled
+            documents = None if filled == count else documents.masked_fill(whole, 0)
+        return Batch(tokens[:, :-1], tokens[:, 1:], documents)
+
+    def _periodic(self, number: int, length: int) -> Tensor:
+        """Window `number`, int64 `[length]`."""
+        random = np.random.Generator(np.random.PCG64([self.seed, number, 2]))
+        longest = max(1, (length - 1) // 2)
+        shortest = min(LEAST, longest)
+        period = int(np.exp(random.uniform(np.log(shortest), np.log(longest + 1))))
+        return torch.from_numpy(np.resize(random.integers(self.vocab_size, size=period), length))

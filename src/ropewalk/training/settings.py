@@ -50,6 +50,8 @@ class TrainSettings:
     - `seq_len`: tokens of a window, the trained length. `dropout`: of residual branches.
     - `repeat_share`: the share of the windows in which blocks of random words and of text occur twice, at varied
       distances, from which a small model learns to copy from its context. Validation windows are plain text.
+    - `copy_warmup`: this many updates, the first of the run, see no text but blocks of random tokens, each repeated
+      until its window is full, without dropout: where repeats in text do not teach a model to copy, these do.
 
     Optimisation (AdamW; decay on matrices only)
     - `batch_size` windows at a time, `accumulation` batches per update; `steps` updates, or `epochs` over the text.
@@ -104,6 +106,10 @@ class TrainSettings:
         default=0.0,
         metadata={"help": "Share of the windows in which blocks of words occur twice, to teach the model to copy."},
     )
+    copy_warmup: int = field(
+        default=0,
+        metadata={"help": "Updates at the run's beginning on repeated random tokens, to teach the model to copy."},
+    )
     dropout: float = field(default=0.0, metadata={"help": "Dropout of the residual branches."})
     batch_size: int = field(default=16, metadata={"help": "Windows of one batch."})
     accumulation: int = field(default=1, metadata={"help": "Batches of one update."})
@@ -157,7 +163,7 @@ class TrainSettings:
 
     def _check_numbers(self) -> None:
         least = {"seq_len": 2, "vocab_size": 2, "batch_size": 1, "accumulation": 1, "validation_windows": 1, "steps": 1}
-        least |= dict.fromkeys(_SHAPE, 1) | {"warmup": 0, "seed": 0, "validation_length": 2}
+        least |= dict.fromkeys(_SHAPE, 1) | {"warmup": 0, "seed": 0, "copy_warmup": 0, "validation_length": 2}
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
