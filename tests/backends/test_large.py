@@ -101,6 +101,8 @@ def test_two_python_threads(kernels, two_threads):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_after_fork(kernels, two_threads):
     """A forked child has no part of its parent's team: it makes threads of its own, and ends."""
+    if kernels.device != "cpu":
+        pytest.skip("CUDA cannot be used in a forked child")
     x = torch.randn(1, 64, 16, 128)
     angle = torch.rand(64, 64) * 9
     right = rw.rotate(x, angle.cos(), angle.sin(), interleaved=True, backend=kernels.backend)
