@@ -234,4 +234,4 @@ def test_the_varlen_kernel_is_left_out(changes: Any, monkeypatch: Any) -> None:
     assert varlen_kernel(torch.zeros(3, 4, 8, dtype=torch.bfloat16)) is None
     found = find_documents(lay_out(1, 3, torch.device("cpu"), document_ids=torch.zeros(1, 3, dtype=torch.long)))
     assert found is not None
-    assert attend_varlen(*torch.zeros(3, 3, 4, 8), found, True, None) is None
+    assert attend_varlen(*torch.zeros(3, 3, 4, 8, dtype=torch.float64), found, True, None) is None

@@ -1,4 +1,4 @@
-"""The attention itself: fused kernels where they fit, and the open form with its weights."""
+"""The attention itself: our kernel, torch's fused kernels, and the open form with its weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.masks import Visibility
+from ropewalk.backends import choose_attention
+from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest
 from ropewalk.shapes import Float
 
 
@@ -20,7 +22,7 @@ def attend(
     dropout: float = 0.0,
     bias: Tensor | None = None,
 ) -> Float[Tensor, "batch heads seq head_dim"]:
-    """softmax(q k^T / sqrt(head_dim) + bias) v by torch's fused kernels.
+    """softmax(q k^T / sqrt(head_dim) + bias) v by our kernel where it serves, else by torch's.
 
     q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`; returns q's shape.
     `bias` is `[1 or batch, heads, seq, total]` and holds the mask as well: `seen` is not asked then.
@@ -29,6 +31,12 @@ def attend(
         return torch.zeros_like(q)  # the CPU's flash kernel divides by zero and takes the process with it
     if bias is not None:
         return _attend_with_bias(q, keys, values, bias, dropout)
+    kernel = None if dropout else choose_attention(q, keys, values)
+    if kernel is not None and kernel.kernels:
+        bounds = seen.bounds()
+        if bounds is not None:
+            region = AttentionRegion(q, keys, bounds)
+            return kernel.attend(AttentionRequest((region,), values, 1.0 / math.sqrt(q.shape[-1])))
     if seen.band:
         return _attend_in_blocks(q, keys, values, seen, dropout)
     if seen.prefix and not dropout and splits(q, keys, values):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,7 +13,10 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.masks import TokenLayout
+from ropewalk.backends import choose_attention
+from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.eager import PLAIN
+from ropewalk.encodings.memo import Memo
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +34,7 @@ class PackedDocuments:
     rows: tuple[int, ...]
     index: Tensor | None = field(repr=False)
     offsets: Tensor = field(repr=False)
+    _memo: Memo = field(init=False, repr=False, default_factory=Memo)
 
     def pack(self, x: Tensor) -> Tensor:
         """`[batch, seq, ...]` to `[tokens, ...]`."""
@@ -39,6 +44,23 @@ class PackedDocuments:
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """`[tokens, ...]` to one tensor for each document."""
         return torch.split(x, list(self.lengths))
+
+    def bounds(self, causal: bool, window: int | None) -> Bounds:
+        """The keys that each packed query meets: those of its document, in order and in the window."""
+        return self._memo((causal, window), lambda: self._find_bounds(causal, window))
+
+    def _find_bounds(self, causal: bool, window: int | None) -> Bounds:
+        ends = self.offsets.long()
+        lengths = ends.diff()
+        low, high = (edge.repeat_interleave(lengths) for edge in (ends[:-1], ends[1:]))
+        index = torch.arange(len(low), device=low.device)
+        if window is not None:
+            low = torch.maximum(low, index - (window - 1 if causal else window))
+        if causal:
+            high = index + 1
+        elif window is not None:
+            high = torch.minimum(high, index + window + 1)
+        return Bounds(low[None], high[None])
 
     def unpack(self, x: Tensor) -> Tensor:
         """`[tokens, ...]` to `[batch, seq, ...]`; zeros at padding."""
@@ -80,13 +102,21 @@ def _is_readable(x: Tensor) -> bool:
 def attend_varlen(
     q: Tensor, keys: Tensor, values: Tensor, documents: PackedDocuments, causal: bool, window: int | None
 ) -> Tensor | None:
-    """All documents in one call of torch's varlen kernel; None where it does not serve these tensors.
+    """All documents in one call of our CPU kernel or of torch's varlen kernel; None where neither serves these tensors.
 
-    q `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`; returns q's shape. It serves 16 bits
-    on CUDA from Ampere on, and is left out where deterministic algorithms are asked for.
+    q `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`; returns q's shape. torch's serves 16
+    bits on CUDA from Ampere on, and is left out where deterministic algorithms are asked for.
     """
+    if not documents.lengths:
+        return None
+    ours = choose_attention(q, keys, values)
+    if ours.kernels:
+        wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
+        region = AttentionRegion(wide, k, documents.bounds(causal, window))
+        request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]))
+        return ours.attend(request)[0].transpose(0, 1)
     kernel = varlen_kernel(q)
-    if kernel is None or not documents.lengths:
+    if kernel is None:
         return None
     if causal:
         reach = (-1 if window is None else window - 1, 0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ropewalk.attention.branches import Branches
 from ropewalk.attention.tables import SlotTables
+from ropewalk.backends.attention_request import Bounds
 from ropewalk.encodings.memo import Memo
 from ropewalk.errors import RopeError
 
@@ -22,8 +23,9 @@ class Visibility:
     `mask` is bool `[seq, keys]` or `[batch, 1, seq, keys]`, True where seen, or None. `is_causal` asks for the
     kernel's own causal rule instead (`seq == keys`). Keys before `first_key` are out of every query's reach and
     left out of the mask. `prefix` counts the leading keys that every query sees, where the rest is plainly causal, or
-    seen as `own` says (bool `[seq, seq]`); its mask is built only if asked for (`build`). `band` is a window that the
-    queries are cut into blocks for.
+    seen as `own` says (bool `[seq, seq]`). `band` is a window that the queries are cut into blocks for. A mask that
+    `build` makes is built only if asked for. `bounds` gives the same for a kernel: the interval of keys that each query
+    sees; None where it is no interval.
     """
 
     mask: Tensor | None = None
@@ -33,16 +35,21 @@ class Visibility:
     own: Tensor | None = None
     band: int = 0
     build: Callable[[], Tensor] | None = field(default=None, repr=False)
+    bounds: Callable[[], Bounds | None] = field(default=lambda: None, repr=False)
     _memo: Memo = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._memo = Memo()  # not a default factory, which dynamo does not trace
 
-    def additive(self, dtype: torch.dtype) -> Tensor | None:
-        """The mask as 0 and minus infinity in `dtype`, made once and shared by the layers."""
+    def whole_mask(self) -> Tensor | None:
+        """The mask, built if it has not been yet."""
         if self.mask is None and self.build is not None:
             self.mask = self.build()
-        return self._additive("mask", self.mask, dtype)
+        return self.mask
+
+    def additive(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask as 0 and minus infinity in `dtype`, made once and shared by the layers."""
+        return self._additive("mask", self.whole_mask(), dtype)
 
     def own_additive(self, dtype: torch.dtype) -> Tensor | None:
         """`own` in the same form; None where the call's own tokens are plainly causal."""
@@ -159,7 +166,55 @@ class TokenLayout:
         """What the queries see under `causal` and `window`; `whole` asks for a full-width mask, for weights."""
         if window is not None and window >= self.total:
             window = None
-        return self.memo(("visibility", causal, window, whole), lambda: self._visibility(causal, window, whole))
+
+        def make() -> Visibility:
+            seen = self._visibility(causal, window, whole)
+            seen.bounds = lambda: self.memo(("bounds", causal, window), lambda: self._bounds(causal, window))
+            return seen
+
+        return self.memo(("visibility", causal, window, whole), make)
+
+    def _bounds(self, causal: bool, window: int | None) -> Bounds | None:
+        index = self.slots_of_queries()
+        if causal:
+            low = torch.zeros_like(index) if window is None else (index - (window - 1)).clamp_(min=0)
+            return self.bounds(low, index + 1)
+        low = torch.zeros_like(index) if window is None else (index - window).clamp_(min=0)
+        high = torch.full_like(index, self.total) if window is None else index + window + 1
+        return self.bounds(low, high)
+
+    def bounds(self, low: Tensor, high: Tensor) -> Bounds | None:
+        """Slots `low <= n < high` of each query, int64 `[seq]` or `[batch, seq]`, as the places where their keys lie.
+
+        None where the real tokens of a row are no interval, and for documents in one row and branches of one.
+        """
+        if self.documents is not None or self.branches is not None:
+            return None
+        if low.ndim == 1:
+            low, high = low[None], high[None]
+        if self.real is None or self.cached:
+            return Bounds(low, high)
+        run = self.memo("run of real tokens", self._run)
+        if run is None:
+            return None
+        first, end = run
+        columns = torch.arange(self.seq, device=self.device)
+        # a padded query sees itself alone, as in `_mask`
+        low = torch.where(self.real, low + first, columns)
+        return Bounds(low, torch.where(self.real, torch.minimum(high + first, end), columns + 1))
+
+    def _run(self) -> tuple[Tensor, Tensor] | None:
+        """Where the real tokens of each row begin and end, int64 `[batch, 1]`; None if there is padding among them."""
+        assert self.real is not None
+        columns = torch.arange(self.seq, device=self.device)
+        first = self.real.long().argmax(1, keepdim=True)
+        end = first + self.real.long().sum(1, keepdim=True)
+        alike = ((columns >= first) & (columns < end)) == self.real
+        return (first, end) if bool(alike.all()) else None
+
+    def slots_of_queries(self) -> Tensor:
+        """int64 `[seq]` or `[batch, seq]`: each token's slot."""
+        return torch.arange(self.start, self.start + self.seq, device=self.device) if self.slots is None else self.slots
 
     def _visibility(self, causal: bool, window: int | None, whole: bool) -> Visibility:
         if self.branches is not None:
@@ -183,10 +238,10 @@ class TokenLayout:
                 first = max(0, self.start - window + 1)
                 if self.seq > 2 * window and not torch.compiler.is_compiling():
                     return Visibility(band=window)
-                return Visibility(mask=self._mask(causal, window, first), first_key=first)
+                return Visibility(build=lambda: self._mask(causal, window, first), first_key=first)
         if self.plain and not causal and window is None:
             return Visibility()
-        return Visibility(mask=self._mask(causal, window, 0))
+        return Visibility(build=lambda: self._mask(causal, window, 0))
 
     def _mask(self, causal: bool, window: int | None, first: int) -> Tensor:
         if self.plain:

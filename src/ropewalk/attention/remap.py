@@ -258,7 +258,7 @@ def attend_remapped_openly(
     heads, seq = q.shape[1:3]
     groups = heads // keys.shape[1]
     total = keys.shape[2]
-    seen = remap.layout.visibility(True, None, whole=True).mask
+    seen = remap.layout.visibility(True, None, whole=True).whole_mask()
     turned = []
     for number in range(len(remap.regions)):
         near = remap.turned_keys(keys, number, 0, total)

@@ -1,18 +1,25 @@
-"""The only place that chooses how a rotation is computed: an ordered list, the first that can take the call."""
+"""The only place that chooses how rotations and attention are computed: of each list the first that can."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from ropewalk.backends import cpu, reference, triton
+from ropewalk.backends import cpu, cpu_attention, reference, reference_attention, triton
+from ropewalk.backends.attention_request import AttentionBackend
 from ropewalk.backends.request import Backend
 from ropewalk.eager import PLAIN
 from ropewalk.errors import RopeError, describe
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
+
+ATTENTION: tuple[AttentionBackend, ...] = (
+    cast(AttentionBackend, cpu_attention),
+    cast(AttentionBackend, reference_attention),
+)
 
 
 def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
@@ -31,17 +38,41 @@ def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
                 return module
     for module in BACKENDS:
         if module.name == backend:
-            reasons = module.reasons_not_to(x)
-            if reasons:
-                raise RopeError(
-                    f"rotate: backend {backend!r} cannot run here.",
-                    facts={"x": x, "because": "; ".join(reasons)},
-                    cure="Leave `backend` out to have one chosen.",
-                )
+            _refuse("rotate", backend, module.reasons_not_to(x), x)
             return module
-    raise RopeError(
-        f"rotate: there is no backend {backend!r}.",
-        facts={"backends": [module.name for module in BACKENDS]},
+    raise _unknown("rotate", backend, BACKENDS)
+
+
+def choose_attention(q: Tensor, k: Tensor, v: Tensor, backend: str | None = None) -> AttentionBackend:
+    """The backend for attention of `q`, `k` and `v`: the named one, or the first of the list that can take them.
+
+    Where it has no `kernels` the caller may prefer torch's own attention to it. Raises `RopeError` if the named backend
+    does not exist, or with its reasons if it cannot run.
+    """
+    if backend is None:
+        for module in ATTENTION:
+            if not module.reasons_not_to_attend(q, k, v):
+                return module
+    for module in ATTENTION:
+        if module.name == backend:
+            _refuse("attend", backend, module.reasons_not_to_attend(q, k, v), q)
+            return module
+    raise _unknown("attend", backend, ATTENTION)
+
+
+def _refuse(where: str, backend: str, reasons: list[str], x: Tensor) -> None:
+    if reasons:
+        raise RopeError(
+            f"{where}: backend {backend!r} cannot run here.",
+            facts={"x": x, "because": "; ".join(reasons)},
+            cure="Leave `backend` out to have one chosen.",
+        )
+
+
+def _unknown(where: str, backend: str | None, known: Sequence[Backend] | Sequence[AttentionBackend]) -> RopeError:
+    return RopeError(
+        f"{where}: there is no backend {backend!r}.",
+        facts={"backends": [module.name for module in known]},
         cure="Choose one of these, or leave `backend` out.",
     )
 
@@ -53,10 +84,28 @@ def explain_backends(x: Tensor) -> str:
     >>> print(explain_backends(torch.zeros(1, 4, 2, 8, device="meta")).splitlines()[-1])
     reference: runs
     """
-    lines, taken = [describe(x)], False
-    for module in BACKENDS:
-        reasons = module.reasons_not_to(x)
-        verdict = "; ".join(reasons) if reasons else ("could, but comes later in the list" if taken else "runs")
-        taken = taken or not reasons
-        lines.append(f"{module.name}: {verdict}")
-    return "\n".join(lines)
+    reasons = {module.name: module.reasons_not_to(x) for module in BACKENDS}
+    return "\n".join([describe(x), *_verdicts(reasons)])
+
+
+def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
+    """Which backend would attend, and why each other would not, one line each.
+
+    Where it is the reference, layers call torch's `scaled_dot_product_attention`.
+
+    >>> import torch
+    >>> q = torch.zeros(1, 2, 4, 8, dtype=torch.float64)
+    >>> print(explain_attention(q, q, q).splitlines()[-1])
+    reference: runs
+    """
+    reasons = {module.name: module.reasons_not_to_attend(q, k, v) for module in ATTENTION}
+    return "\n".join([describe(q), *_verdicts(reasons)])
+
+
+def _verdicts(reasons: dict[str, list[str]]) -> list[str]:
+    lines, taken = [], False
+    for name, against in reasons.items():
+        verdict = "; ".join(against) if against else ("could, but comes later in the list" if taken else "runs")
+        taken = taken or not against
+        lines.append(f"{name}: {verdict}")
+    return lines

@@ -1,8 +1,8 @@
 #include "simd_avx2.h"
 
-#include "kernels.h"
+#include "attention_kernels.h"
 
 const ropewalk::Kernels& ropewalk::avx2_kernels() {
-    static constexpr Kernels kernels{"avx2", rotate, norm_backward, tables};
+    static constexpr Kernels kernels{"avx2", rotate, norm_backward, tables, attend_bytes, attend};
     return kernels;
 }

@@ -1,8 +1,8 @@
 #include "simd_avx512.h"
 
-#include "kernels.h"
+#include "attention_kernels.h"
 
 const ropewalk::Kernels& ropewalk::avx512_bf16_kernels() {
-    static constexpr Kernels kernels{"avx512_bf16", rotate, norm_backward, tables};
+    static constexpr Kernels kernels{"avx512_bf16", rotate, norm_backward, tables, attend_bytes, attend};
     return kernels;
 }

@@ -1,8 +1,8 @@
 #include "simd_portable.h"
 
-#include "kernels.h"
+#include "attention_kernels.h"
 
 const ropewalk::Kernels& ropewalk::portable_kernels() {
-    static constexpr Kernels kernels{"portable", rotate, norm_backward, tables};
+    static constexpr Kernels kernels{"portable", rotate, norm_backward, tables, attend_bytes, attend};
     return kernels;
 }

@@ -54,6 +54,8 @@ struct Tables {
 // Tokens are handed out in blocks, so that a table row is read once for all heads.
 constexpr int64_t token_block = 16;
 
+struct Attention;  // attention.h
+
 // One instruction set's kernels. Units are blocks of tokens (rotations) or rows (tables), begin <= unit < end.
 struct Kernels {
     const char* name;
@@ -61,7 +63,13 @@ struct Kernels {
     // Adds the weights' gradients of each side into `sums` (2 x head_dim doubles).
     void (*norm_backward)(const Rotation&, int64_t begin, int64_t end, double* sums);
     void (*tables)(const Tables&, int64_t begin, int64_t end);
+    // The bytes that one thread needs for tasks of this call, and `count` of them, by their numbers.
+    int64_t (*attend_bytes)(const Attention&);
+    void (*attend)(const Attention&, const int64_t* numbers, int64_t count, char* memory);
 };
+
+// Of the instruction set that is in use.
+const Kernels& kernels_in_use();
 
 inline int64_t blocks_of(const Rotation& job) {
     return job.batch * ((job.tokens + token_block - 1) / token_block);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings.h"
 #include "job.h"
 #include "memory.h"
 #include "tensor.h"
@@ -183,7 +184,7 @@ void unlocked(int64_t bytes, const Work& work) {
 void run(Rotation& job, int threads) {
     const int64_t bytes = bytes_of(job);
     if (bytes == 0) return;
-    const Kernels& kernels = *chosen.load();
+    const Kernels& kernels = kernels_in_use();
     for (int i = 0; i < job.sides; ++i) job.side[i].stream = streams(job, job.side[i]);
     const int64_t blocks = blocks_of(job);
     const int used = threads_for(bytes, threads);
@@ -352,6 +353,8 @@ bool huge_pages(nb::handle fresh) {
 
 }  // namespace
 
+const Kernels& ropewalk::kernels_in_use() { return *chosen.load(); }
+
 NB_MODULE(_kernels, module) {
     chosen = runnable().front();
     module.doc() = "ropewalk's compiled kernels for CPU tensors.";
@@ -362,6 +365,7 @@ NB_MODULE(_kernels, module) {
     module.def("norm_rotate_backward", &norm_rotate_backward);
     module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
                nb::arg());
+    define_attention(module);
     module.def("use_huge_pages", &huge_pages);
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", &instruction_set);

@@ -56,4 +56,15 @@ inline void narrow(float x, f16& out) {
     out.bits = static_cast<uint16_t>(sign | half);
 }
 
+// A minimax polynomial of 2^r for 0 <= r < 1: relative error 1.5e-7 with its roundings.
+template <typename V>
+inline V power_of_part(V r) {
+    V p = V::of(0x1.ec320ap-10f);
+    p = multiply_add(p, r, V::of(0x1.26900cp-7f));
+    p = multiply_add(p, r, V::of(0x1.c95446p-5f));
+    p = multiply_add(p, r, V::of(0x1.ebd5a8p-3f));
+    p = multiply_add(p, r, V::of(0x1.62e4f6p-1f));
+    return multiply_add(p, r, V::of(0x1.fffffep-1f));
+}
+
 }  // namespace

@@ -99,4 +99,43 @@ inline void store(double* p, Doubles a, Doubles b, bool stream) {
 }
 inline void fence() { _mm_sfence(); }
 
+// What attention needs beside.
+constexpr int vectors_at_once = 3, broadcasts_at_once = 4;  // 12 sums, 3 vectors and a broadcast in 16 registers
+inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline void put(float* p, Floats a) { _mm256_storeu_ps(p, a.v); }
+inline Floats largest(Floats a, Floats b) { return {_mm256_max_ps(a.v, b.v)}; }  // b where either is NaN
+inline bool any_above(Floats a, Floats b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)) != 0; }
+// 2^x: a polynomial of the part behind the point, and the exponent; 0 below 2^-126, NaN for NaN.
+inline Floats power_of_2(Floats x) {
+    const __m256 bounded = _mm256_min_ps(_mm256_set1_ps(128.0f), _mm256_max_ps(_mm256_set1_ps(-127.0f), x.v));
+    const __m256 whole = _mm256_floor_ps(bounded);
+    const Floats p = power_of_part(Floats{_mm256_sub_ps(bounded, whole)});
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
+    return p * Floats{_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
+}
+// `score` where low <= key < high, else -infinity.
+inline Floats seen_from(Floats score, Floats key, Floats low, Floats high) {
+    const __m256 seen = _mm256_and_ps(_mm256_cmp_ps(low.v, key.v, _CMP_LE_OQ), _mm256_cmp_ps(key.v, high.v, _CMP_LT_OQ));
+    return {_mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), score.v, seen)};
+}
+// A square of 8 x 8 units; `from` and `to` are the units between rows.
+inline void transpose(const uint32_t* x, int64_t from, uint32_t* y, int64_t to) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; ++i) a[i] = _mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i * from)));
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0x44);
+            a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0xee);
+        }
+    for (int j = 0; j < 4; ++j) {
+        _mm256_storeu_ps(reinterpret_cast<float*>(y + j * to), _mm256_permute2f128_ps(a[j], a[j + 4], 0x20));
+        _mm256_storeu_ps(reinterpret_cast<float*>(y + (j + 4) * to), _mm256_permute2f128_ps(a[j], a[j + 4], 0x31));
+    }
+}
+
 }  // namespace

@@ -101,4 +101,46 @@ inline void store(double* p, Doubles a, Doubles b, bool stream) {
 }
 inline void fence() { _mm_sfence(); }
 
+// What attention needs beside.
+constexpr int vectors_at_once = 3, broadcasts_at_once = 8;  // 24 sums, 3 vectors and a broadcast in 32 registers
+inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline void put(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
+inline Floats largest(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is NaN
+inline bool any_above(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
+// 2^x: a polynomial of the part behind the point, and the exponent; 0 for -infinity, NaN for NaN.
+inline Floats power_of_2(Floats x) {
+    const Floats r = {_mm512_reduce_ps(x.v, 0x09)};
+    return {_mm512_scalef_ps(power_of_part(r).v, x.v)};
+}
+// `score` where low <= key < high, else -infinity.
+inline Floats seen_from(Floats score, Floats key, Floats low, Floats high) {
+    const __mmask16 seen = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(low.v, key.v, _CMP_LE_OQ), key.v, high.v, _CMP_LT_OQ);
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), seen, score.v)};
+}
+// A square of 16 x 16 units; `from` and `to` are the units between rows.
+inline void transpose(const uint32_t* x, int64_t from, uint32_t* y, int64_t to) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(x + i * from);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+            a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; ++j) {
+            b[i + j] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0x88);
+            b[i + j + 4] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0xdd);
+        }
+    for (int j = 0; j < 8; ++j) {
+        const int row = j < 4 ? j : j;
+        _mm512_storeu_si512(y + row * to, _mm512_shuffle_i32x4(b[j], b[j + 8], 0x88));
+        _mm512_storeu_si512(y + (row + 8) * to, _mm512_shuffle_i32x4(b[j], b[j + 8], 0xdd));
+    }
+}
+
 }  // namespace

@@ -74,4 +74,49 @@ inline void fence() {}
 using Floats = Array<float, 8>;
 using Doubles = Array<double, 4>;
 
+// What attention needs beside.
+constexpr int vectors_at_once = 1, broadcasts_at_once = 4;
+inline Floats operator-(Floats a, Floats b) {
+    for (int i = 0; i < Floats::width; ++i) a.v[i] -= b.v[i];
+    return a;
+}
+inline Floats operator/(Floats a, Floats b) {
+    for (int i = 0; i < Floats::width; ++i) a.v[i] /= b.v[i];
+    return a;
+}
+inline void put(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
+inline Floats largest(Floats a, Floats b) {  // b where either is NaN
+    for (int i = 0; i < Floats::width; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+    return a;
+}
+inline bool any_above(Floats a, Floats b) {
+    bool any = false;
+    for (int i = 0; i < Floats::width; ++i) any = any || a.v[i] > b.v[i];
+    return any;
+}
+// 2^x: a polynomial of the part behind the point, and the exponent; 0 below 2^-126, NaN for NaN.
+inline Floats power_of_2(Floats x) {
+    Floats part, power;
+    for (int i = 0; i < Floats::width; ++i) {
+        const float below = x.v[i] > 128.0f ? 128.0f : x.v[i], bounded = below < -127.0f ? -127.0f : below;
+        const bool is_nan = bounded != bounded;
+        const int towards_zero = static_cast<int>(is_nan ? 0.0f : bounded);
+        const int whole = towards_zero - (static_cast<float>(towards_zero) > bounded);
+        part.v[i] = bounded - static_cast<float>(whole);
+        power.v[i] = from_bits(static_cast<uint32_t>(whole + 127) << 23);
+    }
+    return power_of_part(part) * power;
+}
+// `score` where low <= key < high, else -infinity.
+inline Floats seen_from(Floats score, Floats key, Floats low, Floats high) {
+    for (int i = 0; i < Floats::width; ++i)
+        score.v[i] = low.v[i] <= key.v[i] && key.v[i] < high.v[i] ? score.v[i] : -__builtin_inff();
+    return score;
+}
+// A square of 8 x 8 units; `from` and `to` are the units between rows.
+inline void transpose(const uint32_t* x, int64_t from, uint32_t* y, int64_t to) {
+    for (int i = 0; i < Floats::width; ++i)
+        for (int j = 0; j < Floats::width; ++j) y[j * to + i] = x[i * from + j];
+}
+
 }  // namespace

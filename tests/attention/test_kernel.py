@@ -1,0 +1,150 @@
+"""`Attention` through the compiled kernel: what a float64 layer without it computes, whichever way the tokens come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ropewalk as rw
+from ropewalk import backends, compiled
+from ropewalk.attention.cache import KVCache
+from ropewalk.backends import cpu_attention
+
+pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the compiled extension")
+BATCH, SEQ, HIDDEN, HEADS, KV_HEADS, DIM = 2, 90, 48, 6, 2, 16
+# of outputs of size one: sums of some hundred float32 products, and of bf16 numbers, each rounded six times on its way
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
+FORMS: dict[str, dict[str, Any]] = {
+    "causal": {}, "window": {"sliding_window": 7}, "both ways": {"causal": False}, "qk norm": {"qk_norm": True},
+    "both ways in a window": {"causal": False, "sliding_window": 7}, "no rope": {"rope": None},
+}  # fmt: skip
+form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many queries each call of the kernel had."""
+    seen: list[int] = []
+
+    class Counting:
+        name, kernels = "cpu", True
+        reasons_not_to_attend = staticmethod(cpu_attention.reasons_not_to_attend)
+
+        @staticmethod
+        def attend(request: Any) -> Tensor:
+            seen.append(request.regions[0].q.shape[2])
+            return cpu_attention.attend(request)
+
+    monkeypatch.setattr(backends, "ATTENTION", (Counting, *backends.ATTENTION[1:]))
+    with torch.no_grad():
+        yield seen
+
+
+def layers(dtype: torch.dtype, form: dict[str, Any]) -> tuple[rw.Attention, rw.Attention, Tensor]:
+    """The layer, the same in float64, and hidden states that both can hold."""
+    torch.manual_seed(3)
+    given = {"rope": rw.RopeConfig(DIM, interleaved=False), "num_key_value_heads": KV_HEADS, "head_dim": DIM, **form}
+    ours = rw.Attention(HIDDEN, HEADS, **given).to(dtype).eval()
+    exact = rw.Attention(HIDDEN, HEADS, **given).double().eval()
+    exact.load_state_dict({name: x.double() for name, x in ours.state_dict().items()})
+    return ours, exact, torch.randn(BATCH, SEQ, HIDDEN).to(dtype)
+
+
+def agree(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours.double(), exact, rtol=0, atol=TOLERANCE[dtype])
+
+
+@form
+@dtypes
+def test_prefill(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
+    """A plain call."""
+    ours, exact, x = layers(dtype, form)
+    agree(ours(x), exact(x.double()), dtype)
+    assert calls == [SEQ]
+
+
+@pytest.mark.parametrize("form", [FORMS["causal"], FORMS["window"], FORMS["qk norm"]], ids=["causal", "window", "norm"])
+@dtypes
+def test_cached_equals_full(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
+    """Chunks and single tokens through a cache, whose room is larger than what it holds."""
+    ours, exact, x = layers(dtype, form)
+    cache = KVCache(num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype, capacity=200)
+    edges = [0, 40, 41, 70, SEQ - 1, SEQ]
+    parts = [ours(x[:, a:b], cache=cache) for a, b in pairwise(edges)]
+    agree(torch.cat(parts, 1), exact(x.double()), dtype)
+    assert calls == [40, 1, 29, 19, 1]
+
+
+@form
+@dtypes
+def test_padded_equals_unpadded(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
+    """Padding to the left of one row and to the right of the other; then among the tokens, which no interval tells."""
+    ours, exact, x = layers(dtype, form)
+    mask = torch.ones(BATCH, SEQ, dtype=torch.long)
+    mask[0, :13], mask[1, 60:] = 0, 0
+    out = ours(x, attention_mask=mask)
+    agree(out[:1, 13:], exact(x[:1, 13:].double()), dtype)
+    agree(out[1:, :60], exact(x[1:, :60].double()), dtype)
+    assert calls == [SEQ]
+    assert out.isfinite().all()
+    mask[0, 50:52] = 0
+    out = ours(x, attention_mask=mask)
+    agree(out[0][mask[0] == 1], exact(x.double(), attention_mask=mask)[0][mask[0] == 1], dtype)
+    assert calls == [SEQ]
+
+
+@dtypes
+def test_rows_of_unequal_length_in_a_cache(dtype: torch.dtype, calls: list[int]) -> None:
+    """A left-padded prompt, then steps: each row as if it were alone."""
+    ours, exact, x = layers(dtype, {})
+    mask = torch.ones(BATCH, 60, dtype=torch.long)
+    mask[1, :25] = 0
+    cache = KVCache(num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype)
+    out = [ours(x[:, :60], cache=cache, attention_mask=mask)]
+    out += [ours(x[:, at : at + 5], cache=cache) for at in range(60, SEQ, 5)]
+    whole = torch.cat(out, 1)
+    agree(whole[:1], exact(x[:1].double()), dtype)
+    agree(whole[1:, 25:], exact(x[1:, 25:].double()), dtype)
+    assert len(calls) == 7
+
+
+@form
+@dtypes
+def test_packed_equals_separate(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
+    """Documents of two rows, with padding among them, in one call."""
+    ours, exact, x = layers(dtype, form)
+    marks = torch.arange(SEQ).div(35, rounding_mode="floor").expand(BATCH, -1)
+    mask = torch.ones(BATCH, SEQ, dtype=torch.long)
+    mask[1, 30:35] = 0
+    out = ours(x, document_ids=marks, attention_mask=mask)
+    assert calls == [BATCH * SEQ - 5]
+    for row, begin, end in [(0, 0, 35), (0, 35, 70), (0, 70, 90), (1, 0, 30), (1, 35, 70), (1, 70, 90)]:
+        agree(out[row, begin:end], exact(x[row : row + 1, begin:end].double())[0], dtype)
+
+
+def test_what_does_not_go_through_the_kernel(calls: list[int]) -> None:
+    """Gradients, weights that are asked for, dropout, biases and float64."""
+    ours, exact, x = layers(torch.float32, {})
+    exact(x.double())
+    ours(x, need_weights=True)
+    with torch.enable_grad():
+        ours(x).sum().backward()
+        assert ours.q_proj.weight.grad is not None
+    rw.Attention(HIDDEN, HEADS, encoding="alibi")(x)
+    rw.Attention(HIDDEN, HEADS, attention_dropout=0.5).train()(x)
+    assert calls == []
+
+
+def test_inference_mode(calls: list[int]) -> None:
+    """Tensors without autograd's bookkeeping."""
+    ours, exact, x = layers(torch.float32, {})
+    with torch.inference_mode():
+        agree(ours(x), exact(x.double()), torch.float32)
+    assert calls == [SEQ]
