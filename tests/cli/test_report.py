@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from ropewalk.cli.app import main
 from tests.report.pages import page_at
-from tests.report.records import record
+from tests.report.records import EXTEND, record
 
 
 def report(*arguments) -> int:
@@ -20,7 +21,7 @@ def report(*arguments) -> int:
 
 def test_a_record_becomes_a_report(tmp_path, capsys):
     """The page, its record and its figures; from that record the same page again."""
-    (tmp_path / "record.json").write_text(json.dumps(record()))
+    (tmp_path / "record.json").write_text(json.dumps(record(verdict=EXTEND, recommended="yarn")))
     first, second = tmp_path / "first", tmp_path / "second"
     assert report(tmp_path / "record.json", "--out", first) == 0
     assert f"Report: {first / 'index.html'}" in capsys.readouterr().out
@@ -28,7 +29,20 @@ def test_a_record_becomes_a_report(tmp_path, capsys):
     assert {path.name for path in first.iterdir()} == {"index.html", "report.json", *figures}
     assert report(first / "report.json", "--out", second) == 0
     assert (first / "index.html").read_bytes() == (second / "index.html").read_bytes()
-    assert "use yarn: " in page_at(second / "index.html").words
+    assert "Extend with yarn to 64 tokens." in page_at(second / "index.html").words
+
+
+@pytest.mark.parametrize("name", ["doctor-smollm2-135m", "doctor-smollm2-135m-first-window", "retrieval-smollm2-135m"])
+def test_records_of_the_first_version(name, tmp_path):
+    """Drawn as they are, though they hold no verdict and no use of far tokens."""
+    found = json.loads((Path(__file__).parents[2] / f"benchmarks/results/{name}.json").read_text())
+    for key in ("verdict", "use"):
+        found.pop(key, None)
+    (tmp_path / "record.json").write_text(json.dumps(found))
+    assert report(tmp_path / "record.json", "--out", tmp_path / "out") == 0
+    page = page_at(tmp_path / "out" / "index.html")
+    assert "This record was made before the doctor gave verdicts." in page.words
+    assert found["recommendation"]["reason"] in page.words
 
 
 def test_records_that_are_none(tmp_path, capsys):

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ropewalk.figures.retrieval import heat_map
-from ropewalk.figures.style import render
+from ropewalk.figures.style import ON_DARK, ON_LIGHT, render
 
 TABLE = [[1.0, 0.5, None], [0.25, 0.125, 0.0]]
 
@@ -23,8 +23,8 @@ def test_every_number_stands_in_its_cell() -> None:
     assert {place: text.get_text() for place, text in found.items()} == {
         (0, 0): "1.00", (0, 1): "0.50", (0, 2): "\u2013", (1, 0): "0.25", (1, 1): "0.12", (1, 2): "0.00",
     }  # fmt: skip
-    assert found[1, 2].get_color() == "white"
-    assert found[0, 0].get_color() != "white"
+    assert found[1, 2].get_color() == ON_DARK
+    assert found[0, 0].get_color() == ON_LIGHT
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["256", "512", "1k"]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["0", "1"]
 

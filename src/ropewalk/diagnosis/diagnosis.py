@@ -80,7 +80,7 @@ class Diagnosis:
         return page
 
     def figure(self, name: str = "loss") -> Figure:
-        """One figure of the report, of matplotlib: "loss", "retrieval", "frequencies" or "wavelengths".
+        """One figure of the report, of matplotlib: "loss", "use", "retrieval", "frequencies" or "wavelengths".
 
         Raises `RopeError` for what was not measured, and without the extra `figures`.
         """

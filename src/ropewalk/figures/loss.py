@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.figures.style import QUIET, SHADE, length_ticks, look_of, new_figure, style, tokens
+from ropewalk.figures.style import (
+    NARROW,
+    OTHER,
+    PALE,
+    QUIET,
+    WIDE,
+    length_ticks,
+    look_of,
+    mark_trained_length,
+    new_figure,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,44 +32,35 @@ def loss_by_position(
     intervals: Mapping[str, Intervals] | None = None,
     recommended: str | None = None,
     title: str = "Loss by position",
+    narrow: bool = False,
+    named: Collection[str] = (),
 ) -> Figure:
     """Mean loss (nats per token) of each method in each block of positions (tokens), the trained length marked.
 
     `intervals` holds low and high for each block (None where there is none): the paired difference to plain, put around
-    the curve.
+    the curve. `narrow`: for a phone's width, where only the methods in `named` have a colour and a name.
     """
     with style():
-        figure, axes = new_figure()
+        figure, axes = new_figure(*(NARROW if narrow else WIDE))
         middles = [(start + end) / 2 for start, end in blocks]
         last = blocks[-1][1]
         axes.set_xlim(0, last)
-        if trained_length < last:
-            axes.axvspan(trained_length, last, color=SHADE, zorder=0, linewidth=0)
-            axes.axvline(trained_length, color=QUIET, linewidth=1)
-            axes.annotate(
-                f"trained length {tokens(trained_length)}",
-                (trained_length, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(5, -4),
-                textcoords="offset points",
-                va="top",
-                fontsize=9,
-                color=QUIET,
-            )
+        mark_trained_length(axes, trained_length, last)
         for name, values in losses.items():
-            look = look_of(name)
+            quiet = narrow and name not in named
+            look = OTHER if quiet else look_of(name)
             chosen = name == recommended
             axes.plot(
                 middles,
                 values,
-                color=look.color,
+                color=PALE if quiet else look.color,
                 linestyle=look.line,
-                marker=look.marker,
-                linewidth=3 if chosen else 1.6,
-                zorder=5 if name == "crop" else 4 if chosen else 3,
-                label=f"{name} (recommended)" if chosen else name,
+                marker="" if quiet else look.marker,
+                linewidth=3 if chosen else 1.0 if quiet else 1.6,
+                zorder=5 if name == "crop" else 4 if chosen else 2.5 if quiet else 3,
+                label="_" if quiet else f"{name} (recommended)" if chosen and not narrow else name,
             )
-            bands = (intervals or {}).get(name)
+            bands = None if quiet else (intervals or {}).get(name)
             shown = [(x, band) for x, band in zip(middles, bands or (), strict=False) if band is not None]
             if shown:
                 axes.fill_between(
@@ -70,7 +72,7 @@ def loss_by_position(
                     linewidth=0,
                     zorder=2,
                 )
-        if any(band is not None for bands in (intervals or {}).values() for band in bands):
+        if not narrow and any(band is not None for bands in (intervals or {}).values() for band in bands):
             figure.supxlabel(
                 "bands: 95 % interval of the paired difference to plain", fontsize=8, color=QUIET, x=0.01, ha="left"
             )
@@ -81,8 +83,11 @@ def loss_by_position(
         axes.set_title(title)
         axes.set_xlabel("position in the window (tokens)")
         axes.set_ylabel("loss (nats per token)")
-        step = max(1, len(blocks) // 8)
+        step = max(1, len(blocks) // (4 if narrow else 8))
         axes.set_xticks([*(start for start, _ in blocks[::step]), last])
         length_ticks(axes)
-        figure.legend(loc="outside right center")
+        if narrow:
+            figure.legend(loc="outside lower left", ncols=3)
+        else:
+            figure.legend(loc="outside right center")
         return figure

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.figures.style import INK, PALE, bar, caption, heat, panel, style, tokens
+from ropewalk.figures.style import INK, ON_DARK, ON_LIGHT, PALE, bar, caption, heat, panel, style, tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,8 +62,8 @@ def heat_map(
         if image is not None:
             drawn = bar(figure, image, grid, "part of the examples found", shrink=0.9, pad=0.02)
             if chance is not None:
-                drawn.ax.axhline(chance, color="white", linewidth=1.6)
-                drawn.ax.axhline(chance, color=INK, linewidth=1.6, linestyle=(0, (2, 2)))
+                drawn.ax.axhline(chance, color=ON_DARK, linewidth=1.6)
+                drawn.ax.axhline(chance, color=ON_LIGHT, linewidth=1.6, linestyle=(0, (2, 2)))
         caption(figure, title, _note(lengths, trained_length, chance, n, note))
         return figure
 
@@ -78,14 +78,14 @@ def _draw(axes: Axes, table: Table, lengths: Sequence[int], trained_length: int 
     axes.spines[["left", "bottom"]].set_visible(False)
     for (row, column), value in np.ndenumerate(values):
         missing = bool(np.isnan(value))
-        color = INK if missing or value > _DARK else "white"
+        color = INK if missing else ON_LIGHT if value > _DARK else ON_DARK
         axes.text(
             column, row, "\u2013" if missing else f"{value:.2f}", ha="center", va="center", fontsize=8, color=color
         )
     within = 0 if trained_length is None else bisect_right(lengths, trained_length)
     if 0 < within < len(lengths):
-        axes.axvline(within - 0.5, color="white", linewidth=3.2)
-        axes.axvline(within - 0.5, color=INK, linewidth=1.4, linestyle="--")
+        axes.axvline(within - 0.5, color=ON_DARK, linewidth=3.2)
+        axes.axvline(within - 0.5, color=ON_LIGHT, linewidth=1.4, linestyle="--")
     return image
 
 

@@ -21,6 +21,10 @@ SHADE = "#f3f0e8"
 PALE = "#c9c9c9"
 # Okabe and Ito's colours by name; as greys they stand in this order from dark to light
 BLUE, RED, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
+# what stands on the cells of a colour map, light or dark: the same by day and by night
+ON_LIGHT, ON_DARK = "#1f1f1f", "#fefefe"
+# inches: beside another figure on a desk, and at a phone's width
+WIDE, NARROW = (7.4, 4.3), (4.3, 3.1)
 # one colour map for every table of numbers: its lightness grows evenly, so it survives a grey print
 MAP = "cividis"
 
@@ -119,6 +123,24 @@ def render(figure: Figure, kind: str) -> bytes:
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
         figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
     return buffer.getvalue()
+
+
+def mark_trained_length(axes: Axes, trained_length: int, last: float) -> None:
+    """A line at the trained length on a figure by length, and shade beyond it up to `last`; nothing where none is."""
+    if trained_length >= last:
+        return
+    axes.axvspan(trained_length, last, color=SHADE, zorder=0, linewidth=0)
+    axes.axvline(trained_length, color=QUIET, linewidth=1)
+    axes.annotate(
+        f"trained length {tokens(trained_length)}",
+        (trained_length, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(5, -4),
+        textcoords="offset points",
+        va="top",
+        fontsize=9,
+        color=QUIET,
+    )
 
 
 def length_ticks(axes: Axes, which: str = "x") -> None:

@@ -11,9 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its file's name (no ending), the sentence under it, and what one who cannot see it is told."""
+    """A figure with its file's name (no ending), the sentence under it, and what one who cannot see it is told.
+
+    `narrow`: the same for a phone's width, where there is one.
+    """
 
     name: str
     caption: str
     alt: str
     figure: Figure
+    narrow: Figure | None = None

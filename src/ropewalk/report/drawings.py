@@ -9,10 +9,12 @@ from ropewalk.report.drawing import Drawing
 from ropewalk.report.figures import frequencies, loss, turns
 from ropewalk.report.record import Document
 from ropewalk.report.retrieval import retrieval_drawings
+from ropewalk.report.use import use
 
 Draw = Callable[[Document], Iterator[Drawing]]
 FIGURES: dict[str, Draw] = {
     "loss": loss,
+    "use": use,
     "retrieval": retrieval_drawings,
     "frequencies": frequencies,
     "wavelengths": turns,

@@ -23,14 +23,20 @@ def loss(document: Document) -> Iterator[Drawing]:
     few = len(losses) <= MOST_BANDS
     if not few:
         intervals = {name: bands for name, bands in intervals.items() if name in (shown, "crop")}
-    figure = loss_by_position(
-        [(start, end) for start, end in document["blocks"]],
-        losses,
-        trained_length=trained,
-        intervals=intervals,
-        recommended=shown,
-        title=f"{short_name(document)}: loss by position",
-    )
+    blocks = [(start, end) for start, end in document["blocks"]]
+
+    def draw(narrow: bool) -> Any:
+        return loss_by_position(
+            blocks,
+            losses,
+            trained_length=trained,
+            intervals=intervals,
+            recommended=shown,
+            title="Loss by position" if narrow else f"{short_name(document)}: loss by position",
+            narrow=narrow,
+            named=_named(document, losses),
+        )
+
     last = "; ".join(f"{name} {values[-1]:.2f}" for name, values in losses.items())
     yield Drawing(
         "loss",
@@ -38,8 +44,17 @@ def loss(document: Document) -> Iterator[Drawing]:
         "trained length (shaded)." + ("" if few else " Bands are drawn for the recommended method and crop alone."),
         f"Lines of loss in nats per token by position, trained length {trained:,} tokens marked. "
         f"In the last block: {last}.",
-        figure,
+        draw(False),
+        draw(True),
     )
+
+
+def _named(document: Document, losses: Curves) -> set[str]:
+    """The labels of plain, of the recommended or else the lowest method beyond, and of crop."""
+    lowest = min(
+        (label for label in losses if label not in ("plain", "crop")), key=lambda one: losses[one][-1], default=""
+    )
+    return {"plain", "crop", recommended_label(document) or lowest}
 
 
 def loss_curves(document: Document) -> tuple[Curves, dict[str, list[tuple[float, float] | None]]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from ropewalk.audit.audit import Audit
 from ropewalk.audit.sentences import audit_sentences
@@ -14,17 +14,27 @@ from ropewalk.optional import need
 from ropewalk.report import tables
 from ropewalk.report.drawing import Drawing
 from ropewalk.report.inline import inline_svg
+from ropewalk.report.night import night_colors
 from ropewalk.report.record import Document, labels, method_of, printable, short_name
-from ropewalk.report.retrieval import retrieval_table
-from ropewalk.report.verdict import verdict
+from ropewalk.report.retrieval import retrieval_details, retrieval_table
+from ropewalk.report.use import use_table
+from ropewalk.report.verdict import evidence_table, headline, reaches, verdict_of
 
 
-def render(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> str:
+class Pictures(NamedTuple):
+    """A drawing and its SVG files; `narrow` is None where one serves every width."""
+
+    drawing: Drawing
+    wide: bytes
+    narrow: bytes | None = None
+
+
+def render(document: Document, figures: Sequence[Pictures]) -> str:
     """The report as one HTML page: no script, no request, every name and text escaped.
 
     **Arguments:**
     - `document`: what `ropewalk.diagnosis.document.document` returns, or `read_record` read.
-    - `figures`: each drawing with its SVG file; sections without a figure have their tables alone.
+    - `figures`: each drawing with its SVG files; sections without a figure have their tables alone.
 
     **Returns:** the page's text (UTF-8).
     **Raises:** `RopeError` where jinja2 is missing; KeyError and the like for what is no doctor's document
@@ -57,18 +67,24 @@ def _code(sentence: str) -> Any:
     return markup().join(markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(parts))
 
 
-def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> dict[str, Any]:
+def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]:
     """Everything that the template names."""
-    chosen, answer = method_of(document, document["recommended"]), document["recommendation"]
-    within = document["target"] <= document["trained_length"]
+    found, retrieval = verdict_of(document), retrieval_details(document)
+    chosen = method_of(document, document["recommended"])
+    first, others = headline(str(found["sentence"]))
     call = _call(chosen)
     return {
         "model": printable(str(document["model"])),
         "title": short_name(document),
-        "verdict": verdict(document),
-        "reasons": [] if within else [printable(r) for r in (answer["reason"], answer["crop_sentence"]) if r],
+        "action": found["action"] or "old",
+        "headline": first,
+        "others": others,
+        "reaches": reaches(document),
+        "evidence": evidence_table(document),
+        "next": found.get("next"),
+        "left_out": document.get("left_out") or [],
         "recommended": document["recommended"],
-        "config": _config(chosen),
+        "config": _config(found, chosen),
         "call": printable(call),
         "at_run_time": chosen is not None and (bool(call) or not _in_config(chosen["name"])),
         "shared": _shared(document),
@@ -76,10 +92,12 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
         "natures": tables.natures(document),
         "by_block": tables.by_block(document),
         "pairs": tables.pairs(document),
+        "use": use_table(document),
         "retrieval": retrieval_table(document),
-        "retrieval_summary": [printable(str(line)) for line in (document.get("retrieval") or {}).get("summary", [])],
-        "retrieval_protocol": printable(str((document.get("retrieval") or {}).get("protocol", {}).get("sentence", ""))),
-        "figures": {drawing.name: (drawing, inline_svg(svg, drawing.name, drawing.alt)) for drawing, svg in figures},
+        "retrieval_summary": [printable(str(line)) for line in retrieval.get("summary", [])],
+        "retrieval_protocol": printable(str(retrieval.get("protocol", {}).get("sentence", ""))),
+        "figures": {one.drawing.name: _figure(one) for one in figures},
+        "night": night_colors(),
         "audits": [(found.layer_type, audit_sentences(found)) for found in _audits(document)],
         "lint": document["lint"],
         "protocol": printable(str(document["protocol"]["sentence"])),
@@ -88,6 +106,16 @@ def _contents(document: Document, figures: Sequence[tuple[Drawing, bytes]]) -> d
         "environment": tables.environment(document),
         "command": printable(str((document.get("environment") or {}).get("command") or "")),
     }
+
+
+def _figure(one: Pictures) -> dict[str, Any]:
+    """A figure as the template has it."""
+    drawing = one.drawing
+    narrow = (
+        None if one.narrow is None else inline_svg(one.narrow, f"{drawing.name}-narrow", drawing.alt, scrolls=False)
+    )
+    wide = inline_svg(one.wide, drawing.name, drawing.alt, scrolls=narrow is None)
+    return {"name": drawing.name, "caption": drawing.caption, "wide": wide, "narrow": narrow}
 
 
 def _in_config(name: str) -> bool:
@@ -103,11 +131,15 @@ def _call(chosen: dict[str, Any] | None) -> str:
     return f"model.with_positions(extension={found['extension']})" if found.get("extension") else ""
 
 
-def _config(chosen: dict[str, Any] | None) -> str:
-    """What to paste into config.json; empty where there is nothing to change."""
-    if chosen is None or chosen["name"] == "plain" or _call(chosen) or not _in_config(chosen["name"]):
-        return ""
-    return json.dumps({key: chosen[key] for key in ("rope_parameters", "max_position_embeddings")}, indent=2)
+def _config(verdict: Mapping[str, Any], chosen: dict[str, Any] | None) -> str:
+    """What to paste into config.json, as the verdict has it or a record of old; empty where there is nothing."""
+    if verdict["action"] is not None:
+        config = verdict["config"]
+    elif chosen is None or chosen["name"] == "plain" or _call(chosen) or not _in_config(chosen["name"]):
+        config = None
+    else:
+        config = {key: chosen[key] for key in ("rope_parameters", "max_position_embeddings")}
+    return "" if config is None else json.dumps(config, indent=2)
 
 
 def _audits(document: Document) -> list[Audit]:

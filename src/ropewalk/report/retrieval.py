@@ -85,5 +85,10 @@ def _share(results: list[Result]) -> str:
     return f"{found.value:.2f} [{low:.2f}, {high:.2f}] ({found.correct} of {of})"
 
 
+def retrieval_details(document: Document) -> Result:
+    """The protocol, the results and the sentences; empty where retrieval was not measured."""
+    return dict(document.get("retrieval") or {})
+
+
 def _results(document: Document) -> list[Result]:
-    return list((document.get("retrieval") or {}).get("results") or [])
+    return list(retrieval_details(document).get("results") or [])

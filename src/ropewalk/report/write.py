@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from ropewalk.atomic_io import check_writable, write_whole
 from ropewalk.optional import need
-from ropewalk.report.drawing import Drawing
 from ropewalk.report.drawings import drawing_named, drawings
-from ropewalk.report.page import render
+from ropewalk.report.page import Pictures, render
 from ropewalk.report.record import Document
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def report_files(document: Document) -> tuple[Sequence[tuple[str, str | bytes]],
     files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(document, indent=1, allow_nan=False) + "\n")]
     figures = _figures(document)
     with _missing_glyphs():
-        for drawing, svg in figures:
+        for drawing, svg, _ in figures:
             files += [(f"{drawing.name}.svg", svg), (f"{drawing.name}.png", drawn(drawing.figure, "png"))]
     return files, render(document, figures)
 
@@ -68,15 +67,19 @@ def report_figure(document: Document, name: str) -> Figure:
     return figure
 
 
-def _figures(document: Document) -> list[tuple[Drawing, bytes]]:
-    """Every figure, and its SVG file."""
+def _figures(document: Document) -> list[Pictures]:
+    """Every figure, and its SVG files."""
     from ropewalk.figures.style import render as drawn
 
     figures = []
     with _missing_glyphs():
         for drawing in drawings(document):
-            _as_written(drawing.figure)
-            figures.append((drawing, drawn(drawing.figure, "svg")))
+            files = []
+            for figure in (drawing.figure, drawing.narrow):
+                if figure is not None:
+                    _as_written(figure)
+                    files.append(drawn(figure, "svg"))
+            figures.append(Pictures(drawing, *files))
     return figures
 
 
