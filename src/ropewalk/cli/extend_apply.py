@@ -12,9 +12,15 @@ from ropewalk.extend.settings import ApplySettings
 
 
 def apply(
+    *,
+    context: typer.Context,
     model: Annotated[str, MODEL],
     out: Annotated[Path, OUT],
     settings: ApplySettings,
+    record: Annotated[
+        Path | None,
+        typer.Option("--from", help="Take method and lengths from what `ropewalk doctor --json` wrote."),
+    ] = None,
     overwrite: Annotated[bool, OVERWRITE] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away a stopped tuning beside --out.")] = False,
 ) -> None:
@@ -23,14 +29,22 @@ def apply(
     The folder appears when all of it is done, with README.md, and extend.json where the loss was measured.
     """
     from ropewalk.extend import apply as run
+    from ropewalk.extend.choice import CHOSEN, refuse_beside_a_record
     from ropewalk.progress.bar import ProgressBar
 
+    sources = {name: context.get_parameter_source(name) for name in CHOSEN}
+    typed = {
+        name: getattr(settings, name) for name, source in sources.items() if source and source.name == "COMMANDLINE"
+    }
+    if record is not None and typed:
+        refuse_beside_a_record(typed)
     try:
         with ProgressBar("extend", every=10) as progress:
             done = run(
                 model,
                 out,
                 settings,
+                record=record,
                 overwrite=overwrite,
                 restart=restart,
                 progress=progress,

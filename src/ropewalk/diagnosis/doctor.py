@@ -198,7 +198,12 @@ class DoctorRun:
     def diagnosis(self, measurement: Measurement, retrieval: RetrievalMeasurement | None) -> Diagnosis:
         """What was found, put together."""
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
-        environment = {**environment_of(device, self.reader.parameters), "dtype": dtype, "chunk": self.settings.chunk}
+        environment = {
+            **environment_of(device, self.reader.parameters),
+            "dtype": dtype,
+            "chunk": self.settings.chunk,
+            "model_digest": self.reader.digest(),
+        }
         return Diagnosis(
             name=self.name,
             measurement=measurement,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
+from ropewalk.extend.choice import Choice
 from ropewalk.extend.job import Draw, Extended, ExtendJob
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.extend.source import Model
@@ -15,6 +18,7 @@ def apply(
     out: str | os.PathLike[str],
     settings: ApplySettings | None = None,
     *,
+    record: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     overwrite: bool = False,
     restart: bool = False,
     progress: Progress | None = None,
@@ -25,10 +29,11 @@ def apply(
     **Arguments:**
     - `model`: a path or name that `rw.load` takes, a `Decoder`, or a reader; left as it is.
     - `out`: the folder, which appears when all of it is done. `overwrite` replaces an earlier export.
+    - `record`: the doctor's, as a file or as `Diagnosis.to_json()` gives it: its method and its lengths are taken.
     - `restart`: throw away a stopped tuning beside `out`. `draw`: makes the figure in the folder from the record.
 
-    **Returns:** an `Extended`. **Raises:** `RopeError`, before any work, for settings that do not fit the model and
-    methods that config.json cannot express.
+    **Returns:** an `Extended`. **Raises:** `RopeError`, before any work, for settings that do not fit the model,
+    methods that config.json cannot express, and a record of another model or one that does not recommend to extend.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -36,8 +41,12 @@ def apply(
     ...     done.exported.config["max_position_embeddings"]
     1024
     """
+    choice = None if record is None else Choice.read(record)
     chosen = settings or ApplySettings()
+    chosen = chosen if choice is None else choice.over(chosen)
     job = ExtendJob(model, out, chosen, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
+    if choice is not None:
+        choice.check_model(job.source.reader, job.source.name)
     if not chosen.measures:
         return job.export(job.adapted)
     with job.work.claimed(None, restart=restart):

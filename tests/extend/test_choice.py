@@ -1,0 +1,117 @@
+"""`extend apply --from`: the doctor's choice, of the model that it measured, and nothing where it chose nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.checkpoints.load import load_decoder
+from ropewalk.cli.app import main
+from ropewalk.errors import RopeError
+from ropewalk.extend import ApplySettings, apply
+from tests.extend.material import TARGET, TRAINED, checkpoint
+
+TEXT = [("story", "It was the best of times, it was the worst of times. " * 12)]
+CHOSEN: dict[str, Any] = {
+    "action": "extend",
+    "method": "ntk",
+    "config": None,
+    "sentence": "Extend with ntk.",
+    "next": None,
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A small checkpoint in bfloat16."""
+    folder = checkpoint(tmp_path / "source")
+    load = load_decoder(folder)
+    rw.save(load.to(torch.bfloat16), tmp_path / "small")
+    return tmp_path / "small"
+
+
+def record(source: Path, tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """What the doctor measured of it, with a verdict to order."""
+    found = rw.doctor(source, text=TEXT, target=48, windows=1, methods="ntk", state=tmp_path / "state").to_json()
+    return {**found, "verdict": {**CHOSEN, **changes}}
+
+
+def run(*arguments: str | Path) -> int:
+    """`ropewalk extend apply` in this process; its exit status."""
+    with pytest.raises(SystemExit) as end:
+        main(["extend", "apply", *map(str, arguments)])
+    return int(end.value.code or 0)
+
+
+def test_the_doctors_choice_is_applied(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Method and both lengths, from a file or from Python, as if they had been typed."""
+    found = record(source, tmp_path)
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    assert run(source, "--from", tmp_path / "found.json", "--out", tmp_path / "one") == 0
+    assert "wrote" in capsys.readouterr().out
+    assert run(source, "--method", "ntk", "--target", 48, "--trained-length", TRAINED, "--out", tmp_path / "two") == 0
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    done = apply(source, tmp_path / "three", ApplySettings(dtype="float32"), record=found)
+    assert done.exported.config["max_position_embeddings"] == 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"action": "keep", "method": None}, "Leave the model as it is"),
+        ({"action": "cut", "method": None}, "the last tokens of its trained length"),
+        ({"action": "unfit", "method": None}, "a text that the model can predict"),
+        ({"action": "undecided", "method": None, "next": {"command": "ropewalk doctor m --windows 9"}}, "--windows 9"),
+        ({"action": "undecided", "method": None, "sentence": "Not decided: one window."}, "Not decided: one window."),
+    ],
+)
+def test_where_the_doctor_extends_nothing(
+    source: Path, tmp_path: Path, changes: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused with the reason and what to do instead; nothing is written."""
+    (tmp_path / "found.json").write_text(json.dumps(record(source, tmp_path, **changes)))
+    assert run(source, "--from", tmp_path / "found.json", "--out", tmp_path / "out") == 2
+    printed = capsys.readouterr().err
+    assert "does not recommend to extend" in printed
+    assert said in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_model_is_refused(source: Path, tmp_path: Path) -> None:
+    """One weight apart in its last bit is another model; the dtype that was measured in is not."""
+    found = record(source, tmp_path)
+    measured_in_float32 = load_decoder(source, dtype=torch.float32)
+    apply(measured_in_float32, tmp_path / "fine", record=found)
+    other = load_decoder(source)
+    with torch.no_grad():
+        other.embed_tokens.weight.view(torch.int16)[0, 0] += 1
+    with pytest.raises(RopeError, match="measured on another model"):
+        apply(other, tmp_path / "out", record=found)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_choice(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record without a verdict, a garbled one, another file, and options that the record holds as well."""
+    found = record(source, tmp_path)
+    of_old = {key: value for key, value in found.items() if key != "verdict"}
+    with pytest.raises(RopeError, match="holds no verdict"):
+        apply(source, tmp_path / "out", record=of_old)
+    with pytest.raises(RopeError, match="lacks something"):
+        apply(source, tmp_path / "out", record={**found, "verdict": {"action": "extend"}})
+    (tmp_path / "found.json").write_text("[]")
+    with pytest.raises(RopeError, match="not a record"):
+        apply(source, tmp_path / "out", record=tmp_path / "found.json")
+    with pytest.raises(RopeError, match="takes the method and the lengths"):
+        apply(source, tmp_path / "out", ApplySettings(target=TARGET), record=found)
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    assert run(source, "--from", tmp_path / "found.json", "--method", "yarn", "--out", tmp_path / "out") == 2
+    assert "--method" in capsys.readouterr().err
+    with pytest.raises(RopeError, match="cannot express"):
+        apply(source, tmp_path / "out", record={**found, "verdict": {**CHOSEN, "method": "dca"}})
+    assert not (tmp_path / "out").exists()
