@@ -159,7 +159,7 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     """Status 130 and a hint; --resume ends with the numbers of a run that was never stopped."""
     whole, resumed = tmp_path / "whole.json", tmp_path / "resumed.json"
-    arguments = (checkpoint, "--text", text, "--windows", 2)
+    arguments = (checkpoint, "--text", text, "--windows", 2, "--measure", "loss")
     assert doctor(*arguments, "--json", whole, "--state", tmp_path / "other") == 0
     measure: Callable[..., Any] = DecoderReader.window_losses
     calls = 0

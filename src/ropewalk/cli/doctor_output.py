@@ -22,6 +22,8 @@ def print_diagnosis(console: Console, found: Diagnosis) -> None:
     print_inspection(console, found.name, found.audits, found.findings)
     console.print(f"\n{found.measurement.protocol.sentence()}", markup=False, highlight=False)
     print_losses(console, found.measurement)
+    for line in () if found.use is None else found.use.sentences():
+        console.print(line, markup=False, highlight=False)
     if found.retrieval is not None:
         print_retrieval(console, found.retrieval)
 

@@ -19,6 +19,7 @@ from ropewalk.diagnosis.standings import standing_rows
 from ropewalk.report.write import report_figure, report_page
 from ropewalk.retrieval.result import RetrievalMeasurement
 from ropewalk.retrieval.summary import sentences
+from ropewalk.use.result import UseMeasurement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +32,7 @@ class Diagnosis:
     - `name`: the model's. `measurement`: losses by method, window and block, in nats.
     - `audits`: what each rope says without running the model. `findings`: known traps in its config.
     - `retrieval`: accuracies of the retrieval tasks, where they were asked for.
+    - `use`: what distant tokens are worth to plain, the best method and crop, where it was measured.
     - `environment`: versions, machine and settings.
     """
 
@@ -39,6 +41,7 @@ class Diagnosis:
     audits: tuple[Audit, ...]
     findings: tuple[Finding, ...]
     retrieval: RetrievalMeasurement | None = None
+    use: UseMeasurement | None = None
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -49,6 +52,7 @@ class Diagnosis:
     def sentences(self) -> list[str]:
         """The answer in words."""
         lines = [*shared_sentences(self.measurement), *answer_lines(self.recommendation)]
+        lines += [] if self.use is None else self.use.sentences()
         return lines if self.retrieval is None else [*lines, *sentences(self.retrieval)]
 
     def table(self) -> str:
@@ -63,6 +67,9 @@ class Diagnosis:
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Every number as one JSON document; also written to `path`, whole or not at all, if one is given."""
         content = document(self.name, self.measurement, self.audits, self.findings, environment=dict(self.environment))
+        if self.use is not None:
+            content["use"] = self.use.to_json()
+            content["use_details"] = finite({"summary": self.use.sentences(), "seconds": dict(self.use.seconds)})
         if self.retrieval is not None:
             content["retrieval"] = finite({**self.retrieval.to_json(), "summary": list(sentences(self.retrieval))})
         if path is not None:

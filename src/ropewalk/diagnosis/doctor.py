@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,16 @@ from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan, take_windows, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.retrieval import prepare_retrieval
-from ropewalk.diagnosis.run import run
+from ropewalk.diagnosis.run import gather, run
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
+from ropewalk.diagnosis.use import (
+    examined_methods,
+    likely_methods,
+    open_evaluator,
+    prepare_use,
+    use_model,
+    use_seconds,
+)
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.ledger import fingerprint as hash_of
@@ -33,10 +41,12 @@ from ropewalk.progress.shown import expect, say, shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.pace import Clock, Trial
-from ropewalk.readers.reader import Reader
+from ropewalk.readers.reader import Losses, Reader
 from ropewalk.readers.workers import fitting_workers
 from ropewalk.retrieval.measure import RetrievalRun
 from ropewalk.retrieval.result import RetrievalMeasurement
+from ropewalk.use.result import UseMeasurement
+from ropewalk.use.run import UseRun
 
 FITTED = "fitted"  # the job of a plan's ledger
 SHARE_OF_MINUTES = 0.9  # that is planned for: what an estimate may be wrong by
@@ -54,6 +64,8 @@ def doctor(
     stride: int | None = None,
     methods: str | Sequence[str] | None = None,
     unscaled_tokens: int = 0,
+    measure: str | Sequence[str] = ("loss", "use"),
+    evaluator: Any = None,
     retrieval: str | Sequence[str] | None = None,
     retrieval_lengths: Sequence[int] | None = None,
     retrieval_samples: int = 10,
@@ -78,6 +90,9 @@ def doctor(
     - `block`, `stride`: tokens; None: a quarter of the trained length. `windows`: of each text; None: up to 16.
     - `methods`: names, "all" for those in attention as well; None: those that a config can hold, and crop.
     - `unscaled_tokens`: so many first tokens keep their angles under changed frequencies.
+    - `measure`: "loss" (always), "use" (the copy test and the exchange test, for plain, the best method and crop) and
+      "retrieval", with commas. `evaluator`: another model, or its path, which chooses the key tokens of the exchange
+      test as LongPPL does; None: there are none.
     - `retrieval`: tasks, or "all"; None: none. `retrieval_lengths` in tokens, `retrieval_samples` for each task,
       length and depth; `scoring`: "choice" or "generate".
     - `seed` draws the windows and the examples. `chunk`: tokens of one forward. `workers`: windows at one time.
@@ -115,6 +130,7 @@ class DoctorRun:
 
     - `audits`, `findings`: what the config says. `plan`, `windows`: what will be measured. `resumed`: how many losses
       were in the ledger already. `retrieval`: the retrieval measurement, where it was asked for.
+    - `use`: the measurement of the use of far tokens, where it was asked for.
     - `trial`: the model's pace, where it is known already. `left_out`: what did not fit into the minutes, in sentences.
     """
 
@@ -128,6 +144,7 @@ class DoctorRun:
     ledger: Ledger
     resumed: int
     retrieval: RetrievalRun | None
+    use: UseRun | None = None
     trial: Trial | None = None
     left_out: tuple[str, ...] = ()
 
@@ -140,29 +157,36 @@ class DoctorRun:
                 say(display, f"Resumed: {self.resumed} measurements were there already.")
             if isinstance(display, Display) and (found := self.estimate()) is not None:
                 say(display, f"This takes {found.sentence}.")
-            return self.diagnosis(self.measure_losses(display), self.measure_retrieval(display))
+            losses = self.measure_losses(display)
+            use = self.measure_use(losses, display)
+            return self.diagnosis(losses, self.measure_retrieval(display), use)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """For the time of the block no other process may begin this run again; it may join it."""
-        with self.ledger.at_work():
-            if self.retrieval is None:
-                yield
-            else:
-                with self.retrieval.outcomes.ledger.at_work():
-                    yield
+        ledgers = [self.ledger, *(() if self.use is None else (self.use.ledger,))]
+        ledgers += [] if self.retrieval is None else [self.retrieval.outcomes.ledger]
+        with ExitStack() as held:
+            for ledger in ledgers:
+                held.enter_context(ledger.at_work())
+            yield
 
     def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
         """How long the work that is due will take, and its memory, from a short trial; None where all is done."""
         due, protocol, chunk = self.plan.due(self.ledger), self.plan.protocol, self.settings.chunk
-        if not due:
+        names = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
+        models = {name: use_model(name, self.reader, self.plan) for name in names}
+        if not due and (self.use is None or not self.use.due(models)):
             return None
         workers = workers_for(self.reader, self.settings, protocol, len(due))
         trial = self.trial or try_out(
             self.reader, self.windows[0], due, protocol, workers=workers, chunk=chunk, clock=clock
         )
+        seconds = estimate_losses(due, protocol, trial.pace, workers=workers, chunk=chunk)
+        if self.use is not None:
+            seconds += use_seconds(self.use, models, trial.pace, workers=workers, losses_due=bool(due))
         return Estimate(
-            seconds=estimate_losses(due, protocol, trial.pace, workers=workers, chunk=chunk),
+            seconds=seconds,
             peak_bytes=estimate_memory(self.reader, trial, protocol.target, workers),
         )
 
@@ -180,9 +204,28 @@ class DoctorRun:
                 chunk=self.settings.chunk,
                 workers=workers,
                 progress=progress,
+                keep=self.keep_for_use,
             )
         except KeyboardInterrupt as stop:
             raise RunInterrupted("measurements", len(self.ledger), len(self.plan.due(self.ledger))) from stop
+
+    def keep_for_use(self, method: str, window: int, losses: Losses, seconds: float) -> None:
+        """Keep what the exchange test needs of a window's losses, so that it does not read the window again."""
+        if self.use is not None:
+            self.use.keep(use_model(method, self.reader, self.plan), window, losses, seconds)
+
+    def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
+        """What distant tokens are worth to plain, the best method and crop; None where it was not asked for."""
+        if self.use is None:
+            return None
+        models = {name: use_model(name, self.reader, self.plan) for name in examined_methods(losses)}
+        due = self.use.due(models)
+        expect(progress, sum(job.work.tokens for job in due))
+        try:
+            workers = workers_for(self.reader, self.settings, self.plan.protocol, len(due))
+            return self.use.measure(models, workers=workers, progress=progress)
+        except KeyboardInterrupt as stop:
+            raise RunInterrupted("readings", len(self.use.ledger), len(self.use.due(models))) from stop
 
     def measure_retrieval(self, progress: Progress) -> RetrievalMeasurement | None:
         """The accuracies of every method; None where they were not asked for."""
@@ -195,7 +238,9 @@ class DoctorRun:
             kept = len(self.retrieval.outcomes.ledger)
             raise RunInterrupted("examples", kept, len(self.retrieval.due)) from stop
 
-    def diagnosis(self, measurement: Measurement, retrieval: RetrievalMeasurement | None) -> Diagnosis:
+    def diagnosis(
+        self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None
+    ) -> Diagnosis:
         """What was found, put together."""
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
         environment = {
@@ -210,6 +255,7 @@ class DoctorRun:
             audits=self.audits,
             findings=self.findings,
             retrieval=retrieval,
+            use=use,
             environment=environment,
         )
 
@@ -233,7 +279,9 @@ def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf
             cure="Put its tokenizer.json beside the weights.",
         )
     texts = texts_of(settings.text)
-    tokens = [tokenizer.encode(contents[max(settings.start_char, 0) :]) for _, contents in texts]
+    texts = [(name, contents[max(settings.start_char, 0) :]) for name, contents in texts]
+    tokens = [tokenizer.encode(contents) for _, contents in texts]
+    evaluator = open_evaluator(settings, str(reader.device))
     protocol = Protocol.choose(
         trained_length=trained_length_of(reader, settings.trained_length),
         text=[name for name, _ in texts],
@@ -263,11 +311,15 @@ def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf
     trial, left_out = None, tuple[str, ...]()
     folder = state_folder(settings.state, key if settings.minutes is None else hash_of(key, settings.minutes))
     if settings.minutes is not None:
-        fitted, trial = fit_minutes(reader, windows[0], work, settings, folder, key=key, began=began, clock=clock)
+        use = prepare_use(reader, protocol, settings, texts, tokens, None, evaluator=evaluator)
+        fitted, trial = fit_minutes(
+            reader, windows[0], work, settings, folder, use=use, key=key, began=began, clock=clock
+        )
         protocol, left_out = dataclasses.replace(protocol, windows=fitted.windows), fitted.left_out
         windows, work = take_windows(tokens, protocol), plan(reader, protocol, fitted.methods)
         key = fingerprint(reader, windows, protocol)
-    parts = " and ".join(name for name, _ in texts), "\n".join(contents[settings.start_char :] for _, contents in texts)
+    parts = " and ".join(name for name, _ in texts), "\n".join(contents for _, contents in texts)
+    use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use", evaluator=evaluator)
     retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
     ledger = Ledger(folder / "losses", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
@@ -282,6 +334,7 @@ def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf
         ledger=ledger,
         resumed=resumed,
         retrieval=retrieval,
+        use=use,
         trial=trial,
         left_out=left_out,
     )
@@ -294,6 +347,7 @@ def fit_minutes(
     settings: DoctorSettings,
     folder: Path,
     *,
+    use: UseRun | None,
     key: str,
     began: float,
     clock: Clock,
@@ -312,8 +366,13 @@ def fit_minutes(
     trial = try_out(reader, window, jobs, work.protocol, workers=workers, chunk=chunk, clock=clock)
 
     def seconds(windows: int, methods: Sequence[str]) -> float:
-        chosen = [job for job in jobs if job.method in methods and job.window < windows * len(work.protocol.texts)]
-        return estimate_losses(chosen, work.protocol, trial.pace, workers=workers, chunk=chunk)
+        total = windows * len(work.protocol.texts)
+        chosen = [job for job in jobs if job.method in methods and job.window < total]
+        found = estimate_losses(chosen, work.protocol, trial.pace, workers=workers, chunk=chunk)
+        if use is None:
+            return found
+        models = {name: use_model(name, reader, work) for name in likely_methods(methods)}
+        return found + use_seconds(use, models, trial.pace, workers=workers, losses_due=True, windows=total)
 
     fitted = fit(
         SHARE_OF_MINUTES * (60 * settings.minutes - (clock() - began)),

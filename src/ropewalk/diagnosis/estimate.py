@@ -12,7 +12,7 @@ from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.readers.losses import crop_steps
-from ropewalk.readers.pace import Clock, Pace, Trial, Workload, resident_bytes, time_trial
+from ropewalk.readers.pace import NOTHING, Clock, Pace, Trial, Workload, resident_bytes, time_trial
 from ropewalk.readers.reader import Reader
 
 IN_ATTENTION = 1.2  # time of a method in attention over plain's; recorded: 1.03 to 1.14 of SmolLM2, 0.9 to 1.5 of tiny
@@ -58,7 +58,7 @@ def workload_of(method: str, protocol: Protocol, *, chunk: int, reuse: bool = Tr
     """What a method reads of one window; `reuse`: crop has its beginning from plain."""
     if not METHODS[method].crops:
         return Workload.of(protocol.target, chunk=chunk)
-    whole = Workload(0, 0, 0.0, 0) if reuse else Workload.of(protocol.trained_length, chunk=chunk)
+    whole = NOTHING if reuse else Workload.of(protocol.trained_length, chunk=chunk)
     for start, end, scored in crop_steps(protocol.target, protocol.trained_length, protocol.stride):
         whole += Workload.of(end - start, chunk=chunk, first=scored - start)
     return whole
@@ -94,7 +94,7 @@ def try_out(
     reader: Reader, window: Tensor, jobs: Sequence[Job], protocol: Protocol, *, workers: int, chunk: int, clock: Clock
 ) -> Trial:
     """The trial of a run with these jobs, on a window of its text."""
-    ahead = Workload(0, 0, 0.0, 0)
+    ahead = NOTHING
     for job in jobs:
         ahead += workload_of(job.method, protocol, chunk=chunk)
     return time_trial(reader, window, ahead=ahead, workers=workers, chunk=chunk, clock=clock)

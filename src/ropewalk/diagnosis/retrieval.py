@@ -24,7 +24,7 @@ def prepare_retrieval(
 
     Raises `RopeError` for what cannot be measured, before anything is.
     """
-    if settings.retrieval is None:
+    if "retrieval" not in settings.measured:
         return None
     tokenizer, trained = reader.tokenizer, plan.protocol.trained_length
     assert tokenizer is not None, "the doctor refuses models without one"

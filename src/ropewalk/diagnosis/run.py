@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from ropewalk.readers.losses import cropped_losses
 from ropewalk.readers.reader import CHUNK, Losses, Reader
 from ropewalk.readers.workers import WorkersProgress, complete
 
+Keep = Callable[[str, int, Losses, float], None]
+"""Called with a method, a window, the losses of all its tokens but the first, and the seconds that they took."""
+
 
 def run(
     reader: Reader,
@@ -30,11 +34,13 @@ def run(
     chunk: int = CHUNK,
     workers: int = 1,
     progress: Progress | None = None,
+    keep: Keep | None = None,
 ) -> Measurement:
     """Do every job of the plan that is due, keeping each result in the ledger as soon as it is there, and gather them.
 
     `workers` jobs go on at once, each on its share of the cores. Jobs that another process has leased are waited for.
-    A KeyboardInterrupt passes through: what was done is in the ledger. Raises `RopeError` where a loss is not finite.
+    `keep` is called in a worker's thread with what was found, token by token. A KeyboardInterrupt passes through: what
+    was done is in the ledger. Raises `RopeError` where a loss is not finite.
     """
     protocol, stop, due = plan.protocol, threading.Event(), plan.due(ledger)
     shown = WorkersProgress(progress, stop, pieces=len(due))
@@ -58,7 +64,10 @@ def run(
             losses = variant.window_losses(ids, chunk=chunk, advance=shown.advance)
         if job.method == "plain":
             plain[job.window] = losses
-        return _sums(losses, protocol, job.method, time.perf_counter() - started).to_json()
+        found = _sums(losses, protocol, job.method, time.perf_counter() - started)
+        if keep is not None:
+            keep(job.method, job.window, losses, found.seconds)
+        return found.to_json()
 
     complete(ledger, due, lambda job: plan.key(job.method, job.window), measure, workers=workers, stop=stop)
     return gather(plan, ledger)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.readers.defaults import CHUNK
@@ -16,6 +17,7 @@ from ropewalk.retrieval.choices import SAMPLES, SCORINGS, TASKS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ALL = "all"
+MEASURED = ("loss", "use", "retrieval")
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
 
 
@@ -70,6 +72,22 @@ class DoctorSettings:
         default=0,
         metadata=_tokens("Number of first tokens that keep their angles under changed frequencies (LongRoPE's n-hat)."),
     )
+    measure: str | Sequence[str] = field(
+        default=("loss", "use"),
+        metadata={
+            "help": "What is measured, with commas: loss (always), use (of far tokens), retrieval.",
+            "type": tuple[str, ...],
+            "commas": True,
+        },
+    )
+    evaluator: Any = field(
+        default=None,
+        metadata={
+            "help": "Another model that chooses the key tokens of the test of use: a folder or a .gguf file.",
+            "type": Path | None,
+            "metavar": "MODEL",
+        },
+    )
     retrieval: str | Sequence[str] | None = field(
         default=None,
         metadata={
@@ -123,7 +141,7 @@ class DoctorSettings:
         _ = self.method_names
         names = self.task_names
         unknown = [name for name in names if name not in (ALL, *TASKS)]
-        if unknown or (self.retrieval is not None and not names):
+        if unknown or ("retrieval" in self.measured and not names):
             raise RopeError(
                 "retrieval: unknown task.",
                 facts={"task": ", ".join(unknown)},
@@ -141,8 +159,18 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
             )
+        unknown = [name for name in self.measured if name not in MEASURED]
+        if unknown or "loss" not in self.measured:
+            raise RopeError(
+                "doctor: `measure` names what is measured, and the loss always is: the verdict rests on it.",
+                facts={"measure": ",".join(self.measured)},
+                cure=f"Choose from {', '.join(MEASURED)}: --measure loss,use.",
+            )
+        refuse_ignored(
+            ["evaluator"] if self.evaluator is not None else [], "use" in self.measured, "--measure use", "Add use"
+        )
         given = [name for name in ("retrieval_lengths", "retrieval_samples", "scoring") if self.changes(name)]
-        refuse_ignored(given, self.retrieval is not None, "--retrieval", "Add --retrieval all")
+        refuse_ignored(given, "retrieval" in self.measured, "--retrieval", "Add --retrieval all")
 
     def changes(self, name: str) -> bool:
         """Whether a setting differs from its default."""
@@ -156,10 +184,18 @@ class DoctorSettings:
         return tuple(named_methods(_words(self.methods)))
 
     @property
+    def measured(self) -> tuple[str, ...]:
+        """What is measured, one by one; tasks of retrieval imply retrieval."""
+        words = [word.strip() for given in _words(self.measure) for word in given.split(",")]
+        implied = ["retrieval"] if self.retrieval is not None else []
+        return tuple(dict.fromkeys(word for word in [*words, *implied] if word))
+
+    @property
     def task_names(self) -> tuple[str, ...]:
         """The retrieval tasks asked for, one by one, each once; "all" stands for those that fit."""
         words = (word.strip() for given in _words(self.retrieval) for word in given.split(","))
-        return tuple(dict.fromkeys(word for word in words if word))
+        named = tuple(dict.fromkeys(word for word in words if word))
+        return (ALL,) if self.retrieval is None and "retrieval" in self.measured else named
 
 
 def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -> None:

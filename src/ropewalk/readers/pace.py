@@ -65,6 +65,9 @@ class Workload:
         return self.calls, self.tokens, self.pairs, self.scored
 
 
+NOTHING = Workload(0, 0, 0.0, 0)
+
+
 @dataclass(frozen=True)
 class Pace:
     """Seconds of one worker for each forward, token, pair of a query and a key, and scored token."""

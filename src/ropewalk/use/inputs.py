@@ -137,11 +137,11 @@ class UseInputs:
     def notes(self) -> list[str]:
         """Why a test is absent."""
         protocol, found = self.protocol, []
-        if protocol.target <= protocol.trained_length:
+        if protocol.target <= protocol.trained_length:  # the control is all
             found.append("The target lies within the trained length, so there are no tokens beyond it to use.")
         elif protocol.copy_control is None or protocol.copy is None:
             found.append("No copy test: these lengths leave no room for its blocks.")
-        if not all(words.enough for words in self._words):
+        elif not all(words.enough for words in self._words):
             found.append(f"No copy test: the text has fewer than {LEAST_WORDS} different words.")
         if None in self._stretches:
             found.append(

@@ -109,6 +109,11 @@ class UseMeasurement:
         """Half of the copy test's gain within the trained length, in nats per token; None where it is not measured."""
         return SHARE * self.controls["copy"].gain if self.can_copy else None
 
+    @property
+    def working_exchanges(self) -> list[str]:
+        """The exchange tests whose control shows a gain."""
+        return [test for test in EXCHANGES if test in self.controls and self.controls[test].shows(0.0, share=0.0)]
+
     def reach(self, method: str) -> int | None:
         """The largest distance in tokens up to which the copy test shows use.
 
@@ -132,7 +137,7 @@ class UseMeasurement:
         """
         if self.needed is not None:
             return self._copy_shows(method, self.needed)
-        judged = [row.interval for row in self._judged_exchanges(method)]
+        judged = [row.interval for test in self.working_exchanges for row in self.of(method, test)]
         if any(interval is not None and interval[0] > 0 for interval in judged):
             return True
         refuted = judged and all(interval is not None and interval[1] < MARGIN for interval in judged)
@@ -144,11 +149,6 @@ class UseMeasurement:
         beyond = [row.interval for row in self.of(method, "copy") if row.distance > self.trained_length]
         refuted = beyond and all(interval is not None and interval[1] < needed for interval in beyond)
         return False if refuted else None
-
-    def _judged_exchanges(self, method: str) -> list[UseRow]:
-        """The rows of the exchange tests whose control shows a gain."""
-        working = [test for test in EXCHANGES if test in self.controls and self.controls[test].shows(0.0, share=0.0)]
-        return [row for test in working for row in self.of(method, test)]
 
     def sentences(self) -> list[str]:
         """What was found, in words."""
@@ -195,6 +195,8 @@ def _exchange_lines(found: UseMeasurement) -> Iterator[str]:
                 f"Exchange test, {method}: gain in nats per token from the real text more than {rows[0].distance:,} "
                 f"tokens back, against another stretch in its place: {gains}."
             )
+    if found.methods and found.controls.keys() & set(EXCHANGES) and not found.working_exchanges:
+        yield "Within the trained length the exchange test shows no gain either, so it says nothing about use."
     if not found.can_copy and found.methods:
         shown = [method for method in found.methods if found.shows_use(method)]
         if shown:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.progress import Progress
 from ropewalk.readers.losses import crop_steps, cropped_losses
+from ropewalk.readers.pace import NOTHING, Workload
 from ropewalk.readers.reader import CHUNK, Losses, Reader
 from ropewalk.readers.workers import WorkersProgress, complete, fitting_workers
 from ropewalk.use.exchange import Mask
@@ -37,7 +39,7 @@ class UseModel:
     reader: Reader
     stride: int | None = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What its losses depend on besides the weights."""
         return fingerprint(self.reader.positions, self.stride)
@@ -45,12 +47,12 @@ class UseModel:
 
 @dataclass(frozen=True)
 class UseJob:
-    """One reading of one window by one method, or the evaluator's choice of its key tokens; `tokens` go through."""
+    """One reading of one window by one method, or the evaluator's choice of its key tokens; `work` is what it reads."""
 
     method: str
     reading: Reading
     window: int
-    tokens: int
+    work: Workload = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +112,13 @@ class UseRun:
         for window in range(self.inputs.protocol.total_windows):
             for where in PLACES:
                 jobs += [
-                    UseJob(method, reading, window, self._tokens(reading, methods[method].stride))
+                    UseJob(method, reading, window, self._work(reading, methods[method].stride))
                     for method in (methods if where == "far" else ("plain",))
                     for reading in self.inputs.readings(where)
                 ]
                 if self.evaluator is not None and self.inputs.exchange(where) is not None:
                     reading = Reading(where, "exchange", "real")
-                    jobs.append(UseJob(EVALUATOR, reading, window, 2 * self._tokens(reading, None)))
+                    jobs.append(UseJob(EVALUATOR, reading, window, self._work(reading, None).times(2)))
         return tuple(job for job in jobs if self.key(job, methods) not in self.ledger)
 
     def key(self, job: UseJob, methods: Mapping[str, UseModel]) -> str:
@@ -154,7 +156,9 @@ class UseRun:
             workers = fitting_workers(methods["plain"].reader, self.inputs.protocol.target, len(due))
 
         def read(job: UseJob) -> dict[str, Any]:
-            shown.begin(f"{job.method}, window {job.window + 1} of {windows}: {job.reading.description}", job.tokens)
+            shown.begin(
+                f"{job.method}, window {job.window + 1} of {windows}: {job.reading.description}", job.work.tokens
+            )
             started = time.perf_counter()
             if job.method == EVALUATOR:
                 key = self._choose(job.reading.where, job.window, shown)
@@ -165,16 +169,17 @@ class UseRun:
         complete(self.ledger, due, lambda job: self.key(job, methods), read, workers=workers, stop=stop)
         return self._gathered(methods)
 
-    def _tokens(self, reading: Reading, stride: int | None) -> int:
-        """Tokens that go through the model for one reading."""
-        protocol = self.inputs.protocol
+    def _work(self, reading: Reading, stride: int | None) -> Workload:
+        """What goes through the model for one reading."""
+        protocol, first = self.inputs.protocol, self.inputs.first(reading)
         if reading.where == "control":
-            return min(protocol.trained_length, protocol.target)
+            return Workload.of(min(protocol.trained_length, protocol.target), chunk=self.chunk, first=first)
         if stride is None:
-            return protocol.target
-        first = self.inputs.first(reading)
-        steps = crop_steps(protocol.target, protocol.trained_length, stride, first=first)
-        return sum(end - start for start, end, _ in steps)
+            return Workload.of(protocol.target, chunk=self.chunk, first=first)
+        work = NOTHING
+        for start, end, scored in crop_steps(protocol.target, protocol.trained_length, stride, first=first):
+            work += Workload.of(end - start, chunk=self.chunk, first=scored - start)
+        return work
 
     def _losses(self, job: UseJob, model: UseModel, shown: WorkersProgress) -> Losses:
         """The losses of a reading's scored tokens."""
@@ -221,7 +226,7 @@ class UseRun:
         """The measurement, from the ledger."""
 
         def result(method: str, reading: Reading, window: int) -> dict[str, Any]:
-            return self.ledger[self.key(UseJob(method, reading, window, 0), methods)]
+            return self.ledger[self.key(UseJob(method, reading, window), methods)]
 
         def losses_of(method: str, reading: Reading, window: int) -> Losses:
             return np.asarray(result(method, reading, window)["losses"], dtype=np.float64)
