@@ -112,6 +112,6 @@ def test_what_is_no_choice(source: Path, tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "found.json").write_text(json.dumps(found))
     assert run(source, "--from", tmp_path / "found.json", "--method", "yarn", "--out", tmp_path / "out") == 2
     assert "--method" in capsys.readouterr().err
-    with pytest.raises(RopeError, match="cannot express"):
+    with pytest.raises(RopeError, match="cannot be exported"):
         apply(source, tmp_path / "out", record={**found, "verdict": {**CHOSEN, "method": "dca"}})
     assert not (tmp_path / "out").exists()
