@@ -1,13 +1,17 @@
-"""float64 only where a device has it."""
+"""float64 only where a device has it; float32 where half types would lose what is added up."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 
+from ropewalk.attention.norm import LayerNorm, RMSNorm
 from ropewalk.models import generate as generation
 from ropewalk.models.precision import to_float64
 from ropewalk.readers import likelihood
+from tests.diagnosis.models import random_ids, tiny_decoder
 from tests.models.pretend_mps import PretendMPS
 from tests.models.test_generate import PROMPTS, make
 
@@ -41,3 +45,44 @@ def test_log_probabilities_are_summed_without_float64() -> None:
         sums.append((totals, greedy))
     assert torch.equal(sums[0][0], sums[1][0])
     assert torch.equal(sums[0][1], sums[1][1])
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_weights_keep_a_float32_residual_stream(norm: str, dtype: torch.dtype) -> None:
+    """Layers add in float32 what their products give, and products read the weights' dtype."""
+    model = tiny_decoder(norm=norm, num_hidden_layers=3).to(dtype)
+    seen: dict[str, set[torch.dtype]] = {"layer": set(), "product": set()}
+    for layer in model.layers:
+        layer.register_forward_hook(lambda module, args, out: seen["layer"].add(out.dtype))
+        for product in (layer.self_attn.q_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+            product.register_forward_hook(lambda module, args, out: seen["product"].update((args[0].dtype, out.dtype)))
+    logits = model(random_ids(9)[None])
+    assert seen == {"layer": {torch.float32}, "product": {dtype}}
+    assert logits.dtype == model.hidden_states(random_ids(9)[None]).dtype == dtype
+
+
+def test_small_sums_are_not_rounded_away() -> None:
+    """Of many layers that each add little, a bfloat16 model gives what float64 gives to within its products' rounding.
+
+    A stream in bfloat16 would lose half of each layer's share: its error is more than three times as large.
+    """
+    torch.manual_seed(0)
+    model = tiny_decoder(num_hidden_layers=24, head_dim=8, initializer_range=0.05).bfloat16()
+    with torch.no_grad():
+        model.embed_tokens.weight.normal_()
+        ids = random_ids(40)[None]
+        exact = copy.deepcopy(model).double().hidden_states(ids)
+        error = float((model.hidden_states(ids) - exact).square().mean().sqrt())
+    rounding = float((exact.bfloat16() - exact).square().mean().sqrt())
+    assert error < 2.5 * rounding
+
+
+@pytest.mark.parametrize("make", [RMSNorm, LayerNorm])
+def test_norms_of_float32_round_nothing_to_their_weights_dtype(make: type) -> None:
+    """float32 through a norm whose weights are bfloat16 is float64's result to 1e-6."""
+    norm = make(64).bfloat16()
+    with torch.no_grad():
+        norm.weight.copy_(torch.rand(64) + 0.5)
+        x = torch.randn(5, 64) * 3
+        torch.testing.assert_close(norm(x), copy.deepcopy(norm).double()(x.double()).float(), atol=1e-6, rtol=1e-6)

@@ -52,7 +52,7 @@ class ForwardInputs:
         self.layout, self.cache = layout, cache
         self.position_ids, self.seq_len = position_ids, seq_len
         self.dtype = dtype
-        """Of the hidden states."""
+        """Of what a layer's products read: the hidden states that are summed up may be float32 beside it."""
         self.table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
 
     @classmethod

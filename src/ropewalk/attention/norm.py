@@ -1,4 +1,4 @@
-"""RMSNorm, computed in float32 as transformers does; heads and hidden states use the same."""
+"""The norms, computed in float32 as transformers does; heads and hidden states use the same RMSNorm."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) over the last dimension, times a weight.
 
-    Normalised in float32 (float64 for float64), rounded to x's dtype, then times the weight, as transformers does.
+    float32 (float64) comes out as it went in, whatever the weight's dtype. A half type is normalised in float32,
+    rounded, then times the weight, as transformers does.
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
 
     >>> RMSNorm(2)(torch.tensor([3.0, 4.0])).mul(5 / 2**0.5).round(decimals=3)
@@ -25,6 +28,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `[..., size]`."""
         if x.dtype in (torch.float32, torch.float64):
+            if self.weight.dtype in HALF:
+                return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
             if self.weight.dtype == x.dtype:
                 return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
             return self.weight * F.rms_norm(x, self.weight.shape, None, self.eps)
@@ -32,3 +37,23 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's, which also takes a float32 input where its weights have a half type.
+
+    >>> LayerNorm(2).bfloat16()(torch.tensor([3.0, 5.0]))
+    tensor([-1.0000,  1.0000], grad_fn=<NativeLayerNormBackward0>)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise `[..., size]`."""
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+def residual_stream(x: Tensor) -> Tensor:
+    """Embeddings as layers add to them: float32 for a half type, so that many small sums are not rounded away."""
+    return x.float() if x.dtype in HALF else x

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import TokenLayout
-from ropewalk.attention.norm import RMSNorm
+from ropewalk.attention.norm import RMSNorm, residual_stream
 from ropewalk.encodings import Encoding, EncodingConfig, LearnedAbsolute, Sizes
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
@@ -180,11 +180,12 @@ class TextClassifier(nn.Module):
         if self.config.encoder.needs_seq_len:
             real = inputs.layout.real
             inputs.seq_len = inputs.layout.seq if real is None else real.sum(1)
+        x = residual_stream(x)
         if self.encoding is not None:
             x = self.encoding.embedded(x, inputs.places.queries)
         vectors = self.norm(run_layers(self.layers, self._dropped(x), inputs, self.encoding))
         pool = _first if self.config.pooling == "first" else _mean
-        return self.classifier(self._dropped(pool(vectors, inputs.layout)))  # type: ignore[no-any-return]
+        return self.classifier(self._dropped(pool(vectors, inputs.layout)).to(inputs.dtype))  # type: ignore[no-any-return]
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout) if self.training and self.config.dropout else x

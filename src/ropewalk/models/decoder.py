@@ -17,7 +17,7 @@ from ropewalk.attention.cache import KVCache
 from ropewalk.attention.checks import check_unrotated
 from ropewalk.attention.extensions import Extension
 from ropewalk.attention.forward_inputs import ForwardInputs
-from ropewalk.attention.norm import RMSNorm
+from ropewalk.attention.norm import RMSNorm, residual_stream
 from ropewalk.attention.static_cache import StaticCache
 from ropewalk.attention.tables import SeqLen
 from ropewalk.encodings import Encoding, EncodingConfig, Sizes
@@ -172,9 +172,10 @@ class Decoder(nn.Module):
                 branches=branches,
                 where="Decoder",
             )
+            x = residual_stream(x)
             if self.encoding is not None:
                 x = self.encoding.embedded(x, inputs.places.queries)
-            x = self.norm(run_layers(self.layers, x, inputs, self.encoding))
+            x = self.norm(run_layers(self.layers, x, inputs, self.encoding)).to(inputs.dtype)
         if cache is not None:
             cache.commit(inputs.layout)
         return x  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.forward_inputs import ForwardInputs
-from ropewalk.attention.norm import RMSNorm
+from ropewalk.attention.norm import LayerNorm, RMSNorm
 from ropewalk.encodings import Encoding
 from ropewalk.errors import RopeError
 
@@ -72,8 +72,8 @@ def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def make_norm(kind: str, size: int, eps: float) -> nn.Module:
-    """An RMSNorm, or torch's LayerNorm with its bias."""
-    return RMSNorm(size, eps=eps) if kind == "rmsnorm" else nn.LayerNorm(size, eps=eps)
+    """An RMSNorm, or a LayerNorm with its bias."""
+    return RMSNorm(size, eps=eps) if kind == "rmsnorm" else LayerNorm(size, eps=eps)
 
 
 class DecoderLayer(nn.Module):
@@ -93,9 +93,13 @@ class DecoderLayer(nn.Module):
         self.residual_dropout = residual_dropout
 
     def forward(self, x: Tensor, inputs: ForwardInputs, layer: int = 0, bias: Tensor | None = None) -> Tensor:
-        """`[batch, seq, hidden]` to the same; `inputs` and `bias` are the forward's, `layer` is this layer's number."""
-        x = x + self.self_attn(self.input_layernorm(x), inputs=inputs, layer=layer, bias=bias)
-        out = self.mlp(self.post_attention_layernorm(x))
+        """`[batch, seq, hidden]` to the same; `inputs` and `bias` are the forward's, `layer` is this layer's number.
+
+        `x` may be float32 where the weights have a half type: a norm's result is rounded once, to that of `inputs`.
+        """
+        normed = self.input_layernorm(x).to(inputs.dtype)
+        x = x + self.self_attn(normed, inputs=inputs, layer=layer, bias=bias)
+        out = self.mlp(self.post_attention_layernorm(x).to(inputs.dtype))
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)
         return x + out  # type: ignore[no-any-return]

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers.losses import HEAD_ROWS
+from ropewalk.readers.head import logit_slices
 from ropewalk.readers.reader import CHUNK
 
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -101,9 +100,9 @@ def _batch(model: Decoder, pairs: Sequence[Pair], chunk: int) -> list[tuple[floa
 def _add_chunk(hidden: Tensor, weight: Tensor, *, targets: Tensor, totals: Tensor, greedy: Tensor) -> None:
     """Add what one chunk has of the continuations; the logits of few tokens exist at a time."""
     rows, places = (targets >= 0).nonzero(as_tuple=True)
-    for head in range(0, len(rows), HEAD_ROWS):
-        of, at = rows[head : head + HEAD_ROWS], places[head : head + HEAD_ROWS]
-        _add(F.linear(hidden[of, at], weight).float(), targets[of, at], of, totals, greedy)
+    wanted = targets[rows, places]
+    for part, logits in logit_slices(hidden[rows, places], weight, wanted):
+        _add(logits, wanted[part], rows[part], totals, greedy)
 
 
 def _add(logits: Tensor, targets: Tensor, rows: Tensor, totals: Tensor, greedy: Tensor) -> None:

@@ -6,14 +6,12 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.readers.head import target_losses
 from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
-
-HEAD_ROWS = 256  # tokens whose logits exist at one time
 
 
 def window_losses(
@@ -63,14 +61,8 @@ def window_losses(
 
 
 def _losses_of_rows(hidden: Tensor, weight: Tensor, *, targets: Tensor, first: int) -> Tensor:
-    """Nats of `targets` after the tokens from `first` on, float32; few logits exist at a time."""
-    losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
-    for row in range(0, len(targets), HEAD_ROWS):
-        end = min(row + HEAD_ROWS, len(targets))
-        logits = F.linear(hidden[0, first + row : first + end], weight).float()
-        losses[row:end] = F.cross_entropy(logits, targets[row:end], reduction="none")
-        del logits
-    return losses
+    """Nats of `targets` after the tokens from `first` on, float32."""
+    return target_losses(hidden[0, first : first + len(targets)], weight, targets)
 
 
 def crop_steps(tokens: int, trained_length: int, stride: int, *, first: int = 1) -> list[tuple[int, int, int]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.branches import Branches
@@ -16,7 +15,7 @@ from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import only_hidden
 from ropewalk.models.precision import to_float64
-from ropewalk.readers.losses import HEAD_ROWS
+from ropewalk.readers.head import all_log_probs, logit_slices
 from ropewalk.readers.reader import Advance, Question
 
 ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
@@ -171,13 +170,13 @@ def _log_probs_at(hidden: Tensor, weight: Tensor, *, nodes: Tensor, targets: Ten
     """The log-probability of each target after its node, float32; the logits of few nodes exist at a time."""
     likely = torch.empty(len(nodes), dtype=torch.float32, device=hidden.device)
     asked, index = torch.unique(nodes, return_inverse=True)
-    for row in range(0, len(asked), HEAD_ROWS):
-        logs = F.linear(hidden[0, asked[row : row + HEAD_ROWS]], weight).float().log_softmax(-1)
-        here = (index >= row) & (index < row + HEAD_ROWS)
-        likely[here] = logs[index[here] - row, targets[here]]
+    one_of_each = targets.new_empty(len(asked)).scatter_reduce_(0, index, targets, "amin", include_self=False)
+    for part, logits in logit_slices(hidden[0, asked], weight, one_of_each):
+        here = (index >= part.start) & (index < part.stop)
+        likely[here] = logits.log_softmax(-1)[index[here] - part.start, targets[here]]
     return likely
 
 
 def _last_log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
     """The log-probability of every token after the last one, `[vocab]`."""
-    return F.linear(hidden[0, -1:], weight).float().log_softmax(-1)[0]
+    return all_log_probs(hidden[0, -1], weight)

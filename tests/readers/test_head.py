@@ -1,0 +1,68 @@
+"""Losses from hidden states: float32 to within rounding of their differences, whatever the weights are kept in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ropewalk.readers import head
+from ropewalk.readers.head import all_log_probs, logit_slices, target_losses
+
+VOCAB, HIDDEN, TOKENS = 700, 64, 300
+
+
+def material(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, a head and targets with logits around 20, as language models have, and losses of a few nats."""
+    weight = (torch.randn(VOCAB, HIDDEN) + 1.0).to(dtype)
+    targets = torch.randint(VOCAB, (TOKENS,))
+    towards = weight[targets].float() - 1.0
+    return (torch.randn(TOKENS, HIDDEN) * 0.1 + towards * 0.08 + 0.3).to(dtype), weight, targets
+
+
+def exact_losses(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Minus the log of the softmax, in float64."""
+    likely = (hidden.double() @ weight.double().t()).log_softmax(-1)
+    return -likely[torch.arange(len(targets)), targets]
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-3), (torch.float16, 4e-4)])
+def test_losses_are_exact_whatever_the_weights(dtype: torch.dtype, error: float) -> None:
+    """In a half type a logit of 20 is off by up to 0.06; a loss is not, because its own differences are small."""
+    hidden, weight, targets = material(dtype)
+    exact = exact_losses(hidden, weight, targets)
+    found = target_losses(hidden, weight, targets)
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().square().mean().sqrt() < error
+    if dtype == torch.bfloat16:
+        assert float((hidden.double() @ weight.double().t()).amax(-1).mean()) > 15
+        rounded = F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="none")
+        assert (rounded - exact).abs().square().mean().sqrt() > 3 * error
+
+
+def test_slices_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 a token's loss is that of the whole product, to the bit."""
+    hidden, weight, targets = material(torch.float32)
+    parts = [F.linear(rows, weight) for rows in hidden.split(head.HEAD_ROWS)]
+    whole = F.cross_entropy(torch.cat(parts), targets, reduction="none")
+    for cached in (1, VOCAB * 7, VOCAB * TOKENS):
+        monkeypatch.setattr(head, "CACHED", cached)
+        assert torch.equal(target_losses(hidden, weight, targets), whole)
+
+
+def test_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices cover every token once, in order, and none is wider than it may be."""
+    hidden, weight, targets = material(torch.bfloat16)
+    monkeypatch.setattr(head, "CACHED", 10 * VOCAB)
+    slices = [(part, tuple(logits.shape)) for part, logits in logit_slices(hidden, weight, targets)]
+    assert [token for part, _ in slices for token in range(part.start, part.stop)] == list(range(TOKENS))
+    assert all(shape == (part.stop - part.start, VOCAB) and shape[0] <= 10 for part, shape in slices)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_log_probabilities_after_one_token(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of float64, whatever the number of rows that are widened at a time."""
+    hidden, weight, _ = material(dtype)
+    monkeypatch.setattr(head, "WIDENED_ROWS", 99)
+    exact = (weight.double() @ hidden[0].double()).log_softmax(-1)
+    torch.testing.assert_close(all_log_probs(hidden[0], weight).double(), exact, atol=2e-5, rtol=0)
