@@ -13,18 +13,26 @@ from ropewalk.optional import need
 CONFIDENCE = 0.95
 ENOUGH_FOR_BOOTSTRAP = 5
 RESAMPLES = 9_999
+FOUR_OF_FIVE = 0.8416  # what a normal number exceeds minus this in four of five cases
 Interval = tuple[float, float] | None
 """Lower and upper bound; None for a single value."""
 
 
 @cache
-def _t_quantile(df: int) -> float:
-    """The t whose two-sided interval holds `CONFIDENCE` of Student's distribution with `df` degrees of freedom."""
-    return float(need("scipy.stats", extra="cli").t.ppf((1 + CONFIDENCE) / 2, df))
+def t_quantile(df: int, comparisons: int = 1) -> float:
+    """The t whose two-sided interval holds `CONFIDENCE` of Student's distribution with `df` degrees of freedom; of
+    several comparisons, that with which all their intervals hold together in so many cases at least (Bonferroni).
+
+    >>> round(t_quantile(15), 3), round(t_quantile(15, 7), 3)
+    (2.131, 3.112)
+    """
+    return float(need("scipy.stats", extra="cli").t.ppf(1 - (1 - CONFIDENCE) / (2 * comparisons), df))
 
 
-def mean_and_interval(values: Sequence[float]) -> tuple[float, Interval]:
+def mean_and_interval(values: Sequence[float], *, comparisons: int = 1) -> tuple[float, Interval]:
     """Mean and two-sided 95 % t interval over windows; the interval is None for a single value.
+
+    `comparisons`: so many intervals are looked at, and all of them are to hold together in 95 % of cases.
 
     >>> mean_and_interval([2.0])
     (2.0, None)
@@ -36,8 +44,23 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, Interval]:
     mean = float(array.mean())
     if len(array) < 2:
         return mean, None
-    half = _t_quantile(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    half = t_quantile(len(array) - 1, comparisons) * float(array.std(ddof=1)) / math.sqrt(len(array))
     return mean, (mean - half, mean + half)
+
+
+def windows_needed(deviation: float, gap: float, *, comparisons: int = 1, most: int = 1000) -> int | None:
+    """How many windows make an interval so narrow that it leaves out what lies `gap` from the mean.
+
+    `deviation` is that of the values between windows, as `gap` is in nats. With so many windows the interval leaves it
+    out in four of five cases, if mean and deviation stay as they are. None where `most` do not suffice.
+
+    >>> windows_needed(0.12, 0.1, comparisons=7), windows_needed(0.12, 0.0)
+    (22, None)
+    """
+    for windows in range(2, most + 1):
+        if (t_quantile(windows - 1, comparisons) + FOUR_OF_FIVE) * deviation <= gap * math.sqrt(windows):
+            return windows
+    return None
 
 
 def over_windows(values: Sequence[float]) -> tuple[float, Interval]:

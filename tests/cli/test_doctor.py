@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
     out, report = tmp_path / "out.json", tmp_path / "report"
     assert doctor(checkpoint, "--text", text, "--windows", 3, "--json", out, "--report", report) == 0
     printed = capsys.readouterr()
-    assert "Recommended: " in printed.out
+    assert "Verdict: " in printed.out
     assert "3 of 4 pairs never complete a turn" in printed.out
     assert printed.err == ""  # nobody looks at a bar here
     found = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
@@ -110,7 +111,8 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
             }
         )
         assert again.pairs == 4
-    assert found["recommended"] in METHODS[:-1]
+    assert found["recommended"] == found["verdict"]["method"]
+    assert found["verdict"]["sentence"] in " ".join(printed.out.split())
     assert finite_or_null(found)
     assert sorted(path.name for path in report.iterdir()) == sorted(
         [
@@ -120,7 +122,7 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
         ]
     )
     page = (report / "index.html").read_text()
-    assert f"use {found['recommended']}: " in page or "leave it as it is" in page
+    assert escape(found["verdict"]["sentence"].partition(":")[0]) in page
     assert found["environment"]["command"] == "ropewalk doctor model --text text.txt --windows 3"
     assert json.loads((report / "report.json").read_text()) == found
 
@@ -134,7 +136,8 @@ def test_one_window_has_no_interval(
         doctor(checkpoint, "--text", text, "--windows", 1, "--start-char", 53, "--json", out, "--method", "yarn") == 0
     )
     found = json.loads(out.read_text())
-    assert [method["name"] for method in found["methods"]] == ["plain", "yarn"]
+    assert [method["name"] for method in found["methods"]] == ["plain", "yarn", "crop"]
+    assert found["verdict"]["action"] in ("undecided", "unfit")
     assert all(method["ci_by_block"] == [None] * 16 for method in found["methods"])
     assert found["protocol"]["start_char"] == 53
     assert "One window: no interval." in capsys.readouterr().out
@@ -255,7 +258,7 @@ def test_bad_input_is_a_message_and_status_2(
         (["--scoring", "generate"], "belong to --retrieval"),
         (["--retrieval-lengths", "64"], "belong to --retrieval"),
         (["--retrieval-samples", "3"], "belong to --retrieval"),
-        (["--methods", "pi", "--stride", "4"], "belong to crop"),
+        (["--methods", "plain", "--target", "32", "--stride", "4"], "belong to crop"),
         (["--methods", "dca,crop", "--unscaled-tokens", "4"], "belong to methods that change frequencies"),
     ],
 )
@@ -290,7 +293,7 @@ def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> 
     found = json.loads(where.read_text())
     assert found["protocol"]["unscaled_tokens"] == 3
     assert "The first 3 tokens of a window keep their angles" in found["protocol"]["sentence"]
-    plain, pi, dca = found["methods"]
+    plain, pi, dca, _ = found["methods"]
     assert plain["rope_parameters"]["rope_type"] == "default"
     assert pi["rope_parameters"] is None
     assert "unscaled_tokens=3" in pi["at_run_time"]
@@ -328,7 +331,7 @@ def test_no_number_is_lost_in_a_narrow_terminal(
         again = ["--resume"] if printed else []  # the same seconds
         assert doctor(checkpoint, "--text", text, "--windows", 3, "--method", "pi", "--method", "yarn", *again) == 0
         out = capsys.readouterr().out
-        printed[columns] = out[out.index("\nLoss by") : out.index("\nReco")]
+        printed[columns] = out[out.index("\nLoss by") : out.index("\nVerd")]
         assert max(map(len, printed[columns].splitlines())) <= columns
     tables = printed[200]
     assert len(re.findall(r"\d\.\d\d", tables)) > 3 * 12

@@ -58,7 +58,7 @@ def test_the_result_is_data_and_text(tmp_path: Path) -> None:
     lines = found.table().splitlines()
     assert [line.split()[0] for line in lines] == ["method", "plain", "pi", "yarn", "crop"]
     document = found.to_json()
-    assert document["recommended"] == found.recommendation.method
+    assert (document["verdict"], document["recommended"]) == (found.verdict.to_json(), found.verdict.method)
     assert document["environment"]["dtype"] == "float32"
     json.dumps(document, allow_nan=False)
     assert found.to_json(tmp_path / "new" / "found.json") == document
@@ -66,7 +66,7 @@ def test_the_result_is_data_and_text(tmp_path: Path) -> None:
     assert found.to_html(tmp_path / "found.html").startswith("<!")
     assert (tmp_path / "found.html").read_text() == found.to_html()
     assert "<td>yarn</td>" in found._repr_html_()
-    assert f"Recommended: {found.recommendation.method}." in str(found)
+    assert found.verdict.sentence in str(found)
 
 
 def test_figures_by_name(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
         ({"retrieval": " , "}, "unknown task"),
         ({"scoring": "guess"}, "unknown scoring"),
         ({"scoring": "generate"}, "belong to --retrieval"),
-        ({"methods": "pi", "stride": 4}, "belong to crop"),
+        ({"methods": "plain", "target": 32, "stride": 4}, "belong to crop"),
         ({"methods": "dca", "unscaled_tokens": 4}, "belong to methods that change frequencies"),
         ({"dtype": "int8"}, "unknown dtype"),
         ({"dtype": "bfloat16"}, "has its dtype and its device already"),

@@ -133,11 +133,10 @@ def test_plain_is_always_measured() -> None:
 
 
 def test_within_the_trained_length_only_plain_applies() -> None:
-    """Nothing to extend: nothing recommended, and an extension asked for by name is refused."""
+    """Nothing to extend: an extension asked for by name is refused."""
     model, of = tiny_decoder(), protocol(target=12, block=4)
     found = measure(model, of)
     assert list(found.results) == ["plain"]
-    assert found.recommendation().method is None
     for name, message in [("yarn", "the target is within the trained length"), ("crop", "only beyond the trained")]:
         with pytest.raises(RopeError, match=message):
             planned(model, of, [name])

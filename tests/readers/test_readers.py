@@ -63,7 +63,7 @@ def test_the_doctor_runs_on_either(llama: tuple[TransformersReader, Decoder], tm
     for name in both[0].measurement.results:
         one, other = (torch.tensor(found.measurement.block_means(name)) for found in both)
         assert float((one - other).abs().max()) < 1e-4
-    assert both[0].recommendation.method == both[1].recommendation.method
+    assert both[0].verdict.action == both[1].verdict.action
     assert [audit.to_json() for audit in both[0].audits] == [audit.to_json() for audit in both[1].audits]
 
 

@@ -6,13 +6,16 @@ import json
 from typing import Any
 
 from ropewalk.audit.audit import audit
+from ropewalk.diagnosis.decide import decide
+from ropewalk.diagnosis.evidence import TOLERATED, Evidence
 from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.diagnosis.recommend import recommend
+from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.methods import METHODS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.statistics import mean_and_interval
 
 ROPE = RopeConfig(8, interleaved=False, theta=100.0, max_position_embeddings=16)
-LOSSES = {"plain": (3.0, 6.0), "yarn": (3.02, 3.4), "pi": (3.5, 3.6), "crop": (3.0, 3.3)}
+LOSSES = {"plain": (3.0, 6.0), "yarn": (3.02, 3.4), "pi": (3.5, 3.7), "crop": (3.0, 3.6)}
 
 
 EXTEND: dict[str, Any] = {
@@ -59,19 +62,29 @@ def record(
     protocol = Protocol.choose(trained_length=16, target=target, block=8, windows=windows, text=text)
     rows = {name: [(a + w / 10, b + w / 9) for w in range(windows)] for name, (a, b) in losses.items()}
     extends = target > 16
-    answer = recommend(
-        {name: [row[0] for row in found] for name, found in rows.items()},
-        {name: [row[1] + 0.01 * len(name) * w for w, row in enumerate(found)] for name, found in rows.items()}
-        if extends
-        else None,
+    beyond = {
+        name: [row[1] + 0.01 * len(name) * w for w, row in enumerate(found)] if extends else []
+        for name, found in rows.items()
+    }
+    losses_by_window = WindowLosses(
+        trained=16,
+        target=target,
+        within={name: [row[0] for row in found] for name, found in rows.items()},
+        frequencies=[9.0 + w / 5 for w in range(windows)],
+        beyond=beyond if extends else {},
+        stretches=((16, target),) if extends else (),
+        by_stretch={name: [[value] for value in values] for name, values in beyond.items()} if extends else {},
     )
-    standings = {standing.name: standing for standing in answer.standings}
+    verdict, evidence = decide(losses_by_window), Evidence(losses_by_window)
+    config: dict[str, Any] | None = None
+    if verdict.method is not None and (verdict.method not in METHODS or METHODS[verdict.method].config is not None):
+        config = {"rope_parameters": {"rope_type": verdict.method}, "max_position_embeddings": target}
     methods = []
     for name, found in rows.items():
         blocks = [[row[0] if start < 16 else row[1] for start, _ in protocol.blocks] for row in found]
         means = [mean_and_interval(values) for values in zip(*blocks, strict=True)]
         slower = 1.0 if name in ("plain", "crop") else 0.25
-        standing = standings[name]
+        cost, gain = evidence.cost(name), evidence.gain(name) if extends else None
         methods.append(
             {
                 "name": name,
@@ -82,13 +95,13 @@ def record(
                 "attention_factor": 1.0,
                 "loss_by_block": [mean for mean, _ in means],
                 "ci_by_block": [interval for _, interval in means],
-                "loss_within": standing.within,
-                "loss_beyond": standing.beyond,
-                "difference_within": standing.within_difference,
-                "difference_within_ci": standing.within_interval,
-                "difference_beyond": standing.beyond_difference,
-                "difference_beyond_ci": standing.beyond_interval,
-                "affordable": standing.affordable,
+                "loss_within": sum(losses_by_window.within[name]) / windows,
+                "loss_beyond": evidence.mean_beyond(name) if extends else None,
+                "difference_within": cost.difference,
+                "difference_within_ci": cost.interval,
+                "difference_beyond": None if gain is None else gain.difference,
+                "difference_beyond_ci": None if gain is None else gain.interval,
+                "affordable": cost.difference <= TOLERATED,
                 "loss_by_window_and_block": blocks,
                 "seconds": 1.5,
                 "peak_rss_bytes": 2_000_000_000,
@@ -104,15 +117,9 @@ def record(
         "protocol": protocol.to_json(),
         "blocks": protocol.blocks,
         "methods": methods,
-        "recommended": answer.method,
-        "recommendation": {
-            "reason": answer.reason,
-            "best_name": answer.best_name,
-            "over_crop": answer.over_crop,
-            "over_crop_ci": answer.over_crop_interval,
-            "beats_crop": answer.beats_crop,
-            "crop_sentence": answer.crop_sentence,
-        },
+        "verdict": {**verdict.to_json(), "config": config},
+        "recommended": verdict.method,
+        "recommendation": {"reason": verdict.sentence, "best_name": None},
         "environment": {"ropewalk": "0.1.0", "parameters": 1000, "command": "ropewalk doctor small --windows 3"},
         **more,
     }

@@ -120,7 +120,7 @@ def test_names_are_text():
     found = record(model=f'{evil}"$', text=f"{evil}&amp;.txt", retrieval=retrieval({evil: [0.0], "<b>vt": [None]}))
     found["environment"]["command"] = f"ropewalk doctor '{evil}'"
     found["environment"][evil] = evil
-    found["recommendation"]["reason"] = f"`{evil}` is {evil}"
+    found["verdict"]["sentence"] = f"`{evil}` is {evil}"
     found["lint"][0]["message"] = f"`{evil}` and {evil}"
     page = page_of(found)
     assert "<script" not in page.source
@@ -219,7 +219,7 @@ def test_many_methods():
 
 def test_what_acts_in_attention_is_no_config():
     """A method of run time is named instead of a block to paste."""
-    found = record({"plain": (3.0, 6.0), "rerope": (3.0, 3.1)})
+    found = record({"plain": (3.0, 6.0), "rerope": (3.0, 3.1), "crop": (3.0, 3.3)})
     assert "hold rerope: it works while the model runs" in page_of(found).words
     found["methods"][1].update(extension="ReRoPE(window=4, log_n=16)", rope_parameters=None)
     found["methods"][1].update(inv_freq=None, inv_freq_unscaled=None)

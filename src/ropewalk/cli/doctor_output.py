@@ -1,4 +1,4 @@
-"""What `ropewalk doctor` prints: how it measured, the losses and the recommendation, and retrieval."""
+"""What `ropewalk doctor` prints: how it measured, the losses and the verdict, and retrieval."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ropewalk.cli.tables import difference_tables, loss_tables, print_inspection, stacked
-from ropewalk.diagnosis.document import answer_lines, at_run_time, config_changes, shared_sentences
+from ropewalk.diagnosis.document import how_measured, shared_sentences
 from ropewalk.retrieval.summary import accuracy_rows, sentences
 
 if TYPE_CHECKING:
@@ -14,35 +14,32 @@ if TYPE_CHECKING:
 
     from ropewalk.diagnosis.diagnosis import Diagnosis
     from ropewalk.diagnosis.measurement import Measurement
+    from ropewalk.diagnosis.verdict import Verdict
     from ropewalk.retrieval.result import RetrievalMeasurement
 
 
 def print_diagnosis(console: Console, found: Diagnosis) -> None:
     """The audit and the lint, how it was measured, and what was found."""
     print_inspection(console, found.name, found.audits, found.findings)
-    console.print(f"\n{found.measurement.protocol.sentence()}", markup=False, highlight=False)
-    print_losses(console, found.measurement)
+    console.print(f"\n{how_measured(found.measurement)}", markup=False, highlight=False)
+    print_losses(console, found.measurement, found.verdict)
     for line in () if found.use is None else found.use.sentences():
         console.print(line, markup=False, highlight=False)
     if found.retrieval is not None:
         print_retrieval(console, found.retrieval)
 
 
-def print_losses(console: Console, measurement: Measurement) -> None:
-    """The tables of losses, the recommendation, and what a config needs for it."""
+def print_losses(console: Console, measurement: Measurement, verdict: Verdict) -> None:
+    """The tables of losses, the verdict, and what a config needs for it."""
     console.print()
-    for table in (*loss_tables(measurement, console), *difference_tables(measurement, console)):
+    for table in (*loss_tables(measurement, console, verdict), *difference_tables(measurement, console, verdict)):
         console.print(table)
-    answer = measurement.recommendation()
-    for line in (*shared_sentences(measurement), *answer_lines(answer)):
+    for line in (*shared_sentences(measurement), f"Verdict: {verdict.action}. {verdict.sentence}"):
         console.print(line, markup=False, highlight=False)
-    call = None if answer.method is None else at_run_time(answer.method, measurement)
-    if call is not None:
-        line = f"No config can hold {answer.method}: at run time, {call}."
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    elif answer.method not in (None, "plain"):
-        pasted = json.dumps(config_changes(answer.method, measurement), indent=2)
-        line = f"For the checkpoint's config.json:\n{pasted}"
+    if verdict.next is not None:
+        console.print(verdict.next.command, markup=False, highlight=False, soft_wrap=True)
+    if verdict.config is not None:
+        line = f"For the checkpoint's config.json:\n{json.dumps(verdict.config, indent=2)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

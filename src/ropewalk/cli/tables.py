@@ -10,6 +10,7 @@ from ropewalk.audit.findings import Finding
 from ropewalk.audit.sentences import audit_sentences
 from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.standings import standing_rows
+from ropewalk.diagnosis.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,9 +38,9 @@ def print_inspection(console: Console, name: str, audits: Sequence[Audit], findi
         console.print(line)
 
 
-def loss_tables(measurement: Measurement, console: Console) -> list[Table]:
+def loss_tables(measurement: Measurement, console: Console, verdict: Verdict) -> list[Table]:
     """Losses in nats per token: every method by block (neighbours joined, eight columns at most)."""
-    protocol, answer = measurement.protocol, measurement.recommendation()
+    protocol = measurement.protocol
     groups = _groups(len(protocol.blocks))
     heads = []
     for group in groups:
@@ -47,15 +48,15 @@ def loss_tables(measurement: Measurement, console: Console) -> list[Table]:
         style = "bold yellow" if start >= protocol.trained_length else "bold"
         heads.append((f"{_short(start)}-\n{_short(end)}", style))
     rows = {name: [f"{measurement.mean_over(name, group):.2f}" for group in groups] for name in measurement.results}
-    return stacked(console, "Loss by position, nats per token", heads, rows, answer.method)
+    return stacked(console, "Loss by position, nats per token", heads, rows, verdict.method)
 
 
-def difference_tables(measurement: Measurement, console: Console) -> list[Table]:
+def difference_tables(measurement: Measurement, console: Console, verdict: Verdict) -> list[Table]:
     """Each method within and beyond the trained length, and its paired differences to plain with their intervals."""
     title = f"Within and beyond the trained length of {measurement.protocol.trained_length:,} tokens"
     names, rows = standing_rows(measurement)
-    heads, answer = [(name, "bold") for name in names], measurement.recommendation()
-    return stacked(console, title, heads, rows, answer.method)
+    heads = [(name, "bold") for name in names]
+    return stacked(console, title, heads, rows, verdict.method)
 
 
 def stacked(

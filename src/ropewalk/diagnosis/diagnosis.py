@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
-from ropewalk.diagnosis.document import answer_lines, document, shared_sentences
+from ropewalk.diagnosis.document import document, shared_sentences
 from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.recommend import Recommendation
 from ropewalk.diagnosis.standings import standing_rows
+from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.report.write import report_figure, report_page
 from ropewalk.retrieval.result import RetrievalMeasurement
 from ropewalk.retrieval.summary import sentences
@@ -30,6 +30,7 @@ class Diagnosis:
     """What the doctor found of one model.
 
     - `name`: the model's. `measurement`: losses by method, window and block, in nats.
+    - `verdict`: what to do with it, and what shows it.
     - `audits`: what each rope says without running the model. `findings`: known traps in its config.
     - `retrieval`: accuracies of the retrieval tasks, where they were asked for.
     - `use`: what distant tokens are worth to plain, the best method and crop, where it was measured.
@@ -38,20 +39,16 @@ class Diagnosis:
 
     name: str
     measurement: Measurement
+    verdict: Verdict
     audits: tuple[Audit, ...]
     findings: tuple[Finding, ...]
     retrieval: RetrievalMeasurement | None = None
     use: UseMeasurement | None = None
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    @property
-    def recommendation(self) -> Recommendation:
-        """The method to take, and why."""
-        return self.measurement.recommendation()
-
     def sentences(self) -> list[str]:
         """The answer in words."""
-        lines = [*shared_sentences(self.measurement), *answer_lines(self.recommendation)]
+        lines = [*shared_sentences(self.measurement), self.verdict.sentence]
         lines += [] if self.use is None else self.use.sentences()
         return lines if self.retrieval is None else [*lines, *sentences(self.retrieval)]
 
@@ -66,7 +63,14 @@ class Diagnosis:
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Every number as one JSON document; also written to `path`, whole or not at all, if one is given."""
-        content = document(self.name, self.measurement, self.audits, self.findings, environment=dict(self.environment))
+        content = document(
+            self.name,
+            self.measurement,
+            self.verdict,
+            self.audits,
+            self.findings,
+            environment=dict(self.environment),
+        )
         if self.use is not None:
             content["use"] = self.use.to_json()
             content["use_details"] = finite({"summary": self.use.sentences(), "seconds": dict(self.use.seconds)})

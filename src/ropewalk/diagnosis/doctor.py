@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.audit.sources import Source, read_source, source_of
 from ropewalk.builtin.texts import read_text
+from ropewalk.diagnosis.conclude import conclude, doctor_command
 from ropewalk.diagnosis.diagnosis import Diagnosis
 from ropewalk.diagnosis.estimate import Estimate, Fitted, estimate_losses, estimate_memory, fit, try_out
 from ropewalk.diagnosis.measurement import Measurement
@@ -24,6 +25,7 @@ from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.retrieval import prepare_retrieval
 from ropewalk.diagnosis.run import gather, run
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
+from ropewalk.diagnosis.token_frequencies import frequency_losses
 from ropewalk.diagnosis.use import (
     examined_methods,
     likely_methods,
@@ -36,6 +38,7 @@ from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.methods import METHODS
+from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Display, Progress
 from ropewalk.progress.shown import expect, say, shown
 from ropewalk.readers.adapters import open_reader, reader_of
@@ -88,7 +91,8 @@ def doctor(
       does not say it.
     - `text`: a file, several, or a list of (name, contents); None: Moby Dick. `start_char`: where each begins.
     - `block`, `stride`: tokens; None: a quarter of the trained length. `windows`: of each text; None: up to 16.
-    - `methods`: names, "all" for those in attention as well; None: those that a config can hold, and crop.
+    - `methods`: names, "all" for those in attention as well; None: those that a config can hold. plain and crop are
+      always measured with them.
     - `unscaled_tokens`: so many first tokens keep their angles under changed frequencies.
     - `measure`: "loss" (always), "use" (the copy test and the exchange test, for plain, the best method and crop) and
       "retrieval", with commas. `evaluator`: another model, or its path, which chooses the key tokens of the exchange
@@ -110,7 +114,7 @@ def doctor(
     >>> text = [("story", "The old man and the sea. " * 60)]
     >>> diagnosis = doctor("tiny", trained_length=16, target=32, text=text, windows=1, methods=["pi"])
     >>> list(diagnosis.measurement.results)
-    ['plain', 'pi']
+    ['plain', 'pi', 'crop']
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "progress")}
     return prepare(model, DoctorSettings(**given)).measure(progress)
@@ -132,6 +136,8 @@ class DoctorRun:
       were in the ledger already. `retrieval`: the retrieval measurement, where it was asked for.
     - `use`: the measurement of the use of far tokens, where it was asked for.
     - `trial`: the model's pace, where it is known already. `left_out`: what did not fit into the minutes, in sentences.
+    - `frequencies`: what token frequencies lose on each window. `room`: windows that the shortest text holds.
+      `command`: what would measure the same with so many windows of each text.
     """
 
     settings: DoctorSettings
@@ -147,6 +153,9 @@ class DoctorRun:
     use: UseRun | None = None
     trial: Trial | None = None
     left_out: tuple[str, ...] = ()
+    frequencies: tuple[float, ...]
+    room: int
+    command: Callable[[int], str]
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
         """Measure everything that was asked for; `progress` as for `doctor`."""
@@ -196,7 +205,7 @@ class DoctorRun:
         workers = workers_for(self.reader, self.settings, self.plan.protocol, len(due))
         expect(progress, sum(job.tokens for job in due))
         try:
-            return run(
+            measured = run(
                 self.reader,
                 self.windows,
                 self.plan,
@@ -208,6 +217,7 @@ class DoctorRun:
             )
         except KeyboardInterrupt as stop:
             raise RunInterrupted("measurements", len(self.ledger), len(self.plan.due(self.ledger))) from stop
+        return dataclasses.replace(measured, frequencies=self.frequencies)
 
     def keep_for_use(self, method: str, window: int, losses: Losses, seconds: float) -> None:
         """Keep what the exchange test needs of a window's losses, so that it does not read the window again."""
@@ -252,6 +262,7 @@ class DoctorRun:
         return Diagnosis(
             name=self.name,
             measurement=measurement,
+            verdict=conclude(measurement, use, command=self.command, room=self.room),
             audits=self.audits,
             findings=self.findings,
             retrieval=retrieval,
@@ -295,7 +306,7 @@ def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf
         tokens=min(map(len, tokens)),
     )
     windows = take_windows(tokens, protocol)
-    work = plan(reader, protocol, settings.method_names)
+    work = plan(reader, protocol, _with_crop(settings.method_names, protocol))
     of_work = [METHODS[name] for name in work.methods]
     for name, present, owner, cure in (
         ("stride", any(method.crops for method in of_work), "crop", "Add crop to the methods"),
@@ -318,6 +329,7 @@ def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf
         protocol, left_out = dataclasses.replace(protocol, windows=fitted.windows), fitted.left_out
         windows, work = take_windows(tokens, protocol), plan(reader, protocol, fitted.methods)
         key = fingerprint(reader, windows, protocol)
+    chosen = {} if settings.minutes is None else {"methods": [name for name in work.methods if name != "plain"]}
     parts = " and ".join(name for name, _ in texts), "\n".join(contents for _, contents in texts)
     use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use", evaluator=evaluator)
     retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
@@ -337,7 +349,22 @@ def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf
         use=use,
         trial=trial,
         left_out=left_out,
+        frequencies=frequency_losses(tokens, protocol, vocab_size=_vocabulary(tokenizer, tokens)),
+        room=min(map(len, tokens)) // protocol.target,
+        command=lambda count: doctor_command(model, settings, windows=count, **chosen),
     )
+
+
+def _with_crop(methods: Sequence[str], protocol: Protocol) -> Sequence[str]:
+    """The methods asked for, and crop, which a verdict needs wherever anything lies beyond the trained length."""
+    crop = next(name for name, method in METHODS.items() if method.crops)
+    extends = protocol.target > protocol.trained_length > 1
+    return [*methods, crop] if methods and extends and crop not in methods else methods
+
+
+def _vocabulary(tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> int:
+    """How many token ids there are, those of added tokens included."""
+    return max(tokenizer.vocab_size, *(max(text) + 1 for text in texts if text), 1)
 
 
 def fit_minutes(

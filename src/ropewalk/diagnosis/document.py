@@ -8,8 +8,10 @@ from typing import Any
 from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
+from ropewalk.diagnosis.evidence import BEATS_CROP, Evidence
 from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.recommend import Recommendation
+from ropewalk.diagnosis.standings import standings
+from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.methods import METHODS, main_rope, unscaled
 from ropewalk.rope.frequencies import first_columns_of
 from ropewalk.statistics import over_windows
@@ -33,6 +35,7 @@ def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) 
 def document(
     name: str,
     measurement: Measurement,
+    verdict: Verdict,
     audits: Sequence[Audit],
     findings: Sequence[Finding],
     *,
@@ -41,14 +44,12 @@ def document(
     """Everything that was found, as one JSON document: losses in nats per token, lengths in tokens, times in seconds.
 
     Numbers are finite or null. `ci_by_block` holds [low, high] of the 95 % interval for each block, null where there
-    is one window; `difference_*` are paired to plain.
+    is one window; `difference_*` are paired to plain, with the intervals of the verdict's evidence.
     """
-    protocol, answer = measurement.protocol, measurement.recommendation()
-    standings = {standing.name: standing for standing in answer.standings}
-    methods = []
+    protocol, methods, all_standings = measurement.protocol, [], standings(measurement)
     for method in measurement.results:
         by_block = [over_windows(values) for values in zip(*measurement.block_means(method), strict=True)]
-        standing, shared = standings[method], measurement.same_as.get(method)
+        standing, shared = all_standings[method], measurement.same_as.get(method)
         methods.append(
             {
                 "name": method,
@@ -76,22 +77,25 @@ def document(
             **inspection(name, audits, findings),
             "trained_length": protocol.trained_length,
             "target": protocol.target,
-            "protocol": protocol.to_json(),
+            "protocol": {**protocol.to_json(), "sentence": how_measured(measurement)},
             "blocks": [list(block) for block in protocol.blocks],
             "methods": methods,
-            "recommended": answer.method,
-            "recommendation": {
-                "reason": answer.reason,
-                "best_name": answer.best_name,
-                "over_crop": answer.over_crop,
-                "over_crop_ci": answer.over_crop_interval,
-                "beats_crop": answer.beats_crop,
-                "crop_sentence": answer.crop_sentence,
-            },
+            "token_frequencies_loss_by_window": measurement.frequencies,
+            "verdict": verdict.to_json(),
+            "recommended": verdict.method,
+            "recommendation": recommendation(verdict, measurement),
             "environment": dict(environment or {}),
         }
     )
     return cleaned
+
+
+def how_measured(measurement: Measurement) -> str:
+    """The protocol in words, and how the intervals of differences between methods are found."""
+    protocol, said = measurement.protocol, measurement.protocol.sentence()
+    if protocol.total_windows == 1:
+        return said
+    return f"{said} Those between methods: Student's t over windows, for all methods together (Bonferroni)."
 
 
 def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
@@ -157,7 +161,15 @@ def shared_sentences(measurement: Measurement) -> list[str]:
     return sentences
 
 
-def answer_lines(answer: Recommendation) -> list[str]:
-    """The recommendation as sentences."""
-    first = "No method is recommended." if answer.method is None else f"Recommended: {answer.method}."
-    return [line for line in (f"{first} {answer.reason}", answer.crop_sentence) if line]
+def recommendation(verdict: Verdict, measurement: Measurement) -> dict[str, Any]:
+    """The keys that records had before they had a verdict, filled from it."""
+    best = next(iter(Evidence(measurement.losses()).candidates), None)
+    over = next((c for c in verdict.evidence if (c.name, c.method) == (BEATS_CROP, best)), None)
+    return {
+        "reason": verdict.sentence,
+        "best_name": best,
+        "over_crop": None if over is None else over.difference,
+        "over_crop_ci": None if over is None else over.interval,
+        "beats_crop": None if over is None else over.result == "shown",
+        "crop_sentence": "",
+    }

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.diagnosis.recommend import Recommendation, recommend
+from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
+
+MOST_STRETCHES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Measurement:
     """Every method's results, window by window, and the positions that they were measured with.
 
     `own` are the model's positions as it was given; `same_as` names, for a method whose frequencies equal an earlier
-    one's at this length, that earlier method.
+    one's at this length, that earlier method. `frequencies`: for each window what token frequencies lose on the tokens
+    of `within`; None where they were not counted.
     """
 
     protocol: Protocol
@@ -47,6 +52,7 @@ class Measurement:
     positions: dict[str, Positions]
     same_as: dict[str, str]
     results: dict[str, tuple[WindowResult, ...]]
+    frequencies: tuple[float, ...] | None = None
 
     def block_means(self, method: str) -> list[list[float]]:
         """`[window][block]`: mean loss in nats per token."""
@@ -74,11 +80,47 @@ class Measurement:
             return None
         return [(sum(result.block_sums) - result.within_sum) / count for result in self.results[method]]
 
-    def recommendation(self) -> Recommendation:
-        """The answer, from these numbers."""
-        within = {name: self.within(name) for name in self.results}
-        beyond = {name: values for name in self.results if (values := self.beyond(name)) is not None}
-        return recommend(within, beyond or None)
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """`[start, end)` of at most four parts of the positions beyond the trained length, each of whole blocks."""
+        trained = self.protocol.trained_length
+        ends = [end for _, end in self.protocol.blocks if end > trained]
+        parts = min(MOST_STRETCHES, len(ends))
+        cuts = [trained, *(ends[len(ends) * (part + 1) // parts - 1] for part in range(parts))]
+        return tuple(pairwise(cuts))
+
+    def by_stretch(self, method: str) -> list[list[float]]:
+        """`[window][stretch]`: mean loss in nats per token."""
+        ends = [end for _, end in self.protocol.blocks]
+        rows = []
+        for result in self.results[method]:
+            until = dict(zip(ends, accumulate(result.block_sums), strict=True))
+            until[self.protocol.trained_length] = result.within_sum
+            rows.append([(until[end] - until[start]) / (end - start) for start, end in self.stretches()])
+        return rows
+
+    def losses(self) -> WindowLosses:
+        """What a verdict is made of: every method that was measured on its own, and crop.
+
+        Raises `RopeError` where token frequencies were not counted.
+        """
+        if self.frequencies is None:
+            raise RopeError(
+                "verdict: the losses of token frequencies are not in this measurement.",
+                facts={"methods": list(self.results)},
+                cure="Measure by `ropewalk.doctor`, or add `token_frequencies.frequency_losses`.",
+            )
+        names = [name for name in self.results if name not in self.same_as]
+        beyond = {name: values for name in names if (values := self.beyond(name)) is not None}
+        return WindowLosses(
+            trained=self.protocol.trained_length,
+            target=self.protocol.target,
+            within={name: self.within(name) for name in names},
+            frequencies=self.frequencies,
+            beyond=beyond,
+            stretches=self.stretches() if beyond else (),
+            by_stretch={name: self.by_stretch(name) for name in beyond},
+            texts=len(self.protocol.texts),
+        )
 
 
 def _block_counts(protocol: Protocol) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ropewalk.diagnosis.estimate import IN_ATTENTION, seconds_at_once
+from ropewalk.diagnosis.evidence import TOLERATED
 from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.plan import Plan
 from ropewalk.diagnosis.protocol import Protocol
@@ -17,8 +18,6 @@ from ropewalk.readers.reader import Reader
 from ropewalk.use.inputs import UseText
 from ropewalk.use.protocol import UseProtocol
 from ropewalk.use.run import EVALUATOR, REAL, UseModel, UseRun
-
-TOLERATED = 0.05  # nats that the best method may cost within the trained length
 
 
 def prepare_use(

@@ -1,0 +1,422 @@
+"""The verdict's rules, on numbers made by hand; and against the rules written down a second time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from ropewalk.diagnosis.decide import decide
+from ropewalk.diagnosis.next_run import RunFacts
+from ropewalk.diagnosis.rules import Use
+from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS
+from tests.diagnosis.made_losses import made
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeUse:
+    """Which methods are shown to use far tokens; None where that was not measured."""
+
+    used: Mapping[str, bool | None]
+
+    def shows_use(self, method: str) -> bool | None:
+        return self.used.get(method)
+
+    def reach(self, method: str) -> int | None:
+        return 777 if self.used.get(method) else None
+
+
+USED, UNUSED = MadeUse({"yarn": True, "plain": False}), MadeUse({"yarn": False, "plain": False})
+COLLAPSES = {"plain": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("losses", "use", "action", "method"),
+    [
+        # 1. fit
+        (made({"plain": 1.0, "yarn": -0.1}, fit=1.0), None, "unfit", None),
+        (made({"plain": 1.0, "yarn": -0.1}, fit=0.001), None, "unfit", None),
+        (made({"plain": 1.0, "yarn": -0.1}, fit=-0.001), None, "undecided", None),
+        (made({"plain": 1.0, "yarn": -0.1}, fit=-0.1), None, "extend", "yarn"),
+        # 2. keep: the interval's half is 0.0089, and the margin 0.02
+        (made({"plain": -0.1, "yarn": -0.3}), None, "keep", None),
+        (made({"plain": 0.01, "yarn": 0.5}), None, "keep", None),
+        (made({"plain": 0.012, "yarn": 0.5}), None, "cut", None),
+        (made({"plain": 0.012, "yarn": 0.5}), MadeUse({"plain": True}), "undecided", None),
+        (made({"plain": -0.01, "yarn": 0.5}, last=0.02), None, "keep", None),
+        (made({"plain": -0.01, "yarn": 0.5}, last=0.2), None, "cut", None),
+        # 3. extend: with two methods the interval's half is 0.0108
+        (made({**COLLAPSES, "yarn": -0.012, "ntk": 0.5}), None, "extend", "yarn"),
+        (made({**COLLAPSES, "yarn": -0.009, "ntk": 0.5}), None, "cut", None),
+        (made({**COLLAPSES, "yarn": -0.3, "ntk": -0.4}), None, "extend", "ntk"),
+        (made({**COLLAPSES, "yarn": -0.3, "streaming": -0.9}), None, "extend", "yarn"),
+        (made({"plain": 0.05, "yarn": -0.012}, spread={"plain": 0.3}), None, "undecided", None),
+        (made({**COLLAPSES, "yarn": 0.03}), USED, "extend", "yarn"),
+        (made({**COLLAPSES, "yarn": 0.045}), USED, "undecided", None),
+        (made({**COLLAPSES, "yarn": 0.06}), USED, "undecided", None),
+        (made({**COLLAPSES, "yarn": -0.1}), UNUSED, "extend", "yarn"),
+        # what it costs within: 0.05 by the mean, 0.10 by the end
+        (made({**COLLAPSES, "yarn": -0.1}, within={"yarn": 0.049}), None, "extend", "yarn"),
+        (made({**COLLAPSES, "yarn": -0.1}, within={"yarn": 0.052}), None, "undecided", None),
+        (made({**COLLAPSES, "yarn": -0.1}, within={"yarn": 0.2}), None, "cut", None),
+        (made({**COLLAPSES, "yarn": -0.9}, within={"yarn": 0.04}, spread_within=0.05), None, "extend", "yarn"),
+        (made({**COLLAPSES, "yarn": -0.9}, within={"yarn": 0.04}, spread_within=0.06), None, "undecided", None),
+        (made({**COLLAPSES, "yarn": -0.1, "ntk": -0.3}, within={"ntk": 0.2}), None, "extend", "yarn"),
+        # one that is open may be far better: nothing is chosen yet; a little better: chosen
+        (made({**COLLAPSES, "yarn": -0.1, "ntk": -0.3}, within={"ntk": 0.052}), None, "undecided", None),
+        (made({**COLLAPSES, "yarn": -0.1, "ntk": -0.14}, within={"ntk": 0.052}), None, "extend", "yarn"),
+        # 4. cut: by the margin of 0.02
+        (made({**COLLAPSES, "yarn": 0.5}), None, "cut", None),
+        (made({**COLLAPSES, "yarn": 0.5}), UNUSED, "cut", None),
+        (made({**COLLAPSES, "yarn": 0.5}), USED, "undecided", None),
+        (made({**COLLAPSES, "yarn": 0.5, "ntk": -0.019}, spread={"ntk": 0.03}), None, "undecided", None),
+        (made({"plain": 0.5}), None, "cut", None),
+    ],
+)
+def test_each_action_and_its_bounds(losses: WindowLosses, use: Use | None, action: str, method: str | None) -> None:
+    """One case on each side of each bound."""
+    found = decide(losses, use)
+    assert (found.action, found.method) == (action, method)
+
+
+@pytest.mark.parametrize(
+    ("fit", "action"), [(-3.0, "undecided"), (-0.001, "undecided"), (0.0, "unfit"), (2.0, "unfit")]
+)
+def test_one_window_never_acts(fit: float, action: str) -> None:
+    """Whatever its means are."""
+    found = decide(made({"plain": 1.0, "yarn": -2.0}, windows=1, fit=fit))
+    assert (found.action, found.method, found.reach_loss) == (action, None, None)
+    assert {comparison.interval for comparison in found.evidence} == {None}
+    assert {comparison.result for comparison in found.evidence} == {"open"}
+    assert "ne window gives no interval" in found.sentence
+
+
+def test_within_the_trained_length_nothing_is_extended() -> None:
+    """A model that is fit is kept, and needs no crop."""
+    losses = WindowLosses(trained=512, target=256, within={"plain": [3.0, 3.1]}, frequencies=[6.0, 6.2])
+    found = decide(losses)
+    assert (found.action, found.reach_loss) == ("keep", 256)
+    assert "256 tokens lie within its trained length of 512" in found.sentence
+    assert decide(dataclasses.replace(losses, frequencies=[1.0, 1.2])).action == "unfit"
+
+
+def test_without_crop_nothing_is_decided() -> None:
+    """A model trained to one token has none."""
+    losses = made({**COLLAPSES, "yarn": -0.1})
+
+    def left(values: Mapping[str, Sequence[object]]) -> dict[str, Sequence[object]]:
+        return {name: row for name, row in values.items() if name != "crop"}
+
+    without = dataclasses.replace(
+        losses, within=left(losses.within), beyond=left(losses.beyond), by_stretch=left(losses.by_stretch)
+    )
+    found = decide(without)
+    assert (found.action, found.reach_loss) == ("undecided", 256)
+    assert "crop was not measured" in found.sentence
+
+
+def test_reach_is_the_last_stretch_that_is_shown() -> None:
+    """Stretch by stretch from the trained length on; of the method that is recommended, else of plain."""
+    cut = decide(made({"plain": -0.01, "yarn": 0.5}, last=0.2))
+    assert (cut.action, cut.reach_loss) == ("cut", 832)
+    assert decide(made({"plain": 0.1, "yarn": 0.5}, last=0.15)).reach_loss == 448
+    assert decide(made({"plain": 0.1, "yarn": 0.5}, last=-0.15)).reach_loss == 256  # what holds later does not count
+    extend = decide(made({**COLLAPSES, "yarn": -0.1}), USED)
+    assert (extend.reach_loss, extend.reach_use) == (1024, 777)
+    assert decide(made({**COLLAPSES, "yarn": 0.5}), UNUSED).reach_use is None
+    assert decide(made({"plain": 1.0}, fit=1.0), USED).reach_loss is None
+
+
+def test_intervals_are_students_for_all_comparisons_together() -> None:
+    """As scipy has them, at 1 - 0.05 / k: k methods besides plain, or those that could be chosen; 1 for plain's own."""
+    losses = made({"plain": 1.0, "pi": 0.4, "yarn": 0.2, "streaming": 0.1}, windows=6, spread={"pi": 0.1, "plain": 0.2})
+    found = {(c.name, c.method): c for c in decide(losses).evidence}
+    within, beyond = ({k: np.array(v) for k, v in rows.items()} for rows in (losses.within, losses.beyond))
+
+    def expected(values: np.ndarray, comparisons: int) -> tuple[float, float]:
+        low, high = stats.t.interval(1 - 0.05 / comparisons, 5, loc=values.mean(), scale=stats.sem(values))
+        return float(low), float(high)
+
+    for name in ("pi", "yarn"):
+        gain = found["better than plain", name]
+        assert gain.interval == pytest.approx(expected(beyond[name] - beyond["plain"], 4))
+        assert gain.difference == pytest.approx(np.mean(beyond[name] - beyond["plain"]))
+        assert found["costs little within", name].interval == pytest.approx(expected(within[name] - within["plain"], 4))
+        for claim in ("better than crop", "better than crop by the margin"):
+            assert found[claim, name].interval == pytest.approx(expected(beyond[name] - beyond["crop"], 2))
+    assert found["no worse than crop", "plain"].interval == pytest.approx(expected(beyond["plain"] - beyond["crop"], 1))
+    fit = found["predicts the text", "plain"]
+    assert fit.interval == pytest.approx(expected(within["plain"] - np.array(losses.frequencies), 1))
+    assert not [key for key in found if key[1] == "streaming"]  # it forgets: no comparison of it drives an action
+
+
+def test_what_would_settle_it() -> None:
+    """Windows from the observed variance, the time from the run's own, the command, and the same in words."""
+    losses = made({**COLLAPSES, "yarn": -0.1}, spread=0.15, windows=8)
+    run = RunFacts(texts=("novel",), room=50, seconds=16.0, command=lambda count: f"measure {count}")
+    found = decide(losses, None, run)
+    assert found.action == "undecided"
+    assert found.next is not None
+    deviation = 0.15 * math.sqrt(8 / 7)
+    needed = found.next.windows
+
+    def is_settled(count: int) -> bool:  # with the power that is asked for: 0.8
+        return float(stats.t.ppf(0.975, count - 1) + stats.norm.ppf(0.8)) * deviation / math.sqrt(count) <= 0.1
+
+    assert is_settled(needed)
+    assert not is_settled(needed - 1)
+    assert 8 < needed < 50
+    assert found.next.seconds == pytest.approx(2.0 * needed)
+    assert found.next.command == f"measure {needed}"
+    assert "whether yarn lowers the loss of crop is open (-0.100 [" in found.sentence
+    assert found.sentence.endswith(found.next.sentence)
+    assert f"About {needed} windows would settle it" in found.next.sentence
+
+
+def test_a_text_that_is_too_short_asks_for_others() -> None:
+    """As many as it takes, each with the windows that the shortest holds."""
+    losses = made({**COLLAPSES, "yarn": -0.1}, spread=0.15, windows=8)
+    found = decide(losses, None, RunFacts(texts=("novel",), room=9, command=lambda count: f"measure {count}"))
+    assert found.next is not None
+    assert found.next.windows > 9
+    assert found.next.command == "measure 9"
+    assert "novel holds 9: give 2 more texts with --text." in found.sentence
+
+
+def test_what_no_number_of_windows_settles() -> None:
+    """A difference at the margin itself; and a loss against a use, which are two different things."""
+    close = decide(made({**COLLAPSES, "yarn": -0.001}, spread=0.2, windows=16))
+    assert (close.action, close.next) == ("undecided", None)
+    assert "too small a difference" in close.sentence
+    trade = decide(made({**COLLAPSES, "yarn": 0.5}), USED)
+    assert (trade.action, trade.next) == ("undecided", None)
+    assert "yarn is shown to use far tokens, and loses +0.500 [" in trade.sentence
+    assert "depends on the task" in trade.sentence
+
+
+def test_one_text_says_nothing_of_others() -> None:
+    """Several do, where the same is shown between them."""
+    one = made({**COLLAPSES, "yarn": -0.1}, windows=8)
+    assert "8 windows of novel; no other text was measured." in decide(one, None, RunFacts(texts=("novel",))).sentence
+    two = decide(dataclasses.replace(one, texts=2))  # both texts have the same means: nothing varies between them
+    assert "8 windows of 2 texts. The same is shown between the texts" in two.sentence
+    halves = {**one.beyond, "yarn": [value + (0.09 if n < 4 else -0.09) for n, value in enumerate(one.beyond["yarn"])]}
+    differing = decide(dataclasses.replace(one, texts=2, beyond={**halves, "plain": one.beyond["plain"]}))
+    assert "between the texts it is not shown" in differing.sentence or differing.action == "undecided"
+
+
+def test_the_sentence_has_the_numbers_of_the_evidence() -> None:
+    """Each action's; in brackets the interval."""
+    extend = decide(made({**COLLAPSES, "yarn": -0.1}, within={"yarn": 0.02})).sentence
+    assert extend.startswith("Extend with yarn to 1,024 tokens.")
+    for number in ("-1.100 [", "-0.100 [", "+0.020 ["):
+        assert number in extend
+    assert "Whether it uses tokens beyond the trained length was not measured." in extend
+    assert "It is shown to use" in decide(made({**COLLAPSES, "yarn": -0.1}), USED).sentence
+    assert "It is not shown to use" in decide(made({**COLLAPSES, "yarn": -0.1}), UNUSED).sentence
+    dear = decide(made({**COLLAPSES, "yarn": 0.5, "ntk": -0.5}, within={"ntk": 0.3})).sentence
+    assert dear.startswith("Give the model only the last 256 tokens")
+    assert "ntk (+0.300 [" in dear
+    assert "The lowest, yarn, differs from crop by +0.500 [" in dear
+    assert "Whether yarn uses far tokens was not measured. What stands further back is lost." in dear
+    noisy = decide(made({**COLLAPSES, "yarn": 0.5}), MadeUse({"yarn": None})).sentence
+    assert "Whether yarn uses far tokens is not known" in noisy
+    assert "yarn is not shown to use far tokens" in decide(made({**COLLAPSES, "yarn": 0.5}), UNUSED).sentence
+    unfit = decide(made(COLLAPSES, fit=2.0)).sentence
+    assert "its loss is 3.000 nats per token, theirs 1.000: difference +2.000 [" in unfit
+    assert "does not predict" in unfit
+    assert "too small" not in unfit
+    above = decide(made(COLLAPSES, fit=0.001))
+    assert "is not shown to predict" in above.sentence
+    assert above.next is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"within": {"yarn": [3.0]}},
+        {"within": {"plain": [3.0], "yarn": [3.0, 3.1]}},
+        {"frequencies": [6.0]},
+        {"within": {"plain": []}, "frequencies": [], "beyond": {}, "by_stretch": {}},
+        {"beyond": {"plain": [3.0, 3.0]}},
+        {"texts": 3},
+    ],
+)
+def test_numbers_that_do_not_pair_are_refused(changes: dict[str, object]) -> None:
+    """Without plain, or with differing windows, nothing can be paired."""
+    with pytest.raises(RopeError, match="every method needs one loss for each window"):
+        dataclasses.replace(made(COLLAPSES, windows=2), **changes)  # type: ignore[arg-type]
+
+
+NAMES = ("pi", "ntk", "yarn", "llama3", "streaming")
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[WindowLosses, MadeUse | None]:
+    """Losses near the bounds of every rule, and what is known of use."""
+    windows = draw(st.sampled_from([1, 2, 4, 8, 16]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    names = draw(st.permutations(["plain", "crop", *draw(st.sets(st.sampled_from(NAMES)))]))
+    distance = st.sampled_from([-0.5, -0.1, -0.021, -0.019, 0.0, 0.019, 0.021, 0.049, 0.051, 0.3])
+    spread = draw(st.sampled_from([0.0, 0.001, 0.02, 0.2]))
+    cost = st.sampled_from([-0.1, 0.0, 0.049, 0.051, 0.099, 0.3])
+
+    def noise(*shape: int) -> np.ndarray:
+        return spread * rng.standard_normal((windows, *shape))
+
+    by_stretch = {name: 4 + (0 if name == "crop" else draw(distance)) + noise(2) for name in names}
+    plain = 3 + noise()
+    losses = WindowLosses(
+        trained=8,
+        target=24,
+        within={n: (plain if n in ("plain", "crop") else plain + draw(cost) + noise()).tolist() for n in names},
+        frequencies=(3 + draw(st.sampled_from([-0.5, 0.0, 0.01, 0.5, 2.0])) + noise()).tolist(),
+        beyond={name: rows.mean(1).tolist() for name, rows in by_stretch.items()},
+        stretches=((8, 16), (16, 24)),
+        by_stretch={name: rows.tolist() for name, rows in by_stretch.items()},
+    )
+    use = draw(st.none() | st.dictionaries(st.sampled_from(["plain", *NAMES]), st.booleans() | st.none()))
+    return losses, None if use is None else MadeUse(use)
+
+
+def by_the_book(losses: WindowLosses, use: MadeUse | None) -> tuple[str, str | None]:
+    """The issue's rules in its order, with scipy's intervals: nothing of the code under test."""
+    windows = len(losses.within["plain"])
+
+    def ends(one: Sequence[float], other: Sequence[float], comparisons: int = 1) -> tuple[float, float]:
+        apart = np.array(one) - np.array(other)
+        if windows == 1:
+            return -math.inf, math.inf
+        if np.ptp(apart) == 0:
+            return float(apart[0]), float(apart[0])
+        half = stats.t.ppf(1 - 0.025 / comparisons, windows - 1) * stats.sem(apart)
+        return float(apart.mean() - half), float(apart.mean() + half)
+
+    within, beyond = losses.within, losses.beyond
+    mean = {name: float(np.mean(values)) for name, values in beyond.items()}
+    others = [name for name in within if name != "plain"]
+    able = [name for name in others if not METHODS[name].forgets]
+    if not ends(within["plain"], losses.frequencies)[1] < 0:
+        above = float(np.mean(np.array(within["plain"]) - np.array(losses.frequencies))) >= 0
+        return ("unfit", None) if above else ("undecided", None)
+    parts = [([r[i] for r in losses.by_stretch["plain"]], [r[i] for r in losses.by_stretch["crop"]]) for i in (0, 1)]
+    if all(ends(*pair)[1] < 0.02 for pair in [(beyond["plain"], beyond["crop"]), *parts]):
+        return "keep", None
+
+    def used(name: str) -> bool:
+        return use is not None and use.used.get(name) is True
+
+    def status(name: str) -> str:
+        gain = ends(beyond[name], beyond["plain"], len(others))
+        crop = ends(beyond[name], beyond["crop"], len(able))
+        cost = ends(within[name], within["plain"], len(others))
+        mean_cost = float(np.mean(np.array(within[name]) - np.array(within["plain"])))
+        good_crop = crop[1] < 0 or (used(name) and crop[1] < 0.05)
+        if gain[1] < 0 and good_crop and mean_cost <= 0.05 and cost[1] <= 0.10:
+            return "shown"
+        bad_crop = not good_crop and crop[0] >= (0.05 if used(name) else 0.0)
+        return "no" if gain[0] >= 0 or bad_crop or cost[0] > 0.05 else "open"
+
+    statuses = {name: status(name) for name in able}
+    shown = [name for name in able if statuses[name] == "shown"]
+    if shown:
+        best = min(shown, key=mean.__getitem__)
+        if all(mean[name] >= mean[best] - 0.05 for name in able if statuses[name] == "open"):
+            return "extend", best
+    affordable = [name for name in able if ends(within[name], within["plain"], len(others))[0] <= 0.05]
+    lows = [ends(beyond[name], beyond["crop"], len(able))[0] for name in affordable]
+    lows.append(ends(beyond["plain"], beyond["crop"])[0])
+    lowest = min(["plain", *affordable], key=mean.__getitem__)
+    if all(low >= -0.02 for low in lows) and not used(lowest):
+        return "cut", None
+    return "undecided", None
+
+
+@given(drawn())
+def test_the_rules_are_the_issues(case: tuple[WindowLosses, MadeUse | None]) -> None:
+    """The same action and method as the rules written down a second time."""
+    losses, use = case
+    found = decide(losses, use)
+    assert (found.action, found.method) == by_the_book(losses, use)
+
+
+@given(drawn())
+def test_no_verdict_contradicts_itself(case: tuple[WindowLosses, MadeUse | None]) -> None:
+    """What it says follows from its own evidence, and each part agrees with the others."""
+    losses, use = case
+    found = decide(losses, use)
+    of = {(c.name, c.method): c for c in found.evidence}
+    assert (found.method is not None) == (found.action == "extend")
+    assert found.config is None
+    assert found.next is None or found.action in ("undecided", "unfit")
+    if len(losses.frequencies) == 1:
+        assert found.action in ("unfit", "undecided")
+    if found.action in ("keep", "extend", "cut"):
+        assert of["predicts the text", "plain"].result == "shown"
+        assert found.reach_loss is not None
+    if found.method is not None:
+        assert not METHODS[found.method].forgets
+        assert of["better than plain", found.method].result == "shown"
+        assert of["costs little within", found.method].result == "shown"
+        assert found.method in found.sentence
+    if found.action == "keep":
+        assert found.reach_loss == 24
+    for comparison in found.evidence:
+        if comparison.interval is not None:
+            low, high = comparison.interval
+            assert low <= comparison.difference + 1e-12
+            assert comparison.difference <= high + 1e-12
+            if comparison.name != "costs little within":
+                expected = "shown" if high < comparison.margin else "refuted" if low >= comparison.margin else "open"
+                assert comparison.result == expected
+    json.dumps(found.to_json(), allow_nan=False)
+    assert found.sentence.endswith(".")
+
+
+@given(drawn())
+def test_the_no_op_is_never_recommended(case: tuple[WindowLosses, MadeUse | None]) -> None:
+    """A method that changes nothing gains nothing, however little is shown of the others."""
+    losses, use = case
+
+    def with_no_op(rows: Mapping[str, Sequence[object]]) -> dict[str, Sequence[object]]:
+        return {**rows, "abf": rows["plain"]}
+
+    more = dataclasses.replace(
+        losses,
+        within=with_no_op(losses.within),
+        beyond=with_no_op(losses.beyond),
+        by_stretch=with_no_op(losses.by_stretch),
+    )
+    assert decide(more, use).method != "abf"
+
+
+@given(drawn(), st.randoms())
+def test_the_order_of_methods_does_not_matter(case: tuple[WindowLosses, MadeUse | None], random: object) -> None:
+    """But between two with the same losses."""
+    losses, use = case
+    names = list(losses.within)
+    random.shuffle(names)  # type: ignore[attr-defined]
+
+    def reordered(rows: Mapping[str, Sequence[object]]) -> dict[str, Sequence[object]]:
+        return {name: rows[name] for name in names}
+
+    again = dataclasses.replace(
+        losses,
+        within=reordered(losses.within),
+        beyond=reordered(losses.beyond),
+        by_stretch=reordered(losses.by_stretch),
+    )
+    one, other = decide(losses, use), decide(again, use)
+    means = [round(float(np.mean(values)), 12) for values in losses.beyond.values()]
+    assert one.action == other.action
+    if len(set(means)) == len(means):
+        assert one == other
