@@ -9,6 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 BENCHMARKS = (
     ["-m", "ropewalk", "bench", "--figure", str(HERE / "results" / "rotation")],
+    [str(HERE / "attention.py")],
     [str(HERE / "training.py")],
     [str(HERE / "doctor_vs_transformers.py")],
 )

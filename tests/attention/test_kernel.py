@@ -13,6 +13,7 @@ from torch import Tensor
 import ropewalk as rw
 from ropewalk import backends, compiled
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.backends import cpu_attention
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the compiled extension")
@@ -127,6 +128,47 @@ def test_packed_equals_separate(form: dict[str, Any], dtype: torch.dtype, calls:
     assert calls == [BATCH * SEQ - 5]
     for row, begin, end in [(0, 0, 35), (0, 35, 70), (0, 70, 90), (1, 0, 30), (1, 35, 70), (1, 70, 90)]:
         agree(out[row, begin:end], exact(x[row : row + 1, begin:end].double())[0], dtype)
+
+
+RULES = [
+    ReRoPE(window=9), ReRoPE(window=9, leak=0.25, log_n=30), SelfExtend(group=4, window=12), LogN(trained_length=16),
+    DualChunk(chunk=24, trained_length=32), StreamingLLM(window=11, sinks=3), StreamingLLM(window=11, sinks=0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@dtypes
+def test_position_rules(rule: Extension, dtype: torch.dtype, calls: list[int]) -> None:
+    """Each rule in one call of the kernel: whole, in chunks through a cache, padded, packed."""
+    ours, exact, x = layers(dtype, {"extension": rule})
+    wanted = exact(x.double())
+    agree(ours(x), wanted, dtype)
+    cache = KVCache(
+        num_layers=1, batch=BATCH, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=dtype, rotated=not rule.remaps,
+        extensions=[rule],
+    )  # fmt: skip
+    edges = [0, 33, 34, 80, SEQ]
+    agree(torch.cat([ours(x[:, a:b], cache=cache) for a, b in pairwise(edges)], 1), wanted, dtype)
+    mask = torch.ones(BATCH, SEQ, dtype=torch.long)
+    mask[0, :13], mask[1, 60:] = 0, 0
+    out = ours(x, attention_mask=mask)
+    agree(out[:1, 13:], exact(x[:1, 13:].double()), dtype)
+    agree(out[1:, :60], wanted[1:, :60], dtype)
+    assert calls == [SEQ, 33, 1, 46, 10, SEQ]
+    marks = torch.arange(SEQ).div(35, rounding_mode="floor").expand(BATCH, -1)
+    out = ours(x, document_ids=marks)
+    agree(out[:, 35:70], exact(x[:, 35:70].double()), dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_position_rules_of_partial_ropes(dtype: torch.dtype, interleaved: bool, calls: list[int]) -> None:
+    """Some features do not turn, and queries and keys carry YaRN's attention factor."""
+    yarn = rw.scaling.YaRN(4.0, 64)
+    rope = rw.RopeConfig(DIM, interleaved=interleaved, rotary_dim=10, scaling=yarn)
+    ours, exact, x = layers(dtype, {"extension": ReRoPE(window=9), "rope": rope})
+    agree(ours(x), exact(x.double()), dtype)
+    assert calls == [SEQ]
 
 
 def test_what_does_not_go_through_the_kernel(calls: list[int]) -> None:

@@ -153,6 +153,22 @@ CASES = [
     Case(softcap=3.0, spread=4.0),
     Case(sinks=True),
     Case(sinks=True, seen="nothing", softcap=20.0),
+    # few queries: features stand in the lanes
+    *(
+        Case(queries=queries, keys=150, turned=how, lie=lie, head_dim=dim)
+        for queries, how, lie, dim in (
+            (1, "half", "bhsd", 32),
+            (1, "", "features", 32),
+            (1, "", "odd", 10),
+            (1, "", "bshd", 128),
+            (2, "interleaved", "odd", 10),
+            (2, "part", "bshd", 64),
+        )
+    ),
+    Case(queries=2, keys=150, seen="apart", head_dim=96, softcap=5.0, sinks=True, scales=True),
+    Case(heads=4, kv_heads=4, queries=1, keys=200, spread=60.0, batch=2),
+    Case(heads=7, queries=1, keys=70),
+    Case(heads=2, kv_heads=2, queries=3, keys=64, seen="nothing", head_dim=64),
     Case(scales=True, batch=2),
     Case(spread=60.0, keys=300),
     Case(spread=0.0, keys=130),

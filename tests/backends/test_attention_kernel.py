@@ -109,6 +109,24 @@ def test_what_is_not_seen_changes_nothing(place: Place, dtype: torch.dtype, wron
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_few_queries_see_their_own_keys_alone(place: Place, dtype: torch.dtype) -> None:
+    """One of two queries sees a number that is missing; the other gives what it gave."""
+    q, k, v = (
+        torch.randn(1, 2, 2, 32).to(dtype),
+        torch.randn(1, 1, 150, 32).to(dtype),
+        torch.randn(1, 1, 150, 32).to(dtype),
+    )
+    bounds = Bounds(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[70, 140]]))
+    clean = cpu_attention.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
+    for spoiled in (k, v):
+        was, spoiled[:, :, 75] = spoiled[:, :, 75].clone(), math.nan
+        out = cpu_attention.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
+        torch.testing.assert_close(out[:, :, 0], clean[:, :, 0], rtol=1e-5, atol=1e-6)
+        assert out[:, :, 1].isnan().all()
+        spoiled[:, :, 75] = was
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_what_is_seen_counts(place: Place, dtype: torch.dtype) -> None:
     """NaN in a key or a value reaches every query that sees it; an infinite value, too."""
     request, _ = request_of(Case(heads=2, queries=40, keys=100, head_dim=16), dtype)

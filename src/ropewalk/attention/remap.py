@@ -16,6 +16,8 @@ from ropewalk.attention.extensions import Extension, Region
 from ropewalk.attention.extensions.base import Rule
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.tables import SeqLen, lengths_of, tables_at
+from ropewalk.backends import choose_attention
+from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from ropewalk.errors import RopeError
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -109,6 +111,38 @@ class Remap:
         cos, sin, factor = tables
         return cos[..., self.keys, :], sin[..., self.keys, :], factor
 
+    def request(self, q: Tensor, keys: Tensor, values: Tensor) -> AttentionRequest | None:
+        """The same for a kernel, which turns the keys of each region as it reads them; None where it cannot be said.
+
+        q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
+        """
+        bounds = self._shared("bounds", self._find_bounds)
+        if bounds is None:
+            return None
+        assert self._rotary is not None
+        regions = []
+        for number, within in bounds:
+            turn, rule = None, self.regions[number].key
+            if rule is not None or not self._has_no_factor():
+                cos, sin, factor = self._tables_of_keys(number)
+                turn = KeyTurn(cos, sin, self._rotary.config.interleaved, factor)
+            turned = self.turned_queries(q, number, 0, q.shape[2])
+            regions.append(AttentionRegion(turned, keys, within, turn))
+        return AttentionRequest(tuple(regions), values, 1.0 / math.sqrt(q.shape[-1]))
+
+    def _find_bounds(self) -> tuple[tuple[int, Bounds], ...] | None:
+        """The keys of each region that is not empty, by its number."""
+        found = []
+        for number, region in enumerate(self.regions):
+            low, high = region.low(self.index), region.high(self.index)
+            if bool((low >= high).all()):
+                continue
+            bounds = self.layout.bounds(low, high)
+            if bounds is None:
+                return None
+            found.append((number, bounds))
+        return tuple(found)
+
     def turned_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
         """The queries `begin .. end - 1` of `[batch, heads, seq, head_dim]` as one region turns them."""
         cos, sin, factor = self._shared(("q", number), lambda: self._tables(self.regions[number].query, self.index))
@@ -119,8 +153,12 @@ class Remap:
         rule, chosen = self.regions[number].key, keys[:, :, first:last]
         if rule is None and self._has_no_factor():
             return chosen
-        cos, sin, factor = self._shared(("k", number), lambda: self._key_tables(number, rule or torch.zeros_like))
+        cos, sin, factor = self._tables_of_keys(number)
         return self._turn(chosen, (cos[..., first:last, :], sin[..., first:last, :], factor))
+
+    def _tables_of_keys(self, number: int) -> tuple[Tensor, Tensor, float]:
+        rule = self.regions[number].key or torch.zeros_like
+        return self._shared(("k", number), lambda: self._key_tables(number, rule))
 
     def _has_no_factor(self) -> bool:
         """Whether queries and keys are rotated and nothing more."""
@@ -194,10 +232,14 @@ def _one_length(seq_len: SeqLen | None) -> SeqLen | None:
 def attend_remapped(q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0) -> Tensor:
     """Attention under an extension; q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]` unrotated.
 
-    Returns q's shape. Numerics: each region's softmax in the kernel's own precision, joined in float32 (float64 for
-    float64). On the CPU without gradients the fused kernel serves each region; elsewhere scores are written out for 256
+    Returns q's shape. On the CPU without gradients our kernel takes all regions in one softmax; where it does not
+    serve, torch's takes each region, joined in float32 (float64 for float64). Elsewhere scores are written out for 256
     queries at a time.
     """
+    kernel = choose_attention(q, keys, values) if not dropout and q.numel() else None
+    request = remap.request(q, keys, values) if kernel is not None and kernel.kernels else None
+    if kernel is not None and request is not None:
+        return kernel.attend(request)
     by_spans = remap.layout.plain or remap.layout.branches is not None
     if splits(q, keys, values) and by_spans and not dropout and q.numel():
         return _attend_by_spans(q, keys, values, remap)

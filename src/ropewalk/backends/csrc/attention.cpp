@@ -92,7 +92,7 @@ void run(const Attention& job, int threads) {
     std::atomic<size_t> next{0};
     parallel(used, static_cast<int>(used), [&](int64_t begin, int64_t end) {
         for (int64_t thread = begin; thread < end; ++thread)
-            for (size_t i = next++; i < order.size(); i = next++) kernels.attend(job, &order[i], 1, aligned + thread * bytes);
+            for (size_t i = next++; i < order.size(); i = next++) kernels.attend(job, order[i], aligned + thread * bytes);
     });
 }
 

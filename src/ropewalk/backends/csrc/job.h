@@ -63,9 +63,9 @@ struct Kernels {
     // Adds the weights' gradients of each side into `sums` (2 x head_dim doubles).
     void (*norm_backward)(const Rotation&, int64_t begin, int64_t end, double* sums);
     void (*tables)(const Tables&, int64_t begin, int64_t end);
-    // The bytes that one thread needs for tasks of this call, and `count` of them, by their numbers.
+    // The bytes that one thread needs for any task of this call; and one of them, by its number.
     int64_t (*attend_bytes)(const Attention&);
-    void (*attend)(const Attention&, const int64_t* numbers, int64_t count, char* memory);
+    void (*attend)(const Attention&, int64_t number, char* memory);
 };
 
 // Of the instruction set that is in use.

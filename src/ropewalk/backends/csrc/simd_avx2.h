@@ -114,6 +114,13 @@ inline Floats power_of_2(Floats x) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
     return p * Floats{_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
 }
+// The sum of each of 8 rows of 8 numbers.
+inline Floats sums_of_rows(const float* rows) {
+    __m256 a[4];
+    for (int i = 0; i < 4; ++i) a[i] = _mm256_hadd_ps(_mm256_loadu_ps(rows + 16 * i), _mm256_loadu_ps(rows + 16 * i + 8));
+    const __m256 low = _mm256_hadd_ps(a[0], a[1]), high = _mm256_hadd_ps(a[2], a[3]);
+    return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
+}
 // `score` where low <= key < high, else -infinity.
 inline Floats seen_from(Floats score, Floats key, Floats low, Floats high) {
     const __m256 seen = _mm256_and_ps(_mm256_cmp_ps(low.v, key.v, _CMP_LE_OQ), _mm256_cmp_ps(key.v, high.v, _CMP_LT_OQ));

@@ -113,6 +113,23 @@ inline Floats power_of_2(Floats x) {
     const Floats r = {_mm512_reduce_ps(x.v, 0x09)};
     return {_mm512_scalef_ps(power_of_part(r).v, x.v)};
 }
+// The sum of each of 16 rows of 16 numbers.
+inline Floats sums_of_rows(const float* rows) {
+    __m512 a[8], b[4], c[2];
+    for (int i = 0; i < 8; ++i) {
+        const __m512 x = _mm512_loadu_ps(rows + 32 * i), y = _mm512_loadu_ps(rows + 32 * i + 16);
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
+        b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    const auto joined = [](__m512 x, __m512 y) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+    };
+    for (int i = 0; i < 2; ++i) c[i] = joined(b[2 * i], b[2 * i + 1]);
+    return {joined(c[0], c[1])};
+}
 // `score` where low <= key < high, else -infinity.
 inline Floats seen_from(Floats score, Floats key, Floats low, Floats high) {
     const __mmask16 seen = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(low.v, key.v, _CMP_LE_OQ), key.v, high.v, _CMP_LT_OQ);

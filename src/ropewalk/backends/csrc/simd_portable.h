@@ -107,6 +107,12 @@ inline Floats power_of_2(Floats x) {
     }
     return power_of_part(part) * power;
 }
+// The sum of each of 8 rows of 8 numbers.
+inline Floats sums_of_rows(const float* rows) {
+    Floats sums;
+    for (int i = 0; i < Floats::width; ++i) sums.v[i] = static_cast<float>(Floats::load(rows + i * Floats::width).sum());
+    return sums;
+}
 // `score` where low <= key < high, else -infinity.
 inline Floats seen_from(Floats score, Floats key, Floats low, Floats high) {
     for (int i = 0; i < Floats::width; ++i)

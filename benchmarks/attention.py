@@ -1,0 +1,143 @@
+"""Times attention alone, ours and torch's `scaled_dot_product_attention`, in turns, and the position rules over plain.
+
+Correctness first: rows of every result are held against float64 in numpy, and nothing is recorded unless they agree.
+Then causal attention without gradients, one call of all tokens, in float32 and bfloat16, with the arithmetic of a
+square matrix product of the same dtype as the machine's peak. `rules`: an `Attention` layer that reads 8,192 tokens in
+chunks of 1,024 through its cache, under each position rule. Records are appended to `results/attention.jsonl`. Usage:
+
+    python benchmarks/attention.py [--tokens 2048 8192 32768] [--seconds 20] [--no-rules]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ropewalk as rw
+from ropewalk.attention.attend import attend
+from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.masks import lay_out
+from ropewalk.backends import choose_attention
+from ropewalk.bench.record import append, environment, results_file
+from ropewalk.bench.timing import Timed, interleave
+
+SHAPES = ((9, 3, 64), (32, 8, 128))  # query heads, key heads, head_dim: SmolLM2-135M, Llama 3 8B
+DTYPES = (torch.float32, torch.bfloat16)
+LONGEST_OF_WIDE = 8192  # tokens of the second shape
+SIDE = 2048  # of the matrices
+RULES: dict[str, Extension | None] = {
+    "plain": None,
+    "ReRoPE": ReRoPE(window=1024),
+    "Self-Extend": SelfExtend(group=8, window=1024),
+    "dual chunk": DualChunk(chunk=1536, trained_length=2048),
+    "StreamingLLM": StreamingLLM(window=2044),
+    "log-n": LogN(trained_length=2048),
+}
+
+
+def main() -> None:
+    """Gate, then time each shape, length and dtype; then the rules."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each row")
+    parser.add_argument("--no-rules", action="store_true")
+    options = parser.parse_args()
+    target = results_file("attention.jsonl")
+    with torch.inference_mode():
+        for shape in SHAPES:
+            for tokens in options.tokens:
+                for dtype in DTYPES if shape == SHAPES[0] or tokens <= LONGEST_OF_WIDE else ():
+                    write(target, one_call(shape, tokens, dtype, options.seconds))
+        for dtype in () if options.no_rules else DTYPES:
+            write(target, rules(dtype, 8192, options.seconds))
+
+
+def write(target: Path, row: dict[str, object]) -> None:
+    """Print a record and keep it."""
+    print(row, flush=True)
+    append(target, {**row, **environment()})
+
+
+def one_call(shape: tuple[int, int, int], tokens: int, dtype: torch.dtype, seconds: float) -> dict[str, object]:
+    """Ours, torch's and a matrix product in turns; the share of the matrix product's arithmetic that ours reaches."""
+    heads, kv_heads, head_dim = shape
+    torch.manual_seed(0)
+    # As a model hands them over: queries token by token, keys and values head by head out of a cache.
+    q = torch.randn(1, tokens, heads, head_dim).to(dtype).transpose(1, 2)
+    k, v = (torch.randn(1, kv_heads, tokens, head_dim).to(dtype) for _ in range(2))
+    seen = lay_out(1, tokens, q.device).visibility(True, None)
+    assert choose_attention(q, k, v).kernels, "the compiled kernel does not serve here"
+
+    def ours() -> Tensor:
+        return attend(q, k, v, seen)
+
+    def theirs() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    gate(q, k, v, ours())
+    a, b = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
+    timed = [Timed("ropewalk", [ours]), Timed("sdpa", [theirs]), Timed("matrix product", [lambda: a @ b])]
+    found = interleave(timed, seconds=seconds, least=3)
+    times = {name: of["p50"] for name, of in found.items()}
+    speed = 2.0 * heads * tokens * (tokens + 1) * head_dim / times["ropewalk"] / 1e3  # 4 flops, half of the square
+    peak = 2.0 * SIDE**3 / times["matrix product"] / 1e3
+    return {
+        "kind": "attention", "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "tokens": tokens,
+        "dtype": str(dtype).removeprefix("torch."), "microseconds": found, "gflops": round(speed, 1),
+        "over_sdpa": round(times["ropewalk"] / times["sdpa"], 3), "share_of_matrix_product": round(speed / peak, 3),
+    }  # fmt: skip
+
+
+def gate(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    """Some rows of the first and the last head against float64; raises AssertionError beyond what rounding allows."""
+    tokens, head_dim, groups = q.shape[2], q.shape[3], q.shape[1] // k.shape[1]
+    rows = np.unique(np.linspace(0, tokens - 1, 33).astype(int))
+    for head in (0, q.shape[1] - 1):
+        queries = q[0, head, rows].double().numpy()
+        keys, values = (x[0, head // groups].double().numpy() for x in (k, v))
+        logits = np.where(np.arange(tokens) <= rows[:, None], queries @ keys.T / np.sqrt(head_dim), -np.inf)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        exact, sizes = weights @ values, weights @ np.abs(values)
+        # bfloat16: a weight's rounding and the result's, half a unit each; beside it float32's sums
+        allowed = (2.0**-8 * (sizes + np.abs(exact)) if q.dtype == torch.bfloat16 else 0.0) + 1e-5 * sizes
+        wrong = np.abs(out[0, head, rows].double().numpy() - exact) > allowed
+        assert not wrong.any(), f"{int(wrong.sum())} numbers of head {head} are out of bounds: nothing is recorded"
+
+
+def rules(dtype: torch.dtype, tokens: int, seconds: float) -> dict[str, object]:
+    """A layer under each position rule, in chunks of 1,024 tokens through its cache; ratios over plain."""
+    heads, kv_heads, head_dim = SHAPES[0]
+    x = torch.randn(1, tokens, heads * head_dim).to(dtype)
+    rope = rw.RopeConfig(head_dim, interleaved=False)
+
+    def reading(rule: Extension | None) -> Timed:
+        torch.manual_seed(0)
+        layer = rw.Attention(heads * head_dim, heads, num_key_value_heads=kv_heads, rope=rope, extension=rule)
+        layer = layer.to(dtype).eval()
+
+        def read() -> None:
+            cache = rw.KVCache(
+                num_layers=1, batch=1, num_key_value_heads=kv_heads, head_dim=head_dim, dtype=dtype, capacity=tokens,
+                rotated=rule is None or not rule.remaps, extensions=[rule],
+            )  # fmt: skip
+            for begin in range(0, tokens, 1024):
+                layer(x[:, begin : begin + 1024], cache=cache)
+
+        return Timed(next(name for name, known in RULES.items() if known == rule), [read])
+
+    found = interleave([reading(rule) for rule in RULES.values()], seconds=2 * seconds, least=3)
+    over = {name: round(of["p50"] / found["plain"]["p50"], 3) for name, of in found.items()}
+    return {
+        "kind": "rules", "tokens": tokens, "dtype": str(dtype).removeprefix("torch."), "microseconds": found,
+        "over_plain": over,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
