@@ -127,6 +127,42 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
     assert json.loads((report / "report.json").read_text()) == found
 
 
+@pytest.mark.parametrize("able", [True, False])
+def test_auto_says_which_dtype_it_chose_and_why(
+    able: bool,
+    checkpoint: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Printed and in the environment; the numbers are those of the dtype by its name."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    chosen = "bfloat16" if able else "float32"
+    found = {}
+    for dtype in ("auto", chosen):
+        out = tmp_path / f"{dtype}.json"
+        options = (
+            "--text",
+            text,
+            "--windows",
+            1,
+            "--methods",
+            "plain",
+            "--measure",
+            "loss",
+            "--state",
+            tmp_path / dtype,
+        )
+        assert doctor(checkpoint, *options, "--dtype", dtype, "--json", out) == 0
+        found[dtype] = json.loads(out.read_text())
+        says = f"Computed in {chosen}: " + ("cpu multiplies it with AVX512-BF16." if able else "no fast instructions")
+        assert (says in capsys.readouterr().out) == (dtype == "auto")
+    assert [one["environment"]["dtype"] for one in found.values()] == [chosen] * 2
+    assert ["dtype_choice" in one["environment"] for one in found.values()] == [True, False]
+    assert found["auto"]["methods"][0]["loss_by_block"] == found[chosen]["methods"][0]["loss_by_block"]
+
+
 def test_one_window_has_no_interval(
     checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

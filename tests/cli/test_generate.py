@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate as generate_tokens
+from ropewalk.models.precision import chosen_dtype
 from ropewalk.rope.config import RopeConfig
 
 RUNNER = CliRunner()
@@ -39,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initializer_range=0.3,
     )
     path = tmp_path_factory.mktemp("models") / "bytes"
+    torch.manual_seed(0)  # another model could write line ends, which the runner changes
     save(Decoder(config), path, tokenizer=TextTokenizer.bytes())
     return path
 
@@ -64,6 +67,15 @@ def test_text_is_what_generate_gives(folder: Path) -> None:
     expected = model.tokenizer.decode(tokens)
     assert run(folder, "né", "--max-new-tokens", 30).stdout == "né" + expected + "\n"
     assert run(folder, "né", "--max-new-tokens", 30, "--no-echo").stdout == expected + "\n"
+
+
+def test_auto_says_on_standard_error_what_it_chose(folder: Path) -> None:
+    """The text on standard output is that of the dtype by its name."""
+    chosen, why = chosen_dtype("auto", "cpu")
+    name = str(chosen).removeprefix("torch.")
+    auto, named = (run(folder, "x", "--dtype", dtype, "--max-new-tokens", 4) for dtype in ("auto", name))
+    assert auto.stdout == named.stdout
+    assert auto.stderr == f"generate: computed in {name}: {why}.\n"
 
 
 def test_sampling_repeats_with_a_seed(folder: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from ropewalk.attention.norm import LayerNorm, RMSNorm
 from ropewalk.models import generate as generation
-from ropewalk.models.precision import to_float64
+from ropewalk.models.precision import chosen_dtype, to_float64
 from ropewalk.readers import likelihood
 from tests.diagnosis.models import random_ids, tiny_decoder
 from tests.models.pretend_mps import PretendMPS
@@ -86,3 +86,19 @@ def test_norms_of_float32_round_nothing_to_their_weights_dtype(make: type) -> No
         norm.weight.copy_(torch.rand(64) + 0.5)
         x = torch.randn(5, 64) * 3
         torch.testing.assert_close(norm(x), copy.deepcopy(norm).double()(x.double()).float(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("can", "instructions"),
+    [({}, None), ({"avx512_bf16": True}, "AVX512-BF16"), ({"avx512_bf16": True, "amx_bf16": True}, "AMX")],
+)
+def test_auto_is_bfloat16_where_the_processor_has_it(
+    can: dict[str, bool], instructions: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And float32 elsewhere; a dtype that was named is taken as it is."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    dtype, why = chosen_dtype("auto", "cpu")
+    assert dtype == (torch.float32 if instructions is None else torch.bfloat16)
+    assert (instructions or "no fast instructions") in str(why)
+    assert chosen_dtype("bfloat16", "cpu") == (torch.bfloat16, None)
+    assert chosen_dtype("auto", "mps")[0] == torch.float32

@@ -22,6 +22,9 @@ def print_diagnosis(console: Console, found: Diagnosis) -> None:
     """The audit and the lint, how it was measured, and what was found."""
     print_inspection(console, found.name, found.audits, found.findings)
     console.print(f"\n{how_measured(found.measurement)}", markup=False, highlight=False)
+    choice = found.environment.get("dtype_choice")
+    if choice is not None:
+        console.print(f"Computed in {found.environment['dtype']}: {choice}.", markup=False, highlight=False)
     print_losses(console, found.measurement, found.verdict)
     for line in () if found.use is None else found.use.sentences():
         console.print(line, markup=False, highlight=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from ropewalk.cli.settings_options import TOKENS
+from ropewalk.diagnosis.settings import DTYPES
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from ropewalk.models.tokens import Tokenizer
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+_DTYPES = f"{', '.join(DTYPES)}; auto is bfloat16 where that is fast"
 
 
 def generate(
@@ -28,20 +30,22 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text (repeatable).")] = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt first.")] = True,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64 [default: stored].")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"Dtype of the weights: {_DTYPES} [default: as stored].")] = None,
 ) -> None:
     """Continue a prompt, printing the text as it is produced."""
-    import torch
-
     from ropewalk.checkpoints.load import load_decoder
     from ropewalk.models.generate import stream
+    from ropewalk.models.precision import chosen_dtype
 
-    if dtype is not None and dtype not in _DTYPES:
-        raise RopeError("generate: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose one of {', '.join(_DTYPES)}.")
+    if dtype is not None and dtype not in DTYPES:
+        raise RopeError("generate: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose one of {', '.join(DTYPES)}.")
     if stop and not all(stop):
         raise RopeError("generate: a stop text must not be empty.", cure="Leave --stop out to stop nowhere.")
     text = sys.stdin.read() if prompt == "-" else prompt
-    decoder = load_decoder(model, dtype=None if dtype is None else getattr(torch, dtype))
+    chosen, choice = (None, None) if dtype is None else chosen_dtype(dtype, "cpu")
+    if choice is not None:
+        typer.echo(f"generate: computed in {str(chosen).removeprefix('torch.')}: {choice}.", err=True)
+    decoder = load_decoder(model, dtype=chosen)
     tokenizer = decoder.tokenizer
     if tokenizer is None:
         raise RopeError(

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ropewalk.diagnosis.settings import DTYPES
 from ropewalk.errors import RopeError
+from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
 from ropewalk.readers.adapters import open_reader, reader_of
@@ -251,7 +250,8 @@ def _reader(model: object, dtype: str | None, device: str | None) -> Reader:
         return reader_of(model)
     if dtype not in (None, *DTYPES):
         raise RopeError("RopewalkLM: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose from {', '.join(DTYPES)}.")
-    return open_reader(model, name=str(model), dtype=getattr(torch, dtype or "float32"), device=device or "cpu")
+    chosen, _ = chosen_dtype(dtype or "float32", device or "cpu")
+    return open_reader(model, name=str(model), dtype=chosen, device=device or "cpu")
 
 
 def _tokenizer_of(reader: Reader) -> Tokenizer:

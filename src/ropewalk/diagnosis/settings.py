@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 from ropewalk.readers.defaults import CHUNK
 from ropewalk.retrieval.choices import SAMPLES, SCORINGS, TASKS
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
 MEASURED = ("loss", "use", "retrieval")
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
@@ -123,7 +123,10 @@ class DoctorSettings:
         default=None,
         metadata={"help": "Measure the windows and methods that fit into this many minutes; plain and crop always."},
     )
-    dtype: str = field(default="float32", metadata={"help": f"Dtype of the weights: {', '.join(DTYPES)}."})
+    dtype: str = field(
+        default="float32",
+        metadata={"help": f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 where that is fast."},
+    )
     device: str = field(default="cpu", metadata={"help": "Device to compute on: cpu, cuda, ..."})
     state: str | Path | None = field(
         default=None,
