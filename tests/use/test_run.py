@@ -71,7 +71,7 @@ def test_losses_that_are_there_are_not_read_again() -> None:
     reader = CopyReader(2000, cue=1)
     run, model = prepared(reader, different=120), UseModel(reader)
     for window in range(3):
-        run.keep(model, window, reader.window_losses(run.inputs.real("far", window)), 1.0)
+        run.keep(model, window, reader.window_losses(run.inputs.real("far", window)))
     before = len(reader.read)
     found = run.measure({"plain": model}, workers=1)
     assert [row.to_json() for row in found.rows] == [row.to_json() for row in expected.rows]
@@ -173,7 +173,8 @@ GOOD, POOR, OPEN = (4.0, 8.0), (-1.0, 2.0), (1.0, 5.0)
         ({1024: GOOD, 2048: GOOD, 4096: POOR}, WORKS, 2048, False),
         ({1024: GOOD, 4096: OPEN}, WORKS, 1024, None),
         ({1024: GOOD, 3000: POOR, 4096: OPEN}, WORKS, 1024, None),
-        ({1024: OPEN, 4096: GOOD}, WORKS, None, None),
+        ({1024: OPEN, 4096: GOOD}, WORKS, None, True),
+        ({1024: GOOD, 3000: POOR, 4096: GOOD}, WORKS, 1024, True),
         ({1024: POOR, 4096: POOR}, WORKS, None, False),
         ({1024: GOOD}, WORKS, 1024, None),
         ({1024: None, 4096: None}, {"copy": Control(6.0, None)}, None, None),
@@ -183,7 +184,7 @@ GOOD, POOR, OPEN = (4.0, 8.0), (-1.0, 2.0), (1.0, 5.0)
     ],
 )
 def test_what_is_concluded_of_the_copy_test(intervals: Any, controls: Any, reach: int | None, uses: Any) -> None:
-    """Every nearer distance has to reach half of the control; a poor control concludes nothing."""
+    """Use: half of the control's gain at a distance beyond; reach: at every nearer one too; a poor control: nothing."""
     found = UseMeasurement(trained_length=2048, target=8192, rows=rows_of("copy", intervals), controls=controls)
     assert found.reach("yarn") == reach
     assert found.shows_use("yarn") is uses
@@ -281,7 +282,8 @@ def test_sentences_say_what_is_shown_and_no_more() -> None:
     lines = found.sentences()
     assert lines[0].startswith("Copy test: within the trained length a block of random words gains +5.000 [+5.000, ")
     assert lines[1] == (
-        "plain uses tokens more than 256 back: at least half of that gain is shown up to 464 tokens back."
+        "plain uses tokens more than 256 back: at least half of that gain is shown at every distance up to 464 tokens "
+        "back."
     )
     assert (
         lines[2] == "crop is not shown to use tokens more than 256 back: the gain from them is less than half of that."
@@ -295,6 +297,12 @@ def test_sentences_say_what_is_shown_and_no_more() -> None:
     rows = rows_of("copy", {1024: GOOD, 4096: OPEN})
     unsure = UseMeasurement(trained_length=2048, target=8192, rows=rows, controls=WORKS).sentences()
     assert unsure[1] == (
-        "yarn: 3 windows do not tell whether it uses tokens more than 2,048 back; half of that gain is shown up to "
-        "1,024 tokens back."
+        "yarn: 3 windows do not tell whether it uses tokens more than 2,048 back; half of that gain is shown at "
+        "every distance up to 1,024 tokens back."
+    )
+    rows = rows_of("copy", {1024: POOR, 2000: OPEN, 4096: GOOD, 7000: GOOD})
+    [_, line] = UseMeasurement(trained_length=2048, target=8192, rows=rows, controls=WORKS).sentences()
+    assert line == (
+        "yarn uses tokens more than 2,048 back: at least half of that gain is shown at 4,096 and 7,000 tokens back, "
+        "not at 1,024 and 2,000."
     )

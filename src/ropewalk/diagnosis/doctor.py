@@ -221,10 +221,10 @@ class DoctorRun:
             raise RunInterrupted("measurements", len(self.ledger), len(self.plan.due(self.ledger))) from stop
         return dataclasses.replace(measured, frequencies=self.frequencies)
 
-    def keep_for_use(self, method: str, window: int, losses: Losses, seconds: float) -> None:
+    def keep_for_use(self, method: str, window: int, losses: Losses) -> None:
         """Keep what the exchange test needs of a window's losses, so that it does not read the window again."""
         if self.use is not None:
-            self.use.keep(use_model(method, self.reader, self.plan), window, losses, seconds)
+            self.use.keep(use_model(method, self.reader, self.plan), window, losses)
 
     def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
         """What distant tokens are worth to plain, the best method and crop; None where it was not asked for."""

@@ -21,8 +21,8 @@ from ropewalk.readers.losses import cropped_losses
 from ropewalk.readers.reader import CHUNK, Losses, Reader
 from ropewalk.readers.workers import WorkersProgress, complete
 
-Keep = Callable[[str, int, Losses, float], None]
-"""Called with a method, a window, the losses of all its tokens but the first, and the seconds that they took."""
+Keep = Callable[[str, int, Losses], None]
+"""Called with a method, a window, and the losses of all its tokens but the first."""
 
 
 def run(
@@ -66,7 +66,7 @@ def run(
             plain[job.window] = losses
         found = _sums(losses, protocol, job.method, time.perf_counter() - started)
         if keep is not None:
-            keep(job.method, job.window, losses, found.seconds)
+            keep(job.method, job.window, losses)
         return found.to_json()
 
     complete(ledger, due, lambda job: plan.key(job.method, job.window), measure, workers=workers, stop=stop)

@@ -130,10 +130,12 @@ class UseMeasurement:
     def shows_use(self, method: str) -> bool | None:
         """Whether the method uses tokens that lie beyond the trained length.
 
-        The copy test decides where its control works: True where `reach` is beyond the trained length, False where at
-        every distance beyond it the gain is shown to be below half of that within. Else the exchange test, where its
-        control shows a gain: True where a gain is shown beyond the trained length, False where every gain there is
-        shown to be below 0.02 nats. None: not measured, or too few windows to tell.
+        The copy test decides where its control works: True where at a distance beyond the trained length the gain is
+        shown to be above half of that within, False where at every such distance it is shown to be below. Else the
+        exchange test, where its control shows a gain: True where a gain is shown beyond the trained length, False where
+        every gain there is shown to be below 0.02 nats. None: not measured, or too few windows to tell.
+
+        A method may use far tokens and have no `reach`, where it uses nearer ones less than that.
         """
         if self.needed is not None:
             return self._copy_shows(method, self.needed)
@@ -144,9 +146,9 @@ class UseMeasurement:
         return False if refuted else None
 
     def _copy_shows(self, method: str, needed: float) -> bool | None:
-        if (self.reach(method) or 0) > self.trained_length:
-            return True
         beyond = [row.interval for row in self.of(method, "copy") if row.distance > self.trained_length]
+        if any(interval is not None and interval[0] > needed for interval in beyond):
+            return True
         refuted = beyond and all(interval is not None and interval[1] < needed for interval in beyond)
         return False if refuted else None
 
@@ -175,14 +177,34 @@ def _copy_lines(found: UseMeasurement) -> Iterator[str]:
     yield f"Copy test: within the trained length a block of random words gains {gain} from an earlier copy."
     beyond = f"tokens more than {found.trained_length:,} back"
     for method in found.methods:
-        reach, uses = found.reach(method), found.shows_use(method)
-        up_to = f"is shown up to {reach:,} tokens back" if reach else "is shown at no distance"
+        uses, where = found.shows_use(method), _where_half_is_shown(found, method)
         if uses:
-            yield f"{method} uses {beyond}: at least half of that gain {up_to}."
+            yield f"{method} uses {beyond}: at least half of that gain is shown {where}."
         elif uses is None:
-            yield f"{method}: {found.windows} windows do not tell whether it uses {beyond}; half of that gain {up_to}."
+            yield (
+                f"{method}: {found.windows} windows do not tell whether it uses {beyond}; half of that gain is shown "
+                f"{where}."
+            )
         else:
             yield f"{method} is not shown to use {beyond}: the gain from them is less than half of that."
+
+
+def _where_half_is_shown(found: UseMeasurement, method: str) -> str:
+    """At which distances the copy test's interval lies above half of the control's gain."""
+    rows, needed = found.of(method, "copy"), found.needed or 0.0
+    shown = [row.distance for row in rows if row.interval is not None and row.interval[0] > needed]
+    if not shown:
+        return "at no distance"
+    if shown[-1] == found.reach(method):
+        return f"at every distance up to {shown[-1]:,} tokens back"
+    others = [row.distance for row in rows if row.distance not in shown]
+    return f"at {_listed(shown)} tokens back, not at {_listed(others)}"
+
+
+def _listed(distances: list[int]) -> str:
+    """Distances in a sentence: 1, 2 and 3."""
+    *most, last = [f"{distance:,}" for distance in distances]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _exchange_lines(found: UseMeasurement) -> Iterator[str]:

@@ -128,14 +128,14 @@ class UseRun:
             return f"{EVALUATOR}/{self.evaluator.digest()}/{job.reading.where}/{job.window}"
         return _key(methods[job.method], job.reading, job.window)
 
-    def keep(self, model: UseModel, window: int, losses: Losses, seconds: float) -> None:
+    def keep(self, model: UseModel, window: int, losses: Losses) -> None:
         """Keep what a loss measurement of the same window has found of the real reading, so that it is not read again.
 
         - `losses`: nats of every token of the window but the first.
         """
         key = _key(model, REAL, window)
         if self.inputs.exchange("far") is not None and key not in self.ledger:
-            self.ledger.add(key, {"losses": _rounded(losses[self.inputs.first(REAL) - 1 :]), "seconds": seconds})
+            self.ledger.add(key, {"losses": _rounded(losses[self.inputs.first(REAL) - 1 :]), "seconds": 0.0})
 
     def measure(
         self, methods: Mapping[str, UseModel], *, workers: int | None = None, progress: Progress | None = None
