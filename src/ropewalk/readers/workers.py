@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,37 @@ JobT = TypeVar("JobT")
 
 class Stopped(Exception):
     """Raised in a worker at its next step once the others are to stop as well."""
+
+
+class _Shares:
+    """The processor's cores, in equal parts for the workers that have a job: the last one gets all of them."""
+
+    def __init__(self, cores: int) -> None:
+        self.cores, self._busy, self._lock = cores, 0, threading.Lock()
+
+    @contextmanager
+    def job(self) -> Iterator[None]:
+        """While this worker has a job."""
+        with self._lock:
+            self._busy += 1
+        _HERE.shares = self
+        try:
+            self.take()
+            yield
+        finally:
+            _HERE.shares = None
+            with self._lock:
+                self._busy -= 1
+
+    def take(self) -> None:
+        """Compute with this worker's part from now on; it finds the same numbers."""
+        share = max(1, self.cores // max(1, self._busy))
+        if share != torch.get_num_threads():
+            torch.set_num_threads(share)
+
+
+_HERE = threading.local()
+"""Of a worker's thread: the `shares` that it takes its part of."""
 
 
 class WorkersProgress:
@@ -40,9 +72,15 @@ class WorkersProgress:
             self.progress.begin(f"[{self._begun}/{self.pieces}] {description}", tokens)
 
     def advance(self, tokens: int) -> None:
-        """So many more tokens have gone through the model. Raises `Stopped` once the work is to end."""
+        """So many more tokens have gone through the model: called in the worker's thread, whose cores it shares out.
+
+        Raises `Stopped` once the work is to end.
+        """
         if self.stop.is_set():
             raise Stopped
+        shares: _Shares | None = getattr(_HERE, "shares", None)
+        if shares is not None:
+            shares.take()
         with self._one_at_a_time:
             self.progress.advance(tokens)
 
@@ -103,11 +141,16 @@ def complete(
 def _at_once(jobs: Sequence[JobT], attempt: Callable[[JobT], None], *, workers: int, stop: threading.Event) -> None:
     """Attempt every job in a pool; what ends one of them sets `stop`, and is raised once all have ended."""
     all_cores = torch.get_num_threads()
-    cores = max(1, all_cores // workers)
+    shares = _Shares(all_cores)
+
+    def with_a_share(job: JobT) -> None:
+        with shares.job():
+            attempt(job)
+
     try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(cores,)) as pool:
+        with ThreadPoolExecutor(workers) as pool:
             try:
-                for done in as_completed([pool.submit(attempt, job) for job in jobs]):
+                for done in as_completed([pool.submit(with_a_share, job) for job in jobs]):
                     done.result()
             except BaseException:
                 stop.set()
