@@ -39,13 +39,13 @@ def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(json.dumps(LLAMA31))
     assert inspect(path, "--target", 131072, "--json", out) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Trained length 8,192: 29 of 64 pairs never complete a turn within it." in printed
+    assert "Trained length 131,072: 25 of 64 pairs never complete a turn within it." in printed
     assert "85,133 tokens; unscaled 18,438" in printed
     assert "warning factor-vs-lengths" in printed
     found = json.loads(out.read_text())
-    assert found["trained_length"] == 8192
+    assert found["trained_length"] == 131072
     assert found["target"] == 131072
-    assert (found["audit"]["pairs"], found["audit"]["pairs_never_turning"], found["audit"]["reach"]) == (64, 29, 85133)
+    assert (found["audit"]["pairs"], found["audit"]["pairs_never_turning"], found["audit"]["reach"]) == (64, 25, 85133)
     assert "factor-vs-lengths" in [finding["code"] for finding in found["lint"]]
 
 

@@ -16,12 +16,13 @@ import torch
 import ropewalk as rw
 from ropewalk.attention import extensions
 from ropewalk.attention.extensions import DualChunk
-from ropewalk.diagnosis.document import at_run_time, config_changes
+from ropewalk.diagnosis.document import at_run_time, config_changes, turning
 from ropewalk.diagnosis.measurement import Measurement, WindowResult
 from ropewalk.diagnosis.plan import KIND, Job, fingerprint, plan, take_windows, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.run import run
 from ropewalk.errors import RopeError
+from ropewalk.families import Trained
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
@@ -109,8 +110,8 @@ def test_crop_equals_plain_within_and_not_beyond() -> None:
 
 
 def test_a_scaling_in_the_checkpoint_is_measured_as_is_and_removed_elsewhere() -> None:
-    """plain is the rope at its trained length; the checkpoint's own YaRN x4 is the method yarn."""
-    scaled = dataclasses.replace(ROPE, scaling=YaRN(4.0, 16), max_position_embeddings=64)
+    """plain is the rope at its trained length; the checkpoint's own YaRN x4, for inference, is the method yarn."""
+    scaled = dataclasses.replace(ROPE, scaling=YaRN(4.0, 16), max_position_embeddings=64, trained=Trained(False))
     model = tiny_decoder(scaled)
     assert trained_length_of(reader_of(model), None) == 16
     found = measure(model, protocol())
@@ -118,6 +119,30 @@ def test_a_scaling_in_the_checkpoint_is_measured_as_is_and_removed_elsewhere() -
     unscaled = measure(tiny_decoder(ROPE), protocol())
     assert found.block_means("plain") == unscaled.block_means("plain")
     assert found.block_means("yarn") == unscaled.block_means("yarn")
+
+
+def test_a_scaling_that_the_model_was_trained_with_is_plain() -> None:
+    """Its trained length is the long one, it is measured as it is, and the methods act on top of it."""
+    scaled = dataclasses.replace(ROPE, scaling=YaRN(4.0, 4), max_position_embeddings=16, trained=Trained(True))
+    model = tiny_decoder(scaled)
+    assert trained_length_of(reader_of(model), None) == 16
+    found = measure(model, protocol())
+    assert "as-is" not in found.results
+    ids = take_windows(random_ids(200).tolist(), protocol())[0]
+    assert found.within("plain")[0] == pytest.approx(window_losses(model, ids)[:15].mean())
+    block = config_changes("yarn", found)
+    assert (block["rope_parameters"]["rope_type"], block["max_position_embeddings"]) == ("longrope", 64)
+    assert config_changes("plain", found) == {"rope_parameters": scaled.to_hf(), "max_position_embeddings": 16}
+    assert config_changes("dynamic", found)["rope_parameters"] is None
+    assert "Stacked(of=YaRN(" in str(at_run_time("dynamic", found))
+    assert turning("plain", found)["inv_freq"] == turning("plain", found)["inv_freq_unscaled"]
+
+
+def test_a_scaling_of_which_nothing_is_known_is_not_guessed() -> None:
+    """Only the doctor can say; what a person states about the length it takes."""
+    scaled = dataclasses.replace(ROPE, scaling=YaRN(4.0, 16), max_position_embeddings=64)
+    with pytest.raises(RopeError, match=r"(?s)not known whether.*with it +64.*without it +16.*ropewalk doctor"):
+        trained_length_of(reader_of(tiny_decoder(scaled)), None)
 
 
 def test_layers_without_rope_and_short_windows_keep_what_they_have() -> None:

@@ -15,11 +15,13 @@ import transformers
 from ropewalk import RopeConfig, load
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
+from ropewalk.extend.apply_run import apply
 from ropewalk.extend.decoder_export import write_weights
 from ropewalk.extend.decoder_tuning import TunableDecoder
 from ropewalk.extend.export import Exported, check_out
 from ropewalk.extend.export import export as export_reader
 from ropewalk.extend.hub import hub_rope
+from ropewalk.extend.settings import ApplySettings
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -75,6 +77,61 @@ def test_transformers_computes_the_same(method: str, tmp_path: Path) -> None:
         for tokens in LENGTHS:
             ids = token_ids(tokens)
             torch.testing.assert_close(again(ids, seq_len=tokens), model(ids, seq_len=tokens), rtol=0, atol=1e-5)
+
+
+OWN = {  # scalings that a model may have been trained with, to 16 tokens
+    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 4},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 4},
+    "linear": {"factor": 4.0},
+    "longrope": {
+        "short_factor": [1.0, 1.1, 1.3, 1.6],
+        "long_factor": [1.5, 2.0, 3.0, 4.0],
+        "original_max_position_embeddings": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("rule", OWN)
+@pytest.mark.parametrize("method", ["plain", "pi", "yarn", "ntk"])
+def test_transformers_computes_the_same_on_a_scaling_that_belongs_to_the_model(
+    rule: str, method: str, tmp_path: Path
+) -> None:
+    """A method on top of it becomes one divisor for each pair; plain keeps the block as it was."""
+    own = {"rope_type": rule, "rope_theta": 1e4, "finetuned": True, **OWN[rule]}
+    source = checkpoint(tmp_path / "source", rope_parameters=own)
+    rope = load(source).config.ropes[0]
+    assert (rope.scaling_is_trained, rope.trained_length) == (True, TRAINED)
+    model = extended(source, method)
+    found = export(model, tmp_path / "out", method=method, source=source, **HOW)
+    assert found.rope is not None
+    assert found.rope.parameters["rope_type"] == (rule if method == "plain" else "longrope")
+    assert found.config["max_position_embeddings"] == (TRAINED if method == "plain" else TARGET)
+    assert furthest(found.folder, model) < 1e-3
+    bare = under(load(source, dtype=torch.float32).with_positions(rope=rope.unscaled()), method)
+    assert furthest(found.folder, bare) > 0.02  # not the method on the plain ladder
+
+
+def test_two_rules_that_follow_the_length_are_refused(tmp_path: Path) -> None:
+    """No block holds dynamic NTK on top of the model's own scaling; ropewalk's own form does, and it comes back."""
+    own = {"rope_type": "yarn", "rope_theta": 1e4, "finetuned": True, **OWN["yarn"]}
+    source = checkpoint(tmp_path / "source", rope_parameters=own)
+    model = extended(source, "dynamic")
+    with pytest.raises(RopeError, match="follow the length in a way that no config"):
+        export(model, tmp_path / "out", method="dynamic", source=source, **HOW)
+    export(model, tmp_path / "out", method="dynamic", source=source, native=True, **HOW)
+    again = load(tmp_path / "out").config.ropes[0]
+    assert (again, again.trained_length) == (model.config.ropes[0], TRAINED)
+    assert again.as_trained() == load(source).config.ropes[0]
+
+
+@pytest.mark.parametrize(("length", "rule"), [(TRAINED, "longrope"), (4, "yarn")])
+def test_a_stated_length_says_whether_the_scaling_belongs_to_the_model(length: int, rule: str, tmp_path: Path) -> None:
+    """Without one it is not guessed."""
+    source = checkpoint(tmp_path / "source", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **OWN["yarn"]})
+    with pytest.raises(RopeError, match="not known whether this model was trained with the scaling"):
+        apply(source, tmp_path / "out", ApplySettings(method="yarn", target=TARGET))
+    done = apply(source, tmp_path / "out", ApplySettings(method="yarn", target=TARGET, trained_length=length))
+    assert done.exported.config["rope_parameters"]["rope_type"] == rule
 
 
 def test_a_wrong_block_would_be_seen(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ropewalk.extend.evaluation import Evaluation
 from ropewalk.extend.factor_search import SearchResult, search_factors, text_objective
 from ropewalk.extend.factors import Factors, Space, search_space
 from ropewalk.extend.held_out import HeldOut, held_out, search_record
+from ropewalk.families import Trained
 from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.decoder import DecoderReader
@@ -50,6 +51,18 @@ def extended(rope: RopeConfig, method: str, reach: Reach = REACH) -> RopeConfig:
 def space_of(rope: Any = ROPE, reach: Reach = REACH, **changes: Any) -> Space:
     """What can be searched in a small model."""
     return search_space(reader(rope, **changes).positions, reach)
+
+
+def test_a_search_starts_from_the_scaling_that_belongs_to_the_model() -> None:
+    """Its points act on top of it: each start is its method, and 1 everywhere is the model as it is."""
+    own = dataclasses.replace(ROPE, scaling=YaRN(4.0, 4), max_position_embeddings=16, trained=Trained(True))
+    space = space_of(own)
+    assert {start.name for start in space.starts} == {"plain", "pi", "ntk", "yarn", "llama3", "resonance"}
+    for start in space.starts:
+        expected, actual = extended(own, start.name), space.rope(start)
+        assert columns_of(actual, TARGET) == pytest.approx(columns_of(expected, TARGET), rel=1e-12)
+        assert attention_factor_of(actual, TARGET) == pytest.approx(attention_factor_of(expected, TARGET))
+    assert columns_of(space.rope(Factors("none", (1.0,) * 4, 1.0)), TARGET) == pytest.approx(columns_of(own), rel=1e-12)
 
 
 def factors_of(candidate: Reader) -> LongRoPE:

@@ -5,15 +5,29 @@ from __future__ import annotations
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 from ropewalk.attention.extensions import LogN
 from ropewalk.errors import RopeError
-from ropewalk.methods import METHODS, Method, Reach, chosen_methods, method_named, named_methods
+from ropewalk.families import Trained
+from ropewalk.methods import (
+    METHODS,
+    Method,
+    Reach,
+    chosen_methods,
+    method_named,
+    named_methods,
+    settled,
+    settled_by_length,
+    unsettled,
+)
 from ropewalk.methods.registry import discover
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import Linear, Proportional
+from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacked, YaRN
 
 ROPE = RopeConfig(64, interleaved=False, max_position_embeddings=256)
 FOUR = Positions((ROPE, ROPE, None, ROPE), (None,) * 4, (None, 128, None, 512))
@@ -93,6 +107,86 @@ def test_as_is_keeps_scaling_and_extensions() -> None:
     own = Positions((scaled,), (LogN(256),), (None,))
     assert method_named("as-is").positions(own, REACH) == own
     assert method_named("plain").positions(own, REACH) == Positions((ROPE,), (None,), (None,))
+
+
+LLAMA3 = Llama3(8.0, 1.0, 4.0, 256)
+BELONGS = dataclasses.replace(ROPE, scaling=LLAMA3, max_position_embeddings=2048, trained=Trained(True))
+
+
+def test_a_scaling_that_the_model_was_trained_with_stays() -> None:
+    """plain is the model as it is; every other method acts on the frequencies as they are, in sliding layers none."""
+    positions, reach = Positions((BELONGS, BELONGS), (None, None), (None, 512)), Reach(2048, 8192)
+    assert BELONGS.trained_length == 2048
+    assert method_named("plain").positions(positions, reach) == positions
+    assert method_named("dca").positions(positions, reach).ropes == positions.ropes
+    assert method_named("crop").positions(positions, reach).ropes == positions.ropes
+    found = method_named("yarn").positions(positions, reach).ropes
+    assert found == (
+        dataclasses.replace(BELONGS, scaling=Stacked(LLAMA3, YaRN(4.0, 2048)), max_position_embeddings=2048),
+        BELONGS,
+    )
+    assert method_named("pi").rope(found[0], reach).scaling == Stacked(LLAMA3, Linear(4.0))  # type: ignore[arg-type]
+    assert "as-is" not in chosen_methods(None, positions, reach)
+    assert chosen_methods(None, positions, Reach(2048, 2048)) == ("plain",)
+
+
+def test_a_scaling_for_inference_is_removed() -> None:
+    """Whether it is known to be one, or nothing is known."""
+    for trained in (None, Trained(False)):
+        rope = dataclasses.replace(BELONGS, trained=trained)
+        assert rope.trained_length == 256
+        assert method_named("plain").rope(rope, REACH).scaling is None
+        assert method_named("pi").rope(rope, REACH).scaling == Linear(4.0)
+        assert "as-is" in chosen_methods(None, Positions((rope,), (None,), (None,)), REACH)
+
+
+def test_abf_keeps_the_sum_of_the_models_own_cosines_positive() -> None:
+    """Up to the target, with the model's own divisors below, and by no larger theta than it takes."""
+    rule = method_named("abf").rope(BELONGS, Reach(2048, 8192)).scaling
+    assert isinstance(rule, Stacked)
+    plain = 1e4 ** (-np.arange(0, 64, 2) / 64)
+    own = inverse_frequencies(BELONGS).inv_freq[0].numpy() / plain
+
+    def positive(theta: float) -> bool:
+        turns = np.outer(np.arange(1, 8192), theta ** (-np.arange(0, 64, 2) / 64) * own)
+        return bool((np.cos(turns).sum(1) >= 0).all())
+
+    theta = rule.by.theta  # type: ignore[attr-defined]
+    assert positive(theta)
+    assert theta == 1e4 or not positive(theta / 1.006)
+
+
+def test_dynamic_ntk_starts_where_the_model_was_trained_to() -> None:
+    """Within it nothing changes; at the target it is NTK by their ratio, on the model's own."""
+    reach = Reach(2048, 8192)
+    rope = method_named("dynamic").rope(BELONGS, reach)
+    own, ntk = inverse_frequencies(BELONGS).inv_freq, inverse_frequencies(method_named("ntk").rope(BELONGS, reach))
+    torch.testing.assert_close(inverse_frequencies(rope, 2048).inv_freq, own, rtol=1e-12, atol=0)
+    torch.testing.assert_close(inverse_frequencies(rope, 8192).inv_freq, ntk.inv_freq, rtol=1e-12, atol=0)
+
+
+def test_longrope_keeps_its_factor_when_the_stated_length_changes() -> None:
+    """It is read from max_position_embeddings: the one that the model was trained with is written out."""
+    own = LongRoPE((1.0,) * 32, (2.0,) * 32, 256)
+    rope = dataclasses.replace(ROPE, scaling=own, max_position_embeddings=2048, trained=Trained(True))
+    pi = method_named("pi").rope(rope, Reach(1024, 8192))  # a trained length of the caller's
+    expected = inverse_frequencies(rope, 2048).attention_factor
+    assert expected > 1.17
+    assert inverse_frequencies(pi, 8192).attention_factor == expected
+
+
+def test_whether_a_scaling_belongs_to_the_model_can_be_open() -> None:
+    """A stated length settles it where the two readings differ in length."""
+    yarn = dataclasses.replace(ROPE, scaling=YaRN(4.0, 256), max_position_embeddings=1024)
+    positions = Positions((None, yarn, ROPE), (None,) * 3, (None,) * 3)
+    assert unsettled(positions) is yarn
+    assert unsettled(Positions((ROPE, BELONGS), (None,) * 2, (None,) * 2)) is None
+    assert unsettled(settled(positions, True, "somebody")) is None
+    assert [rope and rope.trained_length for rope in settled(positions, True, "").ropes] == [None, 1024, 256]
+    assert (settled_by_length(yarn, 256), settled_by_length(yarn, 257)) == (False, True)
+    assert settled_by_length(dataclasses.replace(ROPE, scaling=Linear(4.0)), 256) is None
+    still = dataclasses.replace(ROPE, scaling=Proportional(0.5))  # no length scaling
+    assert unsettled(Positions((still,), (None,), (None,))) is None
 
 
 def test_what_cannot_be_applied_is_refused() -> None:

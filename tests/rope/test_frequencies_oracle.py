@@ -263,7 +263,7 @@ def test_resonance_yarn_on_published_models(b: float, d: int, s: float, trained:
     rule = Resonance(YaRN(s, trained))
     agree(rule, b, d, rounded(below))
     assert factor_of(rule) == pytest.approx(float(mpf("0.1") * mpmath.log(mpf(s)) + 1), rel=1e-14)
-    assert rule.trained_length == trained
+    assert rule.original_length == trained
 
 
 def test_resonance_repeats_itself() -> None:

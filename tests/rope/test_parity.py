@@ -37,7 +37,7 @@ def lengths(config: rw.RopeConfig) -> tuple[int, ...]:
     """Sequence lengths at which a length-dependent rule is compared: both sides of its switch, and beyond."""
     if not config.needs_seq_len:
         return (1,)
-    trained, longest = config.trained_length or 0, config.max_position_embeddings or 0
+    trained, longest = config.original_length or 0, config.max_position_embeddings or 0
     return (100, trained, trained + 1, longest, 2 * longest, 3 * longest + 7)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.errors import RopeError
-from ropewalk.methods import unscaled as without_scaling
 from ropewalk.rope.bounds import REACH_SEARCHED, reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
@@ -59,11 +58,11 @@ def audit(
 
     **Arguments:**
     - `config`: the rope; for several axes, text is assumed (all axes at the same position).
-    - `trained_length`: tokens seen in training before any scaling; default `config.trained_length`.
+    - `trained_length`: tokens seen in training; default `config.trained_length`.
     - `target`: the length wanted, in tokens; default four times the trained length, or 32,768.
     - `layer_type`: a name to carry along, for models with several ropes.
 
-    **Returns:** an `Audit`. `pairs_never_turning` counts pairs whose unscaled wavelength exceeds the
+    **Returns:** an `Audit`. `pairs_never_turning` counts pairs whose wavelength, as the model was trained, exceeds the
     trained length. `reach` is the first distance m >= 1 at which sum_i cos(m theta_i) < 0: a heuristic
     (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591), None when there is none up to
     `reach_searched`. `float32_cos_error` is max |cos of the float32 product - cos| near the target.
@@ -80,7 +79,8 @@ def audit(
         if value is not None and value < 1:
             raise RopeError(f"audit: `{name}` must be positive.", facts={name: value}, cure="Give it in tokens.")
     scaled, factor = text_frequencies(config, wanted)
-    unscaled, _ = text_frequencies(without_scaling(config), wanted)
+    unscaled, _ = text_frequencies(config.unscaled(), wanted)
+    known, _ = text_frequencies(config.as_trained(), trained or wanted)
     limit = max(wanted, REACH_SEARCHED)
     return Audit(
         layer_type=layer_type,
@@ -96,7 +96,7 @@ def audit(
         attention_factor=factor,
         wavelengths=wavelengths(scaled),
         wavelengths_unscaled=wavelengths(unscaled),
-        pairs_never_turning=None if trained is None else int(np.sum(unscaled * trained < 2 * math.pi)),
+        pairs_never_turning=None if trained is None else int(np.sum(known * trained < 2 * math.pi)),
         reach=reach(scaled, limit),
         reach_unscaled=reach(unscaled, limit),
         reach_searched=limit,

@@ -38,6 +38,11 @@ class Source:
             for layer_type, rope in sorted(self.ropes.items(), key=lambda item: item[0] != "full_attention")
         ]
 
+    def known_from(self, reader: Reader) -> Source:
+        """The same, with what the reader knows of the training of each rope (see `RopeConfig.trained`)."""
+        known = {rope: rope for rope in reader.positions.present_ropes}
+        return dataclasses.replace(self, ropes={label: known.get(rope, rope) for label, rope in self.ropes.items()})
+
     def findings(self, target: int) -> list[Finding]:
         """The lint of the config; nothing where no config is known."""
         if not self.config:

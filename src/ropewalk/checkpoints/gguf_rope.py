@@ -51,6 +51,8 @@ def rope_parameters(
     length = int(metadata.get("rope.scaling.original_context_length") or metadata["context_length"])
     factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0: not said
     base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if metadata.get("rope.scaling.finetuned") is True:
+        base["finetuned"] = True
     if "rope_freqs" in factors:
         if kind != "none":
             raise RopeError(

@@ -13,6 +13,7 @@ from typing import Any
 from ropewalk.attention.extensions import Extension
 from ropewalk.encodings import ENCODINGS, EncodingConfig
 from ropewalk.errors import RopeError
+from ropewalk.families import Trained
 from ropewalk.models.config import DecoderConfig
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import rule_from_dict
@@ -92,10 +93,10 @@ def _extension_from_dict(content: Mapping[str, Any] | None) -> Extension | None:
 
 def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:
     """A RopeConfig by its fields, its rule with its class name."""
-    plain = {f.name: getattr(rope, f.name) for f in fields(rope)}
+    plain = {f.name: getattr(rope, f.name) for f in fields(rope) if f.name != "trained"}
     if rope.scaling is not None:
         plain["scaling"] = rope.scaling.to_dict()
-    return plain
+    return plain if rope.trained is None else {**plain, "trained": asdict(rope.trained)}
 
 
 def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
@@ -104,4 +105,6 @@ def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
     rule: Mapping[str, Any] | None = content.get("scaling")
     if rule is not None:
         values["scaling"] = rule_from_dict(rule)
+    if content.get("trained") is not None:
+        values["trained"] = Trained(**content["trained"])
     return RopeConfig(**values)

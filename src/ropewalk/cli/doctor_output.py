@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def print_diagnosis(console: Console, found: Diagnosis) -> None:
     """The audit and the lint, how it was measured, and what was found."""
     print_inspection(console, found.name, found.audits, found.findings)
+    if found.reading is not None:
+        console.print(f"  {found.reading.sentence}", markup=False, highlight=False)
     console.print(f"\n{how_measured(found.measurement)}", markup=False, highlight=False)
     choice = found.environment.get("dtype_choice")
     if choice is not None:

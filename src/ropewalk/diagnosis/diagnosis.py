@@ -14,6 +14,7 @@ from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.document import document, shared_sentences
 from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.reading import ScalingReading
 from ropewalk.diagnosis.standings import standing_rows
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.report.write import report_figure, report_page
@@ -34,6 +35,7 @@ class Diagnosis:
     - `audits`: what each rope says without running the model. `findings`: known traps in its config.
     - `retrieval`: accuracies of the retrieval tasks, where they were asked for.
     - `use`: what distant tokens are worth to plain, the best method and crop, where it was measured.
+    - `reading`: whether the model was trained with its scaling, where that had to be measured.
     - `environment`: versions, machine and settings.
     """
 
@@ -44,11 +46,13 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     retrieval: RetrievalMeasurement | None = None
     use: UseMeasurement | None = None
+    reading: ScalingReading | None = None
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def sentences(self) -> list[str]:
         """The answer in words."""
-        lines = [*shared_sentences(self.measurement), self.verdict.sentence]
+        lines = [] if self.reading is None else [self.reading.sentence]
+        lines += [*shared_sentences(self.measurement), self.verdict.sentence]
         lines += [] if self.use is None else self.use.sentences()
         return lines if self.retrieval is None else [*lines, *sentences(self.retrieval)]
 
@@ -76,6 +80,7 @@ class Diagnosis:
             content["use_details"] = finite({"summary": self.use.sentences(), "seconds": dict(self.use.seconds)})
         if self.retrieval is not None:
             content["retrieval"] = finite({**self.retrieval.to_json(), "summary": list(sentences(self.retrieval))})
+        content["scaling_reading"] = None if self.reading is None else finite(self.reading.to_json())
         if path is not None:
             write_whole(Path(path), json.dumps(content, indent=1, allow_nan=False) + "\n")
         return content

@@ -22,6 +22,7 @@ from ropewalk.diagnosis.estimate import Estimate, Fitted, estimate_losses, estim
 from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan, take_windows, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.diagnosis.reading import ScalingReading, settle_reading
 from ropewalk.diagnosis.retrieval import prepare_retrieval
 from ropewalk.diagnosis.run import gather, run
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
@@ -37,7 +38,7 @@ from ropewalk.diagnosis.use import (
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.ledger import fingerprint as hash_of
-from ropewalk.methods import METHODS
+from ropewalk.methods import METHODS, unsettled
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Display, Progress
@@ -88,8 +89,8 @@ def doctor(
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, "tiny", a `Decoder`, or a `Reader` of another library's model.
-    - `target`: the length wanted, in tokens; None: four times the trained length. `trained_length`: where the config
-      does not say it.
+    - `target`: the length wanted, in tokens; None: four times the trained length. `trained_length`: tokens that the
+      model was trained to, in place of what its config and the table of families say.
     - `text`: a file, several, or a list of (name, contents); None: Moby Dick. `start_char`: where each begins.
     - `block`, `stride`: tokens; None: a quarter of the trained length. `windows`: of each text; None: up to 16.
     - `methods`: names, "all" for those in attention as well; None: those that a config can hold. plain and crop are
@@ -119,7 +120,7 @@ def doctor(
     ['plain', 'pi', 'crop']
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "progress")}
-    return prepare(model, DoctorSettings(**given)).measure(progress)
+    return prepare(model, DoctorSettings(**given), progress).measure(progress)
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -140,6 +141,7 @@ class DoctorRun:
     - `trial`: the model's pace, where it is known already. `left_out`: what did not fit into the minutes, in sentences.
     - `frequencies`: what token frequencies lose on each window. `room`: windows that the shortest text holds.
       `command`: what would measure the same with so many windows of each text.
+    - `reading`: whether the model was trained with its scaling, where that had to be measured.
     """
 
     settings: DoctorSettings
@@ -158,6 +160,7 @@ class DoctorRun:
     frequencies: tuple[float, ...]
     room: int
     command: Callable[[int], str]
+    reading: ScalingReading | None = None
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
         """Measure everything that was asked for; `progress` as for `doctor`."""
@@ -271,6 +274,7 @@ class DoctorRun:
             findings=self.findings,
             retrieval=retrieval,
             use=use,
+            reading=self.reading,
             environment=environment,
         )
 
@@ -282,8 +286,18 @@ def workers_for(reader: Reader, settings: DoctorSettings, protocol: Protocol, jo
     return fitting_workers(reader, protocol.target, jobs)
 
 
-def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf_counter) -> DoctorRun:
-    """Load the model and check everything that was asked, before any work; arguments as for `doctor`."""
+def prepare(
+    model: object,
+    settings: DoctorSettings,
+    progress: Progress | bool | None = None,
+    *,
+    clock: Clock = time.perf_counter,
+) -> DoctorRun:
+    """Load the model and check everything that was asked, before any work; arguments as for `doctor`.
+
+    Where it is not known whether the model was trained with the scaling in its config, that is measured here: the
+    lengths of all else follow from it.
+    """
     began = clock()
     source, reader = _open(model, settings)
     tokenizer = reader.tokenizer
@@ -297,6 +311,8 @@ def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf
     texts = [(name, contents[max(settings.start_char, 0) :]) for name, contents in texts]
     tokens = [tokenizer.encode(contents) for _, contents in texts]
     evaluator = open_evaluator(settings, str(reader.device))
+    reader, reading = _settle(reader, tokens, settings, progress)
+    source = source.known_from(reader)
     protocol = Protocol.choose(
         trained_length=trained_length_of(reader, settings.trained_length),
         text=[name for name, _ in texts],
@@ -345,6 +361,7 @@ def prepare(model: object, settings: DoctorSettings, *, clock: Clock = time.perf
         name=source.name,
         audits=tuple(source.audits(trained_length=protocol.trained_length, target=protocol.target)),
         findings=tuple(source.findings(protocol.target)),
+        reading=reading,
         plan=work,
         windows=windows,
         ledger=ledger,
@@ -415,6 +432,25 @@ def fit_minutes(
     ledger.begin()
     ledger.add(FITTED, dataclasses.asdict(fitted))
     return fitted, trial
+
+
+def _settle(
+    reader: Reader, tokens: Sequence[Sequence[int]], settings: DoctorSettings, progress: Progress | bool | None
+) -> tuple[Reader, ScalingReading | None]:
+    """The reader with an answer to whether its scaling belongs to it, measured where that is not known."""
+    if unsettled(reader.positions) is None:
+        return reader, None
+    folder = None if settings.state is None else state_folder(settings.state, "") / "reading"
+    with shown("doctor", progress) as display:
+        return settle_reading(
+            reader,
+            tokens,
+            trained_length=settings.trained_length,
+            seed=settings.seed,
+            chunk=settings.chunk,
+            folder=folder,
+            progress=display,
+        )
 
 
 def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:

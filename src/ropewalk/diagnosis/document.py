@@ -12,7 +12,9 @@ from ropewalk.diagnosis.evidence import BEATS_CROP, Evidence
 from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.standings import standings
 from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.methods import METHODS, main_rope, unscaled
+from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS, main_rope
+from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import first_columns_of
 from ropewalk.statistics import over_windows
 
@@ -102,20 +104,33 @@ def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
     """The keys of config.json that make a checkpoint use `method`: `rope_parameters` and `max_position_embeddings`.
 
     The length is the target, except where the rule itself starts from it (dynamic), and for plain, crop and methods
-    in attention, which configs cannot express. `rope_parameters` is None without a rope (drope), and for unscaled first
-    tokens, for which transformers has no key.
+    in attention, which configs cannot express; a scaling that the method leaves as it is keeps the length that the
+    config states. `rope_parameters` is None where there is no block; see `block_of`.
     """
     rope, record = main_rope(measurement.positions[method].ropes), METHODS[method]
-    if rope is None or first_columns_of(rope) is not None:
-        return {"rope_parameters": None, "max_position_embeddings": measurement.protocol.target}
-    unscaled_rope = record.scaling is None and not record.keeps_own
-    if unscaled_rope or (rope.scaling is not None and rope.scaling.starts_at_max_length):
-        length = measurement.protocol.trained_length
-    elif record.keeps_own and rope.max_position_embeddings is not None:
+    block, length = block_of(rope), measurement.protocol.target
+    if rope is None or block is None:
+        return {"rope_parameters": None, "max_position_embeddings": length}
+    unchanged = record.scaling is None and (record.keeps_own or rope.scaling is not None)
+    if unchanged and rope.max_position_embeddings is not None:
         length = rope.max_position_embeddings
-    else:
-        length = measurement.protocol.target
-    return {"rope_parameters": rope.to_hf(), "max_position_embeddings": length}
+    elif record.scaling is None or (rope.scaling is not None and rope.scaling.starts_at_max_length):
+        length = measurement.protocol.trained_length
+    return {"rope_parameters": block, "max_position_embeddings": length}
+
+
+def block_of(rope: RopeConfig | None) -> dict[str, Any] | None:
+    """The `rope_parameters` block of a rope, or None where there is none.
+
+    Without a rope (drope); for unscaled first tokens, for which transformers has no key; and for a rule on top of the
+    scaling that the model was trained with, where longrope's two lists cannot say both.
+    """
+    if rope is None or first_columns_of(rope) is not None:
+        return None
+    try:
+        return rope.to_hf()
+    except RopeError:
+        return None
 
 
 def extension_of(method: str, measurement: Measurement) -> str | None:
@@ -130,7 +145,7 @@ def at_run_time(method: str, measurement: Measurement) -> str | None:
     """
     positions = measurement.positions[method]
     rope = main_rope(positions.ropes)
-    if not any(positions.extensions) and (rope is None or first_columns_of(rope) is None):
+    if not any(positions.extensions) and (rope is None or block_of(rope) is not None):
         return None
     settings = [] if positions.ropes == measurement.own.ropes else [f"rope={_setting(positions.ropes)}"]
     settings += [f"extension={_setting(positions.extensions)}"] if any(positions.extensions) else []
@@ -143,12 +158,12 @@ def _setting(of_layers: Sequence[object]) -> str:
 
 
 def turning(method: str, measurement: Measurement) -> dict[str, Any]:
-    """Radians per token of each pair of the method's main rope at the target, those of it unscaled, and the factor."""
+    """Radians per token of each pair of the method's main rope at the target, those of training, and the factor."""
     rope, length = main_rope(measurement.positions[method].ropes), measurement.protocol.target
     if rope is None:
         return {"inv_freq": None, "inv_freq_unscaled": None, "attention_factor": 1.0}
     scaled, factor = text_frequencies(rope, length)
-    plain, _ = text_frequencies(unscaled(rope), length)
+    plain, _ = text_frequencies(rope.as_trained(), length)
     return {"inv_freq": scaled.tolist(), "inv_freq_unscaled": plain.tolist(), "attention_factor": factor}
 
 

@@ -14,7 +14,7 @@ from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.ledger import fingerprint as hash_of
-from ropewalk.methods import METHODS, Reach, chosen_methods
+from ropewalk.methods import METHODS, Reach, chosen_methods, unsettled
 from ropewalk.models.positions import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import Reader
@@ -129,9 +129,10 @@ def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: Prot
 
 
 def trained_length_of(reader: Reader, given: int | None) -> int:
-    """The length to hold methods against: `given`, or what the model says.
+    """The length to hold methods against: `given`, or what the model was trained to.
 
-    Raises `RopeError` where the model has no rope at all, or does not say its length and none is given.
+    Raises `RopeError` where the model has no rope at all, does not say its length and none is given, or carries a
+    scaling of which it is not known whether it was trained with it.
     """
     ropes = reader.positions.present_ropes
     if not ropes:
@@ -139,6 +140,18 @@ def trained_length_of(reader: Reader, given: int | None) -> int:
             "context: this model has no rotary embedding in any layer, so there is nothing to extend.",
             facts={"layers": reader.positions.num_layers},
             cure="Choose a model with RoPE.",
+        )
+    unknown = unsettled(reader.positions)
+    if unknown is not None:
+        raise RopeError(
+            "context: it is not known whether this model was trained with the scaling in its config.",
+            facts={
+                "scaling": unknown.scaling,
+                "trained length with it": unknown.scaled_length,
+                "trained length without it": unknown.original_length,
+            },
+            cure='`ropewalk doctor` measures it. Then pass --trained-length, or write "finetuned": true or false into '
+            "the rope block of config.json.",
         )
     length = reader.trained_length if given is None else given
     if length is None:

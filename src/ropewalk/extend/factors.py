@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.methods import METHODS, Reach, unscaled
+from ropewalk.methods import METHODS, Reach, extended
 from ropewalk.models.positions import Positions
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
@@ -45,7 +45,7 @@ class Space:
     """The points that a search may reach, and how each becomes the ropes of a model.
 
     - `layers`: which layers are searched, with one rope between them: those that see beyond the trained length.
-    - `plain`: that rope, unscaled. `positions`: every layer's, unscaled.
+    - `plain`: that rope as it was trained. `positions`: every layer's, as it was trained.
     - `reach`: the lengths; its first `unscaled_tokens` keep their angles under every point (LongRoPE's n-hat).
     - `monotone`: divisors never decrease from one pair to the next slower one (LongRoPE's constraint); an analytic
       start is taken as it is.
@@ -84,7 +84,7 @@ class Space:
             attention_factor=factors.attention_factor,
             unscaled_tokens=self.reach.unscaled_tokens,
         )
-        return dataclasses.replace(self.plain, scaling=rule, max_position_embeddings=self.reach.target)
+        return extended(self.plain, rule, trained=self.reach.trained, length=self.reach.target)
 
     def positions_of(self, factors: Factors) -> Positions:
         """What each layer knows of positions under these factors."""
@@ -112,7 +112,7 @@ def search_space(positions: Positions, reach: Reach, *, monotone: bool = False) 
             facts={"target": reach.target, "trained_length": reach.trained},
             cure="Ask for a longer --target.",
         )
-    ropes = tuple(None if rope is None else unscaled(rope) for rope in positions.ropes)
+    ropes = tuple(None if rope is None else rope.as_trained() for rope in positions.ropes)
     seen = [
         index
         for index, (rope, window) in enumerate(zip(ropes, positions.sliding_windows, strict=True))
@@ -155,6 +155,7 @@ def search_space(positions: Positions, reach: Reach, *, monotone: bool = False) 
 
 
 def _factors_of(rope: RopeConfig, plain: RopeConfig, name: str, target: int) -> Factors:
-    """What a rope does at the target's length, as divisors of the plain one's frequencies."""
-    new, old = columns_of(rope, target), columns_of(plain)
-    return Factors(name, tuple(a / b for a, b in zip(old, new, strict=True)), attention_factor_of(rope, target))
+    """What a rope does at the target's length: divisors of the plain one's frequencies, and a factor beside its own."""
+    new, old = columns_of(rope, target), columns_of(plain, target)
+    factor = attention_factor_of(rope, target) / attention_factor_of(plain, target)
+    return Factors(name, tuple(a / b for a, b in zip(old, new, strict=True)), factor)

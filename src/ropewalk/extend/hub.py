@@ -115,10 +115,14 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> H
 
 
 def _stated_length(rope: RopeConfig, method: str, reach: Reach) -> int:
-    """`max_position_embeddings`: the length that is wanted, but where the rule itself starts from the trained one."""
+    """`max_position_embeddings`: the length that is wanted, but where the rule itself starts from the trained one.
+
+    A model whose rope is not changed keeps its own number, which its scaling may read.
+    """
     record = METHODS.get(method)
     starts_at_max = rope.scaling is not None and rope.scaling.starts_at_max_length
-    if starts_at_max or (record is not None and record.keeps_own):
+    unchanged = record is not None and (record.keeps_own or (record.scaling is None and rope.scaling is not None))
+    if starts_at_max or unchanged:
         return rope.max_position_embeddings or reach.trained
     return reach.trained if rope.scaling is None else reach.target
 

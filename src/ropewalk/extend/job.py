@@ -73,7 +73,7 @@ class ExtendJob:
         if self.works:
             self.work.check(tunes=settings.tunes, restart=restart)
         self.device, _ = on_machine(settings.device, "float32")
-        self.source = SourceModel.open(model)
+        self.source = SourceModel.open(model, settings.trained_length)
         self.reach = reach_of(self.source.reader, settings)
         self.adapted = self._under_method()
         if not settings.native:

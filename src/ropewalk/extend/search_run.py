@@ -99,7 +99,7 @@ def search(
     need("cma", extra="search")
     place = _check_output(model, out, settings, overwrite=overwrite)
     device, _ = on_machine(settings.device, "float32")
-    opened = SourceModel.open(model)
+    opened = SourceModel.open(model, settings.trained_length)
     reach = reach_of(opened.reader, settings)
     source = opened.in_float32(device)
     material = _material(settings, source.tokenizer("searched on"), reach)

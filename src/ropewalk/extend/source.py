@@ -14,11 +14,12 @@ from ropewalk.diagnosis.plan import trained_length_of
 from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_tuning import tunable
 from ropewalk.extend.settings import OutputSettings
-from ropewalk.methods import Reach
+from ropewalk.methods import Reach, settled, settled_by_length, unsettled
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.reader import Reader, TunableReader
 
+GIVEN = "--trained-length"
 Model = Any  # a path or name that rw.load takes, a Decoder, or a reader
 
 
@@ -32,13 +33,18 @@ class SourceModel:
     stored: torch.dtype
 
     @classmethod
-    def open(cls, model: Model) -> SourceModel:
-        """Load a checkpoint by its path or name, or take a model that is loaded; raises `RopeError` as `rw.load`."""
-        if isinstance(model, str | os.PathLike):
-            reader = tunable(reader_of(load_decoder(model), name=Path(model).name))
-            return cls(reader=reader, name=Path(model).name, place=model, stored=reader.dtype)
-        reader = tunable(reader_of(model))
-        return cls(reader=reader, name=reader.name, place=None, stored=reader.dtype)
+    def open(cls, model: Model, trained_length: int | None = None) -> SourceModel:
+        """Load a checkpoint by its path or name, or take a model that is loaded; raises `RopeError` as `rw.load`.
+
+        `trained_length`: tokens; it also says of a scaling whether the model was trained with it, where that is open.
+        """
+        place = model if isinstance(model, str | os.PathLike) else None
+        reader = tunable(reader_of(model) if place is None else reader_of(load_decoder(place), name=Path(place).name))
+        unknown = unsettled(reader.positions)
+        answer = None if unknown is None or trained_length is None else settled_by_length(unknown, trained_length)
+        if answer is not None:
+            reader = reader.under(settled(reader.positions, answer, GIVEN))
+        return cls(reader=reader, name=reader.name, place=place, stored=reader.dtype)
 
     def in_float32(self, device: str) -> SourceModel:
         """The same in float32 on a device: what is measured and tuned."""

@@ -1,17 +1,30 @@
-"""Model families: what a class rotates and what shape its decoder has, which no config.json states.
+"""Model families: what a class rotates, what its checkpoints were trained with, and what shape its decoder has.
 
-Which two features form a pair, whether a partial rotation is honoured, and which values stand where a config is silent
-are decided by a model's class. The tables name them by `model_type`, as read from transformers 5.23 and measured there
-by tests/rope/test_parity.py; for models whose code lies beside their weights, `SOURCES` says where it was read. A
-family that is not here is not guessed. Adding one is one row; where our decoder can express it, the row says so.
+No config.json states these. Which two features form a pair, whether a partial rotation is honoured, and which values
+stand where a config is silent are decided by a model's class. The tables name them by `model_type`, as read from
+transformers 5.23 and measured there by tests/rope/test_parity.py; for models whose code lies beside their weights,
+`SOURCES` says where it was read. A family that is not here is not guessed. Adding one is one row; where our decoder can
+express it, the row says so. `trained` says which scalings the weights know, and to which length.
 """
 
 from ropewalk.families import by_layer_type, half_split, interleaved, multi_axis, own_code
 from ropewalk.families.family import Condition, DecoderShape, Family, FamilyTable
 from ropewalk.families.own_code import SOURCES
 from ropewalk.families.refused import REFUSED
+from ropewalk.families.trained import Trained, trained_as
 
-__all__ = ["DECODERS", "FAMILIES", "REFUSED", "SOURCES", "Condition", "DecoderShape", "Family", "family_name"]
+__all__ = [
+    "DECODERS",
+    "FAMILIES",
+    "REFUSED",
+    "SOURCES",
+    "Condition",
+    "DecoderShape",
+    "Family",
+    "Trained",
+    "family_name",
+    "trained_as",
+]
 
 FAMILIES = FamilyTable()
 for _table in (half_split, by_layer_type, multi_axis, interleaved, own_code):

@@ -37,8 +37,9 @@ def unseen(
 ) -> dict[str, Any]:
     """For each method, which angles of which pairs at which positions no token had in training.
 
-    In training a pair's angle ran from 0 to trained_length * frequency; modulo a full turn, what lies beyond was never
-    seen, and a pair that made a whole turn has seen everything. Without any scaling, then under each method.
+    In training, before any extension, a pair's angle ran from 0 to trained_length * frequency; modulo a full turn, what
+    lies beyond was never seen, and a pair that made a whole turn has seen everything. Without any scaling, then under
+    each method.
     """
     rope = main_rope(config)
     trained, wanted = lengths(rope, config)
@@ -50,7 +51,7 @@ def unseen(
             cure="Give a longer target, such as four times the trained length.",
         )
     methods = ("plain", *METHODS)
-    ropes = {name: method_named(name).rope(rope, Reach(trained, length)) for name in methods}
+    ropes = {name: method_named(name).rope(unscaled(rope), Reach(trained, length)) for name in methods}
     own = own_name(rope)
     if own is not None:
         ropes[own] = rope  # its own parameters, not those that the target asks for
@@ -90,7 +91,7 @@ def ratios(
         base = frequencies(unscaled(rope))
         factor = stated_factor(rope.scaling, wanted / trained)
         length = round(trained * factor)
-        ropes = {one: method_named(one).rope(rope, Reach(trained, length)) for one in METHODS}
+        ropes = {one: method_named(one).rope(unscaled(rope), Reach(trained, length)) for one in METHODS}
         own = own_name(rope)
         if own is not None:
             ropes[own] = rope
@@ -146,8 +147,8 @@ def own_name(rope: RopeConfig) -> str | None:
 
 
 def lengths(rope: RopeConfig, name: str) -> tuple[int, int]:
-    """The trained length of a config, and the length that its scaling is meant for (else four times), in tokens."""
-    trained = rope.trained_length
+    """The length before a config's scaling, and the one that the scaling is meant for (else four times), in tokens."""
+    trained = rope.original_length
     if trained is None:
         raise RopeError(
             "figure: this config does not say how long its model was trained.",

@@ -6,7 +6,8 @@ from ropewalk.methods.choose import chosen_methods, default_methods, named_metho
 from ropewalk.methods.method import Look, Method
 from ropewalk.methods.reach import Reach
 from ropewalk.methods.registry import METHODS, method_named
-from ropewalk.methods.ropes import main_rope, unscaled
+from ropewalk.methods.ropes import extended, main_rope, unscaled
+from ropewalk.methods.trained import is_unsettled, settle, settled, settled_by_length, unsettled
 
 __all__ = [
     "METHODS",
@@ -15,8 +16,14 @@ __all__ = [
     "Reach",
     "chosen_methods",
     "default_methods",
+    "extended",
+    "is_unsettled",
     "main_rope",
     "method_named",
     "named_methods",
+    "settle",
+    "settled",
+    "settled_by_length",
     "unscaled",
+    "unsettled",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ropewalk.errors import RopeError
 from ropewalk.methods.reach import Reach
 from ropewalk.methods.registry import METHODS
-from ropewalk.methods.ropes import unscaled
 from ropewalk.models.positions import Positions
 
 ALL = "all"
@@ -48,9 +47,12 @@ def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Rea
 
 
 def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
-    """Every method that a config can hold, and crop: `as-is` only where the checkpoint carries a scaling or an
-    extension of its own, and nothing but it and `plain` where the target is within the trained length."""
-    scaled = any(unscaled(rope) != rope for rope in positions.present_ropes) or any(positions.extensions)
+    """Every method that a config can hold, and crop.
+
+    `as-is` only where the checkpoint carries a scaling that it was not trained with, or an extension; nothing but it
+    and `plain` where the target is within the trained length.
+    """
+    scaled = any(rope.as_trained() != rope for rope in positions.present_ropes) or any(positions.extensions)
     fixed = any(rope.scaling is not None and not rope.scaling.can_be_extended for rope in positions.present_ropes)
     kept = {"plain"} | ({name for name, method in METHODS.items() if method.keeps_own} if scaled else set())
     if reach.extends:

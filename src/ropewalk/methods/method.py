@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
 from ropewalk.methods.reach import Reach
-from ropewalk.methods.ropes import unscaled, with_unscaled_tokens
+from ropewalk.methods.ropes import extended, with_unscaled_tokens
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Scaling
@@ -38,9 +37,11 @@ class Method:
     What it does
     - `name`: as on the command line. `order`: its place in tables; the earlier method wins a tie. `priority`: where
       time is short, methods of a low number are measured before others.
-    - `scaling`: for a method of frequencies, the rule that replaces the rope's own, from the unscaled rope.
+    - `scaling`: for a method of frequencies, its rule, made from the rope as it was trained. It acts on the frequencies
+      of a scaling that the model was trained with, and replaces any other.
     - `extension`: for a method in attention, its rule there.
-    - `keeps_own`: it leaves the checkpoint's own scaling and extensions. Every other method removes them first.
+    - `keeps_own`: it leaves the checkpoint's scaling and extensions as they are. Every other method removes extensions
+      first, and a scaling that the model was not trained with.
     - `removes_rope`: it takes the rotation out of every layer that sees beyond the trained length.
     - `crops`: the model reads fresh windows of the trained length. `forgets`: distant tokens are not seen, so that a
       lower loss is no sign of a longer context; it is a baseline, and never recommended.
@@ -99,7 +100,8 @@ class Method:
         """Each layer's rope and extension under this method.
 
         Layers without a rope keep none. Layers with a sliding window of at most the trained length never see further,
-        so they get their unscaled rope and no extension; nor does any sliding layer get one that remaps positions.
+        so they get their rope as it was trained and no extension; nor does any sliding layer get one that remaps
+        positions.
 
         **Raises:** `RopeError` where the method cannot be applied.
 
@@ -117,7 +119,7 @@ class Method:
         return Positions(ropes, self._layer_extensions(current, reach), current.sliding_windows)
 
     def rope(self, rope: RopeConfig, reach: Reach) -> RopeConfig:
-        """One rope under this method; any scaling in it is removed first, unless the method keeps the model's own.
+        """One rope under this method, which starts from the rope as it was trained (`RopeConfig.as_trained`).
 
         **Raises:** `RopeError` where the method cannot be applied.
 
@@ -127,9 +129,9 @@ class Method:
         """
         if self.keeps_own:
             return rope
-        plain = unscaled(rope)
+        base = rope.as_trained()
         if self.scaling is None:
-            return plain
+            return base
         if rope.scaling is not None and not rope.scaling.can_be_extended:
             raise RopeError(
                 f"methods: `{self.name}` cannot be combined with a proportional rope.",
@@ -137,17 +139,16 @@ class Method:
                 cure="Measure it with --methods plain,as-is.",
             )
         self._check_extends(reach)
-        rule = self.scaling(plain, reach)
-        extended = dataclasses.replace(plain, scaling=rule, max_position_embeddings=reach.trained)
+        found = extended(base, self.scaling(base, reach), trained=reach.trained, length=reach.trained)
         if reach.unscaled_tokens and self.scales_frequencies:
-            return with_unscaled_tokens(extended, reach)
-        return extended
+            return with_unscaled_tokens(base, found, reach)
+        return found
 
     def _layer_rope(self, rope: RopeConfig | None, window: int | None, reach: Reach) -> RopeConfig | None:
         if rope is None:
             return None
         if window is not None and window <= reach.trained:
-            return unscaled(rope)
+            return rope.as_trained()
         return None if self.removes_rope else self.rope(rope, reach)
 
     def _layer_extensions(self, current: Positions, reach: Reach) -> tuple[Extension | None, ...]:

@@ -5,7 +5,7 @@ from ropewalk.methods.method import Look, Method
 METHOD = Method(
     name="plain",
     order=0,
-    changes="Nothing: the model as it was trained, any scaling removed.",
+    changes="Nothing: the model as it was trained, a scaling for inference removed.",
     costs="nothing",
     config="default",
     look=Look("#222222", "-", "o"),

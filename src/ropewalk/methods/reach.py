@@ -12,7 +12,7 @@ from ropewalk.rope.values import as_whole
 class Reach:
     """The lengths of an extension, in tokens.
 
-    - `trained`: what the model was trained to, before any scaling. `target`: the length wanted.
+    - `trained`: what the model was trained to, with the scaling that belongs to it. `target`: the length wanted.
     - `unscaled_tokens`: so many first tokens keep their angles under methods that scale frequencies (LongRoPE's n-hat,
       Ding et al. 2024, arXiv:2402.13753, section 3.2).
 

@@ -78,7 +78,7 @@ class Reader(Protocol):
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens that it was trained to before any scaling, where its config says so."""
+        """Tokens that it was trained to, with the scaling that belongs to it, where its config says so."""
 
     @property
     def device(self) -> torch.device:

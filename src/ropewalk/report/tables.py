@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ropewalk.methods import METHODS
+from ropewalk.methods import METHODS, Method
 from ropewalk.report.figures import ratios, wavelengths_of
 from ropewalk.report.record import Document, labels, method_of, recommended_label
 from ropewalk.statistics import signed
@@ -64,13 +64,23 @@ def natures(document: Document) -> Table:
     for method in document["methods"]:
         known = METHODS.get(method["name"])
         if known is not None:
-            first = "unscaled_tokens=" in str(method.get("at_run_time") or "")
-            config = "no: there is no key for unscaled first tokens" if first else known.config_note
-            rows.append([known.name, known.changes, known.costs, config])
+            rows.append([known.name, known.changes, known.costs, _config_note(known, method)])
             if known.source:
                 papers[known.name] = known.source
     heads = ["method", "what it changes", "extra cost per token", "in config.json"]
     return Table("What each method does", heads, rows, best=document["recommended"], words=True, papers=papers)
+
+
+def _config_note(known: Method, method: Mapping[str, Any]) -> str:
+    """Whether a config.json can say the method as it was measured, and how."""
+    if "unscaled_tokens=" in str(method.get("at_run_time") or ""):
+        return "no: there is no key for unscaled first tokens"
+    block = method.get("rope_parameters", {})
+    if known.config is None or known.scaling is None or block == {}:
+        return known.config_note
+    if block is None:
+        return "no: there is no block for this rule on top of the scaling that the model was trained with"
+    return "yes (its factors, as longrope)" if str(block["rope_type"]) == "longrope" else known.config_note
 
 
 def pairs(document: Document) -> Table | None:

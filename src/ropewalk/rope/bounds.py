@@ -40,16 +40,20 @@ def reach(inv_freq: Array, limit: int = REACH_SEARCHED, *, first: int = 1) -> in
 
 
 @lru_cache(maxsize=256)
-def smallest_theta(rotary_dim: int, tokens: int, *, at_least: float = 1.0) -> float:
+def smallest_theta(
+    rotary_dim: int, tokens: int, *, at_least: float = 1.0, divisors: tuple[float, ...] | None = None
+) -> float:
     """The smallest base, on a fine grid, whose sum of cosines stays above zero over a whole window.
 
     **Arguments:**
     - `rotary_dim`: features that turn, even.
     - `tokens`: the window's length; distances up to tokens - 1 are asked for.
     - `at_least`: a base to begin with, such as the checkpoint's own; it is returned where it suffices.
+    - `divisors`: of the frequencies, one for each pair: those of a scaling that stays. None: no scaling.
 
-    **Returns:** `at_least`, or the least 10^(k/400) above it, for which sum_i cos(m theta^(-2i/rotary_dim)) >= 0 for
-    every m < tokens. A base that suffices may lie below one that does not, so every base of the grid is tried in order.
+    **Returns:** `at_least`, or the least 10^(k/400) above it, for which sum_i cos(m theta^(-2i/rotary_dim)) >= 0 (each
+    frequency divided by its divisor) for every m < tokens. A base that suffices may lie below one that does not, so
+    every base of the grid is tried in order.
     **Raises:** `RopeError` for an odd dimension, a length below 1, or a length that no base up to 1e15 reaches.
     **Numerics:** float64; the grid's steps are 0.58 %.
     **Source:** Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591, eq. 8.
@@ -68,7 +72,7 @@ def smallest_theta(rotary_dim: int, tokens: int, *, at_least: float = 1.0) -> fl
     fell: int | None = None
     while theta <= LARGEST:
         if theta > 1:
-            inv_freq = np.array(Ladder(theta, dim, tuple(range(dim // 2))).inv_freq())
+            inv_freq = np.array(Ladder(theta, dim, tuple(range(dim // 2)), divisors=divisors).inv_freq())
             if fell is not None:  # look first about where the last, slightly smaller base fell
                 fell = reach(inv_freq, min(length - 1, 51 * fell // 50), first=49 * fell // 50)
             fell = reach(inv_freq, length - 1) if fell is None else fell

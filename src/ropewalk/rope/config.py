@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from os import PathLike
 from typing import Any
 
 from ropewalk.errors import RopeError
+from ropewalk.families import Trained
 from ropewalk.rope import hugging_face
 from ropewalk.rope.scaling import Ladder, Scaling
 from ropewalk.rope.values import as_whole
@@ -28,6 +29,8 @@ class RopeConfig:
     - `axes`: for each pair, the axis that it follows; None is one axis. See `axes_from_sections`.
     - `axes_restart`: False shares one ladder of frequencies among the axes (M-RoPE); True gives each axis its own, from
       the fastest (axial 2D and 3D).
+    - `trained`: what is known of the training of a published model: whether with `scaling`, and to which length. It
+      turns nothing, so two configs that differ in it alone are equal.
 
     Raises `RopeError` where the numbers do not fit. Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
 
@@ -44,6 +47,7 @@ class RopeConfig:
     max_position_embeddings: int | None = None
     axes: tuple[int, ...] | None = None
     axes_restart: bool = False
+    trained: Trained | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         cure = "Divide with //: hidden_size // num_attention_heads."
@@ -154,10 +158,42 @@ class RopeConfig:
         return None if self.scaling is None else self.scaling.switch_length
 
     @property
-    def trained_length(self) -> int | None:
+    def original_length(self) -> int | None:
         """The context length before any scaling, in tokens, or None where the config does not say."""
-        stated = self.scaling.trained_length if self.scaling is not None else None
+        stated = self.scaling.original_length if self.scaling is not None else None
         return stated if stated is not None else self.max_position_embeddings
+
+    @property
+    def scaling_is_trained(self) -> bool | None:
+        """Whether the model was trained with its length scaling; None where that is not known, or there is none.
+
+        True: the scaling belongs to the model. False: it is an option for inference.
+        """
+        if self.scaling is None or self.unscaled() == self:
+            return None
+        return None if self.trained is None else self.trained.with_scaling
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens that the model was trained to, or None where the config does not say.
+
+        With a scaling that it was trained with, the length that the config states; else the one before the scaling.
+        Where published training differs from the config's number, `trained` has the length.
+        """
+        if self.trained is not None and self.trained.length is not None:
+            return self.trained.length
+        return self.scaled_length if self.scaling_is_trained else self.original_length
+
+    @property
+    def scaled_length(self) -> int | None:
+        """Tokens that the config promises under its scaling, or None where it does not say.
+
+        `max_position_embeddings`, unless that is the length before the scaling: then how far the rule is meant to go.
+        """
+        longest, original = self.max_position_embeddings, self.original_length
+        if self.scaling is not None and (longest is None or longest == original):
+            return self.scaling.target_length(longest) or longest
+        return longest
 
     @property
     def ladders(self) -> tuple[Ladder, ...]:
@@ -179,6 +215,16 @@ class RopeConfig:
     def unscaled(self) -> RopeConfig:
         """The rope as it was before any length scaling; a proportional rope keeps its unrotated pairs."""
         return self if self.scaling is None else replace(self, scaling=self.scaling.unscaled())
+
+    def as_trained(self) -> RopeConfig:
+        """The rope that the weights know: with its scaling where the model was trained with it, else without.
+
+        A scaling of which that is not known is taken away; so is one that was put on top of the model's own.
+        """
+        own = None if self.scaling is None else self.scaling.trained_part
+        if own is not None:
+            return replace(self, scaling=own, trained=Trained(True, self.trained_length))
+        return self if self.scaling_is_trained else self.unscaled()
 
     @classmethod
     def from_hf(

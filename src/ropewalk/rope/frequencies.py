@@ -98,7 +98,8 @@ def first_columns_of(config: RopeConfig) -> tuple[int, tuple[float, ...]] | None
     """For first tokens that stay unscaled (LongRoPE): how many, and their inverse frequencies; else None."""
     if config.scaling is None or config.scaling.first_tokens == 0:
         return None
-    return config.scaling.first_tokens, _scatter(config, [ladder.inv_freq() for ladder in config.ladders])
+    first = config.scaling.first_inv_freq
+    return config.scaling.first_tokens, _scatter(config, [first(ladder) for ladder in config.ladders])
 
 
 def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, REFUSED, Family, family_name
+from ropewalk.families import FAMILIES, REFUSED, Family, family_name, trained_as
 from ropewalk.rope.axes import axes_from_sections, sections_of
 from ropewalk.rope.dimensions import (
     axes_of,
@@ -83,6 +83,7 @@ def _rope_fields(
             facts={"scaling": scaling, "theta": theta, "the class's theta": family.theta},
             cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
         )
+    known = {**fields, **block, "rope_theta": theta, "max_position_embeddings": longest}
     return {
         "head_dim": head_dim,
         "interleaved": interleaved,
@@ -92,6 +93,7 @@ def _rope_fields(
         "max_position_embeddings": longest,
         "axes": axes_of(block, family, name, rotary_dim // 2),
         "axes_restart": family.axial,
+        "trained": trained_as(name, "default" if rule is None else rule.rope_type, known),
     }
 
 

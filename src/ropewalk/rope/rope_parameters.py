@@ -9,7 +9,7 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.rope.scaling import RULES, Scaling, rule_of_type
 
-COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two say how axes share the pairs
 
 

@@ -15,6 +15,7 @@ from ropewalk.rope.rules.llama3 import Llama3
 from ropewalk.rope.rules.longrope import LongRoPE
 from ropewalk.rope.rules.proportional import Proportional
 from ropewalk.rope.rules.resonance import Resonance
+from ropewalk.rope.rules.stacked import Stacked
 from ropewalk.rope.rules.yarn import YaRN, yarn_mscale
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Proportional",
     "Resonance",
     "Scaling",
+    "Stacked",
     "Variant",
     "YaRN",
     "rule_from_dict",

@@ -17,20 +17,40 @@ from ropewalk.rope.rules.block import TRAINED_KEY, Block, read_value
 
 @dataclass(frozen=True)
 class Ladder:
-    """The unscaled frequencies theta^(-2i/dim) of one axis: what a scaling rule starts from.
+    """The frequencies theta^(-2i/dim) of one axis: what a scaling rule starts from.
 
     `columns` gives the index of each frequency among all pairs of the head; `max_position_embeddings` is the config's.
+    `divisors` divide the frequencies, one for each pair: those of the scaling that a model was trained with.
     """
 
     theta: float
     dim: int
     columns: tuple[int, ...]
     max_position_embeddings: int | None = None
+    divisors: tuple[float, ...] | None = None
 
     def inv_freq(self, theta: float | None = None) -> list[float]:
         """Inverse frequencies in radians per token, one per pair, highest first."""
         base = self.theta if theta is None else theta
-        return [base ** (-2 * i / self.dim) for i in range(len(self.columns))]
+        plain = [base ** (-2 * i / self.dim) for i in range(len(self.columns))]
+        return plain if self.divisors is None else [f / by for f, by in zip(plain, self.divisors, strict=True)]
+
+    def index_at(self, frequency: float) -> float:
+        """The index, with a fraction, of the pair that turns by `frequency`; beyond the ends where none does.
+
+        Where the frequencies are divided: the first place at which they fall to it, between two pairs in the ratio of
+        logarithms.
+        """
+        if self.divisors is None:
+            return -self.dim * math.log(frequency) / (2 * math.log(self.theta))
+        logs, wanted = [math.log(f) for f in self.inv_freq()], math.log(frequency)
+        slope = 2 * math.log(self.theta) / self.dim
+        if wanted >= logs[0]:
+            return (logs[0] - wanted) / slope
+        for i in range(1, len(logs)):
+            if logs[i] <= wanted:
+                return i - (wanted - logs[i]) / (logs[i - 1] - logs[i])
+        return len(logs) - 1 + (logs[-1] - wanted) / slope
 
     def ntk_theta(self, ratio: float, rule: str) -> float:
         """theta * ratio^(dim/(dim-2)): the base at which the slowest pair is slowed by exactly `ratio`."""
@@ -98,7 +118,7 @@ class Scaling(ABC):
         return 1.0
 
     @property
-    def trained_length(self) -> int | None:
+    def original_length(self) -> int | None:
         """The length before scaling, in tokens, where the rule itself states it."""
         return None
 
@@ -112,6 +132,10 @@ class Scaling(ABC):
         """How many tokens at the start keep the unscaled frequencies."""
         return 0
 
+    def first_inv_freq(self, ladder: Ladder) -> list[float]:
+        """The inverse frequencies of those first tokens."""
+        return ladder.inv_freq()
+
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         """The most tokens that the frequencies of `seq_len` are right for; infinite where length does not matter."""
         if not self.needs_seq_len:
@@ -124,9 +148,18 @@ class Scaling(ABC):
         """How many tokens the rule is meant for, where its own numbers say so."""
         return None
 
+    @property
+    def trained_part(self) -> Scaling | None:
+        """The rule that a model was trained with, where this one was put on top of it; None for every other."""
+        return None
+
     def unscaled(self) -> Scaling | None:
         """What remains of the rule without any length scaling: None for plain RoPE."""
         return None
+
+    def written_out(self, max_position_embeddings: int | None) -> Scaling:
+        """The same rule with every number in it that it would read from the config's max_position_embeddings."""
+        return self
 
     def as_published(self) -> Scaling:
         """The rule by its paper's formula, where transformers computes another; else the rule itself."""
@@ -169,29 +202,35 @@ class Scaling(ABC):
         return block
 
     def longrope_block(self, ladder: Ladder) -> dict[str, Any]:
-        """A `longrope` block whose two lists are the divisors that give this rule's frequencies."""
-        name, trained = type(self).__name__, self.trained_length or ladder.max_position_embeddings
+        """A `longrope` block of the divisors that give this rule's frequencies: one list up to its switch, one beyond.
+
+        Without a switch the two are equal.
+        """
+        name, trained = type(self).__name__, self.original_length or ladder.max_position_embeddings
+        switch = self.switch_length if self.needs_seq_len else trained
         if trained is None or trained < 2:
             raise RopeError(
                 f"to_hf: {name} becomes `longrope`, which states the trained length, and this config has none.",
                 facts={"scaling": self, "max_position_embeddings": ladder.max_position_embeddings},
                 cure="Give RopeConfig its max_position_embeddings.",
             )
-        scaled = [] if self.needs_seq_len else self.inv_freq(ladder, None)
-        if not all(scaled) or not scaled:
+        sides = [] if switch is None else [self.inv_freq(ladder, length) for length in (switch, switch + 1)]
+        longest = ladder.max_position_embeddings
+        factors = {self.attention_factor_at(longest, length) for length in (switch or 0, (switch or 0) + 1)}
+        if not sides or not all(all(side) for side in sides) or len(factors) > 1:
             raise RopeError(
                 f"to_hf: transformers has no rule for the frequencies of {name}.",
                 facts={"scaling": self},
-                cure="Only frequencies that are above 0 and the same at every length can become `longrope`.",
+                cure="Only frequencies above 0 that change with the length once, or never, can become `longrope`.",
             )
-        divisors = [f / g for f, g in zip(ladder.inv_freq(), scaled, strict=True)]
+        short, long = ([f / g for f, g in zip(ladder.inv_freq(), side, strict=True)] for side in sides)
         return {
             "rope_type": "longrope",
             "rope_theta": ladder.theta,
-            "short_factor": divisors,
-            "long_factor": divisors,
-            "attention_factor": self.attention_factor_at(None, None),
-            TRAINED_KEY: trained,
+            "short_factor": short,
+            "long_factor": long,
+            "attention_factor": factors.pop(),
+            TRAINED_KEY: switch,
         }
 
     def to_dict(self) -> dict[str, Any]:

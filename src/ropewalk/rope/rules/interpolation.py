@@ -112,7 +112,10 @@ class DynamicNTK(Scaling):
         ratio: Tensor = self.ratio(lengths.to(torch.float64).clamp(min=trained) / trained)
         stretched = ladder.ntk_theta(1.0, "DynamicNTK") * ratio ** (ladder.dim / (ladder.dim - 2))
         exponents = [-2 * i / ladder.dim for i in range(len(ladder.columns))]
-        return stretched ** torch.tensor(exponents, dtype=torch.float64, device=lengths.device)
+        found: Tensor = stretched ** torch.tensor(exponents, dtype=torch.float64, device=lengths.device)
+        if ladder.divisors is None:
+            return found
+        return found / torch.tensor(ladder.divisors, dtype=torch.float64, device=lengths.device)
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         return max(seq_len, max_position_embeddings or 0)

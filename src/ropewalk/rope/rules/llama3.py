@@ -49,7 +49,7 @@ class Llama3(Scaling):
         return scaled
 
     @property
-    def trained_length(self) -> int | None:
+    def original_length(self) -> int | None:
         return self.original_max_position_embeddings
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:

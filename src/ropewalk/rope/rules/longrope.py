@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ropewalk.errors import RopeError
@@ -80,7 +80,7 @@ class LongRoPE(Scaling):
                 )
 
     @property
-    def trained_length(self) -> int | None:
+    def original_length(self) -> int | None:
         return self.original_max_position_embeddings
 
     @property
@@ -93,6 +93,11 @@ class LongRoPE(Scaling):
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:
         return int((self.factor or 1) * self.original_max_position_embeddings)
+
+    def written_out(self, max_position_embeddings: int | None) -> Scaling:
+        if self.factor is not None or max_position_embeddings is None:
+            return self
+        return replace(self, factor=max(1.0, max_position_embeddings / self.original_max_position_embeddings))
 
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:

@@ -47,8 +47,8 @@ class Resonance(Scaling):
         return 1.0 if self.of is None else self.of.attention_factor_at(ladder_max, seq_len)
 
     @property
-    def trained_length(self) -> int | None:
-        return None if self.of is None else self.of.trained_length
+    def original_length(self) -> int | None:
+        return None if self.of is None else self.of.original_length
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:
         return None if self.of is None else self.of.target_length(max_position_embeddings)

@@ -80,11 +80,10 @@ class YaRN(Scaling):
     def _kept_by_index(self, ladder: Ladder, plain: list[float]) -> list[float]:
         """The reference code's ramp, linear in the pair's index between the two bounds."""
 
-        def index_with(turns: float) -> float:
-            length = self.original_max_position_embeddings / (turns * 2 * math.pi)
-            return ladder.dim * math.log(length) / (2 * math.log(ladder.theta))
-
-        low, high = index_with(self.beta_fast), index_with(self.beta_slow)
+        low, high = (
+            ladder.index_at(turns * 2 * math.pi / self.original_max_position_embeddings)
+            for turns in (self.beta_fast, self.beta_slow)
+        )
         if self.truncate:
             low, high = float(math.floor(low)), float(math.ceil(high))
         low, high = max(low, 0.0), min(high, ladder.dim - 1.0)
@@ -100,7 +99,7 @@ class YaRN(Scaling):
         return yarn_mscale(self.factor, 1.0)
 
     @property
-    def trained_length(self) -> int | None:
+    def original_length(self) -> int | None:
         return self.original_max_position_embeddings
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:

@@ -1,0 +1,165 @@
+"""How published checkpoints were trained: with the scaling in their config or without it, and to which length.
+
+A config.json does not say either. A scaling that a model was trained with belongs to it: the frequencies as they are
+are what its weights know. Another is an option for inference, and the weights know the frequencies without it. Each
+fact has its source; what is not here is not guessed (the doctor measures it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is known of a checkpoint's training.
+
+    - `with_scaling`: True: the scaling in its config belongs to the model; False: it is an option for inference; None:
+      not known, or there is none.
+    - `length`: tokens of its longest training sequences, where `max_position_embeddings` states another number.
+    - `source`: where that is said.
+    """
+
+    with_scaling: bool | None = None
+    length: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A fact about the checkpoints of some families.
+
+    - `families`, `rules`: names separated by blanks; rules are `rope_type`s, "default" where there is no scaling.
+    - `where`: values of the config's keys for which it holds. `length_key`: the key that states the trained length,
+      where the config has it; else it does not hold.
+    """
+
+    families: str
+    rules: str
+    trained: Trained
+    where: Mapping[str, Any] = field(default_factory=dict)
+    length_key: str | None = None
+
+    def holds(self, family: str, rule: str, fields: Mapping[str, Any]) -> bool:
+        """Whether the fact is one about this config."""
+        stated = self.length_key is None or isinstance(fields.get(self.length_key), int)
+        named = family in self.families.split() and rule in self.rules.split()
+        return named and stated and all(fields.get(key) == value for key, value in self.where.items())
+
+
+DYNAMIC = Trained(False, source="dynamic NTK changes nothing up to max_position_embeddings")
+FINETUNED = "the config says `finetuned`"
+_QWEN = (
+    "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text qwen3 qwen3_moe qwen3_vl_text "
+    "qwen3_vl_moe_text qwen3_omni_moe_text qwen3_next qwen3_5_text qwen3_5_moe_text"
+)
+_LLAMA_3 = {"rope_theta": 500_000.0, "original_max_position_embeddings": 8192}
+_LLAMA_4 = Trained(True, 262_144, "Meta AI, The Llama 4 herd (2025): pre-trained and post-trained with a 256K context")
+_DEEPSEEK = {"max_position_embeddings": 163_840}
+FACTS = (
+    # --- trained with the scaling in their config
+    Fact(
+        "llama mllama_text_model",
+        "llama3",
+        Trained(True, source="Llama 3.1 to 3.3: arXiv:2407.21783, section 3.4.2 (8K to 128K in six stages)"),
+        _LLAMA_3,
+    ),
+    Fact("llama4_text", "llama3 default", _LLAMA_4, {"max_position_embeddings": 10_485_760}),
+    Fact("llama4_text", "llama3 default", _LLAMA_4, {"max_position_embeddings": 1_048_576}),
+    Fact(
+        "llama",
+        "linear",
+        Trained(True, source="LongChat and Vicuna 16k: LMSYS, How Long Can Open-Source LLMs Truly Promise (2023)"),
+        length_key="max_sequence_length",
+    ),
+    Fact(
+        "llama",
+        "linear",
+        Trained(True, source="DeepSeek-Coder: arXiv:2401.14196, section 3.5"),
+        {"rope_theta": 100_000.0, "factor": 4.0, "max_position_embeddings": 16_384},
+    ),
+    Fact("gemma3_text", "linear", Trained(True, source="Gemma 3: arXiv:2503.19786, section 2.1 (32K, then 128K)")),
+    Fact(
+        "phi3 phi4_multimodal phimoe",
+        "longrope",
+        Trained(True, source="Phi-3 and Phi-3.5: arXiv:2404.14219, section 2; Phi-4: arXiv:2503.01743, section 2"),
+    ),
+    Fact(
+        "deepseek_v2",
+        "yarn",
+        Trained(True, 32_768, "DeepSeek-V2: arXiv:2405.04434, section 3.1.4 (trained at 32K, evaluated to 128K)"),
+        _DEEPSEEK,
+    ),
+    Fact(
+        "deepseek_v3 deepseek_v32",
+        "yarn",
+        Trained(True, 131_072, "DeepSeek-V3: arXiv:2412.19437, section 4.3 (32K, then 128K)"),
+        _DEEPSEEK,
+    ),
+    Fact("gpt_oss", "yarn", Trained(True, source="gpt-oss: arXiv:2508.10925, section 2.2 (to 131,072 by YaRN)")),
+    Fact("olmo3", "yarn", Trained(True, source="Olmo 3: arXiv:2512.13961 (8K to 64K by YaRN, full attention only)")),
+    Fact("ministral3", "yarn", Trained(True, source="Ministral 3: arXiv:2601.08584 (to 256K by YaRN)")),
+    Fact(
+        "apertus cwm higgs_audio_v2", "llama3", Trained(True, source="the class's own default block, transformers 5.23")
+    ),
+    # --- options for inference
+    Fact(
+        _QWEN,
+        "yarn",
+        Trained(
+            False, source="the model cards: YaRN is added to config.json for long texts; Qwen2.5: arXiv:2412.15115"
+        ),
+    ),
+    Fact("smollm3", "yarn", Trained(False, source="SmolLM3: its model card (trained to 64K, YaRN to 128K)")),
+    Fact("glm4", "yarn", Trained(False, source="GLM-4-0414: its model card (32K, YaRN beyond)")),
+    # --- without scaling, trained to another length than the config states
+    Fact(
+        "qwen3 qwen3_moe",
+        "default",
+        Trained(
+            length=32_768, source="Qwen3: arXiv:2505.09388, section 3.2; its card: 40,960 leaves room for a prompt"
+        ),
+        {"max_position_embeddings": 40_960},
+    ),
+    Fact(
+        "qwen2_5_vl qwen2_5_vl_text",
+        "default",
+        Trained(
+            length=32_768, source="Qwen2.5-VL: arXiv:2502.13923, table 2; its card: config.json is set up to 32,768"
+        ),
+        {"max_position_embeddings": 128_000},
+    ),
+    Fact(
+        "mistral",
+        "default",
+        Trained(length=8192, source="Mistral 7B v0.1: arXiv:2310.06825, table 1 (context 8,192, window 4,096)"),
+        {"rope_theta": 10_000.0, "max_position_embeddings": 32_768},
+    ),
+    Fact(
+        "cohere",
+        "default",
+        Trained(source="Command R: its model card (128K) and `model_max_length`; see vllm-project/vllm#3727"),
+        length_key="model_max_length",
+    ),
+)
+
+
+def trained_as(family: str, rule: str, fields: Mapping[str, Any]) -> Trained | None:
+    """What is known of the checkpoints of a family whose config says this; None where nothing is.
+
+    `rule` is the `rope_type`, "default" without scaling; `fields` are the config's keys and those of its rope block,
+    with the class's defaults where they are silent.
+
+    >>> trained_as("qwen2", "yarn", {}).with_scaling, trained_as("llama", "yarn", {})
+    (False, None)
+    """
+    if rule == "dynamic":
+        return DYNAMIC
+    if isinstance(fields.get("finetuned"), bool) and rule != "default":
+        return Trained(fields["finetuned"], source=FINETUNED)
+    fact = next((fact for fact in FACTS if fact.holds(family, rule, fields)), None)
+    if fact is None or fact.length_key is None:
+        return None if fact is None else fact.trained
+    return Trained(fact.trained.with_scaling, int(fields[fact.length_key]), fact.trained.source)

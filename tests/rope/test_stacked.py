@@ -1,0 +1,219 @@
+"""A rule on top of the scaling that a model was trained with, against formulas written out here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ropewalk as rw
+from ropewalk.rope.frequencies import columns_of_lengths
+from ropewalk.rope.scaling import (
+    ABF,
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Resonance,
+    Scaling,
+    Stacked,
+    YaRN,
+    rule_from_dict,
+)
+from tests.rope.models import fixture
+
+TRAINED, S = 131_072, 4.0
+LLAMA = rw.RopeConfig.from_hf(fixture("llama_3_2_1b"))
+PHI = rw.RopeConfig.from_hf(fixture("phi_3_5_mini"))
+
+
+def llama_frequencies() -> np.ndarray:
+    """Meta's apply_scaling for Llama 3.2: theta 5e5, d 64, factor 32, bands 1 and 4 turns in 8,192 tokens."""
+    plain = 5e5 ** (-np.arange(0, 64, 2) / 64)
+    waves = 2 * np.pi / plain
+    smooth = (8192 / waves - 1) / 3
+    between = (1 - smooth) * plain / 32 + smooth * plain
+    return np.where(waves > 8192, plain / 32, np.where(waves < 2048, plain, between))
+
+
+def phi_frequencies(side: str) -> np.ndarray:
+    """Phi-3.5's: theta 1e4, d 96, divided by one of its lists."""
+    return 1e4 ** (-np.arange(0, 96, 2) / 96) / np.array(fixture("phi_3_5_mini")["rope_scaling"][f"{side}_factor"])
+
+
+def stacked(base: rw.RopeConfig, rule: Scaling) -> rw.RopeConfig:
+    """The rule on top of a published model's own."""
+    assert base.scaling is not None
+    return dataclasses.replace(base, scaling=Stacked(base.scaling, rule), max_position_embeddings=TRAINED)
+
+
+def actual(config: rw.RopeConfig, seq_len: int | None = None) -> np.ndarray:
+    """The package's frequencies."""
+    found: np.ndarray = rw.inverse_frequencies(config, seq_len).inv_freq[0].numpy()
+    return found
+
+
+def yarn_on(frequencies: np.ndarray, dim: int, theta: float) -> np.ndarray:
+    """The reference code's ramp, its bounds found among these frequencies: where they make 32 turns and one."""
+    index = np.arange(len(frequencies))
+    turns = np.log(TRAINED * frequencies / (2 * np.pi))
+    low, high = (np.interp(-np.log(b), -turns, index) for b in (32.0, 1.0))
+    if -np.log(1.0) > -turns[-1]:  # the slowest pair still makes a turn: go on at theta's own slope
+        high = index[-1] + turns[-1] * dim / (2 * np.log(theta))
+    low, high = math.floor(low), min(math.ceil(high), dim - 1)
+    ramp = np.clip((index - low) / (high - low), 0, 1)
+    return np.asarray(frequencies / S * ramp + frequencies * (1 - ramp))
+
+
+def test_each_rule_on_llama_3_2() -> None:
+    """PI divides what is there, NTK slows it as it slows theta's, Llama 3 and YaRN ask how it turns in 131,072."""
+    base, pairs = llama_frequencies(), np.arange(32)
+    np.testing.assert_allclose(actual(LLAMA), base, rtol=1e-12)
+    cases = {
+        Linear(S): base / S,
+        NTK(S): base * S ** (-2 * pairs / 62),
+        ABF(5e6): base * 10 ** (-2 * pairs / 64),
+        YaRN(S, TRAINED): yarn_on(base, 64, 5e5),
+        Llama3(S, 1.0, 4.0, TRAINED): np.where(
+            TRAINED * base / (2 * np.pi) > 4,
+            base,
+            np.where(
+                TRAINED * base / (2 * np.pi) < 1,
+                base / S,
+                (ramp := (TRAINED * base / (2 * np.pi) - 1) / 3) * base + (1 - ramp) * base / S,
+            ),
+        ),
+        Resonance(Linear(S)): 2 * np.pi / np.round(2 * np.pi * S / base),
+        LongRoPE(tuple(2.0 + pairs), tuple(2.0 + pairs), TRAINED, attention_factor=1.5): base / (2.0 + pairs),
+        Proportional(0.5): base * (pairs < 16),
+    }
+    for rule, expected in cases.items():
+        np.testing.assert_allclose(actual(stacked(LLAMA, rule), TRAINED), expected, rtol=1e-10, err_msg=str(rule))
+    dynamic = actual(stacked(LLAMA, DynamicNTK()), 4 * TRAINED)
+    np.testing.assert_allclose(dynamic, base * 4 ** (-2 * pairs / 62), rtol=1e-10)
+    np.testing.assert_allclose(actual(stacked(LLAMA, DynamicNTK()), TRAINED), base, rtol=1e-12)
+
+
+def test_yarn_on_llama_3_2_leaves_fast_pairs_and_divides_slow_ones() -> None:
+    """Not the bounds of the plain ladder: a pair that llama3 slowed by 32 makes its turns later."""
+    ratio = actual(stacked(LLAMA, YaRN(S, TRAINED))) / llama_frequencies()
+    turns = TRAINED * llama_frequencies() / (2 * np.pi)
+    np.testing.assert_allclose(ratio[turns > 64], 1, rtol=1e-12)
+    np.testing.assert_allclose(ratio[turns < 0.5], 1 / S, rtol=1e-12)
+    plain = actual(dataclasses.replace(LLAMA.unscaled(), scaling=YaRN(S, TRAINED))) / actual(LLAMA.unscaled())
+    assert np.abs(ratio - plain).max() > 0.1
+
+
+def test_both_sides_of_phi_3_5() -> None:
+    """The short list up to 4,096 tokens, the long one beyond; both under the rule on top, and the factors multiply."""
+    config = stacked(PHI, YaRN(S, TRAINED))
+    own = math.sqrt(1 + math.log(32) / math.log(4096))
+    for seq_len, side in ((4096, "short"), (4097, "long"), (4 * TRAINED, "long")):
+        expected = yarn_on(phi_frequencies(side), 96, 1e4)
+        np.testing.assert_allclose(actual(config, seq_len), expected, rtol=1e-10)
+        assert rw.inverse_frequencies(config, seq_len).attention_factor == pytest.approx(own * (0.1 * math.log(S) + 1))
+    assert (config.needs_seq_len, config.switch_length) == (True, 4096)
+    assert (config.longest_at(4096), config.longest_at(4097)) == (4096, math.inf)
+
+
+RULES = st.sampled_from(
+    [Linear(3.0), NTK(3.0), ABF(7e5), YaRN(3.0, 512), YaRN(3.0, 512, variant="paper"), YaRN(3.0, 512, truncate=False),
+     Llama3(3.0, 1.0, 4.0, 512), Resonance(YaRN(3.0, 512)), DynamicNTK(2.0)]
+)  # fmt: skip
+
+
+@given(RULES, st.floats(500.0, 1e6), st.integers(2, 64), st.sampled_from([1.0, 8.0]))
+def test_on_a_scaling_by_one_factor_every_rule_is_that_of_a_slower_clock(
+    rule: Scaling, theta: float, pairs: int, factor: float
+) -> None:
+    """By 1 nothing changes at all; by 8 NTK, PI and a new theta are the plain rule's frequencies divided by 8."""
+    config = rw.RopeConfig(2 * pairs, interleaved=False, theta=theta, max_position_embeddings=512, scaling=rule)
+    both = dataclasses.replace(config, scaling=Stacked(Linear(factor), rule))
+    if factor == 1 or isinstance(rule, Linear | NTK | ABF | DynamicNTK):
+        expected = actual(config, 1024) / factor
+        np.testing.assert_allclose(actual(both, 1024), expected, rtol=1e-9)
+    else:  # a pair's turns are counted as it is: as in a text of an eighth of the length
+        inner = rule.of if isinstance(rule, Resonance) else rule
+        shorter = dataclasses.replace(inner, original_max_position_embeddings=64)
+        expected = actual(dataclasses.replace(config, scaling=shorter)) / factor
+        if isinstance(rule, Resonance):
+            expected = 2 * np.pi / np.round(2 * np.pi / expected)
+        np.testing.assert_allclose(actual(both), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("base", [LLAMA, PHI], ids=["llama3", "longrope"])
+@pytest.mark.parametrize("rule", [Linear(S), NTK(S), YaRN(S, TRAINED), ABF(5e6)])
+def test_what_a_config_can_say(base: rw.RopeConfig, rule: Scaling) -> None:
+    """One divisor for each pair, on either side of the switch: transformers' `longrope` gives the same back."""
+    config = stacked(base, rule)
+    block = config.to_hf()
+    assert block["rope_type"] == "longrope"
+    read = rw.RopeConfig.from_hf(
+        {"model_type": "llama", "head_dim": base.head_dim, "max_position_embeddings": 4 * TRAINED,
+         "rope_parameters": block}
+    )  # fmt: skip
+    for seq_len in (100, 4096, 4097, TRAINED, 4 * TRAINED):
+        np.testing.assert_allclose(actual(read, seq_len), actual(config, seq_len), rtol=1e-12)
+        factors = (rw.inverse_frequencies(one, seq_len).attention_factor for one in (read, config))
+        assert next(factors) == pytest.approx(next(factors), rel=1e-12)
+
+
+def test_what_no_config_can_say() -> None:
+    """Frequencies that follow the length, and pairs that stand still."""
+    for rule in (DynamicNTK(), Proportional(0.5)):
+        with pytest.raises(rw.RopeError, match="transformers has no rule for the frequencies of Stacked"):
+            stacked(LLAMA, rule).to_hf()
+
+
+def test_the_scaling_below_stays_when_the_rule_is_taken_away() -> None:
+    """As trained, it is the model's own again; unscaled, it is the plain ladder."""
+    config = dataclasses.replace(stacked(LLAMA, Linear(2.0)), trained=None)
+    assert config.as_trained().scaling == LLAMA.scaling
+    assert config.as_trained().as_trained() == config.as_trained()
+    assert config.unscaled().scaling is None
+    assert config.trained_length == TRAINED
+
+
+def test_a_rule_is_read_back_from_ropewalks_own_form() -> None:
+    """Both rules by their names and fields."""
+    rule = Stacked(Llama3(8.0, 1.0, 4.0, 8192), Resonance(YaRN(4.0, TRAINED)))
+    assert rule_from_dict(rule.to_dict()) == rule
+
+
+def test_lengths_in_a_tensor() -> None:
+    """For tracers: dynamic NTK on a fixed scaling, and a fixed rule on one that switches; both at once is refused."""
+    lengths = torch.tensor([100, 4096, 4097, TRAINED, 3 * TRAINED])
+    for config in (stacked(LLAMA, DynamicNTK()), stacked(PHI, Linear(2.0))):
+        rows = columns_of_lengths(config, lengths).numpy()
+        for row, length in zip(rows, lengths.tolist(), strict=True):
+            np.testing.assert_allclose(row, actual(config, length), rtol=1e-12)
+    both = stacked(PHI, DynamicNTK())
+    with pytest.raises(rw.RopeError, match="reads its sequence length as a number"):
+        columns_of_lengths(both, lengths)
+
+
+def test_what_cannot_be_stacked_is_refused() -> None:
+    """No rule below, pairs that stand still below, two switches."""
+    with pytest.raises(rw.RopeError, match="`of` and `by` must be scaling rules"):
+        Stacked(None, Linear(2.0))  # type: ignore[arg-type]
+    with pytest.raises(rw.RopeError, match="pairs that stand still"):
+        Stacked(Proportional(0.5), Linear(2.0))
+    first = LongRoPE((1.0,) * 48, (2.0,) * 48, TRAINED, unscaled_tokens=4)
+    with pytest.raises(rw.RopeError, match="need one set of them"):
+        Stacked(PHI.scaling, first)  # type: ignore[arg-type]
+
+
+def test_first_tokens_keep_the_angles_of_the_model() -> None:
+    """Not those of the plain ladder: those that it was trained with."""
+    config = stacked(LLAMA, LongRoPE((4.0,) * 32, (4.0,) * 32, TRAINED, attention_factor=1.0, unscaled_tokens=2))
+    found = rw.inverse_frequencies(config, TRAINED)
+    assert found.first_tokens == 2
+    assert found.first_inv_freq is not None
+    np.testing.assert_allclose(found.first_inv_freq[0].numpy(), llama_frequencies(), rtol=1e-12)
