@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ropewalk.diagnosis.estimate import IN_ATTENTION, seconds_at_once
-from ropewalk.diagnosis.evidence import TOLERATED
+from ropewalk.diagnosis.evidence import TOLERATED, forgets
 from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.plan import Plan
 from ropewalk.diagnosis.protocol import Protocol
@@ -69,19 +69,13 @@ def examined_methods(measurement: Measurement) -> tuple[str, ...]:
     """The methods whose use of far tokens is measured: plain, the best method, and crop.
 
     The best has the lowest mean loss beyond the trained length of those that do not forget and whose mean within it is
-    at most 0.05 nats above plain's.
+    at most 0.05 nats above plain's; it may be plain.
     """
-    names = [name for name in measurement.results if name == "plain" or METHODS[name].crops]
-    beyond = {name: found for name in measurement.results if (found := measurement.beyond(name)) is not None}
-    plain = sum(measurement.within("plain"))
-    able = [
-        name
-        for name in beyond
-        if not METHODS[name].forgets
-        and sum(measurement.within(name)) - plain <= TOLERATED * len(measurement.within(name))
-    ]
-    best = min(able, key=lambda name: sum(beyond[name]), default="plain")
-    return tuple(name for name in measurement.results if name in (*names, best))
+    beyond = {name: sum(found) for name in measurement.results if (found := measurement.beyond(name)) is not None}
+    most = sum(measurement.within("plain")) + TOLERATED * measurement.protocol.total_windows
+    able = [name for name in beyond if not forgets(name) and sum(measurement.within(name)) <= most]
+    best = min(able, key=lambda name: beyond[name], default="plain")
+    return tuple(name for name in measurement.results if name in ("plain", best) or METHODS[name].crops)
 
 
 def use_model(name: str, reader: Reader, plan: Plan) -> UseModel:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ropewalk.readers.reader import Losses
-from ropewalk.statistics import Interval, mean_and_interval
+from ropewalk.statistics import mean_and_interval
 from ropewalk.use.blocks import HALVES, ClosingBlock, Half
 from ropewalk.use.exchange import Mask
 from ropewalk.use.inputs import PLACES, Reading, UseInputs, Where
-from ropewalk.use.intervals import simultaneous
 from ropewalk.use.protocol import CUE, CopyDesign
 from ropewalk.use.result import SHUFFLED, Control, UseRow
 
@@ -82,8 +81,8 @@ def copy_rows(
     by_distance = {distance: [of_window[distance] for of_window in gains] for distance in design.distances}
     scored = (design.block - CUE) * design.per_distance * len(windows)
     rows = [
-        _row(inputs, where, method, "copy", distance, mean, interval, scored)
-        for distance, (mean, interval) in zip(by_distance, simultaneous(list(by_distance.values())), strict=True)
+        _row(inputs, where, method, "copy", distance, values, scored, comparisons=len(by_distance))
+        for distance, values in by_distance.items()
     ]
     return rows, {"copy": [sum(found.values()) / len(found) for found in gains]}
 
@@ -113,16 +112,13 @@ def exchange_rows(
         if of_windows is not None:
             values[test] = of_windows
     rows = [
-        _row(inputs, where, method, test, design.distance, mean, interval, sum(counts[test]))
-        for test, (mean, interval) in zip(values, simultaneous(list(values.values())), strict=True)
+        _row(inputs, where, method, test, design.distance, of_test, sum(counts[test]), comparisons=len(values))
+        for test, of_test in values.items()
     ]
     if inputs.protocol.shuffled:
         apart = [losses_of(method, Reading(where, "exchange", "shuffled"), window) for window in windows]
-        mean, interval = mean_and_interval(
-            [float((one - of_real).mean()) for one, of_real in zip(apart, real, strict=True)]
-        )
-        scored = design.scored * len(windows)
-        rows.append(_row(inputs, where, method, SHUFFLED, design.distance, mean, interval, scored))
+        gained = [float((one - of_real).mean()) for one, of_real in zip(apart, real, strict=True)]
+        rows.append(_row(inputs, where, method, SHUFFLED, design.distance, gained, design.scored * len(windows)))
     return rows, values
 
 
@@ -132,11 +128,13 @@ def _row(
     method: str,
     test: str,
     distance: int,
-    gain: float,
-    interval: Interval,
+    values: Sequence[float],
     tokens: int,
+    *,
+    comparisons: int = 1,
 ) -> UseRow:
-    protocol = inputs.protocol
+    """The mean of the windows' values, with an interval that holds together with so many (Bonferroni)."""
+    protocol, (gain, interval) = inputs.protocol, mean_and_interval(values, comparisons=comparisons)
     window = protocol.target if where == "far" else min(protocol.trained_length, protocol.target)
     return UseRow(
         method=method,
