@@ -27,7 +27,7 @@ def doctor(
     from ropewalk.cli.command_line import command_line
     from ropewalk.cli.doctor_output import print_diagnosis
     from ropewalk.diagnosis.doctor import RunInterrupted, prepare
-    from ropewalk.report.write import check_folder, write_report
+    from ropewalk.report.write import RECORD, check_folder, write_report
 
     if json_file is not None:
         check_writable(json_file)
@@ -44,6 +44,7 @@ def doctor(
     command = command_line(context, leave_out=("json_file", "report", "resume", "state"))
     found = dataclasses.replace(found, environment={**found.environment, "command": command})
     document, console = found.to_json(json_file), Console()
-    print_diagnosis(console, found)
+    written = json_file if report is None else report / RECORD
+    print_diagnosis(console, found, model=model, trained_length=settings.trained_length, record=json_file or written)
     if report is not None:
         console.print(f"Report: {write_report(report, document)}", markup=False, highlight=False, soft_wrap=True)

@@ -1,50 +1,106 @@
-"""What `ropewalk doctor` prints: how it measured, the losses and the verdict, and retrieval."""
+"""What `ropewalk doctor` prints: the verdict, one table, what each method is, and what to type next."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
-from ropewalk.cli.tables import difference_tables, loss_tables, print_inspection, stacked
-from ropewalk.diagnosis.document import how_measured, shared_sentences
+from ropewalk.cli.tables import SEVERITIES, finding_line, stacked
+from ropewalk.diagnosis.document import shared_sentences
+from ropewalk.diagnosis.standings import standing_rows
+from ropewalk.methods import METHODS
+from ropewalk.report.verdict import headline, reaches
 from ropewalk.retrieval.summary import accuracy_rows, sentences
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ropewalk.diagnosis.diagnosis import Diagnosis
-    from ropewalk.diagnosis.measurement import Measurement
-    from ropewalk.diagnosis.verdict import Verdict
     from ropewalk.retrieval.result import RetrievalMeasurement
 
+_COLORS = {"extend": "green", "keep": "green", "cut": "yellow", "undecided": "yellow", "unfit": "red"}
 
-def print_diagnosis(console: Console, found: Diagnosis) -> None:
-    """The audit and the lint, how it was measured, and what was found."""
-    print_inspection(console, found.name, found.audits, found.findings)
-    if found.reading is not None:
-        console.print(f"  {found.reading.sentence}", markup=False, highlight=False)
-    console.print(f"\n{how_measured(found.measurement)}", markup=False, highlight=False)
-    choice = found.environment.get("dtype_choice")
-    if choice is not None:
-        console.print(f"Computed in {found.environment['dtype']}: {choice}.", markup=False, highlight=False)
-    print_losses(console, found.measurement, found.verdict)
-    for line in () if found.use is None else found.use.sentences():
-        console.print(line, markup=False, highlight=False)
+
+def print_diagnosis(
+    console: Console,
+    found: Diagnosis,
+    *,
+    model: str,
+    trained_length: int | None = None,
+    record: Path | None = None,
+) -> None:
+    """The verdict first, then the evidence, then what to do; arguments as for `Diagnosis.next_command`."""
+    print_verdict(console, found)
+    print_table(console, found)
     if found.retrieval is not None:
         print_retrieval(console, found.retrieval)
+    print_methods(console, found)
+    for finding in found.findings:
+        if finding.severity != SEVERITIES[-1]:
+            console.print(finding_line(finding))
+    print_next(console, found, found.next_command(model=model, trained_length=trained_length, record=record))
 
 
-def print_losses(console: Console, measurement: Measurement, verdict: Verdict) -> None:
-    """The tables of losses, the verdict, and what a config needs for it."""
-    console.print()
-    for table in (*loss_tables(measurement, console, verdict), *difference_tables(measurement, console, verdict)):
+def print_verdict(console: Console, found: Diagnosis) -> None:
+    """Its first sentence, the lengths beside it, and its reasons."""
+    from rich.text import Text
+
+    verdict, protocol = found.verdict, found.measurement.protocol
+    first, others = headline(verdict.sentence)
+    line = Text(f"{found.name}: ", style="bold")
+    line.append(first, style=_COLORS[verdict.action])
+    console.print(line.append(f" {others}", style="not bold"))
+    for said in (*(() if found.reading is None else (found.reading.sentence,)), *found.left_out):
+        console.print(Text(said))
+    facts = reaches(verdict.to_json(), protocol.trained_length, protocol.target)
+    console.print(Text(", ".join(f"{what}: {length}" for what, length in facts).capitalize() + "."))
+
+
+def print_table(console: Console, found: Diagnosis) -> None:
+    """Every method's losses and differences."""
+    from rich.text import Text
+
+    protocol = found.measurement.protocol
+    heads, rows = standing_rows(found.measurement, found.use)
+    best = next((label for label in rows if label.split(" ")[0] == found.verdict.method), None)
+    title = f"Loss within and beyond {protocol.trained_length:,} tokens, nats per token"
+    console.print(Text(f"\n{title}", style="bold"))
+    for table in stacked(console, None, [(head, "bold") for head in heads], rows, best):
         console.print(table)
-    for line in (*shared_sentences(measurement), f"Verdict: {verdict.action}. {verdict.sentence}"):
-        console.print(line, markup=False, highlight=False)
-    if verdict.next is not None:
-        console.print(verdict.next.command, markup=False, highlight=False, soft_wrap=True)
-    if verdict.config is not None:
-        line = f"For the checkpoint's config.json:\n{json.dumps(verdict.config, indent=2)}"
+    several = f"{protocol.total_windows} windows" if protocol.total_windows > 1 else "One window"
+    texts = ", ".join(protocol.texts)
+    plus_minus = " ±: 95 % intervals between windows." if protocol.total_windows > 1 else ""
+    choice = found.environment.get("dtype_choice")
+    if choice is not None:
+        plus_minus += f" Computed in {found.environment['dtype']}: {choice}."
+    console.print(Text(f"{several} of {protocol.target:,} tokens of {texts}, seed {protocol.seed}.{plus_minus}\n"))
+
+
+def print_methods(console: Console, found: Diagnosis) -> None:
+    """What each method is, in a few words."""
+    from rich.text import Text
+
+    names = list(found.measurement.results)
+    indent = " " * (4 + max(map(len, names)))
+    for name in names:
+        words = fill(
+            METHODS[name].changes, max(console.width, len(indent) + 20), initial_indent=indent, subsequent_indent=indent
+        )
+        line = Text(f"  {name}", style="bold" if name == found.verdict.method else "")
+        console.print(line.append(words[len(name) + 2 :], style="default"), soft_wrap=True)
+    for said in ("", *shared_sentences(found.measurement)):
+        console.print(Text(said))
+
+
+def print_next(console: Console, found: Diagnosis, command: str | None) -> None:
+    """The command that follows, and what to put into config.json by hand."""
+    if command is not None:
+        console.print("Next:", style="bold")
+        console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+    if found.verdict.config is not None:
+        line = f"or, in config.json: {json.dumps(found.verdict.config)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""What the doctor prints: the audit, the lint and the table of losses, by rich."""
+"""What several commands print: the audit, the lint, and tables that fit the console, by rich."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.audit.sentences import audit_sentences
-from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.standings import standing_rows
-from ropewalk.diagnosis.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
-_MOST_COLUMNS = 8
+SEVERITIES = tuple(_COLORS)
 
 
 def print_inspection(console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> None:
@@ -31,37 +29,23 @@ def print_inspection(console: Console, name: str, audits: Sequence[Audit], findi
     if not findings:
         console.print(Text("  Lint: no known trap in the config."))
     for finding in findings:
-        where = f" ({finding.layer_type})" if finding.layer_type else ""
-        line = Text("  ")
-        line.append(f"{finding.severity} {finding.code}{where}: ", style=_COLORS[finding.severity])
-        line.append(f"{finding.message} {finding.cure}")
+        line = finding_line(finding)
+        line.pad_left(2)
         console.print(line)
 
 
-def loss_tables(measurement: Measurement, console: Console, verdict: Verdict) -> list[Table]:
-    """Losses in nats per token: every method by block (neighbours joined, eight columns at most)."""
-    protocol = measurement.protocol
-    groups = _groups(len(protocol.blocks))
-    heads = []
-    for group in groups:
-        start, end = protocol.blocks[group[0]][0], protocol.blocks[group[-1]][1]
-        style = "bold yellow" if start >= protocol.trained_length else "bold"
-        heads.append((f"{_short(start)}-\n{_short(end)}", style))
-    rows = {name: [f"{measurement.mean_over(name, group):.2f}" for group in groups] for name in measurement.results}
-    return stacked(console, "Loss by position, nats per token", heads, rows, verdict.method)
+def finding_line(finding: Finding) -> Text:
+    """One finding of the lint, with its severity in colour."""
+    from rich.text import Text
 
-
-def difference_tables(measurement: Measurement, console: Console, verdict: Verdict) -> list[Table]:
-    """Each method within and beyond the trained length, and its paired differences to plain with their intervals."""
-    title = f"Within and beyond the trained length of {measurement.protocol.trained_length:,} tokens"
-    names, rows = standing_rows(measurement)
-    heads = [(name, "bold") for name in names]
-    return stacked(console, title, heads, rows, verdict.method)
+    where = f" ({finding.layer_type})" if finding.layer_type else ""
+    line = Text(f"{finding.severity} {finding.code}{where}: ", style=_COLORS[finding.severity])
+    return line.append(f"{finding.message} {finding.cure}", style="default")
 
 
 def stacked(
     console: Console,
-    title: str,
+    title: str | None,
     heads: Sequence[tuple[str, str]],
     rows: Mapping[str, Sequence[str]],
     best: str | None = None,
@@ -106,18 +90,3 @@ def _table(
     for name, cells in rows.items():
         table.add_row(name, *cells, style="bold green" if name == best else None)
     return table
-
-
-def _groups(blocks: int) -> list[range]:
-    """Neighbouring blocks joined so that at most eight columns remain.
-
-    >>> [list(group) for group in _groups(3)], len(_groups(16)), len(_groups(17))
-    ([[0], [1], [2]], 8, 6)
-    """
-    width = -(-blocks // _MOST_COLUMNS)
-    return [range(start, min(start + width, blocks)) for start in range(0, blocks, width)]
-
-
-def _short(length: int) -> str:
-    """Tokens as a column head shows them: 512, 2k, 1.5k."""
-    return f"{length / 1024:g}k" if length >= 1024 and length % 256 == 0 else str(length)

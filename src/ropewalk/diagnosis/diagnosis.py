@@ -14,9 +14,11 @@ from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.document import document, shared_sentences
 from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.next_step import next_step
 from ropewalk.diagnosis.reading import ScalingReading
 from ropewalk.diagnosis.standings import standing_rows
 from ropewalk.diagnosis.verdict import Verdict
+from ropewalk.report.verdict import headline
 from ropewalk.report.write import report_figure, report_page
 from ropewalk.retrieval.result import RetrievalMeasurement
 from ropewalk.retrieval.summary import sentences
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis:
     """What the doctor found of one model.
 
@@ -36,7 +38,7 @@ class Diagnosis:
     - `retrieval`: accuracies of the retrieval tasks, where they were asked for.
     - `use`: what distant tokens are worth to plain, the best method and crop, where it was measured.
     - `reading`: whether the model was trained with its scaling, where that had to be measured.
-    - `environment`: versions, machine and settings.
+    - `environment`: versions, machine and settings. `left_out`: what did not fit into the minutes, in sentences.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Diagnosis:
     use: UseMeasurement | None = None
     reading: ScalingReading | None = None
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
         """The answer in words."""
@@ -57,12 +60,28 @@ class Diagnosis:
         return lines if self.retrieval is None else [*lines, *sentences(self.retrieval)]
 
     def table(self) -> str:
-        """Each method's loss within and beyond the trained length, and its differences to plain, as aligned text."""
-        heads, rows = standing_rows(self.measurement)
+        """Each method's loss within and beyond the trained length, and its differences beyond it, as aligned text."""
+        heads, rows = standing_rows(self.measurement, self.use)
         cells = [["method", *heads], *([name, *row] for name, row in rows.items())]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells
+        )
+
+    def next_command(
+        self, *, model: str | None = None, trained_length: int | None = None, record: str | Path | None = None
+    ) -> str | None:
+        """What to type next; None where there is nothing to run.
+
+        - `model`: as a command names it; None: its name here. `trained_length`: where it had to be given. `record`: the
+          file of this diagnosis, where it was written.
+        """
+        return next_step(
+            self.verdict,
+            self.name if model is None else model,
+            self.measurement.protocol.target,
+            trained_length=trained_length,
+            record=None if record is None else str(record),
         )
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
@@ -75,6 +94,7 @@ class Diagnosis:
             self.findings,
             environment=dict(self.environment),
         )
+        content["left_out"] = list(self.left_out)
         if self.use is not None:
             content["use"] = self.use.to_json()
             content["use_details"] = finite({"summary": self.use.sentences(), "seconds": dict(self.use.seconds)})
@@ -103,13 +123,23 @@ class Diagnosis:
         return report_figure(self.to_json(), name)
 
     def __str__(self) -> str:
-        return "\n".join([self.name, self.table(), *self.sentences()])
+        first = [f"{self.name}: {self.verdict.sentence}", *self.left_out]
+        following = self.next_command()
+        rest = [line for line in self.sentences() if line != self.verdict.sentence]
+        return "\n".join([*first, "", self.table(), *rest, *([f"Next: {following}"] if following else [])])
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The table and the answer, for a notebook; needs no extra."""
-        heads, rows = standing_rows(self.measurement)
-        lines = [f"<b>{escape(self.name)}</b>", "<table><tr>"]
-        lines += [f"<th>{escape(head)}</th>" for head in ("method", *heads)]
+        """The verdict, the table and the other sentences, for a notebook; needs no extra."""
+        heads, rows = standing_rows(self.measurement, self.use)
+        first, others = headline(self.verdict.sentence)
+        following = self.next_command()
+        lines = [f"<p><b>{escape(self.name)}: {escape(first)}</b> {escape(others)}</p>"]
+        lines += [f"<p>{escape(line)}</p>" for line in self.left_out]
+        lines += ["<table><tr>", *(f"<th>{escape(head)}</th>" for head in ("method", *heads))]
         for name, row in rows.items():
             lines += ["</tr><tr>", *(f"<td>{escape(cell)}</td>" for cell in (name, *row))]
-        return "".join([*lines, "</tr></table>", *(f"<p>{escape(line)}</p>" for line in self.sentences())])
+        lines.append("</tr></table>")
+        lines += [f"<p>{escape(line)}</p>" for line in self.sentences() if line != self.verdict.sentence]
+        return "".join([*lines, *([f"<pre>{escape(following)}</pre>"] if following else [])])

@@ -276,6 +276,7 @@ class DoctorRun:
             use=use,
             reading=self.reading,
             environment=environment,
+            left_out=self.left_out,
         )
 
 

@@ -6,17 +6,17 @@ import dataclasses
 
 from ropewalk.diagnosis.evidence import TOLERATED, Evidence
 from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.window_losses import CROP, PLAIN
 from ropewalk.statistics import Interval, plus_minus
-
-HEADS = ("within", "beyond", "within - plain", "beyond - plain", "seconds")
+from ropewalk.use.result import UseMeasurement
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One method's mean losses in nats within and beyond the trained length, and its paired differences to plain.
+    """One method's mean losses in nats within and beyond the trained length, and its paired differences.
 
-    The intervals are those of the verdict's evidence. `affordable`: shown to cost little within; by the mean where one
-    window gives no interval.
+    `within_difference` and `beyond_difference` are those to plain, `crop_difference` that to crop, beyond. Intervals
+    are those of the verdict's evidence. `affordable`: shown to cost little within; by the mean where there is none.
     """
 
     name: str
@@ -26,6 +26,8 @@ class Standing:
     within_interval: Interval
     beyond_difference: float | None
     beyond_interval: Interval
+    crop_difference: float | None
+    crop_interval: Interval
     affordable: bool
 
 
@@ -37,6 +39,7 @@ def standings(measurement: Measurement) -> dict[str, Standing]:
         own = measurement.same_as.get(name, name)
         cost = evidence.cost(own)
         gain = evidence.gain(own) if evidence.losses.beyond else None
+        apart = evidence.beats_crop(own) if CROP in evidence.losses.beyond and own != CROP else None
         within = measurement.within(own)
         found[name] = Standing(
             name=name,
@@ -46,24 +49,46 @@ def standings(measurement: Measurement) -> dict[str, Standing]:
             within_interval=cost.interval,
             beyond_difference=None if gain is None else gain.difference,
             beyond_interval=None if gain is None else gain.interval,
+            crop_difference=None if apart is None else apart.difference,
+            crop_interval=None if apart is None else apart.interval,
             affordable=cost.difference <= TOLERATED if cost.interval is None else cost.result == "shown",
         )
     return found
 
 
-def standing_rows(measurement: Measurement) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-    """Heads, and for each method its losses within and beyond the trained length, differences to plain, and seconds."""
+def standing_rows(
+    measurement: Measurement, use: UseMeasurement | None = None
+) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+    """Heads, and for each method that was measured on its own its losses, and its differences beyond.
+
+    With `use` a last column says how far back tokens are shown to be used. Methods that share one's numbers stand in
+    its name: "ntk = dynamic". A column that says nothing of any method is left out.
+    """
+    heads = ("within", "beyond", "beyond - plain", "beyond - crop", *(() if use is None else ("far use",)))
     rows = {}
-    for standing in standings(measurement).values():
-        shared = measurement.same_as.get(standing.name)
-        seconds = sum(result.seconds for result in measurement.results[standing.name])
-        apart = standing.name != "plain"
-        gain = standing.beyond_difference
-        rows[standing.name] = [
+    for name, standing in standings(measurement).items():
+        if name in measurement.same_as:
+            continue
+        label = " = ".join([name, *(other for other, first in measurement.same_as.items() if first == name)])
+        apart = standing.beyond_difference if name != PLAIN else None
+        row = [
             f"{standing.within:.3f}",
             "" if standing.beyond is None else f"{standing.beyond:.3f}",
-            plus_minus(standing.within_difference, standing.within_interval) if apart else "",
-            plus_minus(gain, standing.beyond_interval) if apart and gain is not None else "",
-            f"as {shared}" if shared else f"{seconds:.1f}",
+            "" if apart is None else plus_minus(apart, standing.beyond_interval),
+            "" if standing.crop_difference is None else plus_minus(standing.crop_difference, standing.crop_interval),
         ]
-    return HEADS, rows
+        rows[label] = row if use is None else [*row, _used(use, name)]
+    told = [number for number in range(len(heads)) if any(row[number] for row in rows.values())]
+    return tuple(heads[number] for number in told), {
+        label: [row[number] for number in told] for label, row in rows.items()
+    }
+
+
+def _used(use: UseMeasurement, method: str) -> str:
+    """How far back a method is shown to use tokens, in a few words; empty where it was not measured."""
+    if method not in use.methods:
+        return ""
+    shown, reach = use.shows_use(method), use.reach(method)
+    if reach is not None:
+        return f"to {reach:,}"
+    return {True: "yes", False: "no", None: "open"}[shown]

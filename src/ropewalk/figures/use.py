@@ -79,7 +79,8 @@ def _legend(figure: Figure, narrow: bool) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             short = label.removesuffix(_RECOMMENDED).replace(WITHIN, "plain, within")
             lines.setdefault(short if narrow else label, handle)
-    figure.legend(lines.values(), lines.keys(), loc="outside lower left", ncols=4)
+    tight = {"fontsize": 9, "handlelength": 1.6, "columnspacing": 1.0} if narrow else {}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower left", ncols=4, **tight)
 
 
 def _draw_copies(
@@ -105,6 +106,16 @@ def _draw_copies(
             xytext=(-3, 3),
             textcoords="offset points",
             ha="right",
+            fontsize=9,
+            color=QUIET,
+        )
+    elif control:
+        axes.annotate(
+            "not measured: the model does not copy\nwithin its trained length either",
+            (0, 0),
+            xycoords="axes fraction",
+            xytext=(5, 5),
+            textcoords="offset points",
             fontsize=9,
             color=QUIET,
         )

@@ -22,7 +22,7 @@ from ropewalk.readers.reader import CHUNK, Reader
 
 Clock = Callable[[], float]
 SHORTEST = 64  # tokens of the first reading
-SHARE = 0.02  # of the work ahead that a trial may take
+SHARE = 0.03  # of the work ahead that a trial may take
 BOUNDS = (1.5, 12.0)  # seconds of a trial, at least and at most
 NOISE = 0.05  # of one reading, relative
 DOUBT = 0.5  # of what arithmetic says of attention's share, relative
@@ -147,7 +147,7 @@ def time_trial(
     """Read the beginning of a text, twice as long each time, and find the pace.
 
     **Arguments:**
-    - `input_ids`: int64 `[tokens]`, a window of the text. `ahead`: the work that the trial is for; a fiftieth of its
+    - `input_ids`: int64 `[tokens]`, a window of the text. `ahead`: the work that the trial is for; a thirtieth of its
       time may be spent, and 1.5 to 12 seconds.
     - `workers`: how many will read at one time, each on its share of the cores: so many read here.
     - `clock`: seconds.

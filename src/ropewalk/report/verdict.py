@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ropewalk.report.record import Document
@@ -32,14 +33,13 @@ def headline(sentence: str) -> tuple[str, str]:
     return (sentence, "") if first is None else (first[1], sentence[first.end() :])
 
 
-def reaches(document: Document) -> list[tuple[str, str]]:
+def reaches(verdict: Mapping[str, Any], trained_length: int, target: int) -> list[tuple[str, str]]:
     """What stands beside the verdict: lengths in tokens, each with what it says."""
-    found, facts = verdict_of(document), [("trained to", f"{document['trained_length']:,} tokens")]
-    if found["action"] not in (None, "unfit"):
-        loss, use = found["reach_loss"], found["reach_use"]
-        facts.append(("loss holds to", "not shown" if loss is None else f"{loss:,}"))
-        facts.append(("far tokens used to", "not shown" if use is None else f"{use:,}"))
-    return [*facts, ("wanted", f"{document['target']:,}")]
+    facts = [("wanted", f"{target:,} tokens"), ("trained to", f"{trained_length:,}")]
+    if verdict["action"] in (None, "unfit"):
+        return facts
+    reached = {"loss holds to": verdict["reach_loss"], "far tokens used to": verdict["reach_use"]}
+    return [*facts, *((what, "not shown" if length is None else f"{length:,}") for what, length in reached.items())]
 
 
 def evidence_table(document: Document) -> Table | None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ropewalk.atomic_io import check_writable, write_whole
 from ropewalk.optional import need
@@ -61,10 +61,16 @@ def report_page(document: Document) -> str:
 
 
 def report_figure(document: Document, name: str) -> Figure:
-    """One figure of the report by its name, to look at or to save; raises `RopeError` as `drawing_named`."""
-    figure = drawing_named(document, name).figure
+    """One figure of the report by its name, to look at or to save; raises `RopeError` as `drawing_named`.
+
+    A notebook shows it, also where nobody has asked matplotlib for its inline figures.
+    """
+    from ropewalk.figures.style import render as drawn
+
+    figure: Any = drawing_named(document, name).figure
     _as_written(figure)
-    return figure
+    figure._repr_png_ = lambda: drawn(figure, "png")
+    return cast("Figure", figure)
 
 
 def _figures(document: Document) -> list[Pictures]:

@@ -1,0 +1,33 @@
+"""The command that follows from a verdict."""
+
+from __future__ import annotations
+
+import shlex
+
+from ropewalk.diagnosis.verdict import Verdict
+
+
+def next_step(
+    verdict: Verdict, model: str, target: int, *, trained_length: int | None = None, record: str | None = None
+) -> str | None:
+    """What to type next; None where there is nothing to run.
+
+    - `model`: as a command names it. `trained_length`: where it had to be given.
+    - `record`: the doctor's, as a file; method and lengths are taken from it.
+
+    >>> next_step(Verdict(action="extend", method="ntk", config={}), "tiny", 1024)
+    'ropewalk extend apply tiny --method ntk --target 1024 --out tiny-1024'
+    """
+    if verdict.action == "undecided":
+        return None if verdict.next is None else verdict.next.command
+    if verdict.action == "unfit":
+        return shlex.join(["ropewalk", "doctor", model, "--text", "FILE"])
+    if verdict.action != "extend" or verdict.method is None:
+        return None
+    chosen = ["--method", verdict.method, "--target", str(target)]
+    chosen += [] if trained_length is None else ["--trained-length", str(trained_length)]
+    if record is not None:
+        chosen = ["--from", record]
+    native = [] if verdict.config is not None else ["--native"]
+    out = f"{model.rstrip('/').removesuffix('.gguf')}-{target}"
+    return shlex.join(["ropewalk", "extend", "apply", model, *chosen, *native, "--out", out])
