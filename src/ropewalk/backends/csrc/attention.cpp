@@ -131,11 +131,7 @@ void attend(int threads, nb::handle out, nb::handle v, nb::handle scale, float s
         job.sinks = given.data<const float>();
     }
     for (nb::handle region : regions) add_region(job, nb::borrow<nb::tuple>(region));
-    // Wide tasks read the keys less often; narrow ones leave enough of them for many threads. The threads of this call
-    // have no say: results are the same for any number of them.
-    const bool wide = job.head_dim <= 128 && job.batch * job.heads * job.queries >= 64 * 2 * task_columns;
-    const int64_t columns = wide ? 2 * task_columns : task_columns;
-    job.block = std::min(job.queries, std::max<int64_t>(1, columns / job.groups()));
+    job.block = std::min(job.queries, std::max<int64_t>(1, task_columns / job.groups()));
     nb::gil_scoped_release release;
     run(job, threads);
 }

@@ -36,7 +36,6 @@ struct InFloats {
     static Lanes load(const Unit* p) { return Floats::load(reinterpret_cast<const float*>(p)); }
     static Lanes broadcast(const Unit* p) { return Floats::of(from_bits(*p)); }
     static Floats multiply_add(Lanes a, Lanes b, Floats c) { return ::multiply_add(a, b, c); }
-    static Floats weight(Floats x) { return power_of_2(x); }
 };
 
 #ifdef __AVX512BF16__
@@ -49,16 +48,6 @@ struct InPairs {
     static Lanes broadcast(const Unit* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
     static Floats multiply_add(Lanes a, Lanes b, Floats c) {
         return {_mm512_dpbf16_ps(c.v, (__m512bh)a, (__m512bh)b)};
-    }
-    // 2^x within 2.7e-6, where the result will have eight bits.
-    static Floats weight(Floats x) {
-        const Floats r = {_mm512_reduce_ps(x.v, 0x09)};
-        Floats p = Floats::of(0x1.bb7cd4p-7f);
-        p = ::multiply_add(p, r, Floats::of(0x1.aa13f0p-5f));
-        p = ::multiply_add(p, r, Floats::of(0x1.ee798ap-3f));
-        p = ::multiply_add(p, r, Floats::of(0x1.62d166p-1f));
-        p = ::multiply_add(p, r, Floats::of(0x1.00002cp+0f));
-        return {_mm512_scalef_ps(p.v, x.v)};
     }
     // Two weights of each column as one unit: a in the lower half.
     static void put_pairs(float* p, Floats a, Floats b) {
@@ -289,31 +278,20 @@ Tile take_values(const Attention& job, const Task& task, int64_t first, int64_t 
     return {s.values, s.features};
 }
 
-// Whether the exponent is that of infinite numbers and NaN.
-inline bool is_infinite(float x) { return (bits_of(x) & 0x7f800000u) == 0x7f800000u; }
-inline bool is_infinite(bf16 x) { return (x.bits & 0x7f80u) == 0x7f80u; }
-inline bool is_infinite(f16 x) { return (x.bits & 0x7c00u) == 0x7c00u; }
-
-template <typename T>
-inline __attribute__((always_inline)) bool any_infinite(const T* x, int64_t stride, int64_t size) {
-    int any = 0;
-    for (int64_t j = 0; j < size; ++j) any |= is_infinite(x[j * stride]);
-    return any != 0;
-}
-
 // Whether any of these values is infinite or NaN.
 template <typename T>
 bool any_infinite(const Attention& job, const Task& task, int64_t first, int64_t count) {
     const Strides& strides = job.v.strides;
     const T* v = reinterpret_cast<const T*>(job.v.data) + place(job.v, task.batch, task.kv_head, first);
-    bool any = false;
     for (int64_t i = 0; i < count; ++i, v += strides.token) {
-        if (strides.feature == 1)
-            any = any || any_infinite(v, 1, job.head_dim);
-        else
-            any = any || any_infinite(v, strides.feature, job.head_dim);
+        float wrong = 0.0f;
+        for (int64_t j = 0; j < job.head_dim; ++j) {
+            const float x = widen(v[j * strides.feature]);
+            wrong += x - x;
+        }
+        if (wrong != 0.0f) return true;  // NaN, too
     }
-    return any;
+    return false;
 }
 
 // What columns begin with: their scales, no sums, and a sink's logit as the first of the softmax.

@@ -106,7 +106,7 @@ void meet(const Attention& job, const Task& task, const Meeting& m, const Group&
         for (int64_t i = 0; i < count; ++i)
             for (int r = 0; r < R; ++r) {
                 float* const at = weights + i * width + r * lanes;
-                const Floats weight = In::weight(multiply_subtract(Floats::load(at), scale[r], shift[r]));
+                const Floats weight = power_of_2(multiply_subtract(Floats::load(at), scale[r], shift[r]));
                 total[r] = total[r] + weight;
                 put(at, weight);
             }
@@ -115,8 +115,8 @@ void meet(const Attention& job, const Task& task, const Meeting& m, const Group&
         for (int64_t i = 0; i < count; ++i)
             for (int r = 0; r < R; ++r) {
                 const float* const at = weights + 2 * i * width + r * lanes;
-                const Floats a = In::weight(multiply_subtract(Floats::load(at), scale[r], shift[r]));
-                const Floats b = In::weight(multiply_subtract(Floats::load(at + width), scale[r], shift[r]));
+                const Floats a = power_of_2(multiply_subtract(Floats::load(at), scale[r], shift[r]));
+                const Floats b = power_of_2(multiply_subtract(Floats::load(at + width), scale[r], shift[r]));
                 total[r] = total[r] + (a + b);
                 In::put_pairs(weights + i * width + r * lanes, a, b);
             }
