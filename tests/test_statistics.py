@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropewalk.statistics import difference, mean_and_interval, over_windows, plus_minus, signed
+from ropewalk.statistics import difference, mean_and_interval, over_windows, plus_minus, share_of_clusters, signed
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,45 @@ def test_values_that_differ_in_their_last_bits_have_a_finite_interval() -> None:
     _, interval = over_windows([1 + 1e-15, 1.0, 1.0, 1.0, 1 - 1e-15])
     assert interval is not None
     assert all(map(math.isfinite, interval))
+
+
+def beta_binomial(rng: np.random.Generator, share: float, clusters: int, correlation: float) -> list[tuple[int, int]]:
+    """Clusters of 24 answers whose chance of being right differs from text to text."""
+    found = np.full(clusters, share)
+    if correlation:
+        shape = (1 - correlation) / correlation
+        found = rng.beta(share * shape, (1 - share) * shape, clusters)
+    return [(int(right), 24) for right in rng.binomial(24, found)]
+
+
+@pytest.mark.parametrize("clusters", [2, 4, 8, 16])
+@pytest.mark.parametrize("share", [0.08, 0.7])
+@pytest.mark.parametrize("correlation", [0.0, 0.05])
+def test_intervals_of_clusters_hold_the_share(clusters: int, share: float, correlation: float) -> None:
+    """Of 150 samples at least 93 in 100, and all answers as if independent, or a bootstrap alone, fewer."""
+    rng, held = np.random.default_rng(3), 0
+    for _ in range(150):
+        interval = share_of_clusters(beta_binomial(rng, share, clusters, correlation))
+        assert interval is not None
+        assert 0.0 <= interval[0] < interval[1] <= 1.0
+        held += interval[0] <= share <= interval[1]
+    assert held / 150 >= 0.93
+
+
+def test_clusters_are_not_independent_answers() -> None:
+    """Texts that differ widen the interval; one text has none; texts of one answer each have Wilson's."""
+    alike, apart = share_of_clusters([(12, 24)] * 6), share_of_clusters([(24, 24), (0, 24)] * 3)
+    assert alike is not None
+    assert apart is not None
+    assert apart[1] - apart[0] > 2.5 * (alike[1] - alike[0])
+    assert share_of_clusters([(20, 24)]) is None
+    assert share_of_clusters([(1, 1)] * 9 + [(0, 1)]) == pytest.approx((0.59585, 0.98212), abs=1e-5)
+    whole = share_of_clusters([(24, 24)] * 4)
+    assert whole is not None
+    assert whole[1] == 1.0
+    assert 0.8 < whole[0] < 0.92  # all found in four texts is not all found in any
+    wide = share_of_clusters([(1, 24)] * 19 + [(24, 24)])
+    assert wide is not None
+    assert wide[1] >= np.quantile(  # by the definition of the bootstrap, drawn here anew
+        [np.mean(np.random.default_rng(n).choice([1 / 24] * 19 + [1.0], 20)) for n in range(4000)], 0.95
+    )

@@ -413,28 +413,62 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
     arguments = (
         model, "--target", 1024, "--text", text, "--text", tmp_path / "other.txt", "--start-char", 7,
         "--windows", 1, "--methods", "ntk,dynamic,dca,crop",
-        "--retrieval", "passkey", "--retrieval-lengths", "600,1024", "--retrieval-samples", 1,
+        "--retrieval", "numbers", "--retrieval-lengths", "600,1024", "--retrieval-samples", 2,
     )  # fmt: skip
     assert doctor(*arguments, "--json", out, "--report", report) == 0
     shown = capsys.readouterr()
-    assert "Retrieval: passkey, part found" in shown.out
-    assert "Chance finds 12.5%." in shown.out
+    assert "Retrieval: numbers, part found" in shown.out
+    assert "Chance finds 25.0%." in shown.out
+    assert "4 answers for each text" in shown.out
     found = json.loads(out.read_text())
-    assert found["retrieval"]["protocol"]["text"] == "text.txt and other.txt"
-    results = found["retrieval"]["results"]
+    assert found["retrieval_details"]["protocol"]["text"] == "text.txt and other.txt"
+    results = found["retrieval"]
+    assert {"method", "task", "length", "depth", "asked", "found", "interval"} <= set(results[0])
+    assert {(row["task"], row["length"], row["depth"], row["asked"]) for row in results} == {
+        ("numbers", 600, 0.5, 8), ("numbers", 1024, 0.5, 8),
+    }  # fmt: skip
     assert Counter(row["method"] for row in results) == {
-        "plain": 10,
-        "ntk": 10,
-        "dynamic": 10,
-        "dca": 10,
-        "crop": 10,
+        "plain": 2,
+        "ntk": 2,
+        "dynamic": 2,
+        "dca": 2,
+        "crop": 2,
     }  # dynamic is ntk at the target alone
     assert finite_or_null(found)
     page = (report / "index.html").read_text()
-    assert "passkey" in page
+    assert "Retrieval by distance: numbers" in page
     assert doctor(*arguments, "--json", out, "--resume") == 0
-    assert "passkey" not in capsys.readouterr().err
-    assert json.loads(out.read_text())["retrieval"]["results"] == results
+    assert "numbers" not in capsys.readouterr().err
+    assert json.loads(out.read_text())["retrieval"] == results
+
+
+def test_retrieval_of_the_methods_that_matter(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without names plain, the best method and crop are asked, and with --measure alone about named numbers."""
+    model = write_checkpoint(tmp_path / "long", dataclasses.replace(ROPE, max_position_embeddings=300))
+    text.write_text(TEXT * 3)
+    out = tmp_path / "out.json"
+    given = (
+        model,
+        "--target",
+        600,
+        "--text",
+        text,
+        "--windows",
+        1,
+        "--retrieval-lengths",
+        600,
+        "--retrieval-samples",
+        1,
+    )
+    assert doctor(*given, "--measure", "loss,retrieval", "--json", out) == 0
+    found = json.loads(out.read_text())
+    methods = {row["method"] for row in found["retrieval"]}
+    others = [one for one in found["methods"] if one["name"] != "crop" and (one["difference_within"] or 0) <= 0.05]
+    best = min(others, key=lambda one: one["loss_beyond"])["name"]
+    assert methods == {"plain", best, "crop"}
+    assert {row["task"] for row in found["retrieval"]} == {"numbers"}
+    assert {row["interval"] for row in found["retrieval"]} == {None}
+    assert "gives no interval" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -447,6 +481,10 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
         ),
         (("--retrieval", "all", "--retrieval-lengths", "20"), "no retrieval task fits"),
         (("--retrieval", "passkey", "--scoring", "guess"), "scoring"),
+        (("--retrieval", "passkey", "--scoring", "generate"), "answered by choice"),
+        (("--retrieval", "passkey", "--retrieval-form", "two"), "unknown form"),
+        (("--retrieval", "passkey", "--retrieval-chat"), "no chat template"),
+        (("--retrieval-chat",), "belong to --retrieval"),
     ],
 )
 def test_bad_retrieval_is_a_message(

@@ -115,18 +115,20 @@ def test_the_same_command_goes_on(given: list[str], tmp_path: Path, capsys: pyte
 def test_search_on_answers(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Examples instead of windows; held against other examples and against the loss of a text; the same goes on."""
-    assert search_run.EXAMPLES_APART == 40
-    monkeypatch.setattr(search_run, "EXAMPLES_APART", 6)  # each is read once for every method
+    """Texts with questions instead of windows; held against other texts and the loss of a text; the same goes on."""
+    assert search_run.TEXTS_APART == 8
+    monkeypatch.setattr(search_run, "TEXTS_APART", 3)  # each is read once for every method
     record = tmp_path / "search.json"
     at = given.index("--target") + 1
-    words = [*given[:at], "400", *given[at + 1 :], "--windows", "1", "--answers", "passkey", "--search-windows", "3"]
+    words = [*given[:at], "400", *given[at + 1 :], "--windows", "1", "--answers", "numbers", "--search-windows", "2"]
     assert call(*words, "--budget", 10, "--record", record) == 0
     printed = capsys.readouterr().out
-    assert "Search: loss of the answers of passkey; examples of 400 tokens: 3 of seen, held out 6" in printed
+    assert (
+        "Search: loss of the answers of numbers; texts with questions of 400 tokens: 2 of seen, held out 3" in printed
+    )
     found = json.loads(record.read_text())
-    assert (found["answers"], found["windows"], found["evaluations"]) == (["passkey"], 3, 10)
-    assert found["held_out_answers"]["examples"] == 6
+    assert (found["answers"], found["windows"], found["evaluations"]) == (["numbers"], 2, 10)
+    assert found["held_out_answers"]["texts"] == 3
     assert found["held_out"]["windows"] == 1
     for sentence in (*found["held_out_answers"]["sentences"], *found["held_out"]["sentences"]):
         assert sentence in printed
@@ -135,7 +137,7 @@ def test_search_on_answers(
     assert call(*words[:-4], "--answers", "pass,key") == 2
     assert "unknown task" in capsys.readouterr().err
     other = tmp_path / "other.txt"
-    other.write_text(SEEN + UNSEEN)  # examples are made of all of it, wherever the windows lie
+    other.write_text(SEEN + UNSEEN)  # texts are made of all of it, wherever the windows lie
     assert call(*words, "--validation", other) == 2
     assert "shares passages" in capsys.readouterr().err
     assert call(*words, "--validation", other, "--start-char", len(SEEN), "--budget", 8) == 0

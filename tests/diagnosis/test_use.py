@@ -157,11 +157,11 @@ def test_what_cannot_be_measured_is_refused(measure: str) -> None:
         DoctorSettings(measure=measure)
 
 
-def test_tasks_imply_retrieval_and_retrieval_means_all_tasks() -> None:
+def test_tasks_imply_retrieval_and_retrieval_means_named_numbers() -> None:
     """Either word asks for it."""
     assert DoctorSettings(retrieval="passkey").measured == ("loss", "use", "retrieval")
     asked = DoctorSettings(measure="loss,retrieval", retrieval_samples=3)
-    assert (asked.measured, asked.task_names) == (("loss", "retrieval"), ("all",))
+    assert (asked.measured, asked.task_names) == (("loss", "retrieval"), ("numbers",))
 
 
 def test_within_the_trained_length_there_is_little_to_say(tmp_path: Path) -> None:

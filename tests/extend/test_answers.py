@@ -1,4 +1,4 @@
-"""A search on answers: what it costs, what it is made of, and what it is worth on other examples."""
+"""A search on answers: what it costs, what it is made of, and what it is worth on other texts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.extend.answers import (
     HeldOutAnswers,
-    answer_examples,
     answer_losses,
     answer_objective,
+    answer_texts,
     digest,
     held_out_answers,
 )
 from ropewalk.extend.factor_search import SearchResult, search_factors
 from ropewalk.methods import Reach
 from ropewalk.readers.decoder import DecoderReader
-from ropewalk.retrieval.example import Example
+from ropewalk.retrieval.questions import Question, QuestionSet, Wanted
 from tests.diagnosis.models import random_ids, tiny_decoder
 
 pytest.importorskip("cma")
@@ -30,13 +30,20 @@ TRAINED, TARGET = 32, 64
 TEXT = "It was the best of times, it was the worst of times; some other words follow here. " * 8
 
 
-def example(start: int = 0) -> Example:
-    """Fifty tokens and an answer of four."""
-    ids = tuple(random_ids(80).tolist())[start : start + 60]
-    return Example(
-        input_ids=ids[:50], answer_ids=ids[50:54], distractor_ids=(ids[55:59],), answers=("a",), distractors=("b",),
-        positions=(3,), depth=0.0, new_tokens=4,
+def text(start: int = 0) -> QuestionSet:
+    """Fifty tokens and two questions, the second with two answers; of other candidates nothing is asked."""
+    ids = tuple(random_ids(99).tolist())[start:]
+    questions = (
+        Question(
+            input_ids=ids[50:52], candidates=(0, 1), continuations=(ids[52:56], ids[70:73]),
+            wanted=(Wanted(0, (1,), 0.5, 30),),
+        ),
+        Question(
+            input_ids=(), candidates=(1, 2, 0), continuations=(ids[70:73], ids[60:61], ids[52:56]),
+            wanted=(Wanted(1, (0,), 0.5, 30), Wanted(2, (0,), 0.7, 20)),
+        ),
     )  # fmt: skip
+    return QuestionSet(input_ids=ids[:50], questions=questions)
 
 
 def reader() -> DecoderReader:
@@ -45,8 +52,8 @@ def reader() -> DecoderReader:
 
 
 def run(**more: Any) -> SearchResult:
-    """A search of 12 evaluations on one example, without any window of text."""
-    objective = answer_objective([example()])
+    """A search of 12 evaluations on one text, without any window."""
+    objective = answer_objective([text()])
     return search_factors(
         reader(), None, Reach(TRAINED, TARGET, **more), budget=12, objective=objective, objective_name="answers"
     )
@@ -69,41 +76,49 @@ class Shown:
 
 
 def test_the_loss_is_that_of_the_answers_tokens() -> None:
-    """Nats per token of the answer alone, after the whole input, by one plain forward; distractors have no part."""
-    model, one = tiny_decoder(), example()
-    ids = one.input_ids + one.answer_ids
-    with torch.no_grad():
-        logs = model(torch.tensor([ids])).log_softmax(-1)[0]
-    expected = -sum(logs[49 + index, token].item() for index, token in enumerate(one.answer_ids)) / 4
-    assert answer_losses(DecoderReader(model), [one]) == pytest.approx([expected], abs=2e-6)
+    """Nats per token of each answer alone, after the text and its question, by plain forwards; their mean."""
+    model, one = tiny_decoder(), text()
+    asked = [(0, 0), (1, 0), (1, 1)]  # question and its continuation
+    losses = []
+    for number, place in asked:
+        question = one.questions[number]
+        answer = question.continuations[place]
+        ids = (*one.input_ids, *question.input_ids, *answer)
+        with torch.no_grad():
+            logs = model(torch.tensor([ids])).log_softmax(-1)[0]
+        start = len(ids) - len(answer) - 1
+        losses.append(-sum(logs[start + n, token].item() for n, token in enumerate(answer)) / len(answer))
+    assert answer_losses(DecoderReader(model), [one]) == pytest.approx([sum(losses) / 3], abs=2e-6)
     result = run()
     assert result.best.losses == pytest.approx(answer_losses(result.apply(reader()), [one]), abs=2e-6)
     assert result.best.loss <= result.best_start.loss
 
 
-def test_tasks_and_depths_take_turns() -> None:
-    """Every length is kept, the same seed gives the same examples, and another one others."""
+def test_tasks_take_turns() -> None:
+    """Every length is kept, the same seed gives the same texts, and another one others; lists have one question."""
     tokenizer = TextTokenizer.bytes()
 
-    def made(seed: int) -> list[Example]:
-        return answer_examples(tokenizer, ["passkey", "niah_single"], TEXT, length=700, count=6, seed=seed)
+    def made(seed: int) -> list[QuestionSet]:
+        return answer_texts(tokenizer, ["passkey", "numbers"], TEXT, length=900, count=4, seed=seed)
 
     found = made(1)
-    assert all(one.tokens <= 700 for one in found)
-    assert [round(one.depth or 0, 1) for one in found] == pytest.approx([0, 0, 0.25, 0.25, 0.5, 0.5], abs=0.1)
+    assert all(one.tokens <= 900 for one in found)
+    assert all(len(one.questions) >= 4 for one in found)
     assert digest(found) == digest(made(1)) != digest(made(2))
     assert {tokenizer.decode(list(one.input_ids)).count("pass key") > 0 for one in found[::2]} == {True}
     assert {tokenizer.decode(list(one.input_ids)).count("pass key") > 0 for one in found[1::2]} == {False}
-    with pytest.raises(RopeError, match="fewer examples than tasks"):
-        answer_examples(tokenizer, ["passkey", "vt"], TEXT, length=700, count=1, seed=0)
+    [one] = answer_texts(tokenizer, ["fwe"], TEXT, length=900, count=1, seed=0)
+    assert len(one.questions) == 1
+    with pytest.raises(RopeError, match="fewer texts than tasks"):
+        answer_texts(tokenizer, ["passkey", "vt"], TEXT, length=700, count=1, seed=0)
     with pytest.raises(RopeError, match="unknown task"):
-        answer_examples(tokenizer, ["pass"], TEXT, length=700, count=1, seed=0)
+        answer_texts(tokenizer, ["pass"], TEXT, length=700, count=1, seed=0)
 
 
 def test_held_out_losses_are_those_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name and example, kept in a file of their own; resumed, nothing is measured again."""
+    """By name and text, kept in a file of their own; resumed, nothing is measured again."""
     result, model, shown = run(), reader(), Shown()
-    others = [example(3), example(11)]
+    others = [text(3), text(11)]
     found = held_out_answers(model, result, others, text="book", folder=tmp_path, progress=shown)
     total = 2 * len(found.losses)
     assert [text.split()[0] for text in shown.begun] == [f"{number}/{total}" for number in range(1, total + 1)]
@@ -117,7 +132,7 @@ def test_held_out_losses_are_those_of_the_models(tmp_path: Path, monkeypatch: py
     assert len(list(tmp_path.iterdir())) == 1
     held_out_answers(model, run(unscaled_tokens=3), others, text="book", folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
-    with pytest.raises(RopeError, match="no example"):
+    with pytest.raises(RopeError, match="no text"):
         held_out_answers(model, result, [], text="book")
     monkeypatch.setattr("ropewalk.extend.answers.answer_losses", lambda *_, **__: [float("nan")])
     with pytest.raises(RopeError, match="not a finite number"):
@@ -128,18 +143,18 @@ def test_held_out_losses_are_those_of_the_models(tmp_path: Path, monkeypatch: py
     ("gains", "said"),
     [
         ([-0.5, -0.6, -0.4, -0.5, -0.45], "The gain is significant"),
-        ([0.5, 0.6, 0.4, 0.5, 0.45], "the search has fitted its own examples; yarn is better"),
+        ([0.5, 0.6, 0.4, 0.5, 0.45], "the search has fitted its own texts; yarn is better"),
         ([-0.5, 0.6, 0.1, -0.2, 0.05], "The gain is not significant"),
-        ([-0.5], "One example: no interval"),
+        ([-0.5], "One text: no interval"),
     ],
 )
 def test_the_verdict_says_whether_a_gain_is_shown(gains: list[float], said: str) -> None:
-    """By the interval over examples; the same numbers stand in the record."""
+    """By the interval over texts; the same numbers stand in the record."""
     base = np.linspace(2, 3, len(gains))
     losses = {"searched": tuple(base + gains), "plain": tuple(base + 1), "yarn": tuple(base)}
     found = HeldOutAnswers(text="book", chosen="yarn", found_better=True, losses=losses)
     assert said in found.sentences()[0]
-    assert f"On {len(gains)} other example" in found.sentences()[0]
+    assert f"in {len(gains)} other text" in found.sentences()[0]
     assert found.to_json()["gain"] == pytest.approx(np.mean(gains))
     assert found.to_json()["rows"][1]["name"] == "plain"
     assert HeldOutAnswers(text="b", chosen="yarn", found_better=False, losses=losses).sentences() == []

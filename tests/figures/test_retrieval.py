@@ -1,11 +1,11 @@
-"""The retrieval figure: each number in its cell, the trained length, what is missing."""
+"""The retrieval figures: each number in its cell, the trained length, what is missing; curves by distance."""
 
 from __future__ import annotations
 
 import pytest
 from matplotlib.figure import Figure
 
-from ropewalk.figures.retrieval import heat_map
+from ropewalk.figures.retrieval import Share, accuracy_by_distance, heat_map
 from ropewalk.figures.style import ON_DARK, ON_LIGHT, render
 
 TABLE = [[1.0, 0.5, None], [0.25, 0.125, 0.0]]
@@ -41,8 +41,8 @@ def test_colours_have_one_scale() -> None:
     [
         (512, 1.5, "trained length 512 (dashed line)"),
         (600, 1.5, "trained length 600 (dashed line)"),
-        (2048, None, "trained length 2k (all inputs are within it)"),
-        (128, None, "trained length 128 (all inputs are beyond it)"),
+        (2048, None, "trained length 2k (all texts are within it)"),
+        (128, None, "trained length 128 (all texts are beyond it)"),
     ],
 )
 def test_the_trained_length_is_between_columns(trained: int, place: float | None, said: str) -> None:
@@ -72,4 +72,38 @@ def test_the_same_numbers_are_the_same_file() -> None:
     """PNG and SVG."""
     for kind in ("png", "svg"):
         first, second = (render(drawn(), kind) for _ in range(2))
+        assert first == second
+
+
+CURVES = {
+    512: {"plain": {128.0: Share(0.9, (0.8, 0.95)), 384.0: Share(0.5, (0.3, 0.7))}},
+    1024: {"plain": {256.0: Share(0.8, (0.7, 0.9)), 768.0: Share(0.1, (0.02, 0.2))}, "crop": {256.0: Share(0.7, None)}},
+}
+
+
+def test_curves_stand_at_their_distances() -> None:
+    """A panel for each length, from 0 to it; whiskers where there are intervals, the trained length, chance."""
+    figure = accuracy_by_distance(CURVES, trained_length=600, chance=0.125)
+    first, second = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["text of 512 tokens", "text of 1k tokens"]
+    line, _, [whiskers] = first.containers[0]
+    assert list(line.get_xdata()) == [128.0, 384.0]
+    assert list(line.get_ydata()) == [0.9, 0.5]
+    ends = sorted(sorted(point[1] for point in segment) for segment in whiskers.get_segments())
+    assert ends == [pytest.approx([0.3, 0.7]), pytest.approx([0.8, 0.95])]
+    plain, crop = second.containers
+    assert len(plain[2]) == 1
+    assert crop[2] == ()
+    assert abs(plain[0].get_xdata()[0] - 256) < 0.02 * 1024
+    assert second.get_xlim() == (0.0, 1024.0)
+    assert [text.get_text() for text in second.texts] == ["trained length 600"]
+    assert not list(first.texts)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["plain", "crop", "chance"]
+    assert accuracy_by_distance({1024: CURVES[1024]}, narrow=True).get_size_inches()[0] < 5
+
+
+def test_the_same_curves_are_the_same_file() -> None:
+    """PNG and SVG."""
+    for kind in ("png", "svg"):
+        first, second = (render(accuracy_by_distance(CURVES, trained_length=600), kind) for _ in range(2))
         assert first == second

@@ -13,13 +13,13 @@ from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers import prefix as module
 from ropewalk.readers.decoder import DecoderReader
-from ropewalk.readers.reader import Question
+from ropewalk.readers.reader import QuestionIds
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
 
 IDS = random_ids(200).tolist()
 TEXT, FIXED = IDS[:45], 60
-QUESTIONS: list[Question] = [
+QUESTIONS: list[QuestionIds] = [
     (IDS[50:55], [IDS[60:64], [*IDS[60:63], 7], IDS[70:71], [*IDS[60:62], 9, 9]]),  # three of them begin alike
     (IDS[80:82], [IDS[60:64], IDS[90:92]]),
     ([], [IDS[100:103], IDS[100:101]]),

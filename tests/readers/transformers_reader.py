@@ -14,7 +14,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses, Question
+from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses, QuestionIds
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -37,7 +37,7 @@ class TransformersPrefix:
             found.append(float(likely.gather(-1, torch.tensor(continuation)[:, None]).double().sum()))
         return found
 
-    def ask(self, questions: Sequence[Question]) -> list[list[float]]:
+    def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
         found = []
         for question, continuations in questions:
             longer = TransformersPrefix(self.reader, [*self.ids, *question], self.seq_len)

@@ -12,7 +12,7 @@ from ropewalk.report.night import contrast
 from ropewalk.report.page import render
 from ropewalk.report.write import report_files
 from tests.report.pages import Page, page_of
-from tests.report.records import EXTEND, LOSSES, record, retrieval, use_rows
+from tests.report.records import EXTEND, LOSSES, record, retrieval, retrieval_rows, use_rows
 
 SECTIONS = ["Why", "To use it", "Methods", "Loss by position", "Use of far tokens", "Retrieval",
             "Frequencies before and after", "Wavelengths",
@@ -181,10 +181,28 @@ def test_retrieval_where_it_was_measured():
     assert "Retrieval: tasks without a depth" in page.of("text")
     assert "0.75 [0.47, 0.91] (9 of 12)" in page.of("td")  # Wilson's by his formula, at z = 1.96
     assert "0.75 [0.30, 0.95] (3 of 4)" in page.of("td")
-    assert "95% interval (Wilson)" in page.words
+    assert "in brackets the 95% interval" in page.words
+    assert "By distance" not in page.words
     without = page_of(record())
     assert "Not measured. Losses alone do not say" in without.words
     assert "heat map" not in without.source
+
+
+def test_many_questions_after_each_text():
+    """A map of the depths with at least 20 answers, curves by distance, and both as tables; the raw counts beside."""
+    page = page_of(record(**retrieval_rows()))
+    assert "Two texts of each length, from seed 0." in page.words
+    assert "Retrieval: numbers" in page.of("text")
+    assert "0 to 0.5" in page.of("text")
+    assert "Retrieval by distance: numbers" in page.of("text")
+    assert "text of 64 tokens" in page.of("text")
+    cells = page.of("td")
+    assert "0.56 [0.20, 0.90] (27 of 48; raw 24)" in cells
+    assert "0.12 [0.05, 0.40] (3 of 24)" in cells
+    assert "32 to 64" in cells
+    few = page_of(record(**retrieval_rows(answers=24)))
+    assert "Retrieval: numbers" not in few.of("text")  # twelve answers in a cell
+    assert "Retrieval by distance: numbers" in few.of("text")
 
 
 def test_one_window_has_no_interval():

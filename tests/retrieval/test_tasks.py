@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,15 +18,16 @@ from ropewalk.retrieval import aggregate, needles
 from ropewalk.retrieval.aggregate import CommonWords, VariableTracking, zipf_counts
 from ropewalk.retrieval.example import Draft, Example, finish
 from ropewalk.retrieval.material import NOISE, Haystack, alike, hide, passage
-from ropewalk.retrieval.needles import Needles, PassKey
+from ropewalk.retrieval.needles import PASS_KEY, Needles, OneNumber
 from ropewalk.retrieval.tasks import TASKS, Task, make_tasks
 from tests.retrieval.material import TEXT, WORDS, tokenizer
 
 LONG = 2400  # bytes: every task has room
 
 
-def task_of(name: str, **options: str) -> Task:
-    return make_tasks([name], TEXT[1], **options)[0]
+def task_of(name: str, **options: str) -> Any:
+    """A task in the form of one question at the end of its text."""
+    return make_tasks([name], TEXT[1], form="one", **options)[0]
 
 
 def read(kit: TextTokenizer, example: Example) -> str:
@@ -68,14 +70,15 @@ def test_choices_are_the_answer_and_others_of_its_form(name: str) -> None:
         assert list(example.input_ids + ids) == kit.encode(prompt + kit.decode(ids), add_special=False)
 
 
-@pytest.mark.parametrize("name", ["passkey", "niah_single", "niah_multikey", "niah_multivalue"])
+@pytest.mark.parametrize("name", ["numbers", "passkey", "niah_single", "niah_multikey", "niah_multivalue"])
 @pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 1.0])
 def test_the_needle_stands_at_its_depth(name: str, depth: float) -> None:
     """Its position is where its text begins, and its real depth is near the one that was asked for."""
     kit = tokenizer()
     example = task_of(name).make(kit, 7000, depth, Random(3))
     begins = kit.decode(example.input_ids[example.positions[0] :])
-    assert begins.startswith("The pass key is" if name == "passkey" else "One of the special magic numbers for")
+    opening = {"numbers": "The number of ", "passkey": "The pass key is"}
+    assert begins.startswith(opening.get(name, "One of the special magic numbers for"))
     assert example.answers[0] in begins[:80]
     assert example.depth == pytest.approx(depth, abs=0.08)
 
@@ -199,10 +202,11 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(RopeError, match="too few different words for `cwe`"):
         task_of("cwe").make(tokenizer(), 20_000, 0.5, Random(0))
     with pytest.raises(RopeError, match="too few different words"):
-        make_tasks(["niah_multikey"], "only a few words here")[0].make(tokenizer(), LONG, 0.5, Random(0))
+        make_tasks(["niah_multikey"], "only a few words here", form="one")[0].make(tokenizer(), LONG, 0.5, Random(0))
     for names, options, message in [
         (["needle"], {}, "unknown task"),
         (["vt"], {"haystack": "hay"}, "unknown haystack"),
+        (["vt"], {"form": "some"}, "unknown form"),
     ]:
         with pytest.raises(RopeError, match=message):
             make_tasks(names, TEXT[1], **options)
@@ -244,7 +248,7 @@ def test_the_depth_is_the_one_asked_for_in_any_text(kind: str) -> None:
     """Without stops, with others, and where no space stands for long: within 7 % of a short filler, which is full."""
     kit = tokenizer()
     for depth, length in itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), (1000, 2000)):
-        example = PassKey(passage(TEXTS[kind])).make(kit, length, depth, Random(length))
+        example = OneNumber("passkey", passage(TEXTS[kind]), PASS_KEY).make(kit, length, depth, Random(length))
         assert example.depth == pytest.approx(depth, abs=0.07)
         assert length - example.tokens < 60
         assert example.answers[0] in kit.decode(example.input_ids[example.positions[0] :])[:40]
@@ -253,7 +257,7 @@ def test_the_depth_is_the_one_asked_for_in_any_text(kind: str) -> None:
 def test_what_has_no_spaces_keeps_none() -> None:
     """A text of such a script is filled in as it stands, with spaces around the needle alone, between sentences."""
     text = TEXTS["no spaces"]
-    example = PassKey(passage(text)).make(tokenizer(), LONG, 0.5, Random(0))
+    example = OneNumber("passkey", passage(text), PASS_KEY).make(tokenizer(), LONG, 0.5, Random(0))
     before, key, after = re.split(r" The pass key is (\d+)\. .* pass key\. ", read(tokenizer(), example).split("\n")[1])
     assert key == example.answers[0]
     assert len(before) > 100
@@ -293,7 +297,7 @@ def test_numbers_that_the_filler_holds_are_drawn_again(name: str, monkeypatch: p
     monkeypatch.setattr(needles, "number", few)
     monkeypatch.setattr(aggregate, "number", few)
     makers: dict[str, Callable[[Haystack], Task]] = {
-        "passkey": PassKey,
+        "passkey": lambda haystack: OneNumber("passkey", haystack, PASS_KEY),
         "niah_single": lambda haystack: Needles(name, haystack, tuple(WORDS)),
         "niah_multikey": lambda haystack: Needles(name, haystack, tuple(WORDS), keys=4),
         "vt": VariableTracking,
@@ -324,7 +328,7 @@ def test_tokens_are_those_of_the_whole_text() -> None:
     kit = load("tiny").tokenizer
     assert kit is not None
     for name in TASKS:
-        example = make_tasks([name], TEXT[1])[0].make(kit, 700, 0.5, Random(4))
+        example = task_of(name).make(kit, 700, 0.5, Random(4))
         for ids in example.choices:
             whole = [*example.input_ids, *ids]
             assert kit.encode(kit.decode(whole)) == whole

@@ -82,7 +82,7 @@ def _print(done: Searched) -> None:
         console.print(f"Left out: {method}: {reason}", markup=False)
     best_start = done.result.best_start
     console.print(
-        f"{record['evaluations']} evaluations; on the search {'examples' if of_answers else 'text'} "
+        f"{record['evaluations']} evaluations; on the search {'answers' if of_answers else 'text'} "
         f"{record['best']['loss']:.4f}, against {best_start.loss:.4f} of {best_start.factors.name}.",
         markup=False,
     )

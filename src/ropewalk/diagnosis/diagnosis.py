@@ -99,7 +99,9 @@ class Diagnosis:
             content["use"] = self.use.to_json()
             content["use_details"] = finite({"summary": self.use.sentences(), "seconds": dict(self.use.seconds)})
         if self.retrieval is not None:
-            content["retrieval"] = finite({**self.retrieval.to_json(), "summary": list(sentences(self.retrieval))})
+            content["retrieval"] = finite(self.retrieval.rows())
+            details = {**self.retrieval.details(), "summary": list(sentences(self.retrieval))}
+            content["retrieval_details"] = finite(details)
         content["scaling_reading"] = None if self.reading is None else finite(self.reading.to_json())
         if path is not None:
             write_whole(Path(path), json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -23,7 +23,7 @@ from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan, take_windows, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.reading import ScalingReading, settle_reading
-from ropewalk.diagnosis.retrieval import prepare_retrieval
+from ropewalk.diagnosis.retrieval import asked_methods, prepare_retrieval
 from ropewalk.diagnosis.run import gather, run
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
 from ropewalk.diagnosis.token_frequencies import frequency_losses
@@ -73,7 +73,9 @@ def doctor(
     evaluator: Any = None,
     retrieval: str | Sequence[str] | None = None,
     retrieval_lengths: Sequence[int] | None = None,
-    retrieval_samples: int = 10,
+    retrieval_samples: int = 4,
+    retrieval_form: str = "many",
+    retrieval_chat: bool = False,
     scoring: str = "choice",
     seed: int = 0,
     chunk: int = 1024,
@@ -99,9 +101,10 @@ def doctor(
     - `measure`: "loss" (always), "use" (the copy test and the exchange test, for plain, the best method and crop) and
       "retrieval", with commas. `evaluator`: another model, or its path, which chooses the key tokens of the exchange
       test as LongPPL does; None: there are none.
-    - `retrieval`: tasks, or "all"; None: none. `retrieval_lengths` in tokens, `retrieval_samples` for each task,
-      length and depth; `scoring`: "choice" or "generate".
-    - `seed` draws the windows and the examples. `chunk`: tokens of one forward. `workers`: windows at one time.
+    - `retrieval`: tasks, or "all"; None: none. `retrieval_lengths` in tokens, `retrieval_samples` texts for each task
+      and length. `retrieval_form`: "many" questions after each text, or "one"; `retrieval_chat`: in the frame of the
+      model's chat template. `scoring`: "choice", or with one question "generate".
+    - `seed` draws the windows and the texts. `chunk`: tokens of one forward. `workers`: windows at one time.
     - `minutes`: measure the windows and methods that fit, by an estimate; plain and crop always. None: all.
     - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own. "auto" is bfloat16
       where the machine multiplies it faster (AVX512-BF16, AMX, CUDA from sm_80), else float32.
@@ -173,7 +176,7 @@ class DoctorRun:
                 say(display, f"This takes {found.sentence}.")
             losses = self.measure_losses(display)
             use = self.measure_use(losses, display)
-            return self.diagnosis(losses, self.measure_retrieval(display), use)
+            return self.diagnosis(losses, self.measure_retrieval(losses, display), use)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -242,16 +245,18 @@ class DoctorRun:
         except KeyboardInterrupt as stop:
             raise RunInterrupted("readings", len(self.use.ledger), len(self.use.due(models))) from stop
 
-    def measure_retrieval(self, progress: Progress) -> RetrievalMeasurement | None:
-        """The accuracies of every method; None where they were not asked for."""
+    def measure_retrieval(self, losses: Measurement, progress: Progress) -> RetrievalMeasurement | None:
+        """The accuracies of the methods that were named, else of plain, the best method and crop; None where they were
+        not asked for."""
         if self.retrieval is None:
             return None
-        expect(progress, sum(one.cell.length for one in self.retrieval.due))
+        methods = asked_methods(self.retrieval, self.settings, self.plan, examined_methods(losses))
+        expect(progress, sum(one.cell.length for one in self.retrieval.due_of(methods)))
         try:
-            return self.retrieval.measure(progress)
+            return self.retrieval.measure(progress, methods=methods)
         except KeyboardInterrupt as stop:
             kept = len(self.retrieval.outcomes.ledger)
-            raise RunInterrupted("examples", kept, len(self.retrieval.due)) from stop
+            raise RunInterrupted("texts", kept, len(self.retrieval.due_of(methods))) from stop
 
     def diagnosis(
         self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None

@@ -20,7 +20,7 @@ SHORTEST = 256
 def prepare_retrieval(
     reader: Reader, plan: Plan, settings: DoctorSettings, text: tuple[str, str], folder: Path
 ) -> RetrievalRun | None:
-    """The retrieval run that the settings ask for, None for none; crop reads the last trained length of an example.
+    """The retrieval run that the settings ask for, None for none; crop reads the last trained length of a text.
 
     Raises `RopeError` for what cannot be measured, before anything is.
     """
@@ -30,8 +30,10 @@ def prepare_retrieval(
     assert tokenizer is not None, "the doctor refuses models without one"
     lengths = lengths_of(settings.retrieval_lengths, trained_length=trained, target=plan.protocol.target)
     protocol = RetrievalProtocol(
-        tasks=_tasks(settings.task_names, tokenizer, lengths, text),
+        tasks=_tasks(settings.task_names, tokenizer, lengths, text, settings.retrieval_form),
         lengths=lengths,
+        form=settings.retrieval_form,
+        chat=settings.retrieval_chat,
         samples=settings.retrieval_samples,
         seed=settings.seed,
         scoring=settings.scoring,
@@ -43,7 +45,7 @@ def prepare_retrieval(
         {
             name: reader.under(positions)
             for name, positions in plan.positions.items()
-            # frequencies that follow the length are another method's at the target alone, and examples are shorter
+            # frequencies that follow the length are another method's at the target alone, and texts are shorter
             if name not in plan.same_as or positions.needs_seq_len
         },
         tokenizer,
@@ -55,13 +57,20 @@ def prepare_retrieval(
     )
 
 
+def asked_methods(run: RetrievalRun, settings: DoctorSettings, plan: Plan, examined: Sequence[str]) -> tuple[str, ...]:
+    """The methods of a run that are asked: all that were named, else those whose use is examined."""
+    if settings.names_methods:
+        return tuple(run.readers)
+    return tuple(dict.fromkeys(name if name in run.readers else plan.same_as[name] for name in examined))
+
+
 def _tasks(
-    names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], text: tuple[str, str]
+    names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], text: tuple[str, str], form: str
 ) -> tuple[str, ...]:
-    """The tasks of these names; "all" is every one whose examples fit into the shortest length."""
+    """The tasks of these names; "all" is every one whose texts fit into the shortest length."""
     if tuple(names) != (ALL,):
         return tuple(names)
-    fitting = fitting_tasks(tokenizer, min(lengths), text=text)
+    fitting = fitting_tasks(tokenizer, min(lengths), form=form, text=text)
     if not fitting:
         raise RopeError(
             "doctor: no retrieval task fits into the shortest length.",

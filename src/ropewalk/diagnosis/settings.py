@@ -13,7 +13,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.readers.defaults import CHUNK
-from ropewalk.retrieval.choices import SAMPLES, SCORINGS, TASKS
+from ropewalk.retrieval.choices import DEFAULT_TASKS, FORMS, SAMPLES, SCORINGS, TASKS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
@@ -91,7 +91,9 @@ class DoctorSettings:
     retrieval: str | Sequence[str] | None = field(
         default=None,
         metadata={
-            "help": "Also measure retrieval of distant facts: all, or passkey,niah_single,...; hours for long lengths.",
+            "help": "Also measure retrieval of distant facts, for plain, the best method and crop unless methods are "
+            "named: numbers (named numbers, the plainest), all, or passkey,niah_single,... [default with --measure "
+            "retrieval: numbers].",
             "type": tuple[str, ...],
             "commas": True,
         },
@@ -106,13 +108,23 @@ class DoctorSettings:
         },
     )
     retrieval_samples: int = field(
-        default=SAMPLES, metadata={"help": "Retrieval examples for each task, length and depth."}
+        default=SAMPLES,
+        metadata={"help": "Texts for each task and length; where each has one question, for each depth as well."},
+    )
+    retrieval_form: str = field(
+        default="many",
+        metadata={"help": "many questions after each text, which is read once, or one, at the end of its own text."},
+    )
+    retrieval_chat: bool = field(
+        default=False, metadata={"help": "Put the questions into the frame of the model's chat template."}
     )
     scoring: str = field(
         default="choice",
-        metadata={"help": "Scoring of retrieval: choice (log-probability against distractors) or generate."},
+        metadata={
+            "help": "Scoring of retrieval: choice (log-probability against others) or, with one question, generate."
+        },
     )
-    seed: int = field(default=0, metadata={"help": "Seed of the windows and the retrieval examples."})
+    seed: int = field(default=0, metadata={"help": "Seed of the windows and the retrieval texts."})
     chunk: int = field(
         default=CHUNK, metadata=_tokens("Tokens of one forward pass; fewer need less memory and more time.")
     )
@@ -172,8 +184,15 @@ class DoctorSettings:
         refuse_ignored(
             ["evaluator"] if self.evaluator is not None else [], "use" in self.measured, "--measure use", "Add use"
         )
-        given = [name for name in ("retrieval_lengths", "retrieval_samples", "scoring") if self.changes(name)]
-        refuse_ignored(given, "retrieval" in self.measured, "--retrieval", "Add --retrieval all")
+        if self.retrieval_form not in FORMS:
+            raise RopeError(
+                "retrieval: unknown form.",
+                facts={"retrieval_form": self.retrieval_form},
+                cure=f"Choose from {', '.join(FORMS)}.",
+            )
+        of_retrieval = ("retrieval_lengths", "retrieval_samples", "retrieval_form", "retrieval_chat", "scoring")
+        given = [name for name in of_retrieval if self.changes(name)]
+        refuse_ignored(given, "retrieval" in self.measured, "--retrieval", "Add --retrieval numbers")
 
     def changes(self, name: str) -> bool:
         """Whether a setting differs from its default."""
@@ -187,6 +206,11 @@ class DoctorSettings:
         return tuple(named_methods(_words(self.methods)))
 
     @property
+    def names_methods(self) -> bool:
+        """Whether methods were named one by one, not left to the doctor, and not all of them."""
+        return self.methods is not None and ALL not in ",".join(_words(self.methods)).split(",")
+
+    @property
     def measured(self) -> tuple[str, ...]:
         """What is measured, one by one; tasks of retrieval imply retrieval."""
         words = [word.strip() for given in _words(self.measure) for word in given.split(",")]
@@ -195,10 +219,10 @@ class DoctorSettings:
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The retrieval tasks asked for, one by one, each once; "all" stands for those that fit."""
+        """The retrieval tasks, one by one, each once; "all" stands for those that fit."""
         words = (word.strip() for given in _words(self.retrieval) for word in given.split(","))
         named = tuple(dict.fromkeys(word for word in words if word))
-        return (ALL,) if self.retrieval is None and "retrieval" in self.measured else named
+        return DEFAULT_TASKS if self.retrieval is None and "retrieval" in self.measured else named
 
 
 def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -> None:

@@ -1,10 +1,11 @@
-"""A search on what only a distant token can tell: examples with an answer, and its factors measured on others."""
+"""A search on what only a distant token can tell: texts with questions, and its factors measured on others."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ropewalk.atomic_io import finite
@@ -18,73 +19,80 @@ from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import CHUNK, Advance, Reader
 from ropewalk.retrieval.example import Example
 from ropewalk.retrieval.protocol import DEPTHS, Cell, draws
+from ropewalk.retrieval.questions import QuestionSet
 from ropewalk.retrieval.tasks import make_tasks
 from ropewalk.statistics import Interval, difference, mean_and_interval, signed
 
 
-def answer_examples(
+def answer_texts(
     tokenizer: Tokenizer, names: Sequence[str], text: str, *, length: int, count: int, seed: int
-) -> list[Example]:
-    """Examples of the retrieval tasks of these names, which alternate, as the depths do.
+) -> list[QuestionSet]:
+    """Texts of the retrieval tasks of these names, which alternate, each with many questions where the task has them.
 
     **Arguments:**
-    - `text`: where words and passages come from. `length`: tokens of an example with its answer, at most.
-    - `count`: examples in all; `seed` draws them.
+    - `text`: where words and passages come from. `length`: tokens of a text with a question and its answer, at most.
+    - `count`: texts in all; `seed` draws them.
 
-    **Raises:** `RopeError` for an unknown task, one that does not fit into `length`, or fewer examples than tasks.
+    **Raises:** `RopeError` for an unknown task, one that does not fit into `length`, or fewer texts than tasks.
 
     >>> from ropewalk.checkpoints.load import load
-    >>> made = answer_examples(load("tiny").tokenizer, ["passkey"], "a few words", length=200, count=2, seed=0)
-    >>> [round(one.depth, 1) for one in made], max(one.tokens for one in made) <= 200
-    ([0.0, 0.2], True)
+    >>> made = answer_texts(load("tiny").tokenizer, ["numbers"], "a few words", length=400, count=2, seed=0)
+    >>> [len(one.questions) for one in made], max(one.tokens for one in made) <= 400
+    ([4, 4], True)
     """
     tasks = make_tasks(names, text)
     if not 1 <= len(tasks) <= count:
         raise RopeError(
-            "search: there are fewer examples than tasks, or no task.",
-            facts={"tasks": list(names), "examples": count},
+            "search: there are fewer texts than tasks, or no task.",
+            facts={"tasks": list(names), "texts": count},
             cure="Pass --search-windows, at least one for each task.",
         )
-    examples = []
+    made = []
     for number in range(count):
         task = tasks[number % len(tasks)]
         depth = DEPTHS[number // len(tasks) % len(DEPTHS)]
         cell = Cell(task=task.name, length=length, depth=depth, examples=count)
-        examples.append(task.make(tokenizer, length, depth, draws(seed, cell, number)))
-    return examples
+        one = task.make(tokenizer, length, depth, draws(seed, cell, number))
+        made.append(QuestionSet.of(one) if isinstance(one, Example) else one)
+    return made
 
 
 def answer_losses(
-    reader: Reader, examples: Sequence[Example], *, chunk: int = CHUNK, advance: Advance | None = None
+    reader: Reader, texts: Sequence[QuestionSet], *, chunk: int = CHUNK, advance: Advance | None = None
 ) -> list[float]:
-    """The loss of each example's answer, in nats per token of it, given all of its input.
+    """The mean loss of each text's answers, in nats per token of an answer, each given the text and its question.
 
-    Frequencies that depend on the length are those of the input with its answer.
+    Frequencies that depend on the length are those of `QuestionSet.tokens`.
     """
 
-    def one(example: Example) -> float:
-        length = dataclasses.replace(example, distractor_ids=()).tokens
-        prefix = reader.prefix(example.input_ids, seq_len=length, chunk=chunk, advance=advance)
-        return -prefix.log_probs([example.answer_ids])[0] / len(example.answer_ids)
+    def one(text: QuestionSet) -> float:
+        prefix = reader.prefix(text.input_ids, seq_len=text.tokens, chunk=chunk, advance=advance)
+        asked = [(question.input_ids, question.answers) for question in text.questions]
+        return fmean(
+            -log_prob / len(answer)
+            for (_, answers), log_probs in zip(asked, prefix.ask(asked), strict=True)
+            for answer, log_prob in zip(answers, log_probs, strict=True)
+        )
 
-    return [one(example) for example in examples]
+    return [one(text) for text in texts]
 
 
-def answer_objective(examples: Sequence[Example], *, chunk: int = CHUNK, advance: Advance | None = None) -> Objective:
+def answer_objective(texts: Sequence[QuestionSet], *, chunk: int = CHUNK, advance: Advance | None = None) -> Objective:
     """What a search costs by `answer_losses`; `chunk` and `advance` as for `window_losses`."""
-    return lambda reader: answer_losses(reader, examples, chunk=chunk, advance=advance)
+    return lambda reader: answer_losses(reader, texts, chunk=chunk, advance=advance)
 
 
-def digest(examples: Sequence[Example]) -> str:
-    """A short hash of the examples' tokens."""
-    return fingerprint([(one.input_ids, one.answer_ids) for one in examples])
+def digest(texts: Sequence[QuestionSet]) -> str:
+    """A short hash of the texts' tokens, their questions and answers."""
+    return fingerprint([(one.input_ids, [(q.input_ids, q.answers) for q in one.questions]) for one in texts])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldOutAnswers:
-    """The loss of each example's answer (nats per token of it), by name: "searched", then the analytic starts.
+    """The mean loss of each text's answers (nats per token of them), by name: "searched", then the analytic starts.
 
-    `chosen` is the best start on the search's own examples; `text` names what these ones were made of.
+    `chosen` is the best start on the search's own texts; `text` names what these ones were made of. Answers after the
+    same text belong together, so that intervals are over texts.
     """
 
     text: str
@@ -94,7 +102,7 @@ class HeldOutAnswers:
 
     @property
     def gain(self) -> tuple[float, Interval]:
-        """The searched factors' loss minus the chosen start's, paired by example."""
+        """The searched factors' loss minus the chosen start's, paired by text."""
         return difference(self.losses[SEARCHED], self.losses[self.chosen])
 
     def sentences(self) -> list[str]:
@@ -103,20 +111,20 @@ class HeldOutAnswers:
             return []
         count = len(self.losses[SEARCHED])
         mean, interval = self.gain
-        shown = weighed(mean, interval, self.chosen, unit="example", seen="examples")
+        shown = weighed(mean, interval, self.chosen, unit="text", seen="texts")
         return [
-            f"On {count} other example{'s' * (count > 1)} made of {self.text}, its factors change the loss of the "
-            f"answers by {signed(mean, interval)} nats per token of them against {self.chosen}, the best analytic "
-            f"method on the search's own examples. {shown}"
+            f"On the answers in {count} other text{'s' * (count > 1)} made of {self.text}, its factors change the loss "
+            f"by {signed(mean, interval)} nats per token of them against {self.chosen}, the best analytic method on "
+            f"the search's own texts. {shown}"
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it: by name the loss of each example's answer and their mean, and the gain."""
+        """As JSON holds it: by name the loss of each text's answers and their mean, and the gain."""
         mean, interval = self.gain
         document: dict[str, Any] = finite(
             {
                 "text": self.text,
-                "examples": len(self.losses[SEARCHED]),
+                "texts": len(self.losses[SEARCHED]),
                 "chosen": self.chosen,
                 "gain": mean,
                 "gain_ci": interval,
@@ -133,7 +141,7 @@ class HeldOutAnswers:
 def held_out_answers(
     reader: Reader,
     result: SearchResult,
-    examples: Sequence[Example],
+    texts: Sequence[QuestionSet],
     *,
     text: str,
     folder: Path | None = None,
@@ -141,26 +149,26 @@ def held_out_answers(
     chunk: int = CHUNK,
     progress: Progress | None = None,
 ) -> HeldOutAnswers:
-    """Measure a search's factors and every analytic start on examples that the search did not see.
+    """Measure a search's factors and every analytic start on texts that the search did not see.
 
     **Arguments:**
-    - `text`: what the examples were made of. `folder`, `resume`: keeps each result in a ledger of its own, so that a
+    - `text`: what the texts were made of. `folder`, `resume`: keeps each result in a ledger of its own, so that a
       stopped measurement continues.
 
-    **Raises:** `RopeError` where there is no example or a loss is not finite.
+    **Raises:** `RopeError` where there is no text or a loss is not finite.
     """
-    if not examples:
-        raise RopeError("held_out_answers: there is no example.", cure="Make some with answer_examples.")
+    if not texts:
+        raise RopeError("held_out_answers: there is no text.", cure="Make some with answer_texts.")
     shown = progress or SilentProgress()
     points = list(points_of(result).values())
-    key = fingerprint(reader.digest(), points, result.space.reach.unscaled_tokens, digest(examples))
+    key = fingerprint(reader.digest(), points, result.space.reach.unscaled_tokens, digest(texts))
 
-    def loss(reader: Reader, example: Example) -> tuple[float, ...]:
-        return tuple(answer_losses(reader, [example], chunk=chunk, advance=shown.advance))
+    def loss(reader: Reader, one: QuestionSet) -> tuple[float, ...]:
+        return tuple(answer_losses(reader, [one], chunk=chunk, advance=shown.advance))
 
     ledger = open_ledger(folder, kind="held-out-answers", key=key, resume=resume)
-    longest = max(example.tokens for example in examples)
-    losses = measure_points(reader, result, examples, loss, ledger, what="answers", tokens=longest, progress=shown)
+    longest = max(one.tokens for one in texts)
+    losses = measure_points(reader, result, texts, loss, ledger, what="answers", tokens=longest, progress=shown)
     return HeldOutAnswers(
         text=text,
         chosen=result.best_start.factors.name,

@@ -13,7 +13,7 @@ import torch
 
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
-from ropewalk.extend.answers import HeldOutAnswers, answer_examples, answer_objective, digest, held_out_answers
+from ropewalk.extend.answers import HeldOutAnswers, answer_objective, answer_texts, digest, held_out_answers
 from ropewalk.extend.card import card
 from ropewalk.extend.decoder_tuning import tunable
 from ropewalk.extend.export import CARD, SEARCH_FIGURE, SEARCH_RECORD, Exported, check_out, export
@@ -31,12 +31,12 @@ from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.environment import environment_of
-from ropewalk.retrieval.example import Example
+from ropewalk.retrieval.questions import QuestionSet
 from ropewalk.training.settings import on_machine
 
 WINDOWS = 4  # of the search text: every evaluation reads them all
-EXAMPLES = 10  # where answers are searched on: each gives only a few tokens
-EXAMPLES_APART = 40  # held out: read once for each analytic method, not for each evaluation
+TEXTS = 4  # where answers are searched on: each is read once and has many of them
+TEXTS_APART = 8  # held out: read once for each analytic method, not for each evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +61,18 @@ class Searched:
 
 @dataclass(frozen=True, kw_only=True)
 class _Material:
-    """What a search reads: the texts, windows or examples to search on, and others to measure on."""
+    """What a search reads: the texts, windows or texts with questions to search on, and others to measure on."""
 
     label: str
     windows: torch.Tensor | None
-    examples: list[Example]
+    asked: list[QuestionSet]
     unseen: HeldOutText
-    other_examples: list[Example]
+    asked_apart: list[QuestionSet]
 
     @property
     def count(self) -> int:
-        """Windows or examples of an evaluation."""
-        return len(self.examples) if self.windows is None else len(self.windows)
+        """Windows or texts of an evaluation."""
+        return len(self.asked) if self.windows is None else len(self.windows)
 
 
 def search(
@@ -104,7 +104,7 @@ def search(
     source = opened.in_float32(device)
     material = _material(settings, source.tokenizer("searched on"), reach)
     shown, kept = progress or SilentProgress(), folder or search_folder()
-    answers, examples = bool(settings.tasks), material.examples
+    answers, asked = bool(settings.tasks), material.asked
     resume = not restart
     result = search_factors(
         source.reader,
@@ -114,9 +114,9 @@ def search(
         seconds=None if settings.minutes is None else 60 * settings.minutes,
         seed=settings.seed,
         monotone=settings.monotone,
-        objective=answer_objective(examples, advance=shown.advance) if answers else None,
-        objective_name=f"answers {digest(examples)}" if answers else TEXT,
-        tokens_per_evaluation=sum(example.tokens for example in examples),
+        objective=answer_objective(asked, advance=shown.advance) if answers else None,
+        objective_name=f"answers {digest(asked)}" if answers else TEXT,
+        tokens_per_evaluation=sum(text.tokens for text in asked),
         folder=kept,
         resume=resume,
         progress=shown,
@@ -128,7 +128,7 @@ def search(
         of_answers = held_out_answers(
             source.reader,
             result,
-            material.other_examples,
+            material.asked_apart,
             text=name,
             folder=kept,
             resume=resume,
@@ -188,14 +188,14 @@ def _material(settings: SearchSettings, tokenizer: Tokenizer, reach: Reach) -> _
         seed=settings.seed,
     )
     rest = unseen.contents[settings.start_char :]
-    windows, examples, others, seen_of = None, [], [], unseen.windows
+    windows, asked, others, seen_of = None, [], [], unseen.windows
     if settings.tasks:
-        count = settings.search_windows or EXAMPLES
+        count = settings.search_windows or TEXTS
         joined = "\n".join(contents for _, contents in named)
         how: dict[str, Any] = {"length": reach.target}
-        examples = answer_examples(tokenizer, settings.tasks, joined, count=count, seed=settings.seed, **how)
-        others = answer_examples(tokenizer, settings.tasks, rest, count=EXAMPLES_APART, seed=settings.seed + 1, **how)
-        seen_of = torch.tensor([tokenizer.encode(rest)])  # examples are made of all of it
+        asked = answer_texts(tokenizer, settings.tasks, joined, count=count, seed=settings.seed, **how)
+        others = answer_texts(tokenizer, settings.tasks, rest, count=TEXTS_APART, seed=settings.seed + 1, **how)
+        seen_of = torch.tensor([tokenizer.encode(rest)])  # texts are made of all of it
     else:
         count = settings.search_windows or max(WINDOWS, len(named))
         windows = shared_windows(named, tokenizer, reach, windows=count, seed=settings.seed)
@@ -209,9 +209,9 @@ def _material(settings: SearchSettings, tokenizer: Tokenizer, reach: Reach) -> _
     return _Material(
         label=" and ".join(Path(name).stem for name, _ in named),
         windows=windows,
-        examples=examples,
+        asked=asked,
         unseen=unseen,
-        other_examples=others,
+        asked_apart=others,
     )
 
 
@@ -219,8 +219,8 @@ def _protocol_sentence(settings: SearchSettings, material: _Material, trained: i
     """What was searched on, and what was held out."""
     tasks = ", ".join(settings.tasks)
     loss = f"loss of the answers of {tasks}" if tasks else f"loss beyond {trained:,} tokens"
-    unit = "examples" if tasks else "windows"
-    apart = f"{len(material.other_examples)} examples and " if tasks else ""
+    unit = "texts with questions" if tasks else "windows"
+    apart = f"{len(material.asked_apart)} texts and " if tasks else ""
     name = Path(material.unseen.name).stem
     return (
         f"Search: {loss}; {unit} of {target:,} tokens: {material.count} of {material.label}, held out {apart}"

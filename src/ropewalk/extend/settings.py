@@ -227,7 +227,7 @@ class SearchSettings(OutputSettings):
     start_char: int = setting("Start the validation text at this character.", default=0)
     windows: int | None = setting("Number of windows of the validation text [default: up to 16].", default=None)
     search_windows: int | None = setting(
-        "Windows read for each evaluation [default: 4; with --answers 10 examples].", default=None
+        "Windows read for each evaluation, with --answers texts with many questions [default: 4].", default=None
     )
     budget: int | None = setting("Stop after this many evaluations [default: 200].", default=None)
     minutes: float | None = setting(
@@ -238,7 +238,7 @@ class SearchSettings(OutputSettings):
         "Search on the answers of retrieval tasks instead: passkey,niah_single,...", default=None
     )
     device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto")
-    seed: int = setting("Seed of windows, examples and the search.", default=0)
+    seed: int = setting("Seed of windows, texts and the search.", default=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,7 +31,7 @@ def extension_figure(record: Mapping[str, Any]) -> Figure:
 def search_record_figure(record: Mapping[str, Any]) -> Figure:
     """The divisors of each pair, and the loss by evaluation."""
     rows = [*record["starts"], {**record["best"], "name": "searched"}]
-    unit = "examples" if record["answers"] else "windows"
+    unit = "texts" if record["answers"] else "windows"
     return search_figure(
         {row["name"]: row["divisors"] for row in rows},
         {row["name"]: row["attention_factor"] for row in rows},

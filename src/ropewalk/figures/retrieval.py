@@ -1,12 +1,28 @@
-"""What each method finds in a long input: a heat map of accuracy, one panel for each method."""
+"""What each method finds in a long text: a heat map of accuracy by depth, and curves by distance."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ropewalk.figures.style import INK, ON_DARK, ON_LIGHT, PALE, bar, caption, heat, panel, style, tokens
+from ropewalk.figures.style import (
+    INK,
+    NARROW,
+    ON_DARK,
+    ON_LIGHT,
+    PALE,
+    QUIET,
+    bar,
+    caption,
+    heat,
+    length_ticks,
+    look_of,
+    mark_trained_length,
+    panel,
+    style,
+    tokens,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +47,7 @@ def heat_map(
 ) -> Figure:
     """`accuracy[method][row][length]`, fractions of 1 or None where nothing was measured; rows by depth or by task.
 
-    `lengths` are tokens, increasing; `chance` is what guessing finds, and `n` the examples in a cell (of each
+    `lengths` are tokens, increasing; `chance` is what guessing finds, and `n` the answers in a cell (of each
     row, where they differ).
     """
     with style():
@@ -56,11 +72,11 @@ def heat_map(
             axes.tick_params(length=0, labelbottom=lowest)
             axes.set_xticks(range(len(lengths)), [tokens(length) for length in lengths])
             if lowest:
-                axes.set_xlabel("input (tokens)")
+                axes.set_xlabel("text (tokens)")
             if index % columns == 0:
                 axes.set_ylabel(row_title)
         if image is not None:
-            drawn = bar(figure, image, grid, "part of the examples found", shrink=0.9, pad=0.02)
+            drawn = bar(figure, image, grid, "part of the answers found", shrink=0.9, pad=0.02)
             if chance is not None:
                 drawn.ax.axhline(chance, color=ON_DARK, linewidth=1.6)
                 drawn.ax.axhline(chance, color=ON_LIGHT, linewidth=1.6, linestyle=(0, (2, 2)))
@@ -101,7 +117,81 @@ def _note(
         notes.append(f"chance {chance:.3g}" + (" (dashed on the bar)" if chance else ""))
     if trained_length is not None:
         within = bisect_right(lengths, trained_length)
-        line = "all inputs are within it" if within == len(lengths) else "all inputs are beyond it"
+        line = "all texts are within it" if within == len(lengths) else "all texts are beyond it"
         shown = "dashed line" if 0 < within < len(lengths) else line
         notes.append(f"trained length {tokens(trained_length)} ({shown})")
     return "; ".join(notes)
+
+
+class Share(NamedTuple):
+    """A part of 1, and its interval (None: one text)."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+def accuracy_by_distance(
+    curves: Mapping[int, Mapping[str, Mapping[float, Share]]],
+    *,
+    trained_length: int | None = None,
+    chance: float | None = None,
+    title: str = "Retrieval by distance",
+    narrow: bool = False,
+) -> Figure:
+    """`curves[length][method][distance]`: a panel for each length of the text, a line with intervals for each method.
+
+    Distances are tokens from the end of the question back to the needle; `chance` is what guessing finds. `narrow`: for
+    a phone's width.
+    """
+    with style():
+        from matplotlib.figure import Figure
+
+        columns = min(_PANELS, len(curves))
+        lines = -(-len(curves) // columns)
+        size = NARROW if narrow else (1.2 + 3.1 * columns if columns > 1 else 7.4, 0.9 + 2.9 * lines)
+        figure = Figure(figsize=size)
+        grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
+        for axes in grid.flat[len(curves) :]:
+            axes.set_visible(False)
+        for index, (axes, (length, of_length)) in enumerate(zip(grid.flat, curves.items(), strict=False)):
+            for number, (method, points) in enumerate(of_length.items()):
+                look, apart = look_of(method), 0.006 * length * (number - (len(of_length) - 1) / 2)
+                axes.errorbar(
+                    [distance + apart for distance in points],
+                    [share.value for share in points.values()],
+                    yerr=_ends(list(points.values())),
+                    color=look.color,
+                    linestyle=look.line,
+                    marker=look.marker,
+                    elinewidth=1,
+                    capsize=2,
+                    label=method,
+                )
+            axes.set_xlim(0, length)
+            axes.set_ylim(-0.03, 1.03)
+            if trained_length is not None:
+                mark_trained_length(axes, trained_length, length)
+            if chance is not None:
+                axes.axhline(chance, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), label="chance")
+            if not narrow:
+                panel(axes, f"text of {tokens(length)} tokens")
+            axes.locator_params("x", nbins=5)
+            length_ticks(axes)
+            axes.set_xlabel("distance (tokens)")
+            if index % columns == 0:
+                axes.set_ylabel("part found")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        named: dict[str, Any] = {}
+        for axes in figure.axes:
+            named |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        names = sorted(named, key=lambda label: label == "chance")  # it comes last
+        figure.legend([named[label] for label in names], names, loc="outside lower left", ncols=5)
+        return figure
+
+
+def _ends(shares: Sequence[Share]) -> list[list[float]] | None:
+    """How far the intervals reach below and above; None where there is one without."""
+    ends = [(share.value, *share.interval) for share in shares if share.interval is not None]
+    if len(ends) < len(shares):
+        return None
+    return [[max(0.0, value - low) for value, low, _ in ends], [max(0.0, high - value) for value, _, high in ends]]

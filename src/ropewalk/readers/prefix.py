@@ -16,7 +16,7 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import only_hidden
 from ropewalk.models.precision import to_float64
 from ropewalk.readers.head import all_log_probs, logit_slices
-from ropewalk.readers.reader import Advance, Question
+from ropewalk.readers.reader import Advance, QuestionIds
 
 ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
 
@@ -60,7 +60,7 @@ class DecoderPrefix:
         return self.ask([((), continuations)])[0]
 
     @torch.inference_mode()
-    def ask(self, questions: Sequence[Question]) -> list[list[float]]:
+    def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
         """For each question, read after the prefix, the log-probability of each of its continuations.
 
         The tokens of all questions go through the model as branches of one row, 256 at a time: what continuations begin

@@ -29,7 +29,7 @@ def drawings(document: Document) -> Iterator[Drawing]:
 
 
 def drawing_named(document: Document, name: str) -> Drawing:
-    """One figure: a name of `FIGURES` (of several the first), or that of a heat map, as "retrieval-passkey".
+    """One figure: a name of `FIGURES` (of several the first), or its own, as "retrieval-passkey".
 
     Raises `RopeError` for another name, for what was not measured, and where matplotlib is missing.
     """

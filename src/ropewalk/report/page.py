@@ -16,8 +16,8 @@ from ropewalk.report.drawing import Drawing
 from ropewalk.report.inline import inline_svg
 from ropewalk.report.night import night_colors
 from ropewalk.report.record import Document, labels, method_of, printable, short_name
-from ropewalk.report.retrieval import retrieval_details, retrieval_table
-from ropewalk.report.use import use_table, used_span
+from ropewalk.report.retrieval import distance_table, retrieval_details, retrieval_table
+from ropewalk.report.use import use_table
 from ropewalk.report.verdict import evidence_table, headline, reaches, verdict_of
 
 
@@ -79,9 +79,7 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "action": found["action"] or "old",
         "headline": first,
         "others": others,
-        "reaches": reaches(
-            found, document["trained_length"], document["target"], used_span(document, found["method"] or "plain")
-        ),
+        "reaches": reaches(found, document["trained_length"], document["target"]),
         "evidence": evidence_table(document),
         "next": found.get("next"),
         "left_out": document.get("left_out") or [],
@@ -97,6 +95,7 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "use": use_table(document),
         "use_summary": (document.get("use_details") or {}).get("summary") or [],
         "retrieval": retrieval_table(document),
+        "retrieval_distances": distance_table(document),
         "retrieval_summary": [printable(str(line)) for line in retrieval.get("summary", [])],
         "retrieval_protocol": printable(str(retrieval.get("protocol", {}).get("sentence", ""))),
         "figures": {one.drawing.name: _figure(one) for one in figures},

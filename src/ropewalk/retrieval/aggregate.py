@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from random import Random
 from typing import ClassVar
 
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.retrieval.example import Draft, Example, finish, fit
 from ropewalk.retrieval.material import Haystack, alike, draw_words, hide, letters, number, unused
+from ropewalk.retrieval.needles import Wording
 
 _DISTRACTORS = 7
 _ASKED = 3
@@ -31,6 +33,7 @@ class VariableTracking:
     hops: int = 2
     name: ClassVar[str] = "vt"
     by_depth: ClassVar[bool] = False
+    many: ClassVar[bool] = False
 
     @property
     def choices(self) -> int:
@@ -44,30 +47,44 @@ class VariableTracking:
         names = alike(tokenizer, self.chains * per, lambda: letters(rng, 5, upper=True), beside=filler)
         values = alike(tokenizer, self.chains, lambda: number(rng, 5), beside=filler)
         chains = [names[index * per : (index + 1) * per] for index in range(self.chains)]
-        needles = []
-        for chain, value in zip(chains, values, strict=True):
-            assigned = [value, *(f"VAR {name}" for name in chain)]
-            places = sorted(rng.random() for _ in chain)
-            needles += [(at, f"VAR {name} = {of}.") for at, name, of in zip(places, chain, assigned, strict=False)]
-        needles.sort()  # so that chains are mixed also where their statements meet at one place
-        head = "Memorize and track the chains of variable assignment hidden in the following text.\n"
-        tail = (
-            f"\nQuestion: Find all variables that are assigned the value {values[0]} in the text above. Answer: "
-            f"According to the chain of variable assignment in the text above, {per} variables are assigned the value "
-            f"{values[0]}, they are:"
-        )
+        needles = statements(chains, values, rng)
+        wording = chain_wording(per)
+        head, tail = wording.head, wording.question(values[0])
         own = [index for index, (_, text) in enumerate(needles) if text.split()[1] in chains[0]]
 
         def render(filler: int) -> Draft:
             placed = hide(self.haystack.take(start, filler), needles, self.haystack.glue)
             return Draft(
-                prompt=f"{head}{placed.text}{tail}",
+                prompt=f"{head}{placed.text}\n{tail}",
                 answers=tuple(reversed(chains[0])),
                 distractors=tuple(chain[-1] for chain in chains[1:]),
                 needles=tuple(len(head) + placed.starts[index] for index in own),
             )
 
         return finish(tokenizer, fit(tokenizer, length, render, task=self.name))
+
+
+def statements(chains: Sequence[Sequence[str]], values: Sequence[str], rng: Random) -> list[tuple[float, str]]:
+    """Each chain's assignments in order, at random depths: depth and text of each, the first of them first."""
+    needles: list[tuple[float, str]] = []
+    for chain, value in zip(chains, values, strict=True):
+        assigned = [value, *(f"VAR {name}" for name in chain)]
+        depths = sorted(rng.random() for _ in chain)
+        needles += [(at, f"VAR {name} = {of}.") for at, name, of in zip(depths, chain, assigned, strict=False)]
+    return sorted(needles)  # so that chains are mixed also where their statements meet at one place
+
+
+def chain_wording(variables: int) -> Wording:
+    """RULER's wording for chains of so many variables; the name is the value that is asked for."""
+    return Wording(
+        head="Memorize and track the chains of variable assignment hidden in the following text.\n",
+        needle="VAR {name} = {value}.",
+        ask="Question: Find all variables that are assigned the value {name} in the text above. Answer:",
+        lead=(
+            f"According to the chain of variable assignment in the text above, {variables} variables are assigned the "
+            "value {name}, they are:"
+        ),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +102,7 @@ class CommonWords:
     rare: int = 1
     name: ClassVar[str] = "cwe"
     by_depth: ClassVar[bool] = False
+    many: ClassVar[bool] = False
     choices: ClassVar[int] = 1 + _DISTRACTORS
 
     def make(self, tokenizer: Tokenizer, length: int, depth: float | None, rng: Random) -> Example:
@@ -125,6 +143,7 @@ class FrequentWords:
 
     name: ClassVar[str] = "fwe"
     by_depth: ClassVar[bool] = False
+    many: ClassVar[bool] = False
     choices: ClassVar[int] = 1 + _DISTRACTORS
 
     def make(self, tokenizer: Tokenizer, length: int, depth: float | None, rng: Random) -> Example:

@@ -10,6 +10,7 @@ from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
 
 Ids = tuple[int, ...]
+_LINE, _NEAR_END = 400, 40  # characters: a longest line that is tokenised again as a whole, and what is of a longer one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,14 +82,9 @@ def shared_prefix(rows: Sequence[Sequence[int]]) -> int:
 def finish(tokenizer: Tokenizer, draft: Draft) -> Example:
     """The draft as token ids: each choice is tokenised after the prompt, and the input is what they all begin with."""
     prompt = tokenizer.encode_prompt(draft.prompt)
-    longer = _continued(tokenizer, draft.prompt, prompt, [*_choices(draft), _full(draft)])
-    cut = shared_prefix([prompt, *longer])
-    ends = [end for _, end in tokenizer.tokenizer.encode(draft.prompt, add_special_tokens=False).offsets]
-    before = len(prompt) - len(ends)
-
-    def token_at(character: int) -> int:
-        return before + bisect_right(ends, character)
-
+    kept, longer = continued(tokenizer, draft.prompt, prompt, _continuations(draft))
+    same = shared_prefix([prompt[kept:], *longer])
+    token_at = places(tokenizer, draft.prompt, len(prompt))
     starts = tuple(token_at(character) for character in draft.needles)
     depth = None
     if draft.filler is not None and draft.needles:
@@ -96,15 +92,22 @@ def finish(tokenizer: Tokenizer, draft: Draft) -> Example:
         asked = token_at(draft.needles[0] + draft.needle_length) - starts[0]
         depth = (starts[0] - first) / max(1, last - first - asked)
     return Example(
-        input_ids=tuple(prompt[:cut]),
-        answer_ids=tuple(longer[0][cut:]),
-        distractor_ids=tuple(tuple(row[cut:]) for row in longer[1:-1]),
+        input_ids=tuple(prompt[: kept + same]),
+        answer_ids=tuple(longer[0][same:]),
+        distractor_ids=tuple(tuple(row[same:]) for row in longer[1:-1]),
         answers=draft.answers,
         distractors=draft.distractors,
         positions=starts,
         depth=depth,
-        new_tokens=len(longer[-1]) - cut,
+        new_tokens=len(longer[-1]) - same,
     )
+
+
+def places(tokenizer: Tokenizer, text: str, tokens: int) -> Callable[[int], int]:
+    """From a character of a text that has so many tokens to the token that holds it."""
+    ends = [end for _, end in tokenizer.tokenizer.encode(text, add_special_tokens=False).offsets]
+    before = tokens - len(ends)
+    return lambda character: before + bisect_right(ends, character)
 
 
 def fit(
@@ -116,17 +119,23 @@ def fit(
     least: int = 0,
     most: int | None = None,
 ) -> Draft:
-    """The draft with the most filler whose tokens, with the whole answer, are at most `length`.
-
-    `render(count)` writes the draft with `count` units of filler, each of at least one token. Raises `RopeError` where
-    not even `least` units fit, or where `most` units, all that there are, would leave room for more.
-    """
+    """The draft with the most filler whose tokens, with the whole answer, are at most `length`; see `fill`."""
 
     def size(count: int) -> int:
         draft = render(count)
         prompt = tokenizer.encode_prompt(draft.prompt)
-        return max(map(len, _continued(tokenizer, draft.prompt, prompt, [*_choices(draft), _full(draft)])))
+        kept, longer = continued(tokenizer, draft.prompt, prompt, _continuations(draft))
+        return kept + max(map(len, longer))
 
+    return render(fill(length, size, task=task, least=least, most=most))
+
+
+def fill(length: int, size: Callable[[int], int], *, task: str, least: int = 0, most: int | None = None) -> int:
+    """The most units of filler for which `size`, in tokens, is at most `length`; each unit has at least one token.
+
+    Raises `RopeError` where not even `least` units fit, or where `most` units, all that there are, would leave room for
+    more.
+    """
     low, low_size = least, size(least)
     smallest = low_size
     if low_size > length:
@@ -152,23 +161,36 @@ def fit(
             facts={"length": length, "words of 4 to 8 letters left": most},
             cure="Give a longer text, ask for shorter inputs, or leave this task out.",
         )
-    return render(low)
+    return low
 
 
-def _choices(draft: Draft) -> list[str]:
-    return [draft.answers[0], *draft.distractors]
+def _continuations(draft: Draft) -> list[str]:
+    """What is put after the prompt: the answer, the distractors, and the full answer last."""
+    return [f" {text}" for text in (draft.answers[0], *draft.distractors, ", ".join(draft.answers))]
 
 
-def _full(draft: Draft) -> str:
-    return ", ".join(draft.answers)
+def continued(tokenizer: Tokenizer, text: str, ids: list[int], tails: Sequence[str]) -> tuple[int, list[list[int]]]:
+    """How many of the text's `ids` stay whatever tail follows, and each tail's ids after those.
+
+    Only the end of the text is tokenised again, from a line or a word on, where that end alone has the tokens that it
+    has in the text, but for a mark that some tokenizers put before every text.
+    """
+    end = text[_cut(text) :]
+    of_end = tokenizer.encode(end)
+    begin = next((mark for mark in (0, 1) if of_end[mark:] and ids[mark - len(of_end) :] == of_end[mark:]), None)
+    if begin is not None:
+        rows = [tokenizer.encode(end + tail) for tail in tails]
+        same = shared_prefix([of_end, *rows])
+        if same > begin:
+            return len(ids) - len(of_end) + same, [row[same:] for row in rows]
+    rows = [tokenizer.encode_prompt(text + tail) for tail in tails]
+    same = shared_prefix([ids, *rows])
+    return same, [row[same:] for row in rows]
 
 
-def _continued(tokenizer: Tokenizer, prompt: str, ids: list[int], texts: Sequence[str]) -> list[list[int]]:
-    """The ids of the prompt, a space and each text: only the prompt's last line is tokenised again where that says it
-    all, which is where that line alone has the tokens that it has in the prompt."""
-    last = prompt[prompt.rfind("\n") + 1 :]
-    of_last = tokenizer.encode(last)
-    if of_last and ids[-len(of_last) :] == of_last:
-        kept = ids[: -len(of_last)]
-        return [kept + tokenizer.encode(f"{last} {text}") for text in texts]
-    return [tokenizer.encode_prompt(f"{prompt} {text}") for text in texts]
+def _cut(text: str) -> int:
+    """Where the last line begins, with the break before it; in a long line a word some way before its end."""
+    line = text.rfind("\n", 0, len(text) - 1)
+    if line >= len(text) - _LINE:
+        return line if line >= 0 else 0
+    return max(0, text.rfind(" ", 0, len(text) - _NEAR_END))

@@ -194,3 +194,21 @@ def draw_words(tokenizer: Tokenizer, count: int, words: Sequence[str], rng: Rand
             cure="Give a longer text.",
         )
     return alike(tokenizer, count, lambda: rng.choice(words))
+
+
+def draw_names(names: Sequence[str], count: int, text: str, rng: Random) -> list[str]:
+    """`count` different names that the text does not hold, also as a part of something longer.
+
+    Raises `RopeError` where there are not so many.
+
+    >>> draw_names(("Oslo", "Paris"), 1, "She came from Paris.", Random(0))
+    ['Oslo']
+    """
+    unheld = [name for name in names if name not in text]
+    if len(unheld) < count:
+        raise RopeError(
+            "retrieval: the text holds the names by which numbers were to be hidden in it.",
+            facts={"wanted": count, "names that it does not hold": len(unheld)},
+            cure="Give another text, or take the noise as haystack.",
+        )
+    return rng.sample(unheld, count)

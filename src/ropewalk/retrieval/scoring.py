@@ -3,23 +3,73 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
 
 from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.reader import CHUNK, Advance, Reader
 from ropewalk.retrieval.example import Example
+from ropewalk.retrieval.questions import QuestionSet
 
 
-def choice_log_probs(
-    reader: Reader, example: Example, *, chunk: int = CHUNK, advance: Advance | None = None
-) -> list[float]:
-    """The log-probability in nats of every choice after the input, the sum over its tokens; the answer's first.
+class Answer(NamedTuple):
+    """Whether one answer was found, among how many choices.
 
-    The input goes through a cache once, `chunk` tokens at a time, `advance` called with their number; logits exist for
-    its last token and for the choices alone. Frequencies that depend on length are those of `example.tokens`.
+    `found` by the calibrated log-probabilities, `raw` by those as they are; the same where a text has one question.
+    `depth` and `distance` are `Wanted`'s: the part of the text before the needle, and tokens back from the question.
     """
-    prefix = reader.prefix(example.input_ids, seq_len=example.tokens, chunk=chunk, advance=advance)
-    return prefix.log_probs(example.choices)
+
+    found: bool
+    raw: bool
+    choices: int
+    depth: float | None
+    distance: int | None
+
+
+def candidate_log_probs(
+    reader: Reader, asked: QuestionSet, *, chunk: int = CHUNK, advance: Advance | None = None
+) -> list[list[float]]:
+    """For each question the log-probability in nats of each of its candidates, the sum over its tokens.
+
+    The text goes through a cache once, `chunk` tokens at a time, `advance` called with their number; every question is
+    asked as if it alone had been read after it. Frequencies that depend on length are those of `asked.tokens`.
+    """
+    prefix = reader.prefix(asked.input_ids, seq_len=asked.tokens, chunk=chunk, advance=advance)
+    return prefix.ask([(question.input_ids, question.continuations) for question in asked.questions])
+
+
+def calibrated(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list[dict[int, float]]:
+    """For each question, by candidate, its log-probability minus its mean over all questions that have it.
+
+    So a number that the model likes after any question gains nothing by it. One question has nothing to compare with:
+    there the log-probabilities stay as they are.
+    """
+    raw = [
+        dict(zip(one.candidates, values, strict=True)) for one, values in zip(asked.questions, log_probs, strict=True)
+    ]
+    if len(raw) == 1:
+        return raw
+    of_candidate: dict[int, list[float]] = defaultdict(list)
+    for values in raw:
+        for candidate, value in values.items():
+            of_candidate[candidate].append(value)
+    means = {candidate: fmean(values) for candidate, values in of_candidate.items()}
+    return [{candidate: value - means[candidate] for candidate, value in values.items()} for values in raw]
+
+
+def answers_of(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list[Answer]:
+    """Every answer that the questions look for: found or not. Raises `RopeError` for NaN."""
+    answers = []
+    for question, values, fair in zip(asked.questions, log_probs, calibrated(asked, log_probs), strict=True):
+        raw = dict(zip(question.candidates, values, strict=True))
+        for wanted in question.wanted:
+            among = (wanted.answer, *wanted.others)
+            found, found_raw = (choose([by[candidate] for candidate in among]) for by in (fair, raw))
+            answers.append(Answer(found, found_raw, len(among), wanted.depth, wanted.distance))
+    return answers
 
 
 def choose(log_probs: list[float]) -> bool:
@@ -53,19 +103,34 @@ def completes(reader: Reader, tokenizer: Tokenizer, example: Example) -> bool:
     return names_all(tokenizer.decode(new), example.answers)
 
 
-def is_correct(
+def score(
     reader: Reader,
     tokenizer: Tokenizer,
-    example: Example,
+    made: Example | QuestionSet,
     *,
     scoring: str,
+    crop: int | None = None,
     chunk: int = CHUNK,
     advance: Advance | None = None,
-) -> bool:
-    """Whether the model answers one example; `scoring` is one of `SCORINGS`."""
+) -> list[Answer]:
+    """What the model answers after one text; `scoring` is one of `SCORINGS`.
+
+    With `crop` it reads only the last so many tokens of the text with a question and its answer. Raises `RopeError`
+    where a set of many questions is to be answered in words.
+    """
+    asked = QuestionSet.of(made) if isinstance(made, Example) else made
     if scoring == "choice":
-        return choose(choice_log_probs(reader, example, chunk=chunk, advance=advance))
-    correct = completes(reader, tokenizer, example)
+        asked = asked if crop is None else asked.cropped(crop)
+        return answers_of(asked, candidate_log_probs(reader, asked, chunk=chunk, advance=advance))
+    if not isinstance(made, Example):
+        raise RopeError(
+            "retrieval: many questions after one text are answered by choice.",
+            facts={"scoring": scoring},
+            cure='Ask one question for each text: form="one", on the command line --retrieval-form one.',
+        )
+    [question] = asked.questions
+    [wanted] = question.wanted
+    correct = completes(reader, tokenizer, made if crop is None else made.cropped(crop))
     if advance is not None:
-        advance(len(example.input_ids))
-    return correct
+        advance(len(made.input_ids))
+    return [Answer(correct, correct, 1 + len(wanted.others), wanted.depth, wanted.distance)]
