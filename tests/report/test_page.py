@@ -26,12 +26,12 @@ def test_the_order_of_sections():
     page = page_of(record(**FULL))
     assert page.of("h2") == SECTIONS
     in_order = [
-        "Extend with yarn to 64 tokens.", "loss holds to", "small: loss by position", "small: use of far tokens",
+        "Extend with yarn to 64 tokens.", "loss holds:", "small: loss by position", "small: use of far tokens",
         "Beyond 16 tokens it changes the loss", "To use it", "rope_parameters", "What each method does",
     ]  # fmt: skip
     places = [page.words.index(words) for words in in_order]
     assert places == sorted(places)
-    assert page.texts.index(("strong", "48")) < page.texts.index(("h2", "Why"))  # beside the verdict
+    assert page.texts.index(("strong", "to 48")) < page.texts.index(("h2", "Why"))  # beside the verdict
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_order_of_sections():
     [
         ({"action": "cut", "sentence": "Give the model only the last 16 tokens (crop)."},
          "nothing to change", "rope_parameters"),
-        ({"action": "unfit", "sentence": "Nothing can be concluded."}, "trained to", "holds to"),
+        ({"action": "unfit", "sentence": "Nothing can be concluded."}, "trained to", "loss holds"),
         ({"action": "undecided", "sentence": "Not decided: one window gives no interval.",
           "next": {"windows": 8, "seconds": 9.0, "command": "ropewalk doctor small --windows 8", "sentence": "More."}},
          "ropewalk doctor small --windows 8", "rope_parameters"),
