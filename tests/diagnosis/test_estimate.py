@@ -65,7 +65,8 @@ def test_the_estimate_is_what_it_takes(tmp_path: Path, measure: str) -> None:
     assert said.seconds == pytest.approx(taken, rel=0.05)
     assert run.estimate(reader.clock) is None  # nothing is due
     pace, protocol = Pace(0.0, 1.0, 0.0, 0.0), run.plan.protocol
-    assert job_seconds("dca", protocol, pace, chunk=16) == pytest.approx(1.2 * 64)
+    assert job_seconds("dca", protocol, pace, chunk=16) == pytest.approx(1.2 * 32)  # the first half is plain's
+    assert job_seconds("dca", protocol, pace, chunk=16, reuse=False) == pytest.approx(1.2 * 64)
     assert job_seconds("crop", protocol, pace, chunk=16, reuse=False) == 32 + 4 * 32
 
 
@@ -76,6 +77,7 @@ def test_crop_reads_its_steps() -> None:
     assert workload_of("crop", protocol, chunk=16) == step.times(4)
     assert workload_of("crop", protocol, chunk=16, reuse=False) == step.times(4) + Workload.of(32, chunk=16)
     assert workload_of("yarn", protocol, chunk=16) == Workload(4, 64, 64 * 65 / 2, 63)
+    assert workload_of("dca", protocol, chunk=16) == Workload(2, 32, 64 * 65 / 2 - 32 * 33 / 2, 31)
 
 
 def test_workers_share_the_jobs() -> None:

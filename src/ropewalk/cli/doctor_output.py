@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ropewalk.cli.tables import SEVERITIES, finding_line, stacked
 from ropewalk.diagnosis.document import shared_sentences
-from ropewalk.diagnosis.standings import standing_rows
+from ropewalk.diagnosis.standings import standing_rows, used_in_words
 from ropewalk.methods import METHODS
 from ropewalk.report.verdict import headline, reaches
 from ropewalk.retrieval.summary import accuracy_rows, sentences
@@ -54,7 +54,9 @@ def print_verdict(console: Console, found: Diagnosis) -> None:
     console.print(line.append(f" {others}", style="not bold"))
     for said in (*(() if found.reading is None else (found.reading.sentence,)), *found.left_out):
         console.print(Text(said))
-    facts = reaches(verdict.to_json(), protocol.trained_length, protocol.target)
+    used = "" if found.use is None else used_in_words(found.use, verdict.method or "plain")
+    used = "" if used in ("no", "open") else used
+    facts = reaches(verdict.to_json(), protocol.trained_length, protocol.target, used)
     console.print(Text(", ".join(f"{what}: {length}" for what, length in facts).capitalize() + "."))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ropewalk.diagnosis.plan import Job
+from ropewalk.diagnosis.plan import Job, shared_tokens
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
@@ -55,9 +55,11 @@ def duration(seconds: float) -> str:
 
 
 def workload_of(method: str, protocol: Protocol, *, chunk: int, reuse: bool = True) -> Workload:
-    """What a method reads of one window; `reuse`: crop has its beginning from plain."""
+    """What a method reads of one window; `reuse`: it has the beginning from plain, where it can."""
     if not METHODS[method].crops:
-        return Workload.of(protocol.target, chunk=chunk)
+        whole = Workload.of(protocol.target, chunk=chunk)
+        shared = shared_tokens(method, protocol, chunk) if reuse else 0
+        return whole.without(Workload.of(shared, chunk=chunk)) if shared else whole
     whole = NOTHING if reuse else Workload.of(protocol.trained_length, chunk=chunk)
     for start, end, scored in crop_steps(protocol.target, protocol.trained_length, protocol.stride):
         whole += Workload.of(end - start, chunk=chunk, first=scored - start)

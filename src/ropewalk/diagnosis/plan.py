@@ -20,7 +20,7 @@ from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
 
-FORMAT = 4  # of a result and of how it is measured: a change of either takes the next number
+FORMAT = 5  # of a result and of how it is measured: a change of either takes the next number
 KIND = "losses"
 
 
@@ -105,6 +105,14 @@ def _angles(positions: Positions, seq_len: int) -> object:
         for rope in positions.present_ropes
     }
     return tuple(None if rope is None else distinct[rope] for rope in positions.ropes)
+
+
+def shared_tokens(method: str, protocol: Protocol, chunk: int) -> int:
+    """Tokens at the beginning of each window, in whole chunks, that a method other than crop reads as `plain` does."""
+    if METHODS[method].crops:
+        return 0
+    reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
+    return min(METHODS[method].equal_below(reach), protocol.target - 1) // chunk * chunk
 
 
 def tokens_of(method: str, protocol: Protocol, *, reuse: bool = True) -> int:

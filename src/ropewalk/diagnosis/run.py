@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ropewalk.diagnosis.beginnings import Beginnings
 from ropewalk.diagnosis.measurement import Measurement, WindowResult, peak_memory
-from ropewalk.diagnosis.plan import Job, Plan
+from ropewalk.diagnosis.plan import Job, Plan, shared_tokens
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS
 from ropewalk.progress import Progress
 from ropewalk.readers.losses import cropped_losses
-from ropewalk.readers.reader import CHUNK, Losses, Reader
+from ropewalk.readers.reader import CHUNK, Losses, Reader, ReadingOn
 from ropewalk.readers.workers import WorkersProgress, complete
 
 Keep = Callable[[str, int, Losses], None]
@@ -45,10 +46,15 @@ def run(
     protocol, stop, due = plan.protocol, threading.Event(), plan.due(ledger)
     shown = WorkersProgress(progress, stop, pieces=len(due))
     plain: dict[int, Losses] = {}
+    beginnings = None
+    as_plain = reader.under(plan.positions["plain"]) if "plain" in plan.positions else None
+    if isinstance(as_plain, ReadingOn):
+        shared = {name: shared_tokens(name, protocol, chunk) for name in plan.methods}
+        beginnings = Beginnings(as_plain, shared, due, chunk=chunk)
 
     def measure(job: Job) -> dict[str, Any]:
         shown.begin(f"{job.method}, window {job.window + 1} of {protocol.total_windows}", job.tokens)
-        started = time.perf_counter()
+        started, spent_before = time.perf_counter(), 0.0
         variant, ids = reader.under(plan.positions[job.method]), windows[job.window]
         if METHODS[job.method].crops:
             losses = cropped_losses(
@@ -60,11 +66,15 @@ def run(
                 chunk=chunk,
                 advance=shown.advance,
             )
+        elif beginnings is not None and job.method == "plain":
+            losses = beginnings.read_plain(ids, job.window, advance=shown.advance)
+        elif beginnings is not None and beginnings.shared[job.method] and isinstance(variant, ReadingOn):
+            losses, spent_before = beginnings.read(variant, job.method, ids, job.window, advance=shown.advance)
         else:
             losses = variant.window_losses(ids, chunk=chunk, advance=shown.advance)
         if job.method == "plain":
             plain[job.window] = losses
-        found = _sums(losses, protocol, job.method, time.perf_counter() - started)
+        found = _sums(losses, protocol, job.method, time.perf_counter() - started + spent_before)
         if keep is not None:
             keep(job.method, job.window, losses)
         return found.to_json()

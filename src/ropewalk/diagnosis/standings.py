@@ -8,7 +8,7 @@ from ropewalk.diagnosis.evidence import TOLERATED, Evidence
 from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.window_losses import CROP, PLAIN
 from ropewalk.statistics import Interval, plus_minus
-from ropewalk.use.result import UseMeasurement
+from ropewalk.use.result import UseMeasurement, span_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,18 +77,16 @@ def standing_rows(
             "" if apart is None else plus_minus(apart, standing.beyond_interval),
             "" if standing.crop_difference is None else plus_minus(standing.crop_difference, standing.crop_interval),
         ]
-        rows[label] = row if use is None else [*row, _used(use, name)]
+        rows[label] = row if use is None else [*row, used_in_words(use, name)]
     told = [number for number in range(len(heads)) if any(row[number] for row in rows.values())]
     return tuple(heads[number] for number in told), {
         label: [row[number] for number in told] for label, row in rows.items()
     }
 
 
-def _used(use: UseMeasurement, method: str) -> str:
+def used_in_words(use: UseMeasurement, method: str) -> str:
     """How far back a method is shown to use tokens, in a few words; empty where it was not measured."""
     if method not in use.methods:
         return ""
-    shown, reach = use.shows_use(method), use.reach(method)
-    if reach is not None:
-        return f"to {reach:,}"
-    return {True: "yes", False: "no", None: "open"}[shown]
+    span = span_of(use.shown_at(method), [row.distance for row in use.of(method, "copy")])
+    return span or {True: "yes", False: "no", None: "open"}[use.shows_use(method)]

@@ -9,6 +9,7 @@ METHOD = Method(
     costs="each window is read again from its beginning",
     not_in_config=DROPS_TOKENS,
     crops=True,
+    equal_below=lambda reach: reach.trained,
     forgets=True,
     look=Look("#d55e00", ":", "."),
 )

@@ -13,5 +13,6 @@ METHOD = Method(
     nearest="yarn",
     source="2402.17463",
     extension=lambda reach: DualChunk(chunk=max(1, 3 * reach.trained // 4), trained_length=reach.trained),
+    equal_below=lambda reach: reach.trained,
     look=Look("#882255", "-", "p"),
 )

@@ -12,5 +12,6 @@ METHOD = Method(
     nearest="yarn",
     source="2202.12172",
     extension=lambda reach: LogN(trained_length=reach.trained),
+    equal_below=lambda reach: reach.trained,
     look=Look("#767676", ":", "x"),
 )

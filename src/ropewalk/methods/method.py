@@ -45,6 +45,8 @@ class Method:
     - `removes_rope`: it takes the rotation out of every layer that sees beyond the trained length.
     - `crops`: the model reads fresh windows of the trained length. `forgets`: distant tokens are not seen, so that a
       lower loss is no sign of a longer context; it is a baseline, and never recommended.
+    - `equal_below`: so many tokens at the beginning of a row it reads as `plain` does, whatever the text: they need not
+      be read again. 0 where every token may differ.
     - `needs_tuning`: without tuning it is not meant to work. `tuned_at_trained_length`: the windows it is tuned on have
       the trained length, and its extension is left out while it is tuned.
 
@@ -69,6 +71,7 @@ class Method:
     when_shared: str = ""
     scaling: Callable[[RopeConfig, Reach], Scaling] | None = None
     extension: Callable[[Reach], Extension] | None = None
+    equal_below: Callable[[Reach], int] = lambda reach: 0
     keeps_own: bool = False
     removes_rope: bool = False
     crops: bool = False

@@ -11,5 +11,6 @@ METHOD = Method(
     not_in_config=IN_ATTENTION,
     nearest="yarn",
     extension=lambda reach: ReRoPE(window=max(1, reach.trained // 4), log_n=reach.trained),
+    equal_below=lambda reach: max(1, reach.trained // 4),
     look=Look("#332288", "-.", "d"),
 )

@@ -26,5 +26,6 @@ METHOD = Method(
     nearest="yarn",
     source="2401.01325",
     extension=extension,
+    equal_below=lambda reach: max(1, reach.trained // 4),
     look=Look("#44aa99", "--", "v"),
 )

@@ -12,5 +12,6 @@ METHOD = Method(
     source="2309.17453",
     extension=lambda reach: StreamingLLM(window=max(1, reach.trained - 4), sinks=4),
     forgets=True,
+    equal_below=lambda reach: reach.trained,
     look=Look("#999933", "--", "+"),
 )

@@ -13,6 +13,7 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import stream
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
+from ropewalk.readers.beginning import Beginning
 from ropewalk.readers.digest import model_digest
 from ropewalk.readers.likelihood import continuation_log_probs
 from ropewalk.readers.losses import window_losses
@@ -98,6 +99,19 @@ class DecoderReader:
     ) -> Losses:
         """Nats of every token of one window from token `first` on, each given all tokens before it."""
         return window_losses(self.model, input_ids, first=first, seq_len=seq_len, chunk=chunk, advance=advance)
+
+    def reading_on(
+        self,
+        input_ids: Tensor,
+        *,
+        after: tuple[Beginning, int] | None = None,
+        keep: int = 0,
+        kept: Callable[[Beginning], None] | None = None,
+        chunk: int = CHUNK,
+        advance: Advance | None = None,
+    ) -> Losses:
+        """Nats of every token of a window but the first, with a beginning taken over or kept; as `window_losses`."""
+        return window_losses(self.model, input_ids, chunk=chunk, advance=advance, after=after, keep=keep, kept=kept)
 
     def prefix(
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.readers.beginning import Beginning
 from ropewalk.readers.head import target_losses
 from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
 
@@ -22,6 +25,9 @@ def window_losses(
     seq_len: int | None = None,
     chunk: int = CHUNK,
     advance: Advance | None = None,
+    after: tuple[Beginning, int] | None = None,
+    keep: int = 0,
+    kept: Callable[[Beginning], None] | None = None,
 ) -> Losses:
     """Nats of every token from `first` on, each given all tokens before it.
 
@@ -30,6 +36,8 @@ def window_losses(
     - `first`: the first token that is scored, at least 1: nothing comes before token 0.
     - `seq_len`: tokens, for ropes whose frequencies depend on the length; default the number of tokens.
     - `chunk`: tokens of one forward; `advance` is called with their number after each.
+    - `after`: a beginning that was read before, and how many of its tokens are taken from there instead of read.
+    - `keep`: so many tokens, whole chunks, are given to `kept` as a beginning once they are read.
 
     **Returns:** float64 `[tokens - first]`; entry i belongs to token `first + i`.
     **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
@@ -42,11 +50,15 @@ def window_losses(
             facts={"input_ids": input_ids, "first": first, "chunk": chunk},
             cure="Pass the token ids of one window, and 1 <= first < tokens.",
         )
-    losses = torch.empty(tokens, dtype=torch.float32)
+    losses, began = torch.empty(tokens, dtype=torch.float32), time.perf_counter()
     with torch.inference_mode():
         ids = input_ids.to(model.embed_tokens.weight.device)
         cache = model.new_cache(seq_len=tokens if seq_len is None else seq_len, capacity=tokens)
-        for start in range(0, tokens, chunk):
+        there = 0 if after is None else after[1]
+        if after is not None:
+            after[0].put(model, cache, there)
+            losses[1 : there + 1] = after[0].losses[:there]
+        for start in range(there, tokens, chunk):
             stop = min(start + chunk, tokens)
             scored = max(start, first - 1), min(stop, tokens - 1)
             of_chunk = model(
@@ -57,6 +69,8 @@ def window_losses(
             losses[scored[0] + 1 : scored[1] + 1] = of_chunk.cpu()
             if advance is not None:
                 advance(stop - start)
+            if stop == keep and kept is not None:
+                kept(Beginning(model, cache, losses[1 : keep + 1], time.perf_counter() - began))
     return losses[first:].double().numpy()
 
 

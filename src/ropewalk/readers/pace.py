@@ -55,6 +55,16 @@ class Workload:
             self.calls + other.calls, self.tokens + other.tokens, self.pairs + other.pairs, self.scored + other.scored
         )
 
+    def without(self, beginning: Workload) -> Workload:
+        """The rest of one text whose beginning is there already; its last token was scored with it."""
+        ends = beginning.scored + (1 if beginning.tokens else 0)
+        return Workload(
+            self.calls - beginning.calls,
+            self.tokens - beginning.tokens,
+            self.pairs - beginning.pairs,
+            self.scored - ends,
+        )
+
     def times(self, count: int) -> Workload:
         """So many of them."""
         return Workload(count * self.calls, count * self.tokens, count * self.pairs, count * self.scored)

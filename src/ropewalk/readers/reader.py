@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
+from ropewalk.readers.beginning import Beginning
 from ropewalk.readers.defaults import CHUNK as CHUNK
 
 Losses = npt.NDArray[np.float64]
@@ -161,6 +162,27 @@ class Reader(Protocol):
         - `seq_len`: tokens, for frequencies that depend on the length; default prompt + max_new_tokens.
         - `is_done`: called with a row's number and its new tokens so far; True ends that row.
         - `options`: `temperature`, `top_k`, `top_p`, `stop_tokens` and `seed`, as in `ropewalk.generate`.
+        """
+
+
+@runtime_checkable
+class ReadingOn(Reader, Protocol):
+    """A reader that can take over the beginning of a window which it has read under other positions."""
+
+    def reading_on(
+        self,
+        input_ids: Tensor,
+        *,
+        after: tuple[Beginning, int] | None = None,
+        keep: int = 0,
+        kept: Callable[[Beginning], None] | None = None,
+        chunk: int = CHUNK,
+        advance: Advance | None = None,
+    ) -> Losses:
+        """Nats of every token of a window but the first.
+
+        **Arguments:** as `window_losses`; `after`: a beginning, and how many of its tokens are taken from it instead of
+        read. `keep`: so many tokens, whole chunks, are given to `kept` as a beginning once they are read.
         """
 
 

@@ -17,7 +17,7 @@ from ropewalk.report.inline import inline_svg
 from ropewalk.report.night import night_colors
 from ropewalk.report.record import Document, labels, method_of, printable, short_name
 from ropewalk.report.retrieval import distance_table, retrieval_details, retrieval_table
-from ropewalk.report.use import use_table
+from ropewalk.report.use import use_table, used_span
 from ropewalk.report.verdict import evidence_table, headline, reaches, verdict_of
 
 
@@ -79,7 +79,9 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "action": found["action"] or "old",
         "headline": first,
         "others": others,
-        "reaches": reaches(found, document["trained_length"], document["target"]),
+        "reaches": reaches(
+            found, document["trained_length"], document["target"], used_span(document, found["method"] or "plain")
+        ),
         "evidence": evidence_table(document),
         "next": found.get("next"),
         "left_out": document.get("left_out") or [],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from ropewalk.report.drawing import Drawing
 from ropewalk.report.record import Document, short_name
 from ropewalk.report.tables import Table
 from ropewalk.statistics import signed
+from ropewalk.use.result import span_of
 
 KINDS = {"exchange": "all", "exchange-rare": "rare", "exchange-key": "key", "shuffled": "shuffled"}
 """The exchange test's rows, and the tokens that they score."""
@@ -18,6 +20,14 @@ Row = dict[str, Any]
 def rows_of(document: Document) -> list[Row]:
     """What was measured of the use of far tokens; nothing in a record of old."""
     return list(document.get("use") or [])
+
+
+def used_span(document: Document, method: str) -> str:
+    """Where a method is shown to use far tokens, in a few words; empty where that is not shown."""
+    copies = [row for row in rows_of(document) if (row["method"], row["test"]) == (method, "copy")]
+    copies = sorted((row for row in copies if not row.get("control")), key=lambda row: row["distance"])
+    shown = [row["distance"] for row in copies if row["interval"] and row["interval"][0] > (row["needed"] or math.inf)]
+    return span_of(shown, [row["distance"] for row in copies])
 
 
 def use(document: Document) -> Iterator[Drawing]:

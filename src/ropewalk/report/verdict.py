@@ -33,13 +33,20 @@ def headline(sentence: str) -> tuple[str, str]:
     return (sentence, "") if first is None else (first[1], sentence[first.end() :])
 
 
-def reaches(verdict: Mapping[str, Any], trained_length: int, target: int) -> list[tuple[str, str]]:
-    """What stands beside the verdict: lengths in tokens, each with what it says."""
+def reaches(verdict: Mapping[str, Any], trained_length: int, target: int, used: str = "") -> list[tuple[str, str]]:
+    """What stands beside the verdict: lengths in tokens, each with what it says.
+
+    `used`: where far tokens are shown to be used, in a few words; empty where that is not shown.
+    """
     facts = [("wanted", f"{target:,} tokens"), ("trained to", f"{trained_length:,}")]
     if verdict["action"] in (None, "unfit"):
         return facts
-    reached = {"loss holds to": verdict["reach_loss"], "far tokens used to": verdict["reach_use"]}
-    return [*facts, *((what, "not shown" if length is None else f"{length:,}") for what, length in reached.items())]
+    loss = verdict["reach_loss"]
+    return [
+        *facts,
+        ("loss holds", "not shown" if loss is None else f"to {loss:,}"),
+        ("far tokens used", used or "not shown"),
+    ]
 
 
 def evidence_table(document: Document) -> Table | None:

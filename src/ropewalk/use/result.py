@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ropewalk.atomic_io import finite
@@ -127,6 +127,14 @@ class UseMeasurement:
             reached = row.distance
         return reached
 
+    def shown_at(self, method: str) -> tuple[int, ...]:
+        """The distances in tokens at which the copy test's interval lies above half of the gain within."""
+        needed = self.needed
+        if needed is None:
+            return ()
+        found = self.of(method, "copy")
+        return tuple(row.distance for row in found if row.interval is not None and row.interval[0] > needed)
+
     def shows_use(self, method: str) -> bool | None:
         """Whether the method uses tokens that lie beyond the trained length.
 
@@ -162,6 +170,24 @@ class UseMeasurement:
         return [{**row.to_json(), **extra.get(row.test, {})} for row in self.rows]
 
 
+def span_of(shown: Sequence[int], measured: Sequence[int]) -> str:
+    """At which of the measured distances, in order, use is shown, in a few words; empty for none.
+
+    >>> span_of([128, 240], [128, 240, 464]), span_of([240, 464], [128, 240, 464]), span_of([464], [128, 240, 464])
+    ('to 240', '240 to 464', 'at 464')
+    >>> span_of([128, 464], [128, 240, 464])
+    'in part'
+    """
+    if not shown:
+        return ""
+    first = measured.index(shown[0])
+    if list(shown) != list(measured[first : first + len(shown)]):
+        return "in part"
+    if first == 0:
+        return f"to {shown[-1]:,}"
+    return f"at {shown[0]:,}" if len(shown) == 1 else f"{shown[0]:,} to {shown[-1]:,}"
+
+
 def _copy_lines(found: UseMeasurement) -> Iterator[str]:
     """The control of the copy test, and how far each method's use reaches."""
     control = found.controls.get("copy")
@@ -191,8 +217,7 @@ def _copy_lines(found: UseMeasurement) -> Iterator[str]:
 
 def _where_half_is_shown(found: UseMeasurement, method: str) -> str:
     """At which distances the copy test's interval lies above half of the control's gain."""
-    rows, needed = found.of(method, "copy"), found.needed or 0.0
-    shown = [row.distance for row in rows if row.interval is not None and row.interval[0] > needed]
+    rows, shown = found.of(method, "copy"), list(found.shown_at(method))
     if not shown:
         return "at no distance"
     if shown[-1] == found.reach(method):
