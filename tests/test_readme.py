@@ -7,10 +7,14 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ropewalk.bench.record import last_run
 from ropewalk.bench.rows import judge, rows_for
+from ropewalk.diagnosis.next_step import next_step
+from ropewalk.diagnosis.verdict import Verdict
+from ropewalk.report.use import used_span
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -27,6 +31,33 @@ def test_the_five_lines(tmp_path, monkeypatch):
     assert names["q"].shape == (1, 16, 32, 128)
     for block in others:
         exec(block, names)
+
+
+def test_the_quoted_answer_is_the_record():
+    """What the doctor says of the built-in model: its sentence, every row of its table, and the next command."""
+    record = json.loads((ROOT / "benchmarks/results/doctor-tiny.json").read_text())
+    block = re.search(r"```console\n\$ ropewalk doctor tiny .*?```", README, re.DOTALL)[0]
+    command, *lines = block.splitlines()[1:]
+    assert command == f"$ {record['environment']['command']}"
+    said = " ".join(" ".join(lines).split(" ... ")[0].split())
+    assert f"tiny: {record['verdict']['sentence']}".startswith(said)
+    assert len(said) > 300
+    beyond = {
+        method["name"]: np.array(method["loss_by_window_and_block"])[:, 4:].mean(1) for method in record["methods"]
+    }
+    for method in record["methods"]:
+        name, gain, ends = method["name"], method["difference_beyond"], method["difference_beyond_ci"]
+        row = next(line.split() for line in lines if line.split()[:1] == [name])
+        assert row[1:3] == [f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}"]
+        if name != "plain":
+            assert row[3:5] == [f"{gain:+.3f}", f"±{(ends[1] - ends[0]) / 2:.3f}"]
+        if name != "crop":
+            assert f"{(beyond[name] - beyond['crop']).mean():+.3f}" in row
+        span = used_span(record, name)
+        assert " ".join(row).endswith(span)
+        assert (name in ("dca", "crop")) == bool(span)
+    following = next_step(Verdict(action="extend", method=record["verdict"]["method"]), "tiny", record["target"])
+    assert lines[-2].strip() == following
 
 
 def test_the_quoted_table_is_the_record():

@@ -28,9 +28,9 @@ from tests.diagnosis.models import ROPE, tiny_decoder
 TEXT = [("story", "It was the best of times, it was the worst of times. " * 12)]
 
 
-def model() -> Decoder:
-    """A small random model over bytes, 32 tokens trained."""
-    decoder = tiny_decoder(dataclasses.replace(ROPE, max_position_embeddings=32), vocab_size=257)
+def model(trained_length: int = 32) -> Decoder:
+    """A small random model over bytes."""
+    decoder = tiny_decoder(dataclasses.replace(ROPE, max_position_embeddings=trained_length), vocab_size=257)
     decoder.tokenizer = TextTokenizer.bytes()
     return decoder
 

@@ -37,6 +37,18 @@ class Clockwork(DecoderReader):
     def under(self, positions: Any) -> Clockwork:
         return Clockwork(super().under(positions).model, self.now)
 
+    def prefix(self, ids: Sequence[int], **options: Any) -> Any:
+        found: Any = super().prefix(ids, **options)
+        self.now[0] += len(ids)
+        ask = found.ask
+
+        def timed(questions: Any) -> Any:
+            self.now[0] += sum(len(words) + sum(map(len, candidates)) for words, candidates in questions)
+            return ask(questions)
+
+        found.ask = timed
+        return found
+
     def window_losses(self, ids: torch.Tensor, **options: Any) -> Any:
         self.now[0] += len(ids)
         return super().window_losses(ids, **options)
@@ -68,6 +80,27 @@ def test_the_estimate_is_what_it_takes(tmp_path: Path, measure: str) -> None:
     assert job_seconds("dca", protocol, pace, chunk=16) == pytest.approx(1.2 * 32)  # the first half is plain's
     assert job_seconds("dca", protocol, pace, chunk=16, reuse=False) == pytest.approx(1.2 * 64)
     assert job_seconds("crop", protocol, pace, chunk=16, reuse=False) == 32 + 4 * 32
+
+
+def test_retrieval_is_reckoned_as_well(tmp_path: Path) -> None:
+    """Its texts and its questions, crop's shorter texts among them; nothing where all is done."""
+    reader = Clockwork(model(512))
+    options = {"target": 768, "text": [("story", TEXT[0][1] * 6)], "methods": "crop", "windows": 1}
+    asked = {"measure": "loss,retrieval", "retrieval": "numbers", "retrieval_lengths": [768], "retrieval_samples": 2}
+
+    def quick() -> float:
+        return reader.clock() / 1000  # so that the trial reads the whole window
+
+    without = prepared(tmp_path / "losses", reader, **options, measure="loss").estimate(quick)
+    run = prepared(tmp_path / "all", reader, **options, **asked)
+    said = run.estimate(quick)
+    began = quick()
+    run.measure(False)
+    taken = quick() - began
+    assert without.seconds == pytest.approx((768 + 2 * 512) / 1000, rel=0.05)
+    assert taken > 2 * without.seconds
+    assert said.seconds == pytest.approx(taken, rel=0.1)
+    assert run.estimate(quick) is None
 
 
 def test_crop_reads_its_steps() -> None:

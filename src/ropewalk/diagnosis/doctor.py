@@ -23,7 +23,7 @@ from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan, take_windows, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.reading import ScalingReading, settle_reading
-from ropewalk.diagnosis.retrieval import asked_methods, prepare_retrieval
+from ropewalk.diagnosis.retrieval import asked_methods, prepare_retrieval, retrieval_seconds
 from ropewalk.diagnosis.run import gather, run
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
 from ropewalk.diagnosis.token_frequencies import frequency_losses
@@ -193,7 +193,10 @@ class DoctorRun:
         due, protocol, chunk = self.plan.due(self.ledger), self.plan.protocol, self.settings.chunk
         names = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
         models = {name: use_model(name, self.reader, self.plan) for name in names}
-        if not due and (self.use is None or not self.use.due(models)):
+        asked = None if self.retrieval is None else asked_methods(self.retrieval, self.settings, self.plan, names)
+        of_use = self.use is not None and self.use.due(models)
+        of_retrieval = self.retrieval is not None and self.retrieval.due_of(asked or ())
+        if not (due or of_use or of_retrieval):
             return None
         workers = workers_for(self.reader, self.settings, protocol, len(due))
         trial = self.trial or try_out(
@@ -202,6 +205,8 @@ class DoctorRun:
         seconds = estimate_losses(due, protocol, trial.pace, workers=workers, chunk=chunk)
         if self.use is not None:
             seconds += use_seconds(self.use, models, trial.pace, workers=workers, losses_due=bool(due))
+        if self.retrieval is not None:
+            seconds += retrieval_seconds(self.retrieval, asked or (), trial.pace, workers=workers)
         return Estimate(
             seconds=seconds,
             peak_bytes=estimate_memory(self.reader, trial, protocol.target, workers),
@@ -344,19 +349,20 @@ def prepare(
         ),
     ):
         refuse_ignored([name] if settings.changes(name) else [], present, owner, cure)
+    parts = " and ".join(name for name, _ in texts), "\n".join(contents for _, contents in texts)
     key = fingerprint(reader, windows, protocol)
     trial, left_out = None, tuple[str, ...]()
     folder = state_folder(settings.state, key if settings.minutes is None else hash_of(key, settings.minutes))
     if settings.minutes is not None:
         use = prepare_use(reader, protocol, settings, texts, tokens, None, evaluator=evaluator)
+        retrieval = prepare_retrieval(reader, work, settings, parts, None)
         fitted, trial = fit_minutes(
-            reader, windows[0], work, settings, folder, use=use, key=key, began=began, clock=clock
+            reader, windows[0], work, settings, folder, use=use, retrieval=retrieval, key=key, began=began, clock=clock
         )
         protocol, left_out = dataclasses.replace(protocol, windows=fitted.windows), fitted.left_out
         windows, work = take_windows(tokens, protocol), plan(reader, protocol, fitted.methods)
         key = fingerprint(reader, windows, protocol)
     chosen = {} if settings.minutes is None else {"methods": [name for name in work.methods if name != "plain"]}
-    parts = " and ".join(name for name, _ in texts), "\n".join(contents for _, contents in texts)
     use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use", evaluator=evaluator)
     retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
     ledger = Ledger(folder / "losses", kind=KIND, key=key)
@@ -402,6 +408,7 @@ def fit_minutes(
     folder: Path,
     *,
     use: UseRun | None,
+    retrieval: RetrievalRun | None,
     key: str,
     began: float,
     clock: Clock,
@@ -422,11 +429,17 @@ def fit_minutes(
     def seconds(windows: int, methods: Sequence[str]) -> float:
         total = windows * len(work.protocol.texts)
         chosen = [job for job in jobs if job.method in methods and job.window < total]
-        found = estimate_losses(chosen, work.protocol, trial.pace, workers=workers, chunk=chunk)
-        if use is None:
-            return found
-        models = {name: use_model(name, reader, work) for name in likely_methods(methods)}
-        return found + use_seconds(use, models, trial.pace, workers=workers, losses_due=True, windows=total)
+        found, likely = (
+            estimate_losses(chosen, work.protocol, trial.pace, workers=workers, chunk=chunk),
+            likely_methods(methods),
+        )
+        if use is not None:
+            models = {name: use_model(name, reader, work) for name in likely}
+            found += use_seconds(use, models, trial.pace, workers=workers, losses_due=True, windows=total)
+        if retrieval is not None:
+            asked = [name for name in asked_methods(retrieval, settings, work, likely) if name in methods]
+            found += retrieval_seconds(retrieval, asked, trial.pace, workers=workers)
+        return found
 
     fitted = fit(
         SHARE_OF_MINUTES * (60 * settings.minutes - (clock() - began)),

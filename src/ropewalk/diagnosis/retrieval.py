@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ropewalk.diagnosis.estimate import IN_ATTENTION
 from ropewalk.diagnosis.plan import Plan
 from ropewalk.diagnosis.settings import ALL, DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.models.tokens import Tokenizer
+from ropewalk.readers.pace import Pace, Workload
 from ropewalk.readers.reader import Reader
+from ropewalk.retrieval.example import Example
 from ropewalk.retrieval.measure import RetrievalRun, fitting_tasks
-from ropewalk.retrieval.protocol import RetrievalProtocol
+from ropewalk.retrieval.protocol import Cell, RetrievalProtocol
+from ropewalk.retrieval.questions import QuestionSet
 
 SHORTEST = 256
+ONE_ON_ALL_CORES = 0.8  # speed of one reader on all cores over that of one on each core
 
 
 def prepare_retrieval(
-    reader: Reader, plan: Plan, settings: DoctorSettings, text: tuple[str, str], folder: Path
+    reader: Reader, plan: Plan, settings: DoctorSettings, text: tuple[str, str], folder: Path | None
 ) -> RetrievalRun | None:
     """The retrieval run that the settings ask for, None for none; crop reads the last trained length of a text.
 
@@ -62,6 +67,29 @@ def asked_methods(run: RetrievalRun, settings: DoctorSettings, plan: Plan, exami
     if settings.names_methods:
         return tuple(run.readers)
     return tuple(dict.fromkeys(name if name in run.readers else plan.same_as[name] for name in examined))
+
+
+def retrieval_seconds(run: RetrievalRun, methods: Sequence[str], pace: Pace, *, workers: int) -> float:
+    """About how long the texts that are due of these methods will take: they are read one by one, on all cores.
+
+    `pace` is that of one of so many `workers`. One text of each kind is made, to count the tokens that are asked.
+    """
+    alone = max(1.0, ONE_ON_ALL_CORES * workers)
+    asked = {cell: _tokens_asked(run, cell) for cell in {job.cell for job in run.due_of(methods)}}
+    seconds = 0.0
+    for job in run.due_of(methods):
+        length = min(job.cell.length, run.crop.get(job.method, job.cell.length))
+        questions = Workload(calls=1, tokens=asked[job.cell], pairs=asked[job.cell] * length, scored=asked[job.cell])
+        slower = IN_ATTENTION if METHODS[job.method].in_attention else 1.0
+        seconds += slower * pace.seconds(Workload.of(length, chunk=run.chunk, first=length) + questions) / alone
+    return seconds
+
+
+def _tokens_asked(run: RetrievalRun, cell: Cell) -> int:
+    """Tokens of all questions and candidates after one text of a cell."""
+    made = run.tasks[cell.task].make(run.tokenizer, cell.length, cell.depth or 0.0, run.protocol.draws(cell, 0))
+    questions = (QuestionSet.of(made) if isinstance(made, Example) else made).questions
+    return sum(len(one.input_ids) + sum(map(len, one.continuations)) for one in questions)
 
 
 def _tasks(
