@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.audit.audit import audit, float32_cos_error, reach, wavelengths
+from ropewalk.audit.audit import Audit, audit, float32_cos_error, reach, wavelengths
+from ropewalk.audit.layers import Layers
+from ropewalk.audit.sentences import audit_sentences
 from ropewalk.errors import RopeError
+from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import DynamicNTK, Llama3, Proportional, YaRN
+from ropewalk.rope.scaling import DynamicNTK, Linear, Llama3, Proportional, YaRN
 
 LLAMA2 = RopeConfig(128, interleaved=False, max_position_embeddings=4096)
 LLAMA3 = RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192)
@@ -57,6 +60,73 @@ def test_reach_of_scaled_ropes() -> None:
     assert (yarn.reach, yarn.reach_unscaled, yarn.trained_length) == (11671, 1707, 4096)
     llama31 = audit(LLAMA31)
     assert (llama31.reach, llama31.reach_unscaled, llama31.pairs_never_turning) == (85133, 18438, 29)
+    trained = audit(dataclasses.replace(LLAMA31, trained=Trained(True)))
+    waves = 2 * np.pi / np.array(trained.inv_freq)
+    assert (trained.trained_length, trained.pairs_never_turning) == (131_072, int((waves > 131_072).sum()))
+    assert trained.pairs_never_turning == 25
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "reason"),
+    [
+        (LLAMA3, Layers(), None),  # 18,438 beyond 8,192
+        (LLAMA2, Layers(), "trained to 4,096 tokens, beyond it"),  # 1,707 within 4,096
+        (dataclasses.replace(LLAMA31, trained=Trained(True)), Layers(), "trained to 131,072 tokens, beyond it"),
+        (dataclasses.replace(LLAMA3, rotary_dim=32), Layers(), "only 32 of 128 features"),  # Pythia's quarter
+        (dataclasses.replace(LLAMA3, scaling=Proportional(0.25)), Layers(), "some pairs stand still"),
+        (LLAMA3, Layers(window=512), "no further than 512 tokens"),
+        (LLAMA3, Layers(beside="only a slice of each head turns"), "only a slice"),
+    ],
+)
+def test_the_reach_is_shown_where_its_assumptions_hold(config: RopeConfig, layers: Layers, reason: str | None) -> None:
+    """Every feature turns, the rotation alone carries the distance, it is met, and training has not refuted it."""
+    found = audit(config, layers=layers)
+    assert found.reach_assumed == (reason is None)
+    assert (reason or "") in (found.reach_reason or "")
+    said = [line for line in audit_sentences(found) if "Reach" in line]
+    assert len(said) == (reason is None)
+    assert all("by a heuristic" in line and "18,438 tokens" in line for line in said)
+
+
+def test_a_window_bounds_what_a_pair_shows() -> None:
+    """Pairs are counted within the window where that is less."""
+    found = audit(LLAMA3, layers=Layers(window=512))
+    assert found.pairs_never_turning == int((2 * np.pi / ladder(5e5, 128) > 512).sum())
+    assert audit(LLAMA3, layers=Layers(window=10_000)).pairs_never_turning == 29
+    assert f"Its layers see 512 tokens at most: {found.pairs_never_turning} of 64" in " ".join(audit_sentences(found))
+
+
+YARN = dataclasses.replace(LLAMA2, scaling=YaRN(4.0, 4096), max_position_embeddings=16384)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA3, "Trained length 8,192: 29 of 64 pairs never complete a turn within it."),
+        (
+            dataclasses.replace(YARN, trained=Trained(True, source="somebody")),
+            "Trained length 16,384, with its yarn scaling (4,096 before it): 18 of 64 pairs never complete a turn "
+            "within it. Source: somebody.",
+        ),
+        (
+            dataclasses.replace(YARN, trained=Trained(False)),
+            "the yarn scaling to 16,384 tokens being an option for inf",
+        ),
+        (
+            YARN,
+            "Trained length 4,096 if the yarn scaling is an option for inference, 16,384 if it was there in training",
+        ),
+        (YARN, "`ropewalk doctor` measures which. 18 of 64 pairs never complete a turn within 4,096 tokens."),
+        (
+            dataclasses.replace(LLAMA2, scaling=Linear(4.0)),
+            "whether the linear scaling was there in training is not known",
+        ),
+        (dataclasses.replace(LLAMA2, max_position_embeddings=None), "does not say the trained length; pass --trained"),
+    ],
+)
+def test_what_the_model_was_trained_to_in_words(config: RopeConfig, expected: str) -> None:
+    """With its scaling, without it, or not known which."""
+    assert expected in " ".join(audit_sentences(audit(config)))
 
 
 @given(st.floats(2.0, 1e5), st.integers(1, 20), st.integers(1, 6000))
@@ -120,3 +190,14 @@ def test_the_audit_is_json() -> None:
     """Finite or null, no NaN."""
     text = json.dumps(audit(LLAMA31).to_json(), allow_nan=False)
     assert json.loads(text)["reach"] == 85133
+
+
+def test_an_audit_of_the_first_version_is_read() -> None:
+    """Its documents say nothing of scalings, windows and assumptions: nothing is claimed of them."""
+    content = audit(LLAMA3).to_json()
+    later = ("scaling", "scaling_is_trained", "scaled_length", "original_length", "trained_source", "window")
+    first = {key: value for key, value in content.items() if key not in (*later, "reach_assumed", "reach_reason")}
+    assert audit_sentences(Audit(**first))[1:2] == [
+        "Trained length 8,192: 29 of 64 pairs never complete a turn within it."
+    ]
+    assert not any("Reach" in line for line in audit_sentences(Audit(**first)))

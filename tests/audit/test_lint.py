@@ -160,10 +160,17 @@ COMPUTED: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
         1_000_000,
     ),
     ("theta-small", changed(PLAIN, rope_theta=1e4, max_position_embeddings=32768), PLAIN, 32_768),
+    ("theta-small", changed(PLAIN, rope_theta=...), changed(PLAIN, rope_theta=1e4), 32_768),  # lost, and written
     (
         "theta-small",
         changed(PLAIN, rope_theta=1e4, max_position_embeddings=32768),
-        changed(PLAIN, rope_theta=1e4, max_position_embeddings=4096),
+        changed(PLAIN, rope_theta=1e4, max_position_embeddings=32768, model_type="phi"),  # half of each head turns
+        32_768,
+    ),
+    (
+        "stated-length",
+        changed(PLAIN, model_type="qwen3", max_position_embeddings=40960),
+        changed(PLAIN, model_type="qwen3", max_position_embeddings=262144),
         32_768,
     ),
     (
@@ -230,6 +237,37 @@ def test_findings_come_by_severity_and_name_their_layers() -> None:
     assert [f.severity for f in found] == sorted((f.severity for f in found), key=["error", "warning", "note"].index)
     assert {f.layer_type for f in found} == {"full_attention"}
     assert all(isinstance(f, Finding) and f.message and f.cure for f in found)
+
+
+def severity(code: str, config: dict[str, Any]) -> str:
+    """Of a finding, with the RopeConfigs at hand."""
+    return next(finding.severity for finding in lint(config, ropes=ropes_of(config)) if finding.code == code)
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong", "unusual"),
+    [
+        # a scaling that covers less than what is promised, and one that the model was trained with
+        ("factor-vs-lengths", changed(QWEN25, max_position_embeddings=1_000_000), changed(LLAMA31, {"factor": 8.0})),
+        ("factor-vs-lengths", changed(QWEN25, {"factor": 2.0}), changed(QWEN25, max_position_embeddings=32768)),
+        # nothing resets the cache of a llama; Phi-3's generate does
+        ("longrope-switch", changed(LONGROPE, model_type="llama"), LONGROPE),
+        # a key that is not there, and one that is
+        ("theta-small", changed(PLAIN, rope_theta=...), changed(PLAIN, rope_theta=1e4, max_position_embeddings=32768)),
+    ],
+)
+def test_warnings_are_for_what_is_wrong(code: str, wrong: dict[str, Any], unusual: dict[str, Any]) -> None:
+    """And notes for what is unusual."""
+    assert (severity(code, wrong), severity(code, unusual)) == ("warning", "note")
+
+
+def test_nobody_is_told_to_change_what_a_model_was_trained_with() -> None:
+    """The same block asks one thing of a model whose scaling it is, and another of one that was given it."""
+    shipped = changed(QWEN25, {"attention_factor": 1.5}, model_type="gpt_oss", head_dim=64)
+    cures = [{f.code: f.cure for f in lint(config, ropes=ropes_of(config))} for config in (shipped, QWEN25)]
+    assert "keep it" in cures[0]["attention-factor"]
+    local = changed(shipped, layer_types=["sliding_attention", "full_attention"])
+    assert "local-layers-scaled" not in codes(local, known=True)
 
 
 def test_a_text_config_is_followed() -> None:

@@ -39,9 +39,10 @@ def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(json.dumps(LLAMA31))
     assert inspect(path, "--target", 131072, "--json", out) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Trained length 131,072: 25 of 64 pairs never complete a turn within it." in printed
-    assert "85,133 tokens; unscaled 18,438" in printed
-    assert "warning factor-vs-lengths" in printed
+    assert "Trained length 131,072, with its llama3 scaling (8,192 before it): 25 of 64 pairs never" in printed
+    assert "Reach" not in printed  # 85,133 tokens, and it was trained beyond them
+    assert "note factor-vs-lengths" in printed
+    assert "warning" not in printed
     found = json.loads(out.read_text())
     assert found["trained_length"] == 131072
     assert found["target"] == 131072

@@ -20,6 +20,13 @@ def test_the_recorded_experiment_has_eight_blocks() -> None:
     assert "from character 30,000" in found.sentence()
 
 
+@pytest.mark.parametrize(("tokens", "target"), [(None, 400), (400, 400), (399, 300), (299, 200), (199, 400)])
+def test_the_target_is_as_far_as_the_text_holds(tokens: int | None, target: int) -> None:
+    """Four times the trained length, or three, or two; what is too short for two is refused as four."""
+    assert Protocol.choose(trained_length=100, text="t", tokens=tokens).target == target
+    assert Protocol.choose(trained_length=100, text="t", tokens=tokens, target=150).target == 150
+
+
 def test_defaults_follow_the_trained_length() -> None:
     """Four times, quarters, and no more windows than 65,536 tokens hold."""
     found = Protocol.choose(trained_length=8192, text="t")

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ropewalk.audit.bound import why_not_shown
+from ropewalk.audit.layers import Layers
 from ropewalk.errors import RopeError
 from ropewalk.rope.bounds import REACH_SEARCHED, reach
 from ropewalk.rope.config import RopeConfig
@@ -19,7 +21,14 @@ Array = npt.NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token."""
+    """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token.
+
+    - `window`: tokens that its layers see at most; None: all.
+    - `scaling`: the rule of its length scaling; `scaling_is_trained`: whether the model was trained with it (None: that
+      is open, or there is none); `scaled_length`, `original_length`: what it was trained to with it and without;
+      `trained_source`: where that is said.
+    - `reach_assumed`: whether the assumptions of `reach` hold; else `reach_reason` says why not, and it means nothing.
+    """
 
     layer_type: str | None
     rope_parameters: dict[str, Any]
@@ -39,6 +48,14 @@ class Audit:
     reach_unscaled: int | None
     reach_searched: int
     float32_cos_error: float
+    scaling: str | None = None  # this and what follows: not in documents of the first version
+    scaling_is_trained: bool | None = None
+    scaled_length: int | None = None
+    original_length: int | None = None
+    trained_source: str = ""
+    window: int | None = None
+    reach_assumed: bool = False
+    reach_reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The audit as JSON holds it: numbers finite or null."""
@@ -53,6 +70,7 @@ def audit(
     trained_length: int | None = None,
     target: int | None = None,
     layer_type: str | None = None,
+    layers: Layers | None = None,
 ) -> Audit:
     """Say how far one rotary configuration reaches, from its frequencies alone.
 
@@ -61,12 +79,13 @@ def audit(
     - `trained_length`: tokens seen in training; default `config.trained_length`.
     - `target`: the length wanted, in tokens; default four times the trained length, or 32,768.
     - `layer_type`: a name to carry along, for models with several ropes.
+    - `layers`: what the layers of this rope see; default everything, by the rotation alone.
 
     **Returns:** an `Audit`. `pairs_never_turning` counts pairs whose wavelength, as the model was trained, exceeds the
-    trained length. `reach` is the first distance m >= 1 at which sum_i cos(m theta_i) < 0: a heuristic
-    (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591), None when there is none up to
-    `reach_searched`. `float32_cos_error` is max |cos of the float32 product - cos| near the target.
-    Where the frequencies depend on the length, they are those of `target`.
+    trained length, or the window of the layers where that is less. `reach` is the first distance m >= 1 at which
+    sum_i cos(m theta_i) < 0: a heuristic (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591),
+    None when there is none up to `reach_searched`; see `reach_assumed`. `float32_cos_error` is max |cos of the float32
+    product - cos| near the target. Where the frequencies depend on the length, they are those of `target`.
     **Raises:** `RopeError` if a length is not positive.
 
     >>> found = audit(RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192))
@@ -82,6 +101,9 @@ def audit(
     unscaled, _ = text_frequencies(config.unscaled(), wanted)
     known, _ = text_frequencies(config.as_trained(), trained or wanted)
     limit = max(wanted, REACH_SEARCHED)
+    seen, around = reach(scaled, limit), layers or Layers()
+    shown = min(filter(None, (trained, around.window)), default=None)
+    reason = why_not_shown(config, scaled, around, seen, trained)
     return Audit(
         layer_type=layer_type,
         rope_parameters=config.to_hf(),
@@ -90,15 +112,23 @@ def audit(
         rotary_dim=2 * config.pairs,
         pairs=config.pairs,
         trained_length=trained,
+        scaling=None if config.scaling is None or config.unscaled() == config else config.scaling.rope_type,
+        scaling_is_trained=config.scaling_is_trained,
+        scaled_length=config.scaled_length,
+        original_length=config.original_length,
+        trained_source="" if config.trained is None else config.trained.source,
+        window=around.window,
         target=wanted,
         inv_freq=tuple(scaled.tolist()),
         inv_freq_unscaled=tuple(unscaled.tolist()),
         attention_factor=factor,
         wavelengths=wavelengths(scaled),
         wavelengths_unscaled=wavelengths(unscaled),
-        pairs_never_turning=None if trained is None else int(np.sum(known * trained < 2 * math.pi)),
-        reach=reach(scaled, limit),
+        pairs_never_turning=None if shown is None else int(np.sum(known * shown < 2 * math.pi)),
+        reach=seen,
         reach_unscaled=reach(unscaled, limit),
+        reach_assumed=reason is None,
+        reach_reason=reason,
         reach_searched=limit,
         float32_cos_error=float32_cos_error(scaled, wanted),
     )

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+from ropewalk.audit.layers import Layers
 from ropewalk.rope.config import RopeConfig
 
 Severity = Literal["error", "warning", "note"]
@@ -28,7 +29,8 @@ class Block:
     """One rope of a config as it is written: its keys, the text config around it, and its RopeConfig.
 
     `nested` says that the block is one of several, keyed by layer type; `written` holds the block's own keys,
-    `config` the whole text config; `rope` is None where RopeConfig refused the config.
+    `config` the whole text config; `rope` is None where RopeConfig refused the config; `layers`: what the layers of
+    this rope see.
     """
 
     config: Mapping[str, Any]
@@ -36,6 +38,7 @@ class Block:
     layer_type: str | None = None
     nested: bool = False
     rope: RopeConfig | None = None
+    layers: Layers = dataclasses.field(default_factory=Layers)
     target: int = 32_768
 
     @property
@@ -47,6 +50,17 @@ class Block:
     def model_type(self) -> str:
         """The config's model_type, or an empty string."""
         return str(self.config.get("model_type", ""))
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the scaling of this block is known to belong to the model."""
+        return self.rope is not None and self.rope.scaling_is_trained is True
+
+    @property
+    def theta_is_written(self) -> bool:
+        """Whether a theta stands anywhere, in any spelling; elsewhere the class's default is taken."""
+        names = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "default_theta")
+        return any(name in self.written or name in self.config for name in names)
 
     def number(self, key: str) -> float | None:
         """A number from the block, or else from the config around it; None where it is absent or null."""

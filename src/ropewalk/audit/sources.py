@@ -9,12 +9,14 @@ from typing import Any
 
 from ropewalk.atomic_io import read_json
 from ropewalk.audit.audit import Audit, audit
-from ropewalk.audit.findings import Finding
+from ropewalk.audit.findings import Finding, text_config
+from ropewalk.audit.layers import Layers, layers_of_config, layers_of_positions
 from ropewalk.audit.lint import lint
 from ropewalk.checkpoints.load import read_config, write_config
 from ropewalk.checkpoints.ropewalk_config import NATIVE
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
+from ropewalk.models.positions import Positions
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.ropes import ropes_of_layer_types
@@ -24,30 +26,40 @@ from ropewalk.rope.ropes import ropes_of_layer_types
 class Source:
     """A model's name (of its file or folder), its config as it is written, and its ropes.
 
-    `ropes` is keyed by layer type; by None where there is one rope.
+    `ropes` is keyed by layer type, by None where there is one rope; so is `layers`: what the layers of each see.
     """
 
     name: str
     config: Mapping[str, Any]
     ropes: Mapping[str | None, RopeConfig]
+    layers: Mapping[str | None, Layers] = dataclasses.field(default_factory=dict)
 
     def audits(self, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
-        """The audit of each rope, full attention's first: it reaches furthest. Lengths in tokens, as for `audit`."""
-        return [
-            audit(rope, trained_length=trained_length, target=target, layer_type=layer_type)
-            for layer_type, rope in sorted(self.ropes.items(), key=lambda item: item[0] != "full_attention")
-        ]
+        """The audit of each rope, full attention's first: it reaches furthest. Lengths in tokens, as for `audit`.
+
+        The lengths of the first, which the whole model has, are those of the others.
+        """
+        found: list[Audit] = []
+        for layer_type, rope in sorted(self.ropes.items(), key=lambda item: item[0] != "full_attention"):
+            one = audit(
+                rope,
+                trained_length=found[0].trained_length if found else trained_length,
+                target=found[0].target if found else target,
+                layer_type=layer_type,
+                layers=self.layers.get(layer_type),
+            )
+            found.append(one)
+        return found
 
     def known_from(self, reader: Reader) -> Source:
         """The same, with what the reader knows of the training of each rope (see `RopeConfig.trained`)."""
-        known = {rope: rope for rope in reader.positions.present_ropes}
-        return dataclasses.replace(self, ropes={label: known.get(rope, rope) for label, rope in self.ropes.items()})
+        return dataclasses.replace(self, ropes=_known(self.ropes, reader.positions))
 
     def findings(self, target: int) -> list[Finding]:
         """The lint of the config; nothing where no config is known."""
         if not self.config:
             return []
-        return lint(self.config, ropes=self.ropes, target=target)
+        return lint(self.config, ropes=self.ropes, layers=self.layers, target=target)
 
 
 def read_source(source: str | Path) -> Source:
@@ -59,25 +71,39 @@ def read_source(source: str | Path) -> Source:
     name = path.resolve().name if path.name != "config.json" else str(source)
     if path.is_dir():
         path = path / "config.json"
-    if path.suffix == ".gguf":
-        config: Mapping[str, Any] = write_config(read_config(path))
-    else:
-        config = read_json(path)
+    config = write_config(read_config(path)) if path.suffix == ".gguf" else read_json(path)
     if config.get("model_type") == NATIVE:
-        distinct = dict.fromkeys(rope for rope in read_config(config).ropes if rope is not None)
-        if not distinct:
-            raise RopeError(
-                "inspect: this model has no rotary embedding in any layer.",
-                facts={"source": str(source)},
-                cure="Choose a model with RoPE.",
-            )
-        return Source(name=name, config=config, ropes=_numbered(distinct))
-    return Source(name=name, config=config, ropes=ropes_of(config))
+        return _of_positions(name, config, read_config(config).positions)
+    ropes: Mapping[str | None, RopeConfig] = ropes_of(config)
+    if path.suffix == ".gguf":  # what its metadata says of the training has no place in a config.json
+        ropes = _known(ropes, read_config(path).positions)
+    layers = {label: layers_of_config(text_config(config), label) for label in ropes}
+    return Source(name=name, config=config, ropes=ropes, layers=layers)
 
 
 def source_of(reader: Reader) -> Source:
     """The ropes of a model that is there already; its config as it was written is not known, so nothing is linted."""
-    return Source(name=reader.name, config={}, ropes=_numbered(dict.fromkeys(reader.positions.present_ropes)))
+    return _of_positions(reader.name, {}, reader.positions)
+
+
+def _of_positions(name: str, config: Mapping[str, Any], positions: Positions) -> Source:
+    """Each distinct rope of a model by its number. Raises `RopeError` where it has none."""
+    distinct = list(dict.fromkeys(positions.present_ropes))
+    if not distinct:
+        raise RopeError(
+            "inspect: this model has no rotary embedding in any layer.",
+            facts={"source": name},
+            cure="Choose a model with RoPE.",
+        )
+    ropes = _numbered(distinct)
+    layers = {label: layers_of_positions(positions, rope) for label, rope in ropes.items()}
+    return Source(name=name, config=config, ropes=ropes, layers=layers)
+
+
+def _known(ropes: Mapping[str | None, RopeConfig], positions: Positions) -> dict[str | None, RopeConfig]:
+    """The same ropes, with what these positions know of the training of each."""
+    known = {rope: rope for rope in positions.present_ropes}
+    return {label: known.get(rope, rope) for label, rope in ropes.items()}
 
 
 def _numbered(distinct: Iterable[RopeConfig]) -> dict[str | None, RopeConfig]:

@@ -13,6 +13,7 @@ from ropewalk.rope.scaling import yarn_mscale
 
 SOFTMAX_MSCALE_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "mistral_large4"})
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
+RESETS_ITS_CACHE = frozenset({"phi3", "phi3_v", "phi4_multimodal", "phimoe"})
 
 
 def old_spelling(block: Block) -> Finding | None:
@@ -26,13 +27,13 @@ def old_spelling(block: Block) -> Finding | None:
             f"`type` says {block.written['type']!r} but `rope_type` says {block.written['rope_type']!r}.",
             "Remove `type`: readers disagree on which one counts.",
         )
-    if "rope_type" in block.written:
+    if "rope_type" in block.written or block.written["type"] in ("su", "mrope"):  # see renamed_type
         return None
     return block.finding(
         "old-spelling",
         "note",
-        "The rule is named by `type`, the spelling before transformers 4.43.",
-        "Write `rope_type`: other readers may ignore the whole block.",
+        "The rule is named by `type`, the spelling before transformers 4.43, which every release still reads.",
+        "Programs that know `rope_type` alone may ignore the block: write both for them.",
     )
 
 
@@ -43,7 +44,7 @@ def renamed_type(block: Block) -> Finding | None:
     if given == "su" or (given == "yarn" and family in ("phi3", "phi4_multimodal")):
         meaning = "longrope"
     elif given == "mrope":
-        meaning = "default"
+        meaning = "default, with the axes of its sections"
     elif given == "dynamic" and "alpha" in block.written:
         meaning = "NTK with a fixed theta * alpha^(d/(d-2))"
     if meaning is None:
@@ -52,7 +53,7 @@ def renamed_type(block: Block) -> Finding | None:
         "renamed-type",
         "note",
         f"Rope type {given!r} of {family or 'this model'} is read as {meaning}.",
-        "Check that every program that reads this config knows it.",
+        "Programs that do not know this name refuse the config, or ignore the block.",
     )
 
 
@@ -71,15 +72,15 @@ def both_blocks(block: Block) -> Finding | None:
 
 def theta_missing(block: Block) -> Finding | None:
     """No rope_theta anywhere: the default of the model's class is taken silently."""
-    names = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "default_theta")
-    if any(name in block.written or name in block.config for name in names):
+    family = FAMILIES.get(block.model_type)
+    if block.theta_is_written or (family is not None and family.fixed):
         return None
     taken = 10_000.0 if block.rope is None else block.rope.theta
     return block.finding(
         "theta-missing",
         "note",
         f"No `rope_theta` is written: {taken:,.0f} is taken, the default of this model's class.",
-        "Write the theta that the model was trained with.",
+        "Right where the config was published so; programs with another default need it written.",
     )
 
 
@@ -92,13 +93,54 @@ def factor_against_lengths(block: Block) -> Finding | None:
     ratio = longest / original
     if math.isclose(factor, ratio, rel_tol=1e-3):
         return None
+    said = (
+        f"`factor` is {factor:g}, and max_position_embeddings / original_max_position_embeddings = {longest:,.0f} / "
+        f"{original:,.0f} = {ratio:g}."
+    )
+    if block.is_trained:
+        return block.finding(
+            "factor-vs-lengths",
+            "note",
+            f"{said} The model was trained with the factor as written, and transformers computes with it.",
+            "Leave it so; a program that takes the ratio of the lengths computes other angles.",
+        )
+    if factor > ratio:
+        return block.finding(
+            "factor-vs-lengths",
+            "note",
+            f"{said} transformers computes with `factor` as written: the scaling serves {factor * original:,.0f} "
+            "tokens.",
+            "Nothing is computed wrongly; programs that stop at max_position_embeddings serve fewer.",
+        )
     return block.finding(
         "factor-vs-lengths",
         "warning",
-        f"`factor` is {factor:g}, but max_position_embeddings / original_max_position_embeddings = "
-        f"{longest:,.0f} / {original:,.0f} = {ratio:g}.",
-        "transformers computes with `factor` as written (it only warns). Make one of the three numbers agree, "
-        f"or serve no more than {factor * original:,.0f} tokens.",
+        f"{said} transformers computes with `factor` as written (it only warns).",
+        f"Serve no more than {factor * original:,.0f} tokens, or make one of the three numbers agree.",
+    )
+
+
+def stated_length(block: Block) -> Finding | None:
+    """The length that the config states is not the one that the model was trained to."""
+    rope = block.rope
+    if rope is None or rope.trained is None or rope.trained.length is None or rope.max_position_embeddings is None:
+        return None
+    trained, stated = rope.trained.length, rope.max_position_embeddings
+    if trained == stated:
+        return None
+    what = f"max_position_embeddings is {stated:,}; the model was trained to {trained:,} tokens"
+    if stated < trained:
+        return block.finding(
+            "stated-length",
+            "note",
+            f"{what}.",
+            "Programs that stop at the stated length serve a part of what it was trained to.",
+        )
+    return block.finding(
+        "stated-length",
+        "note",
+        f"{what}. Beyond them it extrapolates.",
+        "`ropewalk doctor` measures how far it reads, and uses, its context.",
     )
 
 
@@ -149,10 +191,10 @@ def dynamic_factor(block: Block) -> Finding | None:
         return None
     return block.finding(
         "dynamic-factor",
-        "warning",
+        "note",
         f"dynamic with factor {factor:g} stretches by {factor:g} * ratio - {factor - 1:g}: at twice the trained "
         f"length by {factor + 1:g}, where the paper's formula gives 2.",
-        "Use factor 1 for the paper's dynamic NTK, or measure this factor on purpose.",
+        "Factor 1 is the paper's dynamic NTK.",
     )
 
 
@@ -202,14 +244,14 @@ def attention_factor(block: Block) -> Finding | None:
             "note",
             f"`attention_factor` is {given:g}; {block.rope_type}'s own for factor {factor:g} is {usual:.4f}. It "
             "multiplies queries and keys, so logits by its square.",
-            "Keep it only if the checkpoint was trained so.",
+            "It belongs to the model: keep it." if block.is_trained else "Right if the checkpoint was tuned with it.",
         )
     if isinstance(block.written.get("attention_factor"), int):
         return block.finding(
             "attention-factor",
             "note",
-            "`attention_factor` is written as an integer: transformers warns.",
-            f"Write {given:.1f}.",
+            "`attention_factor` is written as an integer: transformers warns, and computes the same.",
+            f"{given:.1f} is read without a warning.",
         )
     return None
 
@@ -239,7 +281,7 @@ def softmax_mscale(block: Block) -> Finding | None:
     extra = yarn_mscale(factor, all_dim) ** 2
     return block.finding(
         "softmax-mscale",
-        "warning",
+        "note",
         f"{block.model_type} also multiplies its softmax scale by {extra:.3f} (mscale_all_dim {all_dim:g} at factor "
         f"{factor:g}); cos and sin do not show it.",
         "A port must apply it to the softmax: equal tables do not prove equal attention.",
@@ -253,11 +295,21 @@ def longrope_switch(block: Block) -> Finding | None:
         return None
     original = block.number("original_max_position_embeddings")
     where = f"{original:,.0f} tokens" if original else "the trained length"
+    said = (
+        f"Beyond {where} long_factor replaces short_factor: keys and values cached before are then stale "
+        "(huggingface/transformers#33129)"
+    )
+    if block.model_type in RESETS_ITS_CACHE:
+        return block.finding(
+            "longrope-switch",
+            "note",
+            f"{said}; this family's `generate` in transformers starts its cache again there.",
+            "A loop of your own must recompute the cache at the switch (ropewalk's generate does).",
+        )
     return block.finding(
         "longrope-switch",
         "warning",
-        f"Beyond {where} long_factor replaces short_factor: keys and values cached before the switch are stale "
-        "(huggingface/transformers#33129), and a prompt of one token more changes every angle.",
+        f"{said}, and nothing in transformers starts the cache of {block.model_type or 'this model'} again.",
         "Recompute the cache at the switch (ropewalk's generate does), or fix seq_len from the start.",
     )
 
@@ -313,11 +365,21 @@ def local_layers_scaled(block: Block) -> Finding | None:
         return None
     if not {"sliding_attention", "full_attention"} <= set(types):
         return None
+    if block.model_type == "olmo3":
+        return block.finding(
+            "local-layers-scaled",
+            "note",
+            f"The {block.rope_type} block is for full_attention layers alone, as the model was trained; transformers "
+            "5.0 to 5.12 applied it to sliding layers too (huggingface/transformers#45945).",
+            "Use a release before or after those.",
+        )
+    if block.is_trained:
+        return None
     return block.finding(
         "local-layers-scaled",
         "note",
         f"One {block.rope_type} block serves all layers, sliding ones too, which never see beyond their window "
-        "(Olmo 3 scales full layers only; transformers 5.0 to 5.12 scaled both).",
+        "(Olmo 3 scales full layers only).",
         "If only full layers were trained so, write one block for each layer type.",
     )
 
@@ -325,6 +387,7 @@ def local_layers_scaled(block: Block) -> Finding | None:
 TRAPS: tuple[Trap, ...] = (
     original_missing,
     factor_against_lengths,
+    stated_length,
     both_blocks,
     old_spelling,
     renamed_type,

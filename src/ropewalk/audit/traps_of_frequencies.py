@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from ropewalk.audit.audit import float32_cos_error, text_frequencies
+from ropewalk.audit.bound import why_no_bound
 from ropewalk.audit.findings import Block, Finding, Trap
-from ropewalk.methods import unscaled
 from ropewalk.rope.bounds import reach
 
 BFLOAT16_ROUNDING = 2.0**-9
@@ -30,7 +30,9 @@ def partial_attention_factor(block: Block) -> Finding | None:
         "note",
         f"The attention factor multiplies only the {2 * rope.pairs} rotated features of {rope.head_dim}: the "
         "temperature is not uniform over a logit.",
-        "Nothing to do if the checkpoint was tuned so; untuned, try attention_factor 1.",
+        "The model was trained so: a port must do the same."
+        if block.is_trained
+        else "Right if the checkpoint was tuned so; untuned, measure attention_factor 1 beside it.",
     )
 
 
@@ -48,7 +50,7 @@ def yarn_variants(block: Block) -> Finding | None:
         "yarn-variants",
         "note",
         f"The paper's YaRN and the code in use differ by up to {apart:.1f}x in frequency here (another ramp).",
-        'The code\'s formula is used; YaRN(variant="paper") is the other.',
+        'Checkpoints are read with the code\'s formula; YaRN(variant="paper") is the other.',
     )
 
 
@@ -91,20 +93,32 @@ def float32_angles(block: Block) -> Finding | None:
 
 
 def theta_small(block: Block) -> Finding | None:
-    """theta is unusually small for the trained length."""
-    if block.rope is None or block.rope.trained_length is None:
+    """theta is so small for the trained length that a lost key is likely: where the base bound's assumptions hold."""
+    rope = block.rope
+    if rope is None or rope.trained_length is None:
         return None
-    trained = block.rope.trained_length
-    frequencies, _ = text_frequencies(unscaled(block.rope), trained)
+    trained, known = rope.trained_length, rope.as_trained()
+    frequencies, _ = text_frequencies(known, trained)
     found = reach(frequencies, trained)
-    if found is None or 4 * found >= trained:
+    share = 16 if block.theta_is_written else 4
+    if found is None or share * found >= trained or why_no_bound(known, frequencies, block.layers) is not None:
         return None
+    said = (
+        f"for a trained length of {trained:,}: by a heuristic (Men et al. 2024) it carries {found:,} tokens, less than "
+        f"1/{share} of it."
+    )
+    if block.theta_is_written:
+        return block.finding(
+            "theta-small",
+            "note",
+            f"theta {rope.theta:,.0f} is unusually small {said}",
+            "Right if the model was trained with it; a converter that lost the key looks the same.",
+        )
     return block.finding(
         "theta-small",
         "warning",
-        f"theta {block.rope.theta:,.0f} is small for a trained length of {trained:,}: the base-bound sum turns "
-        f"negative at {found:,}, before a quarter of it (a heuristic, Men et al. 2024).",
-        "Check `rope_theta` and the trained length; a sliding window explains it, a lost key too.",
+        f"No `rope_theta` is written, and the class's default of {rope.theta:,.0f} is small {said}",
+        "The key may be lost: compare with the original config.json.",
     )
 
 

@@ -19,7 +19,9 @@ def inspect(
         int | None, TOKENS, typer.Option(help="The length wanted, in tokens [default: 4x trained].")
     ] = None,
     trained_length: Annotated[
-        int | None, TOKENS, typer.Option(help="Tokens trained, where the config does not say.")
+        int | None,
+        TOKENS,
+        typer.Option(help="Trained length in tokens; overrides what the config and the table of families say."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
 ) -> None:

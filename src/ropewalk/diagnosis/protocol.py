@@ -90,14 +90,16 @@ class Protocol:
         unscaled_tokens: int = 0,
         tokens: int | None = None,
     ) -> Protocol:
-        """Fill in what was not asked for: target 4x, block and stride a quarter of the trained length, and as
-        many windows (16 at most) as the shortest text's `tokens` hold and as keep a method within 65,536 tokens.
+        """Fill in what was not asked for: target 4x (3x, 2x where the shortest text's `tokens` hold no more), block and
+        stride a quarter of the trained length, and as many windows (16 at most) as those tokens hold and as keep a
+        method within 65,536 tokens.
 
         >>> found = Protocol.choose(trained_length=512, text="moby_dick")
         >>> found.target, found.block, found.windows
         (2048, 128, 16)
         """
-        wanted = 4 * trained_length if target is None else target
+        times = next((n for n in (4, 3, 2) if tokens is None or n * trained_length <= tokens), 4)
+        wanted = times * trained_length if target is None else target
         quarter = max(1, trained_length // 4)
         texts = (text,) if isinstance(text, str) else tuple(text)
         share = TOKENS_PER_METHOD // max(1, len(texts))

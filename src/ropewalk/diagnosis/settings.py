@@ -37,10 +37,17 @@ class DoctorSettings:
     """
 
     target: int | None = field(
-        default=None, metadata=_tokens("Length wanted, in tokens [default: four times the trained length].")
+        default=None,
+        metadata=_tokens(
+            "Length wanted, in tokens [default: four times the trained length; twice where the text holds no more]."
+        ),
     )
     trained_length: int | None = field(
-        default=None, metadata=_tokens("Trained length in tokens, where the config does not state it.")
+        default=None,
+        metadata=_tokens(
+            "Trained length in tokens; overrides what the config and the table of families say [default: as they say; "
+            "measured where they do not say whether a scaling belongs to the model]."
+        ),
     )
     text: TextSource = field(
         default=None,

@@ -37,7 +37,9 @@ class OutputSettings:
         "Length wanted, in tokens [default: four times the trained length].", default=None, unit="tokens"
     )
     trained_length: int | None = setting(
-        "Trained length in tokens, where the config does not state it.", default=None, unit="tokens"
+        "Trained length in tokens; overrides what the config and the table of families say.",
+        default=None,
+        unit="tokens",
     )
     unscaled_tokens: int = setting(
         "Number of first tokens that keep their angles (LongRoPE's n-hat); needs --native.", default=0, unit="tokens"

@@ -22,6 +22,8 @@ _MODERNBERT = replace(
     blocks=two_thetas(1e4, 160_000.0),
     theta_keys=_BERT_KEYS,
     scaled=("full_attention", "sliding_attention"),
+    window_key="local_attention",
+    sliding_window=128,
 )
 FAMILIES.add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, max_position_embeddings=131_072)
 FAMILIES.add("gemma3n_text", _GEMMA3, max_position_embeddings=32_768)

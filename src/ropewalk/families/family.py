@@ -66,9 +66,11 @@ class Family:
     - `blocks`: for each layer type its default block, for families with several; a block of None is a layer without
       rotation. `theta_keys`: the older top-level spelling of each theta. `scaled`: where a flat `rope_scaling` belongs.
     - `nope`: of a family with one block for all layers the layer types that do not rotate; `layer_types`: all that it
-      has. `sliding_window`: the class's default of that key. `nope_needs_window`: where `sliding_window` is null they
-      rotate after all. `rope_needs_window`: where it is null no layer rotates. `flags`: a list of the config that says
-      of each layer whether it rotates (1) or not (0), where it is there.
+      has. `nope_needs_window`: where `sliding_window` is null they rotate after all. `rope_needs_window`: where it is
+      null no layer rotates. `flags`: a list of the config that says of each layer whether it rotates (1) or not (0),
+      where it is there.
+    - `window_key`: the key of the tokens that windowed layers see, and `sliding_window` its default. `windowed`: where
+      it is set, every layer is one; else only those whose type says so.
     - `switch`: the key that turns rotation on or off for the whole model, the value that turns it on, the default.
     - `mrope`, `mrope_section`: how pairs follow the axes (temporal, height, width), and the default sections.
     - `head_dim_of`: for a layer type, the key of its own head_dim and that key's default.
@@ -107,6 +109,8 @@ class Family:
     layer_types: tuple[str, ...] = ()
     nope: tuple[str, ...] = ()
     sliding_window: int | None = None
+    windowed: bool = False
+    window_key: str = "sliding_window"
     nope_needs_window: bool = False
     rope_needs_window: bool = False
     flags: str | None = None

@@ -41,6 +41,8 @@ FAMILIES.add(
 FAMILIES.add(
     "mistral",
     HALF,
+    sliding_window=4096,
+    windowed=True,
     decoder=DecoderShape(
         "MistralForCausalLM",
         {**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
@@ -92,17 +94,18 @@ FAMILIES.add(
 
 # --- half-split pairs over the whole head
 FAMILIES.add(
-    "qwen2_moe qwen3_moe olmo olmo2 olmoe starcoder2 granite granitemoe "
+    "qwen2_moe qwen3_moe olmo olmo2 olmoe granite granitemoe "
     "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
     "chameleon deepseek_ocr2_text eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
     "moshi unlimited_ocr_text voxtral_realtime_text arcee gradium_phonon_tts pocket_tts mimi_encoder mimi_decoder "
     "lasr_encoder deepseek_ocr2_encoder",
     HALF,
 )
+FAMILIES.add("starcoder2", HALF, windowed=True)
 FAMILIES.add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
 FAMILIES.add("gemma gemma2 vaultgemma t5_gemma_module", HALF, head_dim=256)
-FAMILIES.add("mixtral minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
-FAMILIES.add("phimoe", HALF, theta=1_000_000.0)
+FAMILIES.add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
+FAMILIES.add("mixtral phimoe", HALF, theta=1_000_000.0, windowed=True)
 FAMILIES.add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
 FAMILIES.add("nomic_bert", HALF, theta=1_000.0)
 FAMILIES.add("gte", HALF, theta=160_000.0)
@@ -189,7 +192,7 @@ FAMILIES.add(
     block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
 )
 FAMILIES.add("gpt_neox_japanese", HALF, partial=1.0, fraction_keys=("rotary_pct",))
-FAMILIES.add("phi3 phi4_multimodal", HALF, partial=1.0, meanings={"yarn": ("longrope", None)})
+FAMILIES.add("phi3 phi4_multimodal", HALF, partial=1.0, windowed=True, meanings={"yarn": ("longrope", None)})
 FAMILIES.add("solar_open", HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
 FAMILIES.add("minimax_m2", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
 FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256)

@@ -26,6 +26,8 @@ FAMILIES.add(
     layer_types=("chunked_attention", "full_attention"),
     nope=("full_attention",),
     flags="no_rope_layers",
+    window_key="attention_chunk_size",
+    sliding_window=8192,
 )
 FAMILIES.add("glm glm4", INTERLEAVED, partial=0.5, head_dim=128)
 FAMILIES.add("moonshine", INTERLEAVED, partial=0.9)

@@ -119,7 +119,7 @@ FACTS = (
         "qwen3 qwen3_moe",
         "default",
         Trained(
-            length=32_768, source="Qwen3: arXiv:2505.09388, section 3.2; its card: 40,960 leaves room for a prompt"
+            length=32_768, source="Qwen3: arXiv:2505.09388, section 3.2; its card: 40,960 has room for a prompt beside"
         ),
         {"max_position_embeddings": 40_960},
     ),
