@@ -79,6 +79,9 @@ def test_the_time_is_that_of_what_was_measured() -> None:
     assert found.next is not None
     assert found.next.seconds == pytest.approx(3 * 0.25 * found.next.windows)
     assert found.next.command == f"again {min(40, found.next.windows)}"
+    faster = conclude(measurement, workers=2, further_seconds=1.5)  # as much again as the six losses took
+    assert faster.next is not None
+    assert faster.next.seconds == pytest.approx(found.next.seconds)
     assert {comparison.method for comparison in found.evidence} == {"plain", "ntk"}
 
 
@@ -94,13 +97,13 @@ def test_standings_have_the_evidences_intervals() -> None:
 
 
 def test_stretches_begin_at_the_trained_length() -> None:
-    """The block that reaches over it counts from there on; at most four stretches of whole blocks."""
+    """The block that reaches over it counts from there on; at most three stretches of whole blocks."""
     measurement = measured(LOSSES)
     assert measurement.stretches() == ((16, 24), (24, 48), (48, 64))
     np.testing.assert_allclose(measurement.by_stretch("yarn"), [[3.0 + w / 50] * 3 for w in range(4)], rtol=1e-12)
     of = Protocol.choose(trained_length=256, text="t", windows=1)
     many = dataclasses.replace(measurement, protocol=of)
-    assert many.stretches() == ((256, 448), (448, 640), (640, 832), (832, 1024))
+    assert many.stretches() == ((256, 512), (512, 768), (768, 1024))
     short = dataclasses.replace(measurement, protocol=Protocol.choose(trained_length=64, target=40, text="t"))
     assert short.stretches() == ()
 

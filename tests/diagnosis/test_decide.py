@@ -79,6 +79,8 @@ COLLAPSES = {"plain": 1.0}
         (made({**COLLAPSES, "yarn": 0.5}), UNUSED, "cut", None),
         (made({**COLLAPSES, "yarn": 0.5}), USED, "undecided", None),
         (made({**COLLAPSES, "yarn": 0.5, "ntk": -0.019}, spread={"ntk": 0.03}), None, "undecided", None),
+        (made({**COLLAPSES, "yarn": 0.01, "ntk": 0.05}, spread={"yarn": 0.001}), None, "cut", None),
+        (made({**COLLAPSES, "yarn": 0.01, "ntk": 0.05}, spread={"yarn": 0.001, "ntk": 0.3}), None, "undecided", None),
         (made({"plain": 0.5}), None, "cut", None),
     ],
 )
@@ -161,7 +163,7 @@ def test_intervals_are_students_for_all_comparisons_together() -> None:
 
 def test_what_would_settle_it() -> None:
     """Windows from the observed variance, the time from the run's own, the command, and the same in words."""
-    losses = made({**COLLAPSES, "yarn": -0.1}, spread=0.15, windows=8)
+    losses = made({**COLLAPSES, "yarn": -0.1, "ntk": 1.0}, spread=0.15, windows=8)
     run = RunFacts(texts=("novel",), room=50, seconds=16.0, command=lambda count: f"measure {count}")
     found = decide(losses, None, run)
     assert found.action == "undecided"
@@ -169,8 +171,8 @@ def test_what_would_settle_it() -> None:
     deviation = 0.15 * math.sqrt(8 / 7)
     needed = found.next.windows
 
-    def is_settled(count: int) -> bool:  # with the power that is asked for: 0.8
-        return float(stats.t.ppf(0.975, count - 1) + stats.norm.ppf(0.8)) * deviation / math.sqrt(count) <= 0.1
+    def is_settled(count: int) -> bool:  # two methods against crop, and the power that is asked for: 0.8
+        return float(stats.t.ppf(1 - 0.025 / 2, count - 1) + stats.norm.ppf(0.8)) * deviation / math.sqrt(count) <= 0.1
 
     assert is_settled(needed)
     assert not is_settled(needed - 1)
@@ -189,7 +191,7 @@ def test_a_text_that_is_too_short_asks_for_others() -> None:
     assert found.next is not None
     assert found.next.windows > 9
     assert found.next.command == "measure 9"
-    assert "novel holds 9: give 2 more texts with --text." in found.sentence
+    assert "novel holds 9 windows for this length: give 2 more texts with --text." in found.sentence
 
 
 def test_what_no_number_of_windows_settles() -> None:

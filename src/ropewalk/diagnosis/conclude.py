@@ -25,19 +25,22 @@ def conclude(
     *,
     command: Callable[[int], str] = plain_command,
     room: int | None = None,
+    workers: int = 1,
+    further_seconds: float = 0.0,
 ) -> Verdict:
     """The verdict on what was measured; `decide` has the rules.
 
     - `use`: what was measured of the use of far tokens. `command`: what measures the same with other windows of each
-      text, of which the shortest holds `room`.
+      text, of which the shortest holds `room`. `workers`: windows measured at one time. `further_seconds`: of work on
+      these windows besides the losses.
     """
-    seconds = sum(
+    seconds = further_seconds + sum(
         window.seconds
         for name, windows in measurement.results.items()
         if name not in measurement.same_as
         for window in windows
     )
-    facts = RunFacts(texts=measurement.protocol.texts, room=room, seconds=seconds, command=command)
+    facts = RunFacts(texts=measurement.protocol.texts, room=room, seconds=seconds / workers, command=command)
     verdict = decide(measurement.losses(), use, facts)
     if verdict.method is None:
         return verdict

@@ -279,7 +279,14 @@ class DoctorRun:
         return Diagnosis(
             name=self.name,
             measurement=measurement,
-            verdict=conclude(measurement, use, command=self.command, room=self.room),
+            verdict=conclude(
+                measurement,
+                use,
+                command=self.command,
+                room=self.room,
+                workers=workers_for(self.reader, self.settings, self.plan.protocol, self.plan.protocol.total_windows),
+                further_seconds=0.0 if use is None else sum(use.seconds.values()),
+            ),
             audits=self.audits,
             findings=self.findings,
             retrieval=retrieval,

@@ -13,7 +13,7 @@ from ropewalk.diagnosis.window_losses import WindowLosses
 from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
 
-MOST_STRETCHES = 4
+MOST_STRETCHES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Measurement:
         return [(sum(result.block_sums) - result.within_sum) / count for result in self.results[method]]
 
     def stretches(self) -> tuple[tuple[int, int], ...]:
-        """`[start, end)` of at most four parts of the positions beyond the trained length, each of whole blocks."""
+        """`[start, end)` of at most three parts of the positions beyond the trained length, each of whole blocks."""
         trained = self.protocol.trained_length
         ends = [end for _, end in self.protocol.blocks if end > trained]
         parts = min(MOST_STRETCHES, len(ends))

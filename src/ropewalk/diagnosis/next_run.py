@@ -51,7 +51,7 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
     fitting = windows if run.room is None else min(windows, run.room)
     if fitting < windows:
         more = math.ceil(windows * texts / max(1, fitting)) - texts
-        purpose += f" {_holds(run)}: give {more} more text{'s' if more > 1 else ''} with --text."
+        purpose += f" {_holds(run)} for this length: give {more} more text{'s' if more > 1 else ''} with --text."
     seconds = None if run.seconds is None else run.seconds / evidence.losses.windows * windows * texts
     time = "" if seconds is None else f" That takes about {duration(seconds)} here."
     return NextRun(windows=windows, seconds=seconds, command=run.command(fitting), sentence=purpose + time)
@@ -60,4 +60,4 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
 def _holds(run: RunFacts) -> str:
     """How many windows there are, in words."""
     which = run.texts[0] if len(run.texts) == 1 else "The shortest text"
-    return f"{which} holds {run.room}"
+    return f"{which} holds {run.room} window{'' if run.room == 1 else 's'}"
