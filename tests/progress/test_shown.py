@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.progress.bar import ProgressBar
 from ropewalk.progress.notebook import NotebookBar
@@ -47,6 +48,12 @@ def test_an_object_is_called() -> None:
         work(progress)
     assert progress is mine
     assert mine.calls == [("[1/1] yarn", 100), (60,)]
+
+
+def test_what_is_no_progress_is_refused() -> None:
+    """With what may be passed."""
+    with pytest.raises(RopeError, match="`begin` and `advance`"), shown("doctor", "yes"):  # type: ignore[arg-type]
+        pass
 
 
 @pytest.mark.parametrize("given", [None, False, True])

@@ -172,8 +172,10 @@ class DoctorRun:
                 say(display, line)
             if self.resumed:
                 say(display, f"Resumed: {self.resumed} measurements were there already.")
-            if isinstance(display, Display) and (found := self.estimate()) is not None:
-                say(display, f"This takes {found.sentence}.")
+            if isinstance(display, Display):
+                display.begin("a short trial", 0)
+                found = self.estimate()
+                say(display, "All is measured already." if found is None else f"This takes {found.sentence}.")
             losses = self.measure_losses(display)
             use = self.measure_use(losses, display)
             return self.diagnosis(losses, self.measure_retrieval(losses, display), use)

@@ -177,6 +177,13 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
             )
+        for name in ("chunk", "workers"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise RopeError(
+                    f"doctor: `{name}` must be at least 1.",
+                    facts={name: getattr(self, name)},
+                    cure=f"Leave --{name} out for the default.",
+                )
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise RopeError(
                 "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from ropewalk.errors import RopeError
 from ropewalk.progress import Display, Progress, SilentProgress
 
 
@@ -23,6 +24,12 @@ def shown(name: str, given: Progress | bool | None = None) -> Iterator[Progress]
     from ropewalk.progress.notebook import NotebookBar, in_notebook
 
     if not isinstance(given, bool | None):
+        if not isinstance(given, Progress):
+            raise RopeError(
+                f"{name}: `progress` is True, False, None, or an object with `begin` and `advance`.",
+                facts={"progress": type(given).__name__},
+                cure="Leave it out for a bar on a terminal and in a notebook, or pass False for none.",
+            )
         yield given
     elif given is not False and in_notebook() and find_spec("tqdm"):
         with NotebookBar(name) as bar:
