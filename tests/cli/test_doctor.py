@@ -152,6 +152,21 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
     assert json.loads((report / "report.json").read_text()) == found
 
 
+def test_files_are_written_before_anything_is_printed(
+    checkpoint: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the first lines alone (`| head -3`) has them all the same."""
+
+    def gone(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("ropewalk.cli.doctor_output.print_diagnosis", gone)
+    options = ("--text", text, "--windows", 1, "--methods", "plain", "--measure", "loss")
+    assert doctor(checkpoint, *options, "--json", tmp_path / "out.json", "--report", tmp_path / "report") == 141
+    assert (tmp_path / "report" / "report.json").read_text() == (tmp_path / "out.json").read_text()
+    assert (tmp_path / "report" / "index.html").exists()
+
+
 @pytest.mark.parametrize("able", [True, False])
 def test_auto_says_which_dtype_it_chose_and_why(
     able: bool,

@@ -8,6 +8,7 @@ import pytest
 
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT
 from ropewalk.report.drawings import drawings
+from ropewalk.report.figures import loss
 from ropewalk.report.night import contrast
 from ropewalk.report.page import render
 from ropewalk.report.write import report_files
@@ -84,6 +85,25 @@ def test_both_figures_have_a_form_for_phones():
     sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", phone[: phone.index("</svg>")])]
     assert sizes
     assert min(sizes) >= 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"recommended": "pi"}, {"plain", "pi", "crop"}),
+        ({"recommended": None, "use": use_rows()}, {"plain", "yarn", "crop"}),
+        ({"recommended": None, "methods": {"pi": 9.0}}, {"plain", "yarn", "crop"}),
+        ({"recommended": None, "methods": {"yarn": 9.0}}, {"plain", "pi", "crop"}),
+    ],
+)
+def test_the_methods_that_a_phone_names(changes, named):
+    """plain, crop, and the one that the verdict or the measurement of use speaks of, else the lowest at the end."""
+    found = record(**{key: value for key, value in changes.items() if key != "methods"})
+    for method in found["methods"]:
+        if method["name"] in changes.get("methods", {}):
+            method["loss_by_block"][-1] = changes["methods"][method["name"]]
+    drawing = next(iter(loss(found)))
+    assert {text.get_text() for text in drawing.narrow.legends[0].texts} == named
 
 
 def test_figures_follow_the_dark_mode():

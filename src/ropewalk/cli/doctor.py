@@ -43,8 +43,9 @@ def doctor(
         raise typer.Exit(130) from None
     command = command_line(context, leave_out=("json_file", "report", "resume", "state"))
     found = dataclasses.replace(found, environment={**found.environment, "command": command})
-    document, console = found.to_json(json_file), Console()
-    written = json_file if report is None else report / RECORD
+    document = found.to_json(json_file)
+    page = None if report is None else write_report(report, document)
+    console, written = Console(), None if report is None else report / RECORD
     print_diagnosis(console, found, model=model, trained_length=settings.trained_length, record=json_file or written)
-    if report is not None:
-        console.print(f"Report: {write_report(report, document)}", markup=False, highlight=False, soft_wrap=True)
+    if page is not None:
+        console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)

@@ -147,7 +147,7 @@ def fit(
     least = seconds(1, required)
     raise RopeError(
         f"doctor: {' and '.join(required)} on one window of each text take longer than that.",
-        facts={"minutes left": round(budget / 60, 2), "minutes needed": round(least / 60, 2)},
+        facts={"minutes left": max(0.0, round(budget / 60, 2)), "minutes needed": round(least / 60, 2)},
         cure="Give more --minutes, or a shorter --target.",
     )
 

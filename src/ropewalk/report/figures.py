@@ -50,11 +50,13 @@ def loss(document: Document) -> Iterator[Drawing]:
 
 
 def _named(document: Document, losses: Curves) -> set[str]:
-    """The labels of plain, of the recommended or else the lowest method beyond, and of crop."""
-    lowest = min(
-        (label for label in losses if label not in ("plain", "crop")), key=lambda one: losses[one][-1], default=""
-    )
-    return {"plain", "crop", recommended_label(document) or lowest}
+    """The labels of plain, of crop, and of one more: recommended, or examined for use, or the lowest at the end."""
+    shown = labels(document)
+    others = [label for label in losses if label not in ("plain", "crop")]
+    examined = [shown[row["method"]] for row in document.get("use") or [] if row["method"] in shown]
+    first = [recommended_label(document), *(label for label in examined if label in others)]
+    lowest = min(others, key=lambda label: losses[label][-1], default="")
+    return {"plain", "crop", next((label for label in first if label), lowest)}
 
 
 def loss_curves(document: Document) -> tuple[Curves, dict[str, list[tuple[float, float] | None]]]:
