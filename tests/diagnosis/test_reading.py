@@ -23,6 +23,12 @@ from tests.diagnosis.models import tiny_decoder
 TEXT = read_text(None)[1][100_000:160_000]
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier version left in the user's cache is not read."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def tiny() -> Decoder:
     """The built-in model: trained to 256 tokens at its own theta, without a scaling."""

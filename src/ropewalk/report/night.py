@@ -21,7 +21,7 @@ def lighter(color: str) -> str:
     """The same hue, light enough to be read on the dark card.
 
     >>> lighter("#0072b2"), lighter("#e69f00")
-    ('#008ddc', '#e69f00')
+    ('#008cdb', '#e69f00')
     """
     red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
     hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)

@@ -51,7 +51,7 @@ def chat_frame(tokenizer: Tokenizer) -> Frame:
     )
 
     def refuse(message: str) -> None:
-        raise ValueError(message)
+        raise need("jinja2", extra="figures").TemplateError(message)
 
     sandbox.globals["raise_exception"] = refuse
     special = {

@@ -25,7 +25,7 @@ class Accuracy:
 
     >>> found = Accuracy(((20, 24), (18, 24)), 1 / 12)
     >>> round(found.value, 3), found.n, [round(bound, 2) for bound in found.interval]
-    (0.792, 48, [0.05, 1.0])
+    (0.792, 48, [0.15, 0.99])
     >>> Accuracy.independent(9, 10, 0.125).interval[0] > 0.59
     True
     """
