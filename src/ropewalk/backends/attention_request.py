@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -64,6 +64,7 @@ class AttentionRequest(NamedTuple):
         yield self.values
 
 
+@runtime_checkable
 class AttentionBackend(Protocol):
     """One way to compute attention. Shapes have been checked."""
 
