@@ -199,6 +199,7 @@ def test_lengths_in_a_tensor() -> None:
         columns_of_lengths(both, lengths)
 
 
+@pytest.mark.rejects
 def test_what_cannot_be_stacked_is_refused() -> None:
     """No rule below, pairs that stand still below, two switches."""
     with pytest.raises(rw.RopeError, match="`of` and `by` must be scaling rules"):
