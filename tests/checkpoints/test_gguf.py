@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import ropewalk as rw
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.gguf_rope import factors_as_rule
+from ropewalk.checkpoints.gguf_rope import factors_as_rule, rope_parameters
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.load import load, read_config, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
@@ -157,6 +157,29 @@ def test_rope_freqs_give_the_rule_back(
         rule["original_max_position_embeddings"],
     )
     assert found == pytest.approx((factor, low, high, length), rel=1e-4)
+
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32_768}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "divisors", "trained"),
+    [
+        ({"rope.freq_base": 5e5}, llama3_divisors(5e5, 64, 32.0, 1.0, 4.0, 8192).tolist(), (131_072, True)),
+        ({"rope.freq_base": 1e5}, llama3_divisors(1e5, 64, 16.0, 1.0, 4.0, 8192).tolist(), (8192, None)),
+        (YARN, None, (32_768, None)),
+        ({**YARN, "rope.scaling.finetuned": True}, None, (131_072, True)),
+    ],
+)
+def test_what_a_file_says_of_the_training(
+    metadata: dict[str, Any], divisors: list[float] | None, trained: tuple[int, bool | None]
+) -> None:
+    """Llama 3.2 is known by its numbers; `finetuned` says it of any other; else it is open."""
+    stated = {"context_length": 131_072, **metadata}
+    block = rope_parameters(stated, {} if divisors is None else {"rope_freqs": divisors}, 64, "a file")
+    config = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 131_072, "rope_parameters": block}
+    rope = rw.RopeConfig.from_hf(config)
+    assert (rope.trained_length, rope.scaling_is_trained) == trained
 
 
 @given(st.lists(st.floats(1, 64), min_size=4, max_size=4))
