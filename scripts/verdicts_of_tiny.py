@@ -24,9 +24,10 @@ import torch
 
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.diagnosis.conclude import conclude
-from ropewalk.diagnosis.doctor import DoctorRun, prepare
+from ropewalk.diagnosis.doctor_run import DoctorRun
 from ropewalk.diagnosis.evidence import TOLERATED, forgets
 from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.diagnosis.use import examined_methods, use_model
 from ropewalk.diagnosis.verdict import Verdict

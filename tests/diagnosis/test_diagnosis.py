@@ -19,7 +19,8 @@ import ropewalk
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.diagnosis.diagnosis import Diagnosis
-from ropewalk.diagnosis.doctor import RunInterrupted, prepare
+from ropewalk.diagnosis.doctor_run import RunInterrupted
+from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.diagnosis.doctor import prepare
 from ropewalk.diagnosis.estimate import Fitted, fit, job_seconds, seconds_at_once, workload_of
+from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError

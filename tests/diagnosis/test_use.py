@@ -13,8 +13,9 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.diagnosis.diagnosis import Diagnosis
-from ropewalk.diagnosis.doctor import RunInterrupted, prepare
+from ropewalk.diagnosis.doctor_run import RunInterrupted
 from ropewalk.diagnosis.measurement import Measurement, WindowResult
+from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.diagnosis.use import examined_methods, use_model, use_seconds
@@ -219,7 +220,7 @@ def test_the_estimate_counts_what_will_be_read(tmp_path: Path) -> None:
 
 def test_minutes_leave_room_for_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer windows fit into the same minutes where use is measured as well."""
-    from ropewalk.diagnosis import doctor as module
+    from ropewalk.diagnosis import outlook as module
     from ropewalk.readers.pace import Trial
 
     monkeypatch.setattr(module, "try_out", lambda *given, **more: Trial(Pace(0.0, 1e-2, 0.0, 0.0), 0))

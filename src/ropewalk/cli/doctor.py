@@ -26,7 +26,8 @@ def doctor(
     from ropewalk.atomic_io import check_writable
     from ropewalk.cli.command_line import command_line
     from ropewalk.cli.doctor_output import print_diagnosis
-    from ropewalk.diagnosis.doctor import RunInterrupted, prepare
+    from ropewalk.diagnosis.doctor_run import RunInterrupted
+    from ropewalk.diagnosis.prepare import prepare
     from ropewalk.report.write import RECORD, check_folder, write_report
 
     if json_file is not None:

@@ -1,0 +1,202 @@
+"""A run of the doctor that is prepared: what it will do, and the steps that do it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import Tensor
+
+from ropewalk.audit.audit import Audit
+from ropewalk.audit.findings import Finding
+from ropewalk.diagnosis.conclude import conclude
+from ropewalk.diagnosis.diagnosis import Diagnosis
+from ropewalk.diagnosis.estimate import Estimate
+from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.outlook import Outlook
+from ropewalk.diagnosis.plan import Plan
+from ropewalk.diagnosis.reading import ScalingReading
+from ropewalk.diagnosis.retrieval import asked_methods
+from ropewalk.diagnosis.run import gather, run
+from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.diagnosis.use import (
+    examined_methods,
+    likely_methods,
+    use_model,
+)
+from ropewalk.ledger import Ledger
+from ropewalk.models.precision import chosen_dtype
+from ropewalk.progress import Display, Progress
+from ropewalk.progress.shown import expect, say, shown
+from ropewalk.readers.environment import environment_of
+from ropewalk.readers.pace import Clock, Trial
+from ropewalk.readers.reader import Losses, Reader
+from ropewalk.retrieval.measure import RetrievalRun
+from ropewalk.retrieval.result import RetrievalMeasurement
+from ropewalk.use.result import UseMeasurement
+from ropewalk.use.run import UseRun
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a run: `kept` results of its `kind` are in the ledger, and `due` are not."""
+
+    def __init__(self, kind: str, kept: int, due: int) -> None:
+        super().__init__(f"{kept} {kind} are kept, {due} are due; resume=True continues.")
+        self.kind, self.kept, self.due = kind, kept, due
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorRun:
+    """A run whose settings have been checked and whose model is loaded: what it will do, and the steps that do it.
+
+    - `audits`, `findings`: what the config says. `plan`, `windows`: what will be measured. `resumed`: how many losses
+      were in the ledger already. `retrieval`: the retrieval measurement, where it was asked for.
+    - `use`: the measurement of the use of far tokens, where it was asked for.
+    - `trial`: the model's pace, where it is known already. `left_out`: what did not fit into the minutes, in sentences.
+    - `frequencies`: what token frequencies lose on each window. `room`: windows that the shortest text holds.
+      `command`: what would measure the same with so many windows of each text.
+    - `reading`: whether the model was trained with its scaling, where that had to be measured.
+    """
+
+    settings: DoctorSettings
+    reader: Reader
+    name: str
+    audits: tuple[Audit, ...]
+    findings: tuple[Finding, ...]
+    plan: Plan
+    windows: Tensor
+    ledger: Ledger
+    resumed: int
+    retrieval: RetrievalRun | None
+    use: UseRun | None = None
+    trial: Trial | None = None
+    left_out: tuple[str, ...] = ()
+    frequencies: tuple[float, ...]
+    room: int
+    command: Callable[[int], str]
+    reading: ScalingReading | None = None
+
+    def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
+        """Measure everything that was asked for; `progress` as for `doctor`."""
+        with self.at_work(), shown("doctor", progress) as display:
+            for line in self.left_out:
+                say(display, line)
+            if self.resumed:
+                say(display, f"Resumed: {self.resumed} measurements were there already.")
+            if isinstance(display, Display):
+                display.begin("a short trial", 0)
+                found = self.estimate()
+                say(display, "All is measured already." if found is None else f"This takes {found.sentence}.")
+            losses = self.measure_losses(display)
+            use = self.measure_use(losses, display)
+            return self.diagnosis(losses, self.measure_retrieval(losses, display), use)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """For the time of the block no other process may begin this run again; it may join it."""
+        ledgers = [self.ledger, *(() if self.use is None else (self.use.ledger,))]
+        ledgers += [] if self.retrieval is None else [self.retrieval.outcomes.ledger]
+        with ExitStack() as held:
+            for ledger in ledgers:
+                held.enter_context(ledger.at_work())
+            yield
+
+    @property
+    def outlook(self) -> Outlook:
+        """What tells how long this takes."""
+        return Outlook(self.reader, self.plan, self.settings, use=self.use, retrieval=self.retrieval)
+
+    def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
+        """How long the work that is due will take, and its memory, from a short trial; None where all is done."""
+        due, outlook = self.plan.due(self.ledger), self.outlook
+        examined = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
+        if not due and not outlook.due_of(examined):
+            return None
+        trial = self.trial or outlook.try_out(self.windows[0], due, clock)
+        return outlook.estimate(due, examined, trial)
+
+    def measure_losses(self, progress: Progress) -> Measurement:
+        """The losses of every method on every window."""
+        due = self.plan.due(self.ledger)
+        workers = self.outlook.workers(len(due))
+        expect(progress, sum(job.tokens for job in due))
+        try:
+            measured = run(
+                self.reader,
+                self.windows,
+                self.plan,
+                self.ledger,
+                chunk=self.settings.chunk,
+                workers=workers,
+                progress=progress,
+                keep=self.keep_for_use,
+            )
+        except KeyboardInterrupt as stop:
+            raise RunInterrupted("measurements", len(self.ledger), len(self.plan.due(self.ledger))) from stop
+        return dataclasses.replace(measured, frequencies=self.frequencies)
+
+    def keep_for_use(self, method: str, window: int, losses: Losses) -> None:
+        """Keep what the exchange test needs of a window's losses, so that it does not read the window again."""
+        if self.use is not None:
+            self.use.keep(use_model(method, self.reader, self.plan), window, losses)
+
+    def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
+        """What distant tokens are worth to plain, the best method and crop; None where it was not asked for."""
+        if self.use is None:
+            return None
+        models = {name: use_model(name, self.reader, self.plan) for name in examined_methods(losses)}
+        due = self.use.due(models)
+        expect(progress, sum(job.work.tokens for job in due))
+        try:
+            workers = self.outlook.workers(len(due))
+            return self.use.measure(models, workers=workers, progress=progress)
+        except KeyboardInterrupt as stop:
+            raise RunInterrupted("readings", len(self.use.ledger), len(self.use.due(models))) from stop
+
+    def measure_retrieval(self, losses: Measurement, progress: Progress) -> RetrievalMeasurement | None:
+        """The accuracies of the methods that were named, else of plain, the best method and crop; None where they were
+        not asked for."""
+        if self.retrieval is None:
+            return None
+        methods = asked_methods(self.retrieval, self.settings, self.plan, examined_methods(losses))
+        expect(progress, sum(one.cell.length for one in self.retrieval.due_of(methods)))
+        try:
+            return self.retrieval.measure(progress, methods=methods)
+        except KeyboardInterrupt as stop:
+            kept = len(self.retrieval.outcomes.ledger)
+            raise RunInterrupted("texts", kept, len(self.retrieval.due_of(methods))) from stop
+
+    def diagnosis(
+        self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None
+    ) -> Diagnosis:
+        """What was found, put together."""
+        device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
+        _, choice = chosen_dtype(self.settings.dtype, device)
+        environment = {
+            **environment_of(device, self.reader.parameters),
+            "dtype": dtype,
+            **({"dtype_choice": choice} if choice else {}),
+            "chunk": self.settings.chunk,
+            "model_digest": self.reader.digest(),
+        }
+        return Diagnosis(
+            name=self.name,
+            measurement=measurement,
+            verdict=conclude(
+                measurement,
+                use,
+                command=self.command,
+                room=self.room,
+                workers=self.outlook.workers(self.plan.protocol.total_windows),
+                further_seconds=0.0 if use is None else sum(use.seconds.values()),
+            ),
+            audits=self.audits,
+            findings=self.findings,
+            retrieval=retrieval,
+            use=use,
+            reading=self.reading,
+            environment=environment,
+            left_out=self.left_out,
+        )
