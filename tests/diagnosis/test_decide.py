@@ -100,6 +100,10 @@ def test_one_window_never_acts(fit: float, action: str) -> None:
     assert {comparison.interval for comparison in found.evidence} == {None}
     assert {comparison.result for comparison in found.evidence} == {"open"}
     assert "ne window gives no interval" in found.sentence
+    if action == "undecided":
+        assert "Crop apart, yarn has the lowest loss beyond" in found.sentence
+        best = decide(made({"plain": -0.5, "yarn": 0.1}, windows=1)).sentence
+        assert "Crop apart, plain has the lowest loss beyond" in best
 
 
 def test_within_the_trained_length_nothing_is_extended() -> None:
@@ -181,7 +185,7 @@ def test_what_would_settle_it() -> None:
     assert found.next.command == f"measure {needed}"
     assert "whether yarn lowers the loss of crop is open (-0.100 [" in found.sentence
     assert found.sentence.endswith(found.next.sentence)
-    assert f"About {needed} windows would settle it" in found.next.sentence
+    assert f"About {needed} windows ({needed - 8} more) would settle it" in found.next.sentence
 
 
 def test_a_text_that_is_too_short_asks_for_others() -> None:

@@ -99,6 +99,13 @@ def test_a_file_that_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch:
     assert path.read_text() == "before"
 
 
+def test_random_weights_are_unfit(tmp_path: Path) -> None:
+    """They know less of a text than its token frequencies do; nothing is recommended, and nothing pasted."""
+    found = diagnose(tmp_path).verdict
+    assert (found.action, found.method, found.config, found.reach_loss) == ("unfit", None, None, None)
+    assert "does not predict this text better than token frequencies do" in found.sentence
+
+
 def test_a_run_begins_again_unless_it_resumes(tmp_path: Path) -> None:
     """Resumed, nothing is measured; begun again, everything is; the numbers are the same."""
     first = diagnose(tmp_path)

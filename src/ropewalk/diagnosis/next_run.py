@@ -47,11 +47,12 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
         needed = max(count for count in counts if count is not None)
         windows = math.ceil(needed / texts)
         each = "" if texts == 1 else f" of each of the {texts} texts"
-        purpose = f"About {windows} windows{each} would settle it, if they vary as these do."
+        more = windows - evidence.losses.windows // texts
+        purpose = f"About {windows} windows{each} ({more} more) would settle it, if they vary as these do."
     fitting = windows if run.room is None else min(windows, run.room)
     if fitting < windows:
-        more = math.ceil(windows * texts / max(1, fitting)) - texts
-        purpose += f" {_holds(run)} for this length: give {more} more text{'s' if more > 1 else ''} with --text."
+        others = math.ceil(windows * texts / max(1, fitting)) - texts
+        purpose += f" {_holds(run)} for this length: give {others} more text{'s' if others > 1 else ''} with --text."
     seconds = None if run.seconds is None else run.seconds / evidence.losses.windows * windows * texts
     time = "" if seconds is None else f" That takes about {duration(seconds)} here."
     return NextRun(windows=windows, seconds=seconds, command=run.command(fitting), sentence=purpose + time)

@@ -117,8 +117,8 @@ def _cut(evidence: Evidence, use: Use | None) -> str:
 def _undecided(evidence: Evidence, use: Use | None, still_open: Sequence[Comparison]) -> str:
     losses = evidence.losses
     if losses.windows == 1:
-        lowest = evidence.candidates[:1]
-        named = f" The lowest loss beyond the trained length has {lowest[0]}." if lowest else ""
+        lowest = min([PLAIN, *evidence.candidates], key=evidence.mean_beyond) if losses.beyond else None
+        named = "" if lowest is None else f" Crop apart, {lowest} has the lowest loss beyond the trained length."
         return f"Not decided: one window gives no interval.{named}"
     if losses.beyond and CROP not in losses.beyond:
         return "Not decided: crop was not measured, so a lower loss may come from forgetting."
