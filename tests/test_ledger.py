@@ -50,6 +50,16 @@ def test_a_line_cut_short_by_a_kill_is_ignored(tmp_path) -> None:
     assert {job: row["value"] for job, row in opened(tmp_path).results.items()} == {"a": 1, "b": 2}
 
 
+def test_a_folder_whose_head_is_just_being_written_is_joined(tmp_path) -> None:
+    """Two processes that begin at once: the temporary file of the one is nothing foreign to the other."""
+    (tmp_path / f".{module.HEAD}.x1y2").write_text('{"ledg')
+    opened(tmp_path).add("a", {"value": 1})
+    assert set(opened(tmp_path).results) == {"a"}
+    (tmp_path / "other" / "notes").mkdir(parents=True)
+    with pytest.raises(RopeError, match="holds something else"):
+        opened(tmp_path / "other")
+
+
 def test_writers_see_each_other(tmp_path) -> None:
     """`refresh` reads what has come since, once."""
     one, other = opened(tmp_path), opened(tmp_path)

@@ -223,9 +223,10 @@ class Ledger:
         return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
     def _is_there(self) -> bool:
+        """Whether something is in the folder's place; a head that another process is just writing does not count."""
         assert self.folder is not None
         if self.folder.is_dir():
-            return any(self.folder.iterdir())
+            return any(not path.name.startswith(f".{HEAD}.") for path in self.folder.iterdir())
         return self.folder.exists()
 
     @staticmethod
