@@ -110,11 +110,12 @@ class UseProtocol:
 
         Closing blocks take at most half the trained length (a quarter in the control, and half of what lies beyond
         the trained length), distances run from half the trained length to the window's beginning, evenly on a
-        logarithmic scale.
+        logarithmic scale. Those between three quarters of the trained length and all of it are moved below, because
+        crop sees only some tokens so far back.
 
         >>> found = UseProtocol.choose(trained_length=256, target=1024, texts=("t",), windows=2)
         >>> found.copy.distances, found.copy_control.distances, found.exchange.distance
-        ((128, 240, 464, 880), (64, 176), 256)
+        ((128, 176, 464, 880), (64, 176), 256)
         """
         if trained_length < 1 or target < 1 or windows < 1:
             raise RopeError(
@@ -128,7 +129,11 @@ class UseProtocol:
         if block >= LEAST_BLOCK:
             control = _copy_design(near, block, closing=near // 4, shortest=near // 4)
             closing = min(trained_length // 2, beyond // 2)
+            seen = trained_length - trained_length // 4 - CUE  # by crop under its default stride
             copy = _copy_design(target, block, closing=closing, shortest=trained_length // 2)
+            if copy is not None:
+                moved = (seen // block * block if seen < at <= trained_length else at for at in copy.distances)
+                copy = dataclasses.replace(copy, distances=tuple(sorted(set(moved))))
         scored = min(MOST_SCORED, near // 4)
         return cls(
             trained_length=trained_length,
