@@ -15,13 +15,14 @@ FILE = os.environ.get("ROPEWALK_SMOLLM2", "")
 @pytest.mark.slow
 @pytest.mark.skipif(not Path(FILE).is_file(), reason="set ROPEWALK_SMOLLM2 to the GGUF file")
 def test_a_model_that_can_copy_is_seen_to(tmp_path: Path) -> None:
-    """Said to be trained to 512 of its 8,192 tokens, plain uses all of 1,536, crop only what it sees."""
+    """Said to be trained to 256 of its 8,192 tokens, plain uses all of 1,024, crop only what it sees."""
     found = rw.doctor(
-        FILE, trained_length=512, target=1536, windows=3, methods="crop", start_char=30_000, state=tmp_path
+        FILE, trained_length=256, target=1024, windows=3, methods="crop", start_char=30_000, state=tmp_path
     ).use
     assert found is not None
     assert all(row.gain > 4 for row in found.of("plain", "copy"))
     assert found.controls["copy"].gain > 4
-    assert (found.shows_use("plain"), found.reach("plain")) == (True, found.of("plain", "copy")[-1].distance)
+    assert found.shows_use("plain") is True
+    assert (found.reach("plain") or 0) > 256
     assert found.shows_use("crop") is False
-    assert all(abs(row.gain) < 1 for row in found.of("crop", "copy") if row.distance > 512)
+    assert all(abs(row.gain) < 1 for row in found.of("crop", "copy") if row.distance > 256)

@@ -13,8 +13,9 @@ from ropewalk.statistics import CONFIDENCE
 CUE = 4
 """First tokens of a block that are not scored: until they have been read, nothing says which block it is."""
 BLOCK, LEAST_BLOCK = 32, 8  # tokens
-MOST_DISTANCES = 8
-PER_DISTANCE = 4  # blocks at one distance in one window; half of them are present at a time
+MOST_DISTANCES = 6  # more would make intervals that hold for all of them wide: at three windows, Student's t is 11
+PER_DISTANCE = ((48, 8), (16, 4), (2, 2))
+"""Where there is room for so many blocks, so many of them at one distance; half of them are present at a time."""
 MOST_SCORED = 1024  # tokens at a window's end that the exchange test scores
 LEAST_SCORED = 8
 NGRAM = 2  # tokens of the n-grams by which rare tokens are found
@@ -179,9 +180,9 @@ class UseProtocol:
 
 
 def _copy_design(window: int, block: int, *, closing: int, shortest: int) -> CopyDesign | None:
-    """The design with as many distances as fit, up to eight; None where not one does."""
+    """The design with as many distances as fit, up to six; None where not one does."""
     blocks = closing // block
-    per = PER_DISTANCE if blocks >= 4 * PER_DISTANCE else 2
+    per = next((per for room, per in PER_DISTANCE if blocks >= room), 2)
     count = min(MOST_DISTANCES, blocks // per)
     if count < 1:
         return None
