@@ -107,7 +107,7 @@ def audit(
     return Audit(
         layer_type=layer_type,
         rope_parameters=config.to_hf(),
-        theta=float(config.theta),
+        theta=config.ladders[0].theta,
         head_dim=config.head_dim,
         rotary_dim=2 * config.pairs,
         pairs=config.pairs,

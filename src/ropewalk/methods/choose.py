@@ -53,7 +53,7 @@ def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
     and `plain` where the target is within the trained length.
     """
     scaled = any(rope.as_trained() != rope for rope in positions.present_ropes) or any(positions.extensions)
-    fixed = any(rope.scaling is not None and not rope.scaling.can_be_extended for rope in positions.present_ropes)
+    fixed = any(not rope.can_be_extended for rope in positions.present_ropes)
     kept = {"plain"} | ({name for name, method in METHODS.items() if method.keeps_own} if scaled else set())
     if reach.extends:
         kept |= {name for name, method in METHODS.items() if method.crops}

@@ -135,10 +135,10 @@ class Method:
         base = rope.as_trained()
         if self.scaling is None:
             return base
-        if rope.scaling is not None and not rope.scaling.can_be_extended:
+        if not rope.can_be_extended:
             raise RopeError(
-                f"methods: `{self.name}` cannot be combined with a proportional rope.",
-                facts={"scaling": rope.scaling},
+                f"methods: `{self.name}` cannot change this rope: its pairs stand still, or its frequencies are given.",
+                facts={"rope": rope},
                 cure="Measure it with --methods plain,as-is.",
             )
         self._check_extends(reach)

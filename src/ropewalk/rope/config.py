@@ -12,7 +12,9 @@ from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope import hugging_face
 from ropewalk.rope.scaling import Ladder, Scaling
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import as_whole, is_number
+
+DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,16 @@ class RopeConfig:
     - `head_dim`: features of one head, even.
     - `interleaved`: True pairs features (0,1), (2,3), ... as the paper, GPT-J and Meta's Llama do; False pairs
       (i, i + rotary_dim/2) as GPT-NeoX and Hugging Face's Llama do. Never guessed.
-    - `theta`: the base; pair i turns by theta^(-2i/rotary_dim) radians per token.
+    - `theta`: the base; pair i turns by theta^(-2i/rotary_dim) radians per token. With `axes_restart` also a tuple:
+      one for each axis.
     - `rotary_dim`: how many leading features turn (the others pass through); None is head_dim.
-    - `scaling`: a rule of `ropewalk.scaling`, or None.
+    - `scaling`: a rule of `ropewalk.scaling`, or None; `PerAxis` holds one for each axis.
     - `max_position_embeddings`: tokens, as the checkpoint's config says.
     - `axes`: for each pair, the axis that it follows; None is one axis. See `axes_from_sections`.
     - `axes_restart`: False shares one ladder of frequencies among the axes (M-RoPE); True gives each axis its own, from
       the fastest (axial 2D and 3D).
+    - `inv_freq`: the inverse frequency of each pair itself, radians per token, in place of theta and scaling; 0 stands
+      still, below 0 turns the other way.
     - `trained`: what is known of the training of a published model: whether with `scaling`, and to which length. It
       turns nothing, so two configs that differ in it alone are equal.
 
@@ -41,12 +46,13 @@ class RopeConfig:
     head_dim: int
     _: KW_ONLY
     interleaved: bool
-    theta: float = 10_000.0
+    theta: float | tuple[float, ...] = DEFAULT_THETA
     rotary_dim: int | None = None
     scaling: Scaling | None = None
     max_position_embeddings: int | None = None
     axes: tuple[int, ...] | None = None
     axes_restart: bool = False
+    inv_freq: tuple[float, ...] | None = None
     trained: Trained | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -58,12 +64,17 @@ class RopeConfig:
         if self.max_position_embeddings is not None:
             length = _whole("max_position_embeddings", self.max_position_embeddings, "Give the length in tokens.")
             object.__setattr__(self, "max_position_embeddings", length)
-        object.__setattr__(self, "theta", _float(self.theta))
+        several = isinstance(self.theta, (tuple, list))
+        theta = tuple(map(_float, self.theta)) if several else _float(self.theta)  # type: ignore[arg-type]
+        object.__setattr__(self, "theta", theta)
         if self.axes is not None:
             object.__setattr__(self, "axes", _axes(self.axes))
         self._check_numbers(rotary_dim)
         self._check_axes()
+        self._check_axis_values()
         self._check_scaling(rotary_dim)
+        if self.inv_freq is not None:
+            object.__setattr__(self, "inv_freq", self._explicit(self.inv_freq))
 
     def _check_numbers(self, rotary_dim: int) -> None:
         if self.head_dim < 2 or self.head_dim % 2:
@@ -84,7 +95,7 @@ class RopeConfig:
                 facts={"interleaved": self.interleaved},
                 cure="True pairs (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).",
             )
-        if not (math.isfinite(self.theta) and self.theta > 1):
+        if not all(math.isfinite(theta) and theta > 1 for theta in self._thetas):
             raise RopeError(
                 "RopeConfig: `theta` must be a finite number above 1.",
                 facts={"theta": self.theta},
@@ -112,13 +123,39 @@ class RopeConfig:
                     facts={"axes": None, "axes_restart": True},
                     cure="Pass axes=axes_from_sections([...]), or leave axes_restart out.",
                 )
-            return
-        if len(self.axes) != self.pairs or sorted(set(self.axes)) != list(range(max(self.axes, default=-1) + 1)):
+        elif len(self.axes) != self.pairs or sorted(set(self.axes)) != list(range(max(self.axes, default=-1) + 1)):
             raise RopeError(
                 "RopeConfig: `axes` names one axis for each pair, counted from 0 without gaps.",
                 facts={"axes": self.axes, "pairs": self.pairs},
                 cure="axes_from_sections([...]) makes it from the number of pairs of each axis.",
             )
+
+    def _check_axis_values(self) -> None:
+        """One theta for each axis that has a ladder of its own."""
+        own = self.num_axes if self.axes_restart else 1
+        if isinstance(self.theta, tuple) and (not self.axes_restart or len(self.theta) != own):
+            raise RopeError(
+                "RopeConfig: several values of `theta` are one for each axis, where `axes_restart`.",
+                facts={"theta": self.theta, "axes": self.axes, "axes_restart": self.axes_restart},
+                cure="Pass one number, or axes=axes_from_sections([...]), axes_restart=True and a theta for each axis.",
+            )
+
+    def _explicit(self, inv_freq: Any) -> tuple[float, ...]:
+        """The given frequencies as floats, once nothing else of the config would set them."""
+        given = tuple(inv_freq) if isinstance(inv_freq, Iterable) else ()
+        if len(given) != self.pairs or not all(map(is_number, given)):
+            raise RopeError(
+                "RopeConfig: `inv_freq` needs one finite number for each pair.",
+                facts={"inv_freq": inv_freq, "pairs": self.pairs},
+                cure="Give radians per token; of a tensor, inv_freq.tolist().",
+            )
+        if self.theta != DEFAULT_THETA or self.scaling is not None or self.axes_restart:
+            raise RopeError(
+                "RopeConfig: `inv_freq` takes the place of `theta`, `scaling` and `axes_restart`.",
+                facts={"theta": self.theta, "scaling": self.scaling, "axes_restart": self.axes_restart},
+                cure="Leave those out, or `inv_freq`.",
+            )
+        return tuple(map(float, given))
 
     def _check_scaling(self, rotary_dim: int) -> None:
         rule = self.scaling
@@ -131,11 +168,16 @@ class RopeConfig:
                 cure="For a Hugging Face dict use RopeConfig.from_hf(config).",
             )
         rule.check(head_dim=self.head_dim, rotary_dim=rotary_dim, max_position_embeddings=self.max_position_embeddings)
+        rule.check_axes(self.num_axes if self.axes_restart else None)
 
     @property
     def pairs(self) -> int:
         """How many feature pairs turn: rotary_dim / 2."""
         return (self.rotary_dim or self.head_dim) // 2
+
+    @property
+    def _thetas(self) -> tuple[float, ...]:
+        return self.theta if isinstance(self.theta, tuple) else (self.theta,)
 
     @property
     def num_axes(self) -> int:
@@ -149,7 +191,12 @@ class RopeConfig:
 
     @property
     def can_be_extended(self) -> bool:
-        """Whether another scaling rule may take the place of this one: not where pairs stand still."""
+        """Whether another scaling rule may take the place of this one.
+
+        Not where pairs stand still, and not where the frequencies are given or differ by axis.
+        """
+        if self.inv_freq is not None or isinstance(self.theta, tuple):
+            return False
         return self.scaling is None or self.scaling.can_be_extended
 
     @property
@@ -197,12 +244,25 @@ class RopeConfig:
 
     @property
     def ladders(self) -> tuple[Ladder, ...]:
-        """The unscaled frequency ladders: one shared by all axes, or one for each axis if `axes_restart`."""
+        """The unscaled frequency ladders: one shared by all axes, or one for each axis if `axes_restart`.
+
+        Raises `RopeError` where the frequencies are given as `inv_freq`: those are no ladder.
+        """
         dim, limit = self.pairs * 2, self.max_position_embeddings
+        if self.inv_freq is not None:
+            raise RopeError(
+                "RopeConfig: explicit frequencies follow no theta.",
+                facts={"inv_freq": self.inv_freq},
+                cure="inverse_frequencies(config) gives the numbers.",
+            )
         if self.axes is None or not self.axes_restart:
-            return (Ladder(self.theta, dim, tuple(range(self.pairs)), limit),)
+            return (Ladder(self._thetas[0], dim, tuple(range(self.pairs)), limit),)
         of_axis = [tuple(p for p, a in enumerate(self.axes) if a == axis) for axis in range(self.num_axes)]
-        return tuple(Ladder(self.theta, 2 * len(columns), columns, limit) for columns in of_axis)
+        thetas = self._thetas * (self.num_axes if len(self._thetas) == 1 else 1)
+        return tuple(
+            Ladder(theta, 2 * len(columns), columns, limit, axis=axis)
+            for axis, (theta, columns) in enumerate(zip(thetas, of_axis, strict=True))
+        )
 
     def longest_at(self, seq_len: int) -> int | float:
         """The most tokens that the frequencies of `seq_len` are right for: infinite where length does not matter.
@@ -260,11 +320,17 @@ class RopeConfig:
         other places in a config.json, so the way back is `from_hf({**base_config, "rope_parameters": block})`; for a
         model with several thetas the block goes under its layer type. NTK, ABF, Resonance, the paper's YaRN and its
         dynamic NTK have no name in transformers: they become the block that computes the same frequencies there.
-        Raises `RopeError` for what no block can say.
+        Raises `RopeError` for what no block can say, such as `inv_freq`, or a theta or scaling for each axis.
 
         >>> RopeConfig(head_dim=128, interleaved=False, theta=1e6, rotary_dim=64).to_hf()
         {'rope_type': 'default', 'rope_theta': 1000000.0, 'partial_rotary_factor': 0.5}
         """
+        if self.inv_freq is not None or isinstance(self.theta, tuple):
+            raise RopeError(
+                "to_hf: transformers has no block for explicit frequencies, nor for a theta of each axis.",
+                facts={"inv_freq": self.inv_freq, "theta": self.theta},
+                cure="Save the model in ropewalk's own form, whose config holds every field.",
+            )
         return hugging_face.write(
             scaling=self.scaling,
             ladder=self.ladders[0],

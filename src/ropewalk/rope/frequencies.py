@@ -110,6 +110,8 @@ def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float
 
 
 def _columns(config: RopeConfig, seq_len: int | None) -> tuple[float, ...]:
+    if config.inv_freq is not None:
+        return config.inv_freq
     if config.scaling is None:
         return _scatter(config, [ladder.inv_freq() for ladder in config.ladders])
     return _scatter(config, [config.scaling.inv_freq(ladder, seq_len) for ladder in config.ladders])

@@ -13,6 +13,7 @@ from ropewalk.rope.rules.checks import Variant
 from ropewalk.rope.rules.interpolation import ABF, NTK, DynamicNTK, Linear
 from ropewalk.rope.rules.llama3 import Llama3
 from ropewalk.rope.rules.longrope import LongRoPE
+from ropewalk.rope.rules.per_axis import PerAxis
 from ropewalk.rope.rules.proportional import Proportional
 from ropewalk.rope.rules.resonance import Resonance
 from ropewalk.rope.rules.stacked import Stacked
@@ -27,6 +28,7 @@ __all__ = [
     "Linear",
     "Llama3",
     "LongRoPE",
+    "PerAxis",
     "Proportional",
     "Resonance",
     "Scaling",

@@ -20,7 +20,8 @@ class Ladder:
     """The frequencies theta^(-2i/dim) of one axis: what a scaling rule starts from.
 
     `columns` gives the index of each frequency among all pairs of the head; `max_position_embeddings` is the config's.
-    `divisors` divide the frequencies, one for each pair: those of the scaling that a model was trained with.
+    `divisors` divide the frequencies, one for each pair: those of the scaling that a model was trained with. `axis` is
+    the number of the axis, None where all share the ladder.
     """
 
     theta: float
@@ -28,6 +29,7 @@ class Ladder:
     columns: tuple[int, ...]
     max_position_embeddings: int | None = None
     divisors: tuple[float, ...] | None = None
+    axis: int | None = None
 
     def inv_freq(self, theta: float | None = None) -> list[float]:
         """Inverse frequencies in radians per token, one per pair, highest first."""
@@ -174,6 +176,10 @@ class Scaling(ABC):
                 cure="Pass max_position_embeddings=the trained length.",
             )
 
+    def check_axes(self, num_axes: int | None) -> None:
+        """Raise `RopeError` where the rule does not fit so many axes with ladders of their own (None: one ladder)."""
+        return
+
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
         """The rule of a Hugging Face block whose keys have been checked; an optional key of null is left out.
@@ -236,10 +242,14 @@ class Scaling(ABC):
     def to_dict(self) -> dict[str, Any]:
         """The rule as ropewalk's own config writes it: its class name and its fields, which `rule_from_dict` reads."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return {
-            "rule": type(self).__name__,
-            **{key: value.to_dict() if isinstance(value, Scaling) else value for key, value in values.items()},
-        }
+        return {"rule": type(self).__name__, **{key: _written(value) for key, value in values.items()}}
+
+
+def _written(value: Any) -> Any:
+    """A field's value with the rules in it as dicts."""
+    if isinstance(value, Scaling):
+        return value.to_dict()
+    return tuple(map(_written, value)) if isinstance(value, tuple) else value
 
 
 RULES: dict[str, type[Scaling]] = {}
@@ -279,6 +289,6 @@ def rule_from_dict(content: Mapping[str, Any]) -> Scaling:
     def read(value: Any) -> Any:
         if isinstance(value, Mapping):
             return rule_from_dict(value)
-        return tuple(value) if isinstance(value, list) else value
+        return tuple(map(read, value)) if isinstance(value, list | tuple) else value
 
     return RULES[content["rule"]](**{key: read(value) for key, value in content.items() if key != "rule"})

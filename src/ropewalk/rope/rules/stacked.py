@@ -125,3 +125,6 @@ class Stacked(Scaling):
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
         for rule in (self.of, self.by):
             rule.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+
+    def check_axes(self, num_axes: int | None) -> None:
+        self.by.check_axes(num_axes)

@@ -1,0 +1,174 @@
+"""Explicit inverse frequencies, and a theta or a scaling rule for each axis, against formulas at 40 digits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from mpmath import mpf
+
+import ropewalk as rw
+from ropewalk.checkpoints.ropewalk_config import _rope_from_dict, _rope_to_dict
+from ropewalk.methods import METHODS
+from ropewalk.methods.reach import Reach
+from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, PerAxis, Proportional, Stacked, YaRN
+
+mpmath.mp.dps = 40
+GIVEN = (1.0, 0.3, 0.0, -0.02)  # 0 stands still, below 0 turns the other way
+SECTIONS = (2, 3, 3)
+AXES = rw.axes_from_sections(SECTIONS)
+THETAS = (100.0, 10_000.0, 5e5)
+
+
+def axial(**changes) -> rw.RopeConfig:
+    return rw.RopeConfig(**{"head_dim": 16, "interleaved": True, "axes": AXES, "axes_restart": True, **changes})
+
+
+def tables_of(config: rw.RopeConfig, positions: torch.Tensor) -> np.ndarray:
+    cos, sin = rw.RotaryEmbedding(config).cos_sin(positions, dtype=torch.float64)
+    return np.stack([cos.numpy(), sin.numpy()])
+
+
+def truth_of(columns: list, axes: tuple[int, ...], positions: torch.Tensor) -> np.ndarray:
+    """cos and sin of each position's coordinate times each pair's frequency, at 40 digits."""
+    rows = positions.reshape(len(positions), -1).tolist()
+    angles = [[mpf(row[axis]) * mpf(f) for f, axis in zip(columns, axes, strict=True)] for row in rows]
+    return np.array([[[float(turn(a)) for a in row] for row in angles] for turn in (mpmath.cos, mpmath.sin)])
+
+
+def ladder(theta: float, pairs: int) -> list:
+    return [mpf(theta) ** (-mpf(i) / pairs) for i in range(pairs)]
+
+
+def test_given_frequencies_are_the_frequencies():
+    """`inv_freq` as it stands, on one axis and on several, by tables and by exact phases."""
+    positions = torch.tensor([0, 1, -7, 1_000_003])
+    config = rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN)
+    assert rw.inverse_frequencies(config).inv_freq.tolist() == [list(GIVEN)]
+    np.testing.assert_allclose(tables_of(config, positions), truth_of(list(GIVEN), (0,) * 4, positions), atol=2e-10)
+    several = torch.stack([positions, positions + 5], -1)
+    config = rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN, axes=(1, 0, 0, 1))
+    np.testing.assert_allclose(tables_of(config, several), truth_of(list(GIVEN), (1, 0, 0, 1), several), atol=2e-10)
+    rope, x = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, inv_freq=GIVEN)), torch.randn(1, 4, 2, 8)
+    by_phases = rope.rotate(x, position_ids=positions, tables=False)
+    torch.testing.assert_close(by_phases, rope.rotate(x, position_ids=positions), atol=1e-6, rtol=0)
+
+
+def test_a_theta_for_each_axis():
+    """Each axis has the ladder of its own theta; one number serves all."""
+    positions = torch.tensor([[0, 0, 0], [3, 1, 2], [900, 17, 40_000]])
+    columns = [f for theta, pairs in zip(THETAS, SECTIONS, strict=True) for f in ladder(theta, pairs)]
+    np.testing.assert_allclose(
+        tables_of(axial(theta=THETAS), positions), truth_of(columns, AXES, positions), atol=1e-11
+    )
+    alike = tables_of(axial(theta=(100.0,) * 3), positions)
+    assert np.array_equal(alike, tables_of(axial(theta=100.0), positions))
+    assert not np.allclose(tables_of(axial(theta=THETAS[::-1]), positions), truth_of(columns, AXES, positions))
+
+
+def test_a_scaling_for_each_axis():
+    """Time under NTK, height as it is, width interpolated: Cosmos's kind of scaling."""
+    positions = torch.tensor([[3, 1, 2], [900, 17, 401]])
+    rules = PerAxis((NTK(4.0), None, Linear(2.0)))
+    stretched = mpf(10_000) * mpf(4) ** (mpf(4) / 2)  # dim 4: theta * factor^(dim / (dim - 2))
+    columns = [*ladder(stretched, 2), *ladder(10_000, 3), *(f / 2 for f in ladder(10_000, 3))]
+    np.testing.assert_allclose(
+        tables_of(axial(scaling=rules), positions), truth_of(columns, AXES, positions), atol=1e-12
+    )
+    assert axial(scaling=rules).unscaled() == axial()
+
+
+def test_frozen_hashable_and_compared_whole():
+    """Lists become tuples, and every new field is part of the key: no memo confuses two of them."""
+    given = rw.RopeConfig(8, interleaved=True, inv_freq=[1, 0.3, 0, -0.02])
+    assert hash(given) == hash(rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN))
+    plain = rw.RopeConfig(8, interleaved=True)
+    changed = dataclasses.replace(given, inv_freq=(1.0, 0.3, 0.0, 0.02))
+    scaled = [axial(scaling=PerAxis(rules)) for rules in ((None,) * 3, (Linear(2.0), None, None))]
+    assert len({plain, given, changed, axial(), axial(theta=THETAS), axial(theta=[*THETAS[:2], 7.0]), *scaled}) == 8
+    found = [rw.inverse_frequencies(config).inv_freq for config in (plain, given, changed)]
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN, axes=(0, 1, 0, 1)),
+        axial(theta=THETAS),
+        axial(scaling=PerAxis((NTK(4.0), None, Linear(2.0)))),
+    ],
+)
+def test_written_and_read(config):
+    """ropewalk's own config.json holds them; transformers' blocks cannot, and say so."""
+    import json
+
+    assert _rope_from_dict(json.loads(json.dumps(_rope_to_dict(config)))) == config
+    with pytest.raises(rw.RopeError, match="to_hf: transformers"):
+        config.to_hf()
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inv_freq": (1.0,) * 7}, "`inv_freq` needs one finite number for each pair"),
+        ({"inv_freq": (1.0,) * 7 + (float("nan"),)}, "`inv_freq` needs one finite number"),
+        ({"inv_freq": ("1",) * 8}, "`inv_freq` needs one finite number"),
+        ({"inv_freq": 0.5}, "`inv_freq` needs one finite number"),
+        ({"inv_freq": torch.ones(8)}, r"(?s)one finite number.*tolist\(\)"),
+        ({"inv_freq": (1.0,) * 8, "theta": 500.0}, "takes the place of `theta`"),
+        ({"inv_freq": (1.0,) * 8, "scaling": Linear(2.0)}, "takes the place of `theta`"),
+        ({"inv_freq": (1.0,) * 8, "axes": AXES, "axes_restart": True}, "takes the place of `theta`"),
+        ({"theta": (1e4, 1e5)}, "one for each axis, where `axes_restart`"),
+        ({"theta": THETAS, "axes": AXES}, "one for each axis, where `axes_restart`"),
+        ({"theta": THETAS[:2], "axes": AXES, "axes_restart": True}, "one for each axis"),
+        ({"theta": (), "axes": AXES, "axes_restart": True}, "one for each axis"),
+        ({"theta": (1.0, 1e4, 1e4), "axes": AXES, "axes_restart": True}, "`theta` must be"),
+        ({"theta": ("1e4", 1e4, 1e4), "axes": AXES, "axes_restart": True}, "`theta` must be"),
+        ({"scaling": PerAxis((None, None, None))}, "PerAxis needs one rule for each axis"),
+        ({"scaling": PerAxis((None, None)), "axes": AXES, "axes_restart": True}, "PerAxis needs one rule"),
+        ({"scaling": PerAxis((None, None, None)), "axes": AXES}, "PerAxis needs one rule"),
+        ({"scaling": Stacked(Linear(2.0), PerAxis((None, None, None)))}, "PerAxis needs one rule"),
+        ({"scaling": PerAxis((YaRN(4.0, 64), None, None)), "axes": AXES, "axes_restart": True}, "one attention factor"),
+    ],
+)
+def test_refused(changes, message):
+    """What would be ignored or cannot be meant is refused, with the rule."""
+    with pytest.raises(rw.RopeError, match=message):
+        rw.RopeConfig(**{"head_dim": 16, "interleaved": True, **changes})
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("rules", [(), 3, ("linear",), (DynamicNTK(2.0),), (Proportional(0.5),), (PerAxis((None,)),)])
+def test_rules_refused(rules):
+    """A rule of each axis is one that needs no sequence length and lets every pair turn."""
+    with pytest.raises(rw.RopeError, match="PerAxis: `rules`"):
+        PerAxis(rules)
+
+
+def test_no_method_changes_given_frequencies():
+    """A method of frequencies is refused for them, with the reason, before it computes anything."""
+    for config in (rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN), axial(theta=THETAS)):
+        assert not config.can_be_extended
+        with pytest.raises(rw.RopeError, match="its frequencies are given"):
+            METHODS["pi"].rope(config, Reach(16, 64))
+
+
+def test_compiled_and_exported():
+    """A compiler and an exporter take them like any other config, in one graph."""
+    for config, positions in (
+        (rw.RopeConfig(8, interleaved=False, inv_freq=GIVEN), torch.arange(5)),
+        (axial(theta=THETAS), torch.arange(15).view(5, 3)),
+        (axial(scaling=PerAxis((NTK(4.0), None, Linear(2.0)))), torch.arange(15).view(5, 3)),
+    ):
+        rope = rw.RotaryEmbedding(config)
+        q, k = torch.randn(1, 5, 2, config.head_dim), torch.randn(1, 5, 1, config.head_dim)
+        expected = rope(q, k, position_ids=positions)
+        compiled = torch.compile(rope, backend="eager", fullgraph=True)
+        exported = torch.export.export(rope, (q, k), {"position_ids": positions}).module()
+        for module in (compiled, exported):
+            torch.testing.assert_close(module(q, k, position_ids=positions), expected, atol=1e-6, rtol=1e-6)
