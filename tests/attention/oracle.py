@@ -38,6 +38,7 @@ def attention(
     rotary_dim: int = 0,
     interleaved: bool = False,
     eps: float = 1e-6,
+    softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Output `[seq, hidden]` and weights `[heads, seq, seq]` of one row; `sees(query, key)` says what is visible."""
     w = {name: np.asarray(value, dtype=np.float64) for name, value in weights.items()}
@@ -62,8 +63,12 @@ def attention(
             if not keys:
                 continue
             scores = np.array([q[query, head] @ k[key, group] for key in keys]) / np.sqrt(q.shape[-1])
-            p = np.exp(scores - scores.max())
-            p /= p.sum()
+            if softcap is not None:
+                scores = softcap * np.tanh(scores / softcap)
+            sink = w["sinks"][head] if "sinks" in w else -np.inf
+            best = max(scores.max(), sink)
+            p = np.exp(scores - best)
+            p /= p.sum() + np.exp(sink - best)
             probabilities[head, query, keys] = p
             out[query, head] = p @ v[keys, group]
     return out.reshape(seq, -1) @ w["o_proj.weight"].T + w.get("o_proj.bias", 0.0), probabilities

@@ -53,6 +53,7 @@ def expected(
         theta=rope.theta if rope else 0.0,
         rotary_dim=(rope.rotary_dim or 0) if rope else 0,
         interleaved=bool(rope and rope.interleaved),
+        softcap=module.softcap,
     )
 
 
@@ -71,6 +72,9 @@ CASES: dict[str, dict[str, Any]] = {
     "qk-norm": {"qk_norm": True},
     "biases": {"bias": True},
     "output bias alone": {"output_bias": True},
+    "softcap": {"softcap": 0.5},
+    "sinks": {"sinks": True},
+    "both": {"softcap": 2.0, "sinks": True, "qk_norm": True},
 }
 
 

@@ -80,7 +80,7 @@ def test_a_line_is_as_alone_under_methods_in_attention(
             monkeypatch.setattr(of, "splits", lambda *_: False)
     check(under_method(tiny_decoder(), method, trained=16, target=64))
     monkeypatch.setattr(remap, "BLOCK", 4)
-    monkeypatch.setattr(remap, "OPEN_BLOCK", 4)
+    monkeypatch.setattr(attend, "OPEN_BLOCK", 4)
     check(under_method(tiny_decoder(), method, trained=16, target=64))
 
 

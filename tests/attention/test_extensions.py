@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ropewalk as rw
-from ropewalk.attention import extensions, remap
+from ropewalk.attention import attend, extensions, remap
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.extensions import (
     DroPE,
@@ -96,16 +97,23 @@ def oracle(layer: Attention, x: np.ndarray, extension: Extension) -> np.ndarray:
                 if d is not None:
                     turned = turn(q[m, head], d, theta=10_000.0, rotary_dim=HEAD_DIM, interleaved=False)
                     scores[n] = turned @ k[n, group] / math.sqrt(HEAD_DIM) * factor(extension, m)
-            share = np.exp(scores - scores.max())
-            out[m, head] = share @ v[:, group] / share.sum()
+                    if layer.softcap is not None:
+                        scores[n] = layer.softcap * math.tanh(scores[n] / layer.softcap)
+            sink = w["sinks"][head] if "sinks" in w else -np.inf
+            best = max(scores.max(), sink)
+            share = np.exp(scores - best)
+            out[m, head] = share @ v[:, group] / (share.sum() + np.exp(sink - best))
     return out.reshape(seq, -1) @ w["o_proj.weight"].T
 
 
-def make_layer(extension: Extension, dtype: torch.dtype = torch.float64) -> Attention:
+def make_layer(extension: Extension, dtype: torch.dtype = torch.float64, **form: Any) -> Attention:
     torch.manual_seed(1)
-    layer = Attention(24, HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rope=ROPE, extension=extension)
+    given = {"num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rope": ROPE, **form}
+    layer = Attention(24, HEADS, extension=extension, **given)
     for weight in layer.parameters():
         weight.data.mul_(3)
+    if layer.sinks is not None:
+        layer.sinks.data += torch.linspace(-1.0, 2.0, HEADS)
     return layer.to(dtype).eval()
 
 
@@ -125,7 +133,7 @@ def make_model(extension: Extension | None, layers: int = 3) -> Decoder:
 def small_blocks(monkeypatch):
     """Blocks of a few queries, so that short rows have several."""
     monkeypatch.setattr(remap, "BLOCK", 8)
-    monkeypatch.setattr(remap, "OPEN_BLOCK", 5)
+    monkeypatch.setattr(attend, "OPEN_BLOCK", 5)
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
@@ -136,6 +144,22 @@ def test_it_is_the_papers_relative_position(extension, grad):
     with torch.set_grad_enabled(grad):
         found = layer(x)[0].detach()
     np.testing.assert_allclose(found, oracle(layer, x[0].numpy(), extension), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS, ids=repr)
+@pytest.mark.parametrize("form", [{"softcap": 1.5}, {"sinks": True}, {"softcap": 2.0, "sinks": True}], ids=str)
+def test_softcap_and_sinks(extension: Extension, form: dict[str, Any]) -> None:
+    """With a rule for logits beside it: written out with and without weights, and from a cache."""
+    layer, x = make_layer(extension, **form), torch.randn(1, 37, 24, dtype=torch.float64)
+    wanted = oracle(layer, x[0].numpy(), extension)
+    cache = rw.KVCache(
+        num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=x.dtype, extensions=[extension],
+        rotated=not extension.remaps,
+    )  # fmt: skip
+    with torch.no_grad():
+        parts = [layer(x[:, begin:end], cache=cache) for begin, end in ((0, 9), (9, 10), (10, 37))]
+        for found in (layer(x), layer(x, need_weights=True)[0], torch.cat(parts, 1)):
+            np.testing.assert_allclose(found[0], wanted, atol=1e-12, rtol=0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -23,6 +23,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
 FORMS: dict[str, dict[str, Any]] = {
     "causal": {}, "window": {"sliding_window": 7}, "both ways": {"causal": False}, "qk norm": {"qk_norm": True},
     "both ways in a window": {"causal": False, "sliding_window": 7}, "no rope": {"rope": None},
+    "softcap": {"softcap": 0.5, "sliding_window": 7}, "sinks": {"sinks": True}, "both": {"softcap": 0.7, "sinks": True},
 }  # fmt: skip
 form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -52,6 +53,8 @@ def layers(dtype: torch.dtype, form: dict[str, Any]) -> tuple[rw.Attention, rw.A
     torch.manual_seed(3)
     given = {"rope": rw.RopeConfig(DIM, interleaved=False), "num_key_value_heads": KV_HEADS, "head_dim": DIM, **form}
     ours = rw.Attention(HIDDEN, HEADS, **given).to(dtype).eval()
+    if ours.sinks is not None:
+        ours.sinks.copy_(torch.linspace(-1.0, 2.0, HEADS))
     exact = rw.Attention(HIDDEN, HEADS, **given).double().eval()
     exact.load_state_dict({name: x.double() for name, x in ours.state_dict().items()})
     return ours, exact, torch.randn(BATCH, SEQ, HIDDEN).to(dtype)
@@ -71,7 +74,7 @@ def test_prefill(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> 
     assert calls == [SEQ]
 
 
-@pytest.mark.parametrize("form", [FORMS["causal"], FORMS["window"], FORMS["qk norm"]], ids=["causal", "window", "norm"])
+@pytest.mark.parametrize("form", [form for form in FORMS.values() if form.get("causal", True)], ids=str)
 @dtypes
 def test_cached_equals_full(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
     """Chunks and single tokens through a cache, whose room is larger than what it holds."""
@@ -136,11 +139,12 @@ RULES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("form", [{}, {"softcap": 0.7, "sinks": True}], ids=["plain", "capped"])
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @dtypes
-def test_position_rules(rule: Extension, dtype: torch.dtype, calls: list[int]) -> None:
+def test_position_rules(rule: Extension, form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
     """Each rule in one call of the kernel: whole, in chunks through a cache, padded, packed."""
-    ours, exact, x = layers(dtype, {"extension": rule})
+    ours, exact, x = layers(dtype, {"extension": rule, **form})
     wanted = exact(x.double())
     agree(ours(x), wanted, dtype)
     cache = KVCache(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import Visibility
 from ropewalk.backends import choose_attention
 from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest
 from ropewalk.shapes import Float
+
+OPEN_BLOCK = 256  # queries whose scores exist at one time, where they are written out
 
 
 def attend(
@@ -21,22 +25,26 @@ def attend(
     seen: Visibility,
     dropout: float = 0.0,
     bias: Tensor | None = None,
+    rules: LogitRules = NO_RULES,
 ) -> Float[Tensor, "batch heads seq head_dim"]:
-    """softmax(q k^T / sqrt(head_dim) + bias) v by our kernel where it serves, else by torch's.
+    """softmax(rules(q k^T / sqrt(head_dim)) + bias) v by our kernel where it serves, else by torch's.
 
     q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`; returns q's shape.
-    `bias` is `[1 or batch, heads, seq, total]` and holds the mask as well: `seen` is not asked then.
+    `bias` is `[1 or batch, heads, seq, total]` and holds the mask as well: `seen` is not asked then. Under `rules`
+    `seen` knows its whole mask: what no kernel of ours serves is written out, `OPEN_BLOCK` queries at a time.
     """
     if q.numel() == 0:
         return torch.zeros_like(q)  # the CPU's flash kernel divides by zero and takes the process with it
-    if bias is not None:
+    if bias is not None and rules.none:
         return _attend_with_bias(q, keys, values, bias, dropout)
-    kernel = None if dropout else choose_attention(q, keys, values)
+    kernel = None if dropout or bias is not None else choose_attention(q, keys, values, sinks=rules.sinks)
     if kernel is not None and kernel.kernels:
         bounds = seen.bounds()
         if bounds is not None:
             region = AttentionRegion(q, keys, bounds)
-            return kernel.attend(AttentionRequest((region,), values, 1.0 / math.sqrt(q.shape[-1])))
+            return kernel.attend(AttentionRequest((region,), values, 1.0 / math.sqrt(q.shape[-1]), *rules))
+    if not rules.none:
+        return _attend_by_rules(q, keys, values, seen, dropout, bias, rules)
     if seen.band:
         return _attend_in_blocks(q, keys, values, seen, dropout)
     if seen.prefix and not dropout and splits(q, keys, values):
@@ -77,6 +85,28 @@ def _attend_with_bias(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dro
     if groups > 1:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, dropout_p=dropout)
+
+
+def _attend_by_rules(
+    q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float, bias: Tensor | None, rules: LogitRules
+) -> Tensor:
+    """Scores written out, a block of queries at a time."""
+    assert not any((seen.is_causal, seen.band, seen.first_key)), "what is seen must be told by its whole mask"
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    added, outs = seen.additive(exact) if bias is None else bias, []
+    for begin, end in open_blocks(q.shape[2]):
+        part = None if added is None else added[..., begin:end, :]
+        outs.append(attend_openly(q[:, :, begin:end], keys, values, seen, dropout, part, rules)[0])
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+
+
+def open_blocks(seq: int) -> list[tuple[int, int]]:
+    """Queries `begin .. end - 1` whose scores exist at one time, where they are written out.
+
+    A compiler gets one block: a loop over blocks would make a graph of its own for every length.
+    """
+    edges = [0, seq] if torch.compiler.is_compiling() else [*range(0, seq, OPEN_BLOCK), seq]
+    return list(pairwise(edges))
 
 
 def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
@@ -137,16 +167,17 @@ def attend_openly(
     seen: Visibility,
     dropout: float = 0.0,
     bias: Tensor | None = None,
+    rules: LogitRules = NO_RULES,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch heads seq total"]]:
     """The same as `attend`, written out, with the weights `[batch, heads, seq, total]` (before dropout)."""
     groups = q.shape[1] // keys.shape[1]
     if groups > 1:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    scores = (q.to(exact) @ keys.to(exact).transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    scores = rules.capped((q.to(exact) @ keys.to(exact).transpose(-1, -2)) / math.sqrt(q.shape[-1]))
     added = seen.additive(exact) if bias is None else bias
     if added is not None:
         scores = scores + added
-    weights = scores.softmax(-1)
+    weights = rules.softmax(scores)
     out = (F.dropout(weights, dropout) if dropout else weights) @ values.to(exact)
     return out.to(q.dtype), weights

@@ -11,10 +11,18 @@ from torch import Tensor, nn
 
 from ropewalk.attention.attend import attend, attend_openly
 from ropewalk.attention.cache import KVCache
-from ropewalk.attention.checks import check_cache, check_dropouts, check_inputs, check_sizes, check_unrotated
+from ropewalk.attention.checks import (
+    check_cache,
+    check_dropouts,
+    check_inputs,
+    check_sizes,
+    check_softcap,
+    check_unrotated,
+)
 from ropewalk.attention.documents import PackedDocuments, attend_varlen
 from ropewalk.attention.extensions import Extension
 from ropewalk.attention.forward_inputs import ForwardInputs, masked_bias
+from ropewalk.attention.logits import LogitRules
 from ropewalk.attention.masks import Visibility
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
@@ -46,6 +54,8 @@ class Attention(nn.Module):
     - `causal`: False sees both ways. `sliding_window`: tokens; query p sees key j where p - window < j <= p, and where
       not causal |p - j| <= window, both as transformers does.
     - `extension`: one of `ropewalk.attention.extensions`, which remaps relative positions or scales logits.
+    - `softcap`: logits become softcap tanh(logit / softcap) before masks and biases, as Gemma 2. `sinks`: a learned
+      logit for each head, `self.sinks` `[heads]`, that takes weight in its softmax and gives nothing, as gpt-oss.
     - `qk_norm`: RMSNorm over each head before the rotation, as Qwen3. `norm_eps` is its epsilon.
     - `bias` of q, k, v; `output_bias` of o (None: as `bias`). `attention_dropout`, `residual_dropout`: probabilities,
       applied in training only, to the weights and to the output.
@@ -70,6 +80,8 @@ class Attention(nn.Module):
         causal: bool = True,
         sliding_window: int | None = None,
         extension: Extension | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
         qk_norm: bool = False,
         norm_eps: float = 1e-6,
         bias: bool = False,
@@ -81,6 +93,7 @@ class Attention(nn.Module):
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
         check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
         check_dropouts(attention_dropout=attention_dropout, residual_dropout=residual_dropout)
+        check_softcap(softcap)
         self.hidden_size, self.num_attention_heads, self.num_key_value_heads = (
             hidden_size,
             num_attention_heads,
@@ -88,7 +101,9 @@ class Attention(nn.Module):
         )
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
         self.causal, self.sliding_window = causal, sliding_window
+        self.softcap = softcap
         self.attention_dropout, self.residual_dropout = attention_dropout, residual_dropout
+        self.sinks = nn.Parameter(torch.zeros(num_attention_heads)) if sinks else None
         self.q_proj = nn.Linear(hidden_size, num_attention_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=bias)
@@ -113,6 +128,11 @@ class Attention(nn.Module):
     def position_encoding(self) -> Encoding | None:
         """The encoding that this layer reads in place of a rope: its own, or the one that its model shares."""
         return self._shared[0] if self._shared else self.encoding
+
+    @property
+    def logit_rules(self) -> LogitRules:
+        """What is done to logits beside the scale."""
+        return LogitRules(self.softcap or 0.0, self.sinks)
 
     def _set_encoding(
         self, rope: RopeConfig | None, encoding: str | EncodingConfig | RopeConfig | Encoding | None
@@ -283,6 +303,12 @@ class Attention(nn.Module):
     def _keep_local_heads(self, kv_heads: int, cache: KVCache | None) -> None:
         """Under tensor parallelism: the cache holds this process's heads, and no encoding may have a bias for each."""
         encoding = self.position_encoding
+        if self.sinks is not None:
+            raise RopeError(
+                "Attention: there is a sink for each head, and this process computes a part of the heads.",
+                facts={"sinks": self.sinks, "kv_heads": self.num_key_value_heads, "here": kv_heads},
+                cure="Leave q_proj, k_proj and v_proj out of tensor parallelism.",
+            )
         if encoding is not None and encoding.adds_to_scores:
             raise RopeError(
                 "Attention: this encoding has a bias for each head, and this process computes a part of the heads.",
@@ -305,7 +331,7 @@ class Attention(nn.Module):
         biased = self.position_encoding is not None and self.position_encoding.adds_to_scores
         whole = None
         if not remaps and not biased and not (self.training and self.attention_dropout):
-            whole = attend_varlen(q, keys, values, documents, self.causal, self.sliding_window)
+            whole = attend_varlen(q, keys, values, documents, self.causal, self.sliding_window, self.logit_rules)
         if whole is None:
             parts = zip(*map(documents.split, (q, keys, values)), inputs.of_documents(), strict=True)
             outs = [self._attend_document(*part) for part in parts]
@@ -324,24 +350,25 @@ class Attention(nn.Module):
 
         Returns `[batch, heads, seq, head_dim]`, and the weights if asked.
         """
-        dropout = self.attention_dropout if self.training else 0.0
+        dropout, rules = self.attention_dropout if self.training else 0.0, self.logit_rules
         if self.extension is not None and self.extension.remaps:
             remap = inputs.remap(self.rotary, self.extension)
             if need_weights:
-                return attend_remapped_openly(q.transpose(1, 2), keys, values, remap, dropout)
-            return attend_remapped(q.transpose(1, 2), keys, values, remap, dropout), None
+                return attend_remapped_openly(q.transpose(1, 2), keys, values, remap, dropout, rules)
+            return attend_remapped(q.transpose(1, 2), keys, values, remap, dropout, rules), None
         seen, encoding = Visibility(), self.position_encoding
         if bias is None and encoding is not None:
             q, bias = encoding.biased(q, inputs.places)
             if bias is not None:
                 bias = masked_bias(bias, inputs.layout.visibility(self.causal, self.sliding_window, whole=True))
         if bias is None:
-            seen = inputs.layout.visibility(self.causal, self.sliding_window, whole=need_weights)
+            whole = need_weights or not rules.none
+            seen = inputs.layout.visibility(self.causal, self.sliding_window, whole=whole)
         else:
             bias = bias.to(q.dtype)
         if need_weights:
-            return attend_openly(q.transpose(1, 2), keys, values, seen, dropout, bias)
-        return attend(q.transpose(1, 2), keys, values, seen, dropout, bias), None
+            return attend_openly(q.transpose(1, 2), keys, values, seen, dropout, bias, rules)
+        return attend(q.transpose(1, 2), keys, values, seen, dropout, bias, rules), None
 
     def _projected(self, out: Tensor) -> Tensor:
         """`[batch, heads, seq, head_dim]` to `[batch, seq, hidden]`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from ropewalk.attention.cache import KVCache
@@ -74,6 +76,16 @@ def check_dropouts(**dropouts: float) -> None:
                 facts={name: p},
                 cure="0.0 turns it off; common values are 0.0 to 0.2.",
             )
+
+
+def check_softcap(softcap: float | None) -> None:
+    """A softcap is a positive number."""
+    if softcap is not None and not 0.0 < softcap < math.inf:
+        raise RopeError(
+            "Attention: `softcap` must be a positive number.",
+            facts={"softcap": softcap},
+            cure="Gemma 2 has 50.0; leave it out for logits as they are.",
+        )
 
 
 def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:

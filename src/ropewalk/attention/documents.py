@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.backends import choose_attention
 from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds
@@ -100,23 +101,29 @@ def _is_readable(x: Tensor) -> bool:
 
 
 def attend_varlen(
-    q: Tensor, keys: Tensor, values: Tensor, documents: PackedDocuments, causal: bool, window: int | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    documents: PackedDocuments,
+    causal: bool,
+    window: int | None,
+    rules: LogitRules = NO_RULES,
 ) -> Tensor | None:
     """All documents in one call of our CPU kernel or of torch's varlen kernel; None where neither serves these tensors.
 
     q `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`; returns q's shape. torch's serves 16
-    bits on CUDA from Ampere on, and is left out where deterministic algorithms are asked for.
+    bits on CUDA from Ampere on, and is left out where deterministic algorithms are asked for, and under `rules`.
     """
     if not documents.lengths:
         return None
-    ours = choose_attention(q, keys, values)
+    ours = choose_attention(q, keys, values, sinks=rules.sinks)
     if ours.kernels:
         wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
         region = AttentionRegion(wide, k, documents.bounds(causal, window))
-        request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]))
+        request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]), *rules)
         return ours.attend(request)[0].transpose(0, 1)
     kernel = varlen_kernel(q)
-    if kernel is None:
+    if kernel is None or not rules.none:
         return None
     if causal:
         reach = (-1 if window is None else window - 1, 0)

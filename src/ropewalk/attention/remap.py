@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attention.attend import splits
+from ropewalk.attention.attend import open_blocks, splits
 from ropewalk.attention.extensions import Extension, Region
 from ropewalk.attention.extensions.base import Rule
+from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.tables import SeqLen, lengths_of, tables_at
 from ropewalk.backends import choose_attention
@@ -24,7 +25,6 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 
 BLOCK = 1024  # queries of one pass over their regions
-OPEN_BLOCK = 256  # queries whose scores exist at one time, where they are written out
 MadeT = TypeVar("MadeT")
 
 
@@ -111,7 +111,7 @@ class Remap:
         cos, sin, factor = tables
         return cos[..., self.keys, :], sin[..., self.keys, :], factor
 
-    def request(self, q: Tensor, keys: Tensor, values: Tensor) -> AttentionRequest | None:
+    def request(self, q: Tensor, keys: Tensor, values: Tensor, rules: LogitRules) -> AttentionRequest | None:
         """The same for a kernel, which turns the keys of each region as it reads them; None where it cannot be said.
 
         q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
@@ -128,7 +128,7 @@ class Remap:
                 turn = KeyTurn(cos, sin, self._rotary.config.interleaved, factor)
             turned = self.turned_queries(q, number, 0, q.shape[2])
             regions.append(AttentionRegion(turned, keys, within, turn))
-        return AttentionRequest(tuple(regions), values, 1.0 / math.sqrt(q.shape[-1]))
+        return AttentionRequest(tuple(regions), values, 1.0 / math.sqrt(q.shape[-1]), *rules)
 
     def _find_bounds(self) -> tuple[tuple[int, Bounds], ...] | None:
         """The keys of each region that is not empty, by its number."""
@@ -229,21 +229,23 @@ def _one_length(seq_len: SeqLen | None) -> SeqLen | None:
     return int(rows.pop()) if len(rows) == 1 else seq_len
 
 
-def attend_remapped(q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0) -> Tensor:
+def attend_remapped(
+    q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0, rules: LogitRules = NO_RULES
+) -> Tensor:
     """Attention under an extension; q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]` unrotated.
 
     Returns q's shape. On the CPU without gradients our kernel takes all regions in one softmax; where it does not
-    serve, torch's takes each region, joined in float32 (float64 for float64). Elsewhere scores are written out for 256
-    queries at a time.
+    serve, torch's takes each region, joined in float32 (float64 for float64). Elsewhere, and under `rules` for logits,
+    scores are written out for 256 queries at a time.
     """
-    kernel = choose_attention(q, keys, values) if not dropout and q.numel() else None
-    request = remap.request(q, keys, values) if kernel is not None and kernel.kernels else None
+    kernel = choose_attention(q, keys, values, sinks=rules.sinks) if not dropout and q.numel() else None
+    request = remap.request(q, keys, values, rules) if kernel is not None and kernel.kernels else None
     if kernel is not None and request is not None:
         return kernel.attend(request)
     by_spans = remap.layout.plain or remap.layout.branches is not None
-    if splits(q, keys, values) and by_spans and not dropout and q.numel():
+    if splits(q, keys, values) and by_spans and not dropout and q.numel() and rules.none:
         return _attend_by_spans(q, keys, values, remap)
-    return attend_remapped_openly(q, keys, values, remap, dropout, need_weights=False)[0]
+    return attend_remapped_openly(q, keys, values, remap, dropout, rules, need_weights=False)[0]
 
 
 def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> Tensor:
@@ -294,7 +296,14 @@ def _join(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def attend_remapped_openly(
-    q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0, *, need_weights: bool = True
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    remap: Remap,
+    dropout: float = 0.0,
+    rules: LogitRules = NO_RULES,
+    *,
+    need_weights: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """The same written out, for any layout, with the weights `[batch, heads, seq, total]` before dropout if asked."""
     heads, seq = q.shape[1:3]
@@ -307,9 +316,7 @@ def attend_remapped_openly(
         turned.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
     wide = values.repeat_interleave(groups, 1).to(remap.exact)
     outs, weights = [], []
-    # a compiler gets one block: a loop over blocks would make a graph of its own for every length
-    edges = [0, seq] if torch.compiler.is_compiling() else [*range(0, seq, OPEN_BLOCK), seq]
-    for begin, end in pairwise(edges):
+    for begin, end in open_blocks(seq):
         scores = torch.full((), float("-inf"), dtype=remap.exact, device=q.device)
         index = remap.index[..., begin:end, None]
         for number, (region, near) in enumerate(zip(remap.regions, turned, strict=True)):
@@ -317,14 +324,14 @@ def attend_remapped_openly(
             here = (places >= region.low(index)) & (places < region.high(index))
             here = here if here.ndim == 2 else here[:, None]
             mine = remap.turned_queries(q, number, begin, end).to(remap.exact) @ near / math.sqrt(q.shape[-1])
-            scores = torch.where(here, mine, scores)
+            scores = torch.where(here, rules.capped(mine), scores)
         if seen is not None:
             scores = scores.masked_fill(~seen[..., begin:end, :], float("-inf"))
         if remap.layout.real is not None and not remap.layout.cached:
             # A padded query sees itself alone, whatever its region: what it gives means nothing, but stays finite.
             blind = (scores == float("-inf")).all(-1, keepdim=True)
             scores = scores.masked_fill(blind, 0.0)
-        share = scores.softmax(-1)
+        share = rules.softmax(scores)
         outs.append((F.dropout(share, dropout) if dropout else share) @ wide)
         if need_weights:
             weights.append(share)

@@ -43,19 +43,21 @@ def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
     raise _unknown("rotate", backend, BACKENDS)
 
 
-def choose_attention(q: Tensor, k: Tensor, v: Tensor, backend: str | None = None) -> AttentionBackend:
-    """The backend for attention of `q`, `k` and `v`: the named one, or the first of the list that can take them.
+def choose_attention(
+    q: Tensor, k: Tensor, v: Tensor, backend: str | None = None, *, sinks: Tensor | None = None
+) -> AttentionBackend:
+    """The backend for attention of these tensors: the named one, or the first of the list that can take them.
 
     Where it has no `kernels` the caller may prefer torch's own attention to it. Raises `RopeError` if the named backend
     does not exist, or with its reasons if it cannot run.
     """
     if backend is None:
         for module in ATTENTION:
-            if not module.reasons_not_to_attend(q, k, v):
+            if not module.reasons_not_to_attend(q, k, v, sinks):
                 return module
     for module in ATTENTION:
         if module.name == backend:
-            _refuse("attend", backend, module.reasons_not_to_attend(q, k, v), q)
+            _refuse("attend", backend, module.reasons_not_to_attend(q, k, v, sinks), q)
             return module
     raise _unknown("attend", backend, ATTENTION)
 

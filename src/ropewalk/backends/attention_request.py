@@ -47,7 +47,7 @@ class AttentionRequest(NamedTuple):
     - `values`: `[batch, kv_heads, keys, head_dim]`; query head h reads key head h // (heads / kv_heads).
     - `scale`: of the logits, greater than 0: a float, or float32 `[1 or batch, queries]`.
     - `softcap`: logits become softcap tanh(logit / softcap); 0: as they are (Gemma 2).
-    - `sinks`: float32 `[heads]`, a logit in each head's softmax that takes weight and gives nothing (gpt-oss).
+    - `sinks`: `[heads]`, floats: a logit in each head's softmax that takes weight and gives nothing (gpt-oss).
     """
 
     regions: tuple[AttentionRegion, ...]
@@ -71,8 +71,8 @@ class AttentionBackend(Protocol):
     name: str
     kernels: bool  # written by hand: without autograd
 
-    def reasons_not_to_attend(self, *tensors: Tensor) -> list[str]:
-        """Why queries, keys and values like these cannot be taken here and now; empty if they can."""
+    def reasons_not_to_attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
+        """Why queries, keys, values and sinks like these cannot be taken here and now; empty if they can."""
 
     def attend(self, request: AttentionRequest) -> Tensor:
         """`[batch, heads, queries, head_dim]` in the queries' dtype."""

@@ -20,27 +20,27 @@ MOST_KEYS = 1 << 24  # indices of keys are compared as float32
 MOST_REGIONS = 8
 
 
-def reasons_not_to_attend(*tensors: Tensor) -> list[str]:
-    """Why the compiled kernel cannot take queries, keys and values like these; empty if it can."""
+def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
+    """Why the compiled kernel cannot take queries, keys, values and sinks like these; empty if it can."""
     reasons: list[str] = []
+    tensors = [x for x in (q, k, v, sinks) if x is not None]
     for x in tensors:
         reasons = reasons_for_mathematics(x)
         if reasons:
             return reasons
-    first = tensors[0]
     if _native is None:
         reasons.append(compiled.why_not)
     elif not hasattr(_native, "attend"):
         reasons.append("the compiled extension is of an older version, without attention")
     if not all(x.is_cpu for x in tensors):
         reasons.append("a tensor is not on the CPU")
-    if first.dtype not in DTYPES:
-        reasons.append(f"{first.dtype} is none of float32, bfloat16 and float16")
-    if any(x.dtype != first.dtype for x in tensors):
+    if q.dtype not in DTYPES:
+        reasons.append(f"{q.dtype} is none of float32, bfloat16 and float16")
+    if not q.dtype == k.dtype == v.dtype:
         reasons.append("dtypes differ")
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         reasons.append("a gradient is asked for, and this kernel has no backward")
-    if tensors[-1].shape[-2] >= MOST_KEYS:
+    if v.shape[-2] >= MOST_KEYS:
         reasons.append(f"there are {MOST_KEYS} keys or more")
     return reasons
 
@@ -51,5 +51,6 @@ def attend(request: AttentionRequest) -> Tensor:
     # Tokens before heads, so that the caller joins the heads of a token without a copy.
     out = compiled.fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
     regions = tuple((q, k, bounds.low, bounds.high, turn) for q, k, bounds, turn in request.regions)
-    _native.attend(torch.get_num_threads(), out, request.values, request.scale, request.softcap, request.sinks, regions)
+    sinks = None if request.sinks is None else request.sinks.detach().float()
+    _native.attend(torch.get_num_threads(), out, request.values, request.scale, request.softcap, sinks, regions)
     return out

@@ -13,7 +13,7 @@ name = "reference"
 kernels = False
 
 
-def reasons_not_to_attend(*tensors: Tensor) -> list[str]:
+def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
     """Why this backend could not attend: it always can."""
     return []
 
