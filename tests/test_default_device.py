@@ -79,6 +79,8 @@ CASES = {
     "frequencies": "rw.inverse_frequencies(ROPE.config).inv_freq",
     "the tutorials' function": "rw.apply_rotary_pos_emb(X, IDS)",
     "text positions": "rw.text_positions(IDS, 2)",
+    "packed positions": "rw.positions_from(torch.tensor([0, 3, 5], device='cpu'), offsets=IDS[:2])",
+    "padded positions": "rw.positions_from(offsets=3, max_seqlen=4)",
     **{f"decoder with {name}": f"decoded(MODELS[{name!r}])"
        for name in ("rope", "dynamic", "t5", "relative", "kerple", "fire", "alibi", "sinusoidal")},
 }  # fmt: skip

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ropewalk.rope.config import RopeConfig
     from ropewalk.rope.frequencies import Frequencies, inverse_frequencies
     from ropewalk.rope.pairing import convert_pairing
+    from ropewalk.rope.positions import positions_from
     from ropewalk.rope.tables import text_positions
     from ropewalk.rotation.complex import apply_rotary_complex, freqs_cis
     from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
@@ -59,6 +60,7 @@ __all__ = [
     "generate",
     "inverse_frequencies",
     "load",
+    "positions_from",
     "qk_norm_rotate",
     "rotate",
     "rotate_qk",
@@ -92,6 +94,7 @@ _HOMES = {
     "generate": "ropewalk.models.generate",
     "inverse_frequencies": "ropewalk.rope.frequencies",
     "load": "ropewalk.checkpoints.load",
+    "positions_from": "ropewalk.rope.positions",
     "qk_norm_rotate": "ropewalk.rotation.qk_norm",
     "rotate": "ropewalk.rotation.rotate",
     "rotate_qk": "ropewalk.rotation.rotate",
