@@ -12,6 +12,7 @@ from ropewalk.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ropewalk import encodings
+    from ropewalk.attachment.attach import attach, attached
     from ropewalk.attention.attention import Attention
     from ropewalk.attention.cache import KVCache
     from ropewalk.backends import explain_backends
@@ -51,6 +52,8 @@ __all__ = [
     "TextClassifierConfig",
     "apply_rotary_complex",
     "apply_rotary_pos_emb",
+    "attach",
+    "attached",
     "axes_from_sections",
     "convert_pairing",
     "doctor",
@@ -85,6 +88,8 @@ _HOMES = {
     "TextClassifierConfig": "ropewalk.models.classifier",
     "apply_rotary_complex": "ropewalk.rotation.complex",
     "apply_rotary_pos_emb": "ropewalk.rotation.embedding",
+    "attach": "ropewalk.attachment.attach",
+    "attached": "ropewalk.attachment.attach",
     "axes_from_sections": "ropewalk.rope.axes",
     "convert_pairing": "ropewalk.rope.pairing",
     "doctor": "ropewalk.diagnosis.doctor",

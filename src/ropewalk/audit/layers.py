@@ -11,8 +11,7 @@ from ropewalk.families import DECODERS, FAMILIES, family_name
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.ropes import ropes_of_layer_types
-
-_WINDOWED = ("sliding", "chunked", "local")
+from ropewalk.rope.windows import window_of_layer_type
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,13 @@ def layers_of_config(config: Mapping[str, Any], layer_type: str | None) -> Layer
     family = FAMILIES.get(name or "")
     if family is None:
         return Layers()
-    mixed = len(set(config.get("layer_types") or ())) > 1
-    local = family.windowed and not mixed if layer_type is None else any(word in layer_type for word in _WINDOWED)
-    window = config.get(family.window_key, family.sliding_window) if local else None
+    window = window_of_layer_type(config, layer_type)
     beside = None
     if family.mla:
         beside = "only a slice of each head turns"
     elif _has_still_layers(config, name or ""):
         beside = "some layers do not rotate"
-    return Layers(window if isinstance(window, int) else None, beside)
+    return Layers(window, beside)
 
 
 def layers_of_positions(positions: Positions, rope: RopeConfig) -> Layers:

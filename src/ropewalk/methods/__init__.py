@@ -7,7 +7,14 @@ from ropewalk.methods.method import Look, Method
 from ropewalk.methods.reach import Reach
 from ropewalk.methods.registry import METHODS, method_named
 from ropewalk.methods.ropes import extended, main_rope, unscaled
-from ropewalk.methods.trained import is_unsettled, settle, settled, settled_by_length, unsettled
+from ropewalk.methods.trained import (
+    is_unsettled,
+    settle,
+    settled,
+    settled_by_length,
+    trained_length_of,
+    unsettled,
+)
 
 __all__ = [
     "METHODS",
@@ -24,6 +31,7 @@ __all__ = [
     "settle",
     "settled",
     "settled_by_length",
+    "trained_length_of",
     "unscaled",
     "unsettled",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropewalk.families import Trained
+from ropewalk.methods.ropes import main_rope
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
 
@@ -48,3 +49,15 @@ def settled_by_length(rope: RopeConfig, length: int) -> bool | None:
     if without is None or with_it is None or without >= with_it:
         return None
     return length > without
+
+
+def trained_length_of(positions: Positions) -> int | None:
+    """Tokens that the model was trained to, as the rope that reaches furthest says, or else the first that says it.
+
+    >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
+    >>> trained_length_of(Positions((None, rope), (None, None), (None, None)))
+    64
+    """
+    main, ropes = main_rope(positions.ropes), positions.present_ropes
+    lengths = (rope.trained_length for rope in ((main,) if main is not None else ()) + ropes)
+    return next((length for length in lengths if length is not None), None)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.methods import main_rope
+from ropewalk.methods import trained_length_of
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import stream
 from ropewalk.models.positions import Positions
@@ -53,9 +53,7 @@ class DecoderReader:
     @property
     def trained_length(self) -> int | None:
         """Tokens that it was trained to, as the rope that reaches furthest says, or else the first that says it."""
-        main, ropes = main_rope(self.positions.ropes), self.positions.present_ropes
-        lengths = (rope.trained_length for rope in ((main,) if main is not None else ()) + ropes)
-        return next((length for length in lengths if length is not None), None)
+        return trained_length_of(self.positions)
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,7 @@
+"""Live transformers models: our exact tables in their rotary modules, and methods in their attention."""
+
+from __future__ import annotations
+
+from ropewalk.attachment.attach import Attachment, attach, attached, attachment_of
+
+__all__ = ["Attachment", "attach", "attached", "attachment_of"]

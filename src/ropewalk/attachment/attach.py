@@ -1,0 +1,239 @@
+"""`attach`: a live transformers model gets exact tables, or any extension method; `detach` gives it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropewalk.attachment.check import check_agreement, short_outputs
+from ropewalk.attachment.layers import positions_of, text_config_of
+from ropewalk.attachment.rotary import Replaced, RotaryModule, fresh_modules, replaced_forward, rotary_modules
+from ropewalk.attachment.tables import LayerTables, SeqLen, TablesForward
+from ropewalk.errors import RopeError
+from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
+from ropewalk.models.positions import Positions
+from ropewalk.optional import need
+from ropewalk.rope.config import RopeConfig
+
+_MARK = "_ropewalk_attachment"
+
+
+@dataclass(eq=False)
+class Attachment:
+    """A live model whose rotation is ours; `attach` makes it.
+
+    - `positions`: each layer's rope, extension and window as they are now. `own`: as the model's config says.
+    - `method`: the method that was asked for, or None. `difference`: by how much the short forward before and after
+      differed at most.
+    - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
+      of each call, plus one, as transformers does; with a method its target.
+    """
+
+    model: nn.Module
+    own: Positions
+    positions: Positions
+    method: Method | None = None
+    difference: float = 0.0
+    _modules: tuple[RotaryModule, ...] = field(default=(), repr=False)
+    _labels: tuple[str | None, ...] = field(default=(), repr=False)
+    _length: SeqLen = field(default_factory=SeqLen, repr=False)
+    _replaced: list[Replaced] = field(default_factory=list, repr=False)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """Each layer's rope, None for one without rotation."""
+        return self.positions.ropes
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model is attached; False after `detach`."""
+        return bool(self._replaced)
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens that the model was trained to, as its config says, or None."""
+        return trained_length_of(self.own)
+
+    @property
+    def seq_len(self) -> int | None:
+        """The length in tokens for frequencies that depend on it; None: that of each call."""
+        return self._length.fixed
+
+    @seq_len.setter
+    def seq_len(self, value: int | None) -> None:
+        self._length.fixed = value
+
+    def set_positions(self, positions: Positions) -> None:
+        """Put the model under other positions; raises `RopeError` where this model cannot be, and stays as it was."""
+        tables = [self._tables_under(held, positions) for held in self._modules]
+        self._restore()
+        self.positions = positions
+        for held, of_module in zip(self._modules, tables, strict=True):
+            self._replaced.append(replaced_forward(held.module, TablesForward(of_module, self._length)))
+        setattr(self.model, _MARK, self)
+
+    def detach(self) -> None:
+        """Give the model back as it was; nothing happens where that has been done."""
+        self._restore()
+        if vars(self.model).get(_MARK) is self:
+            delattr(self.model, _MARK)
+
+    def _restore(self) -> None:
+        while self._replaced:
+            self._replaced.pop().restore()
+
+    def _tables_under(self, held: RotaryModule, positions: Positions) -> dict[str | None, LayerTables]:
+        if positions.num_layers != self.own.num_layers:
+            raise RopeError(
+                "attach: positions have one entry for each layer.",
+                facts={"layers": self.own.num_layers, "entries": positions.num_layers},
+                cure="Start from the handle's own: method.positions(handle.own, reach).",
+            )
+        if any(positions.extensions):
+            raise RopeError("attach: methods in attention are not built yet.", cure="Choose a method of frequencies.")
+        return {label: own.with_rope(self._rope_of(held, label, positions)) for label, own in held.tables.items()}
+
+    def _rope_of(self, held: RotaryModule, label: str | None, positions: Positions) -> RopeConfig | None:
+        """The one rope of the layers that read a module's tables of a layer type."""
+        layers = [
+            layer
+            for layer, rope in enumerate(self.own.ropes)
+            if rope is not None and (label is None or self._labels[layer] == label or len(held.tables) == 1)
+        ]
+        ropes = {positions.ropes[layer] for layer in layers}
+        if len(ropes) > 1:
+            raise RopeError(
+                "attach: layers that share one rotary module get different ropes.",
+                facts={"module": held.name, "ropes": sorted(map(repr, ropes))},
+                cure="Give the layers of one type one rope.",
+            )
+        return ropes.pop() if ropes else held.tables[label].rope
+
+
+def attach(
+    model: nn.Module,
+    method: str | Method | None = None,
+    *,
+    target: int | None = None,
+    trained_length: int | None = None,
+) -> Attachment:
+    """Give a live transformers model exact rotation, or any extension method, until `detach`.
+
+    - `model`: a model of transformers, on any device and in any dtype. Only this instance changes.
+    - `method`: None is the model's own rotation, with angles formed in float64 and rounded once, exact at any position.
+      Else a method of `ropewalk.methods`, or its name. `target`: tokens that it is to reach.
+    - `trained_length`: tokens that the model was trained to, where its config does not say or says otherwise.
+
+    Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`. A short forward before and after must agree
+    (1e-4 of the largest logit for float32 weights, 5 % for 16-bit ones). Raises `RopeError` where they do not, where a
+    model cannot be attached or a method not be applied; the model is as it was then.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+    ...                                      num_attention_heads=2))
+    >>> handle = attach(model, "yarn", target=8192)
+    >>> handle.ropes[0].scaling.factor
+    4.0
+    >>> handle.detach()
+    """
+    need("transformers", extra="transformers")
+    chosen = method_named(method) if isinstance(method, str) else method
+    if attachment_of(model) is not None:
+        raise RopeError(
+            "attach: the model is attached already.",
+            facts={"model": type(model).__name__, "method": getattr(attachment_of(model), "method", None)},
+            cure="Call the handle's detach() first; attachment_of(model) gives the handle.",
+        )
+    config = text_config_of(model)
+    modules, own = rotary_modules(model, config), positions_of(model, config)
+    labels = tuple(getattr(config, "layer_types", None) or (None,) * own.num_layers)
+    handle = Attachment(model, own, own, chosen, _modules=modules, _labels=labels)
+    wanted, length = _under(own, chosen, target, trained_length)
+    try:
+        handle.difference = _checked(handle, config)
+        handle.set_positions(wanted)
+    except BaseException:
+        handle.detach()
+        raise
+    handle.seq_len = length
+    return handle
+
+
+@contextmanager
+def attached(
+    model: nn.Module,
+    method: str | Method | None = None,
+    *,
+    target: int | None = None,
+    trained_length: int | None = None,
+) -> Iterator[Attachment]:
+    """`attach` for the time of a `with` block; arguments, errors and handle as there.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+    ...                                      num_attention_heads=2))
+    >>> with attached(model) as handle:
+    ...     out = model(torch.tensor([[1, 2, 3]]), position_ids=torch.tensor([[10**6, 10**6 + 1, 10**6 + 2]]))
+    >>> attachment_of(model) is None
+    True
+    """
+    handle = attach(model, method, target=target, trained_length=trained_length)
+    try:
+        yield handle
+    finally:
+        handle.detach()
+
+
+def attachment_of(model: nn.Module) -> Attachment | None:
+    """The handle of an attached model, or None; a deep copy of an attached model has one of its own."""
+    held = vars(model).get(_MARK)
+    return held if isinstance(held, Attachment) and held.attached else None
+
+
+def _checked(handle: Attachment, config: Any) -> float:
+    """Attach with the model's own positions, and compare a short forward before and after."""
+    fresh = fresh_modules(handle._modules)  # a cast has spoilt the live tables: what they ought to give
+    as_meant = [
+        replaced_forward(held.module, fresh[held.name].forward) for held in handle._modules if held.name in fresh
+    ]
+    try:
+        before = short_outputs(handle.model, config)
+    finally:
+        for one in reversed(as_meant):
+            one.restore()
+    handle.set_positions(handle.own)
+    after = short_outputs(handle.model, config)
+    dtype = next((p.dtype for p in handle.model.parameters() if p.is_floating_point()), torch.float32)
+    return check_agreement(before, after, dtype)
+
+
+def _under(
+    own: Positions, method: Method | None, target: int | None, trained_length: int | None
+) -> tuple[Positions, int | None]:
+    """The positions under a method, and the length that frequencies depending on one are taken at."""
+    if method is None or method.keeps_own:
+        return own, None
+    rope = unsettled(own)
+    answer = None if rope is None or trained_length is None else settled_by_length(rope, trained_length)
+    if answer is not None:
+        own = settled(own, answer, "trained_length")
+    trained = trained_length or trained_length_of(own)
+    if trained is None:
+        raise RopeError(
+            "attach: the length that the model was trained to is not known, and methods start from it.",
+            facts={"method": method.name},
+            cure="Pass trained_length=...",
+        )
+    if target is None and method.extends:
+        raise RopeError(
+            f"attach: `{method.name}` needs the length that it is to reach.",
+            facts={"trained_length": trained},
+            cure=f"Pass target=..., for example {4 * trained}.",
+        )
+    wanted = method.positions(own, Reach(trained, target or trained))
+    return wanted, target if wanted.needs_seq_len else None

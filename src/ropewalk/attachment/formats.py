@@ -1,0 +1,142 @@
+"""In which form a model's rotary module hands out cos and sin, learned from a fresh module of its class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.tables import text_positions
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+Arrangement = Literal["doubled", "repeated", "once", "complex"]
+"""Of the pairs' numbers: all of them twice, each of them twice, each once, or as complex numbers."""
+
+_NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
+_FAR = (0, 1, 77, 1000, 4095, 12_345, 20_011, 30_011)
+_FLOOR, _SLOPE = 4e-6, 8e-6  # of a float32 table: of itself, and for each radian of its angle
+
+
+@dataclass(frozen=True)
+class Format:
+    """The form of a rotary module's tables `[batch, seq, width]`.
+
+    - `arrangement`: of the pairs' numbers along the width. `follows_input`: the tables have the dtype of the hidden
+      states; False: float32.
+    """
+
+    arrangement: Arrangement
+    follows_input: bool
+
+    def arranged(self, cos: Tensor, sin: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Tensor:
+        """Tables `[batch, seq, pairs]` times the attention factor, in this form; one rounding, to `dtype`."""
+        if factor != 1.0:
+            cos, sin = cos * factor, sin * factor
+        if self.arrangement == "complex":
+            return torch.complex(cos, sin)
+        if self.follows_input:
+            cos, sin = cos.to(dtype), sin.to(dtype)
+        if self.arrangement == "once":
+            return cos, sin
+        if self.arrangement == "doubled":
+            return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+        return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+
+
+def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
+    """The layer types that a rotary module keeps tables for; (None,) where it has one for all.
+
+    Raises `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
+    """
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    if names[:2] != ["x", "position_ids"] or not set(names[2:]) <= {"layer_type"}:
+        raise RopeError(
+            f"attach: {type(module).__name__} takes other arguments than hidden states and position ids.",
+            facts={"arguments": ", ".join(names)},
+            cure="Use the model without attaching it.",
+        )
+    held = [name.removesuffix("_inv_freq") for name, _ in module.named_buffers(recurse=False)]
+    labels = [name for name in held if name not in ("inv_freq", "original") and not name.endswith("_original")]
+    return tuple(labels) or (None,)
+
+
+def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
+    """Position ids as a model passes them, `[batch, seq]` or `[axes, batch, seq]`, with the axes last."""
+    if axes == 1:
+        return position_ids
+    if position_ids.ndim < 3:
+        return text_positions(position_ids, axes)
+    return position_ids.movedim(0, -1).expand(*position_ids.shape[1:], axes)
+
+
+def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeConfig, name: str) -> Format:
+    """The form in which a fresh module, which `make` gives, hands out the tables of `rope`.
+
+    Raises `RopeError` where none of the forms that we know gives its numbers: near positions and far ones, on axes
+    that differ, are compared to float32's rounding.
+    """
+    found: set[Arrangement] | None = None
+    lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
+    for places in (_NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths)):
+        fits = _fitting(make(), label, rope, places)
+        found = fits if found is None else found & fits
+    if not found:
+        raise RopeError(
+            f"attach: the tables of {name} are not those that the config describes.",
+            facts={"class": type(make()).__name__, "layer_type": label, "rope": rope},
+            cure="Use the model without attaching it.",
+        )
+    low = _called(make(), label, torch.arange(4)[None], rope.num_axes, torch.bfloat16)
+    arrangement: Arrangement = min(found)  # one pair alone fits two of them, which are then the same
+    return Format(arrangement, follows_input=low[0].dtype == torch.bfloat16)
+
+
+def _called(
+    module: nn.Module, label: str | None, position_ids: Tensor, axes: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    x = torch.zeros(1, 1, dtype=dtype, device="cpu")
+    ids = position_ids if axes == 1 or position_ids.ndim == 3 else position_ids.expand(axes, -1, -1)
+    options: dict[str, Any] = {} if label is None else {"layer_type": label}
+    out = module(x, position_ids=ids, **options)
+    if isinstance(out, Tensor) and out.is_complex():
+        return out.real, out.imag, out
+    return tuple(out) if isinstance(out, tuple | list) else (out,)
+
+
+def _fitting(module: nn.Module, label: str | None, rope: RopeConfig, places: tuple[int, ...]) -> set[Arrangement]:
+    ids = torch.tensor([places], device="cpu")
+    if rope.num_axes > 1:  # axes that differ, else which pair follows which is not seen
+        ids = torch.stack([ids.roll(axis, dims=1) for axis in range(rope.num_axes)])
+    out = _called(module, label, ids, rope.num_axes, torch.float32)
+    rotary = RotaryEmbedding(rope)
+    seq_len = max(places) + 1 if rope.needs_seq_len else None
+    by_axis = positions_by_axis(ids, rope.num_axes)
+    cos, sin = rotary.cos_sin(by_axis, seq_len, dtype=torch.float64)
+    factor = rotary.attention_factor_at(seq_len)
+    reals = by_axis.double() if rope.num_axes > 1 else by_axis.double()[..., None]
+    angles = reals @ inverse_frequencies(rope, seq_len).inv_freq.abs()
+    if len(out) == 3:
+        return {"complex"} if _agree(out[:2], (cos * factor, sin * factor), angles) else set()
+    forms: tuple[Arrangement, ...] = ("doubled", "repeated", "once")
+    fits = set()
+    for form in forms:
+        form_of = Format(form, follows_input=False)
+        tables = form_of.arranged(cos, sin, factor, torch.float64)
+        if _agree(out, tuple(tables), form_of.arranged(angles, angles, 1.0, torch.float64)[0]):
+            fits.add(form)
+    return fits
+
+
+def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor) -> bool:
+    """Whether two tables and two tables differ by no more than float32's rounding of the angles."""
+    if len(theirs) != 2 or any(a.shape != b.shape for a, b in zip(theirs, ours, strict=True)):
+        return False
+    allowed = _FLOOR + _SLOPE * angles
+    return all(bool(((a.double() - b).abs() <= allowed).all()) for a, b in zip(theirs, ours, strict=True))

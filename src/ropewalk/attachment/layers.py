@@ -1,0 +1,91 @@
+"""What each layer of a live transformers model knows of positions, from its config and its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ropewalk.errors import RopeError
+from ropewalk.families import FAMILIES, family_name
+from ropewalk.models.positions import Positions
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.rope.windows import is_windowed, window_of_layer_type
+
+_TYPES = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models
+_ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hybrid")
+
+
+def text_config_of(model: nn.Module) -> Any:
+    """The config of the decoder of a live model; raises `RopeError` where it is no transformers model."""
+    config = getattr(model, "config", None)
+    if config is None or not callable(getattr(config, "get_text_config", None)):
+        raise RopeError(
+            "attach: `model` must be a live transformers model.",
+            facts={"model": type(model).__name__},
+            cure="Load it with AutoModelForCausalLM.from_pretrained(...); a Decoder of ours is exact as it is.",
+        )
+    return config.get_text_config(decoder=True)
+
+
+def positions_of(model: nn.Module, config: Any) -> Positions:
+    """Each layer's rope and sliding window as the model's config says; layers without attention have neither.
+
+    Raises `RopeError` where `RopeConfig.from_hf` does.
+    """
+    fields: Mapping[str, Any] = config.to_dict()
+    count = int(config.num_hidden_layers)
+    stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
+    labels: list[str | None] = list(stated)[:count] if stated else [None] * count
+    labels += [None] * (count - len(labels))
+    ropes, flags = ropes_of_layer_types(config), _flags(config, count)
+    live = _live_windows(model, config.model_type)
+
+    def rope_of(layer: int) -> RopeConfig | None:
+        label = labels[layer]
+        if flags is not None and not flags[layer]:
+            return None
+        if label is not None and not any(word in label for word in _ATTENDING):
+            return None
+        if label is not None and "linear" in label:
+            return None
+        if None in ropes:
+            return ropes[None]
+        if flags is not None:
+            return next((rope for rope in ropes.values() if rope is not None), None)
+        return ropes.get(label)
+
+    def window_of(layer: int) -> int | None:
+        label = labels[layer]
+        if label is not None and not is_windowed(label):
+            return None  # Exaone 4 keeps the number in every layer, and reads it by the layer's type
+        return live[layer] if layer in live else window_of_layer_type(fields, label)
+
+    layers = range(count)
+    return Positions(tuple(map(rope_of, layers)), (None,) * count, tuple(map(window_of, layers)))
+
+
+def _flags(config: Any, count: int) -> list[bool] | None:
+    """For each layer whether it rotates, where the config has a list of its own for that."""
+    family = FAMILIES.get(family_name(str(config.model_type)) or "")
+    stated = getattr(config, "no_rope_layers", None) if family is None or not family.flags else None
+    stated = getattr(config, family.flags, None) if family is not None and family.flags else stated
+    return [bool(flag) for flag in stated[:count]] if isinstance(stated, list | tuple) and stated else None
+
+
+def belongs_to(module: nn.Module, model_type: str) -> bool:
+    """Whether a module was built from a config of this model_type: a composite model has others beside it."""
+    return bool(getattr(getattr(module, "config", None), "model_type", None) == model_type)
+
+
+def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
+    """The `sliding_window` of the attention modules that have one (or None), by layer."""
+    found: dict[int, int | None] = {}
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and hasattr(module, "sliding_window") and belongs_to(module, model_type):
+            window = module.sliding_window
+            found[layer] = window if isinstance(window, int) and window > 0 else None
+    return found

@@ -1,0 +1,71 @@
+"""What stands in for the forward of a live model's rotary modules: our tables in the module's own form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ropewalk.attachment.formats import Format, positions_by_axis
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+
+@dataclass
+class SeqLen:
+    """The length in tokens for frequencies that depend on it; None: the largest position of each call, plus one."""
+
+    fixed: int | None = None
+
+    def of(self, rope: RopeConfig, position_ids: Tensor) -> int | Tensor | None:
+        """The length for these positions; None for a rope that needs none. Under a compiler it may be a tensor."""
+        if not rope.needs_seq_len:
+            return None
+        if self.fixed is not None:
+            return self.fixed
+        longest = position_ids.max() + 1
+        return longest if torch.compiler.is_compiling() else int(longest)
+
+
+@dataclass(frozen=True)
+class LayerTables:
+    """The tables of one layer type: its rope (None: no rotation, cos 1 and sin 0 for `pairs` pairs), and their form."""
+
+    rope: RopeConfig | None
+    form: Format
+    axes: int
+    pairs: int
+
+    def with_rope(self, rope: RopeConfig | None) -> LayerTables:
+        """The same form with another rope, or none."""
+        return replace(self, rope=rope)
+
+    def __call__(self, x: Tensor, position_ids: Tensor, seq_len: SeqLen) -> tuple[Tensor, Tensor] | Tensor:
+        """cos and sin of these positions, as the model's own module would give them."""
+        positions = positions_by_axis(position_ids, self.axes)
+        if self.rope is None:
+            shape = positions.shape if self.axes == 1 else positions.shape[:-1]
+            cos = torch.ones(*shape, self.pairs, device=x.device)
+            return self.form.arranged(cos, torch.zeros_like(cos), 1.0, x.dtype)
+        rotary = RotaryEmbedding(self.rope)
+        length = seq_len.of(self.rope, position_ids)
+        cos, sin = rotary.cos_sin(positions, length)
+        factor = rotary.attention_factor_at(length)
+        return self.form.arranged(cos.to(x.device), sin.to(x.device), factor, x.dtype)
+
+
+class TablesForward:
+    """The forward of one rotary module, by layer type; it holds no reference to the module, and no tensor."""
+
+    def __init__(self, tables: Mapping[str | None, LayerTables], seq_len: SeqLen) -> None:
+        self.tables, self.seq_len = dict(tables), seq_len
+
+    @torch.no_grad()
+    def __call__(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        if layer_type not in self.tables:  # a class that has one table for all, and is told the layer type
+            layer_type = None
+        return self.tables[layer_type](x, position_ids, self.seq_len)

@@ -1,0 +1,265 @@
+"""Exact tables in live models: nothing changes near, nothing moves far, and `detach` gives everything back."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM, NanoChatConfig, NanoChatForCausalLM
+
+import ropewalk as rw
+from ropewalk.attachment import attachment_of
+from ropewalk.attachment.tables import TablesForward
+from ropewalk.models.positions import Positions
+from tests.attachment.families import FAMILIES, outputs_of, small_config, small_model
+
+FAST = ["llama", "gemma3_text", "cohere2", "smollm3", "gpt_oss", "deepseek_v2", "deepseek_v3", "gpt_neox", "glm4",
+        "qwen2_vl_text"]  # fmt: skip
+ALL = [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in FAMILIES]
+NEAR, FAR = torch.arange(24)[None], torch.arange(24)[None] + 1_000_000
+IDS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def llama() -> torch.nn.Module:
+    """A small Llama; tests leave it detached."""
+    return small_model("llama")
+
+
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_exact_at_any_position(name):
+    """Attached, the logits are those of before, and a shift of all positions by 1,000,000 moves none."""
+    model = small_model(name)
+    before, far = outputs_of(model, IDS), outputs_of(model, IDS, position_ids=FAR)
+    with rw.attached(model) as handle:
+        near = outputs_of(model, IDS)
+        assert (near - before).abs().max() <= 1e-4
+        assert (outputs_of(model, IDS, position_ids=FAR) - near).abs().max() <= 1e-4
+        assert handle.difference <= 1e-4
+        assert len(handle.ropes) == len(handle.positions.sliding_windows) == 4
+    assert (far - before).abs().max() > 1e-3  # what the model's own float32 angles do
+    assert torch.equal(outputs_of(model, IDS, position_ids=FAR), far)
+
+
+def test_layers_know_their_ropes_and_windows():
+    """Layers without rotation have no rope, and full layers no window, also where every module holds the number."""
+    with rw.attached(small_model("exaone4")) as handle:
+        assert [rope is not None for rope in handle.ropes] == [True, False, True, False]
+        assert handle.positions.sliding_windows == (8, None, 8, None)
+    with rw.attached(small_model("gemma3_text")) as handle:
+        assert [rope.theta for rope in handle.ropes] == [1e4, 1e6, 1e4, 1e6]
+    with rw.attached(small_model("qwen2")) as handle:
+        assert handle.positions.sliding_windows == (None, None, 8, 8)
+
+
+BLOCKS = {
+    "pi": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "dynamic": {"rope_type": "dynamic", "factor": 1.0},
+}
+"""The `rope_parameters` of transformers that a method with target 4 x 64 is."""
+
+
+@pytest.mark.parametrize("method", BLOCKS)
+@pytest.mark.parametrize("name", ["llama", "glm4", "deepseek_v3"])
+@torch.no_grad()
+def test_methods_are_those_of_transformers(name, method):
+    """A plain model under a method gives the logits of transformers' own model with that rope block."""
+    if name == "deepseek_v3" and method == "yarn":
+        pytest.skip("its class scales the softmax by a yarn block's mscale as well, which no rope says")
+    plain = small_model(name)
+    theta = plain.config.rope_parameters["rope_theta"]
+    partial = plain.config.rope_parameters.get("partial_rotary_factor")
+    block = {**BLOCKS[method], "rope_theta": theta} | ({} if partial is None else {"partial_rotary_factor": partial})
+    config = small_config(name, rope_parameters=block)
+    theirs = AutoModelForCausalLM.from_config(config).eval()
+    theirs.load_state_dict(plain.state_dict())
+    ids = torch.randint(3, 64, (1, 256))
+    with rw.attached(plain, method, target=256):
+        ours = outputs_of(plain, ids)
+    expected = outputs_of(theirs, ids)
+    assert (ours - expected).abs().max() <= 2e-4
+    assert (outputs_of(plain, ids) - expected).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_generation_under_yarn_equals_transformers(llama):
+    """Greedy tokens of a left-padded batch, through the model's own cache."""
+    block = {**BLOCKS["yarn"], "rope_theta": llama.config.rope_parameters["rope_theta"]}
+    theirs = AutoModelForCausalLM.from_config(small_config("llama", rope_parameters=block)).eval()
+    theirs.load_state_dict(llama.state_dict())
+    ids = torch.randint(3, 64, (2, 40))
+    mask = torch.ones_like(ids)
+    mask[0, :13] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    with rw.attached(llama, "yarn", target=256):
+        ours = llama.generate(ids, **options)
+    assert torch.equal(ours, theirs.generate(ids, **options))
+    assert not torch.equal(ours, llama.generate(ids, **options))
+
+
+@torch.no_grad()
+def test_axes_of_multimodal_positions():
+    """Three axes that differ: the attached model turns each pair by its own axis."""
+    model = small_model("qwen2_vl_text")
+    ids = torch.stack([torch.arange(24), torch.arange(24) // 5, torch.arange(24) % 5])[:, None]
+    before = outputs_of(model, IDS, position_ids=ids)
+    with rw.attached(model):
+        assert (outputs_of(model, IDS, position_ids=ids) - before).abs().max() <= 1e-4
+        assert (outputs_of(model, IDS) - before).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_only_this_instance_changes(llama):
+    """Another model of the class, also one that shares the config, computes as before; nothing is left after detach."""
+    other = type(llama)(llama.config).eval()
+    other.load_state_dict(llama.state_dict())
+    far, keys = outputs_of(other, IDS, position_ids=FAR), set(vars(llama))
+    with rw.attached(llama):
+        assert torch.equal(outputs_of(other, IDS, position_ids=FAR), far)
+        assert not torch.equal(outputs_of(llama, IDS, position_ids=FAR), far)
+        assert set(llama.state_dict()) == set(other.state_dict())
+    assert set(vars(llama)) == keys
+    assert not any("forward" in vars(module) for module in llama.modules())
+
+
+@torch.no_grad()
+def test_a_copy_is_attached_by_itself(llama):
+    """A deep copy is attached as well, and its handle detaches the copy alone."""
+    far = outputs_of(llama, IDS, position_ids=FAR)
+    with rw.attached(llama, "pi", target=256) as handle:
+        exact = outputs_of(llama, IDS)
+        copied = copy.deepcopy(llama)
+        assert torch.equal(outputs_of(copied, IDS), exact)
+        of_copy = attachment_of(copied)
+        assert of_copy is not None
+        assert of_copy is not handle
+        of_copy.detach()
+        assert torch.equal(outputs_of(copied, IDS, position_ids=FAR), far)
+        assert torch.equal(outputs_of(llama, IDS), exact)
+
+
+@torch.no_grad()
+def test_a_cast_model_gets_the_frequencies_that_its_config_says():
+    """`.to(bfloat16)` rounds the live frequencies; ours are as exact as before the cast."""
+    model = small_model("llama").to(torch.bfloat16)
+    module = model.model.rotary_emb
+    x, positions = torch.zeros(1, 1, dtype=torch.bfloat16), torch.tensor([[4095]])
+    angles = 4095 * 10_000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    truth = torch.cat([angles, angles]).cos()
+    assert (module(x, positions)[0][0, 0].double() - truth).abs().max() > 0.5
+    with rw.attached(model):
+        cos, sin = module(x, positions)
+        assert cos.dtype == sin.dtype == torch.bfloat16
+        assert (cos[0, 0].double() - truth).abs().max() <= 2**-8
+
+
+def test_a_model_that_its_config_does_not_describe_is_detached(llama):
+    """Where the config says another theta than the live frequencies have, the short forward differs."""
+    model = copy.deepcopy(llama)
+    model.config.rope_parameters["rope_theta"] = 100.0
+    with pytest.raises(rw.RopeError, match="does not give what it gave before"):
+        rw.attach(model)
+    assert attachment_of(model) is None
+    assert torch.equal(outputs_of(model, IDS), outputs_of(llama, IDS))
+
+
+@pytest.mark.parametrize("broken", ["theta", "pairing", "axes"])
+def test_a_wrong_reading_of_a_class_is_noticed(monkeypatch, broken):
+    """A config read with another theta, arranged for another pairing, or with its axes mixed up is refused."""
+    from ropewalk.attachment import rotary
+
+    def misread(config):
+        rope = rw.RopeConfig.from_hf(config)
+        wrong = {"theta": {"theta": rope.theta * 1.01}, "pairing": {}, "axes": {"axes": rope.axes and rope.axes[::-1]}}
+        return {None: replace(rope, **wrong[broken])}
+
+    monkeypatch.setattr(rotary, "ropes_of_layer_types", misread)
+    if broken == "pairing":
+        model = small_model("cohere")
+        kind = type(model.model.rotary_emb)
+        monkeypatch.setattr(kind, "forward", lambda self, x, position_ids: (x, x))
+    else:
+        model = small_model("qwen2_vl_text")
+    with pytest.raises(rw.RopeError, match="not those that the config describes"):
+        rw.attach(model)
+
+
+def test_lengths_follow_the_call_or_are_fixed():
+    """Dynamic NTK goes by each call's largest position as in transformers; `seq_len` fixes it; a method by target."""
+    model = small_model("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    module, x = model.model.rotary_emb, torch.zeros(1, 1)
+    expected = {n: module(x, torch.arange(n)[None])[0][0, :8] for n in (200, 100, 8)}  # growth first: it has a state
+    with rw.attached(model) as handle:
+        for n in (8, 200):
+            torch.testing.assert_close(module(x, torch.arange(n)[None])[0][0, :8], expected[n], atol=1e-5, rtol=0)
+        handle.seq_len = 200
+        torch.testing.assert_close(module(x, torch.arange(8)[None])[0][0], expected[200], atol=1e-5, rtol=0)
+    with rw.attached(small_model("llama"), "dynamic", target=256) as handle:
+        assert handle.seq_len == 256
+
+
+def test_compiled_without_graph_break(llama):
+    """One graph, with the model's own rope and with a method's; the logits are those of eager mode."""
+    for method in (None, "yarn"):
+        with rw.attached(llama, method, target=256), torch.no_grad():
+            torch.compiler.reset()
+            compiled = torch.compile(llama, backend="eager", fullgraph=True)
+            assert (compiled(IDS).logits - outputs_of(llama, IDS)).abs().max() <= 1e-5
+
+
+def test_gradients_are_those_of_the_model(llama):
+    """Every weight's gradient under the model's own rotation."""
+    grads = []
+    for attach in (False, True):
+        llama.zero_grad()
+        with rw.attached(llama) if attach else torch.enable_grad():
+            llama(input_ids=IDS, labels=IDS).loss.backward()
+        grads.append({name: weight.grad.clone() for name, weight in llama.named_parameters()})
+    llama.zero_grad()
+    for name, expected in grads[0].items():
+        assert expected.abs().max() > 0
+        assert (grads[1][name] - expected).abs().max() <= 1e-4 * (1 + expected.abs().max()), name
+
+
+def test_positions_of_any_kind(llama):
+    """`set_positions` puts other ropes into a live model, and refuses what its modules cannot say, unchanged."""
+    with rw.attached(llama) as handle:
+        theirs = handle.own.ropes[0]
+        faster = replace(theirs, theta=500.0)
+        handle.set_positions(handle.own.with_rope(faster))
+        changed = outputs_of(llama, IDS)
+        assert handle.ropes == (faster,) * 4
+        with pytest.raises(rw.RopeError, match="share one rotary module"):
+            handle.set_positions(handle.own.with_rope((faster, theirs, theirs, theirs)))
+        with pytest.raises(rw.RopeError, match="one entry for each layer"):
+            handle.set_positions(Positions((theirs,), (None,), (None,)))
+        assert torch.equal(outputs_of(llama, IDS), changed)
+        handle.set_positions(handle.own.with_rope(None))  # DroPE takes every rope out
+        assert torch.equal(outputs_of(llama, IDS), outputs_of(llama, IDS, position_ids=FAR * 3))
+    assert isinstance(handle, rw.attach(llama).__class__)
+    attachment_of(llama).detach()
+
+
+def test_refusals(llama):
+    """Models that cannot be attached are refused with the reason, as are methods without a target."""
+    sizes = {"vocab_size": 32, "n_embd": 32, "n_head": 2, "n_layer": 1, "rotary_dim": 8, "n_positions": 32}
+    with pytest.raises(rw.RopeError, match="no rotary module"):
+        rw.attach(GPTJForCausalLM(GPTJConfig(**sizes)))
+    small = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    nano = NanoChatForCausalLM(NanoChatConfig(**small, num_attention_heads=2, num_key_value_heads=2))
+    with pytest.raises(rw.RopeError, match="minus the angle"):
+        rw.attach(nano)
+    with pytest.raises(rw.RopeError, match="must be a live transformers model"):
+        rw.attach(torch.nn.Linear(2, 2))
+    with pytest.raises(rw.RopeError, match="Pass target="):
+        rw.attach(llama, "yarn")
+    with pytest.raises(rw.RopeError, match="within the trained length"):
+        rw.attach(llama, "yarn", target=64)
+    with rw.attached(llama), pytest.raises(rw.RopeError, match="attached already"):
+        rw.attach(llama)
+    assert attachment_of(llama) is None
+    assert not any(isinstance(vars(module).get("forward"), TablesForward) for module in llama.modules())
