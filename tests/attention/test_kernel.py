@@ -12,8 +12,10 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk import backends, compiled
+from ropewalk.attention.branches import Branches, Stretch
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.backends import cpu_attention
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the compiled extension")
@@ -35,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
 
     class Counting:
-        name, kernels = "cpu", True
+        name, kernels, most_regions = "cpu", True, cpu_attention.most_regions
         reasons_not_to_attend = staticmethod(cpu_attention.reasons_not_to_attend)
 
         @staticmethod
@@ -162,6 +164,73 @@ def test_position_rules(rule: Extension, form: dict[str, Any], dtype: torch.dtyp
     marks = torch.arange(SEQ).div(35, rounding_mode="floor").expand(BATCH, -1)
     out = ours(x, document_ids=marks)
     agree(out[:, 35:70], exact(x[:, 35:70].double()), dtype)
+
+
+LINES = (-1, 0, 1, 2, -1, 4, 5, 1, 7, 8, -1, 9)  # three questions, one with a second end, and one that goes on late
+
+
+def branched(layer: rw.Attention, x: Tensor, branches: Branches) -> Tensor:
+    """What a layer gives for tokens that go on from the others in several ways."""
+    rule, held = layer.extension, x.shape[1] - len(branches)
+    cache = KVCache(
+        num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=DIM, dtype=x.dtype, extensions=[rule],
+        rotated=rule is None or not rule.remaps,
+    )  # fmt: skip
+    layer(x[:, :held], cache=cache)
+    inputs = ForwardInputs.of(x[:, held:], cache=cache, branches=branches)
+    return layer(x[:, held:], inputs=inputs)[0]
+
+
+def lines(layer: rw.Attention, x: Tensor, parents: tuple[int, ...]) -> Tensor:
+    """The same, each line read alone."""
+    held, outs = x.shape[1] - len(parents), []
+    for node in range(len(parents)):
+        line = [node]
+        while parents[line[0]] >= 0:
+            line.insert(0, parents[line[0]])
+        outs.append(layer(x[:, [*range(held), *(held + other for other in line)]])[0, -1])
+    return torch.stack(outs)
+
+
+@pytest.mark.parametrize("form", [{"extension": rule} for rule in (None, *RULES)] + [
+    {"sliding_window": 5}, {"softcap": 0.7, "sinks": True}, {"extension": RULES[0], "softcap": 0.7, "sinks": True},
+], ids=str)  # fmt: skip
+@dtypes
+def test_branches(form: dict[str, Any], dtype: torch.dtype, calls: list[int]) -> None:
+    """Many questions after one prefix, in one call of the kernel: each line as if it were alone."""
+    ours, exact, x = layers(dtype, form)
+    x = x[:1, :70]
+    agree(branched(ours, x, Branches(LINES)), lines(exact, x.double(), LINES), dtype)
+    assert calls == [58, 12]
+
+
+def test_a_tangled_tree_goes_another_way(calls: list[int]) -> None:
+    """Two lines in turns have more stretches than the kernel has regions."""
+    ours, exact, x = layers(torch.float32, {})
+    parents = (-1, -1, *range(20))
+    agree(branched(ours, x[:1], Branches(parents)), lines(exact, x[:1].double(), parents), torch.float32)
+    assert calls == [SEQ - 22]
+
+
+def no_lines(parents: list[int], runs: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
+    index = torch.arange(len(parents))
+    return (Stretch(torch.zeros_like(index), index + 1, torch.zeros_like(index)),)
+
+
+@pytest.mark.parametrize("fault", [
+    no_lines, lambda _, runs: runs[:1], lambda _, runs: [run._replace(depth=run.begin) for run in runs],
+    lambda _, runs: [run._replace(end=(run.end - 1).maximum(run.begin)) for run in runs],
+], ids=["all before", "the first stretch", "depths by number", "without itself"])  # fmt: skip
+def test_faults_in_branches_are_found(fault: Any, calls: list[int]) -> None:
+    """Stretches that are wrong on purpose."""
+    ours, exact, x = layers(torch.float32, {"extension": RULES[0]})
+    truth = lines(exact, x[:1].double(), LINES)
+    branches = Branches(LINES)
+    branches.runs = tuple(fault(list(LINES), branches.runs))
+    found = branched(ours, x[:1], branches)
+    with pytest.raises(AssertionError, match="not close"):
+        agree(found, truth, torch.float32)
+    assert len(calls) == 2
 
 
 @dtypes

@@ -40,9 +40,9 @@ def attend(
     kernel = None if dropout or bias is not None else choose_attention(q, keys, values, sinks=rules.sinks)
     if kernel is not None and kernel.kernels:
         bounds = seen.bounds()
-        if bounds is not None:
-            region = AttentionRegion(q, keys, bounds)
-            return kernel.attend(AttentionRequest((region,), values, 1.0 / math.sqrt(q.shape[-1]), *rules))
+        if bounds is not None and len(bounds) <= kernel.most_regions:
+            regions = tuple(AttentionRegion(q, keys, within) for within in bounds)
+            return kernel.attend(AttentionRequest(regions, values, 1.0 / math.sqrt(q.shape[-1]), *rules))
     if not rules.none:
         return _attend_by_rules(q, keys, values, seen, dropout, bias, rules)
     if seen.band:

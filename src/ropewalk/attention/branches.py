@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
+
+
+class Stretch(NamedTuple):
+    """Of each token a stretch of its line: the tokens `begin .. end - 1` of the call, the first at `depth` in the line.
+
+    `begin == end` where a token's line has fewer stretches.
+    """
+
+    begin: Tensor
+    end: Tensor
+    depth: Tensor
 
 
 class Branches:
@@ -29,6 +41,8 @@ class Branches:
     """int64 `[seq]`: how many tokens of the call come before each in its line."""
     seen: Tensor
     """bool `[seq, seq]`: which tokens of the call each sees."""
+    runs: tuple[Stretch, ...]
+    """The same as stretches of neighbours, int64 `[seq]` each: a line that no other interrupts is one."""
 
     def __init__(self, parents: Sequence[int], device: torch.device | str | None = None) -> None:
         if not parents or not all(-1 <= parent < number for number, parent in enumerate(parents)):
@@ -38,15 +52,24 @@ class Branches:
                 cure="List a line's tokens in their order.",
             )
         depths: list[int] = []
+        runs: list[tuple[tuple[int, int, int], ...]] = []
         seen = torch.eye(len(parents), dtype=torch.bool, device="cpu")
         for number, parent in enumerate(parents):
             depths.append(0 if parent < 0 else depths[parent] + 1)
+            before = () if parent < 0 else runs[parent]
+            if before and parent == number - 1:
+                runs.append((*before[:-1], (before[-1][0], number + 1, before[-1][2])))
+            else:
+                runs.append((*before, (number, number + 1, depths[number])))
             if parent >= 0:
                 seen[number] |= seen[parent]
         self.deepest = 1 + max(depths)
         """Tokens of the longest line."""
         self.depths = torch.tensor(depths, dtype=torch.int64, device=device)
         self.seen = seen.to(device)
+        most = max(len(of_token) for of_token in runs)
+        table = torch.tensor([[*of_token, *[(0, 0, 0)] * (most - len(of_token))] for of_token in runs], device=device)
+        self.runs = tuple(Stretch(*run.unbind(-1)) for run in table.unbind(1))
 
     def __len__(self) -> int:
         return len(self.depths)

@@ -24,8 +24,8 @@ class Visibility:
     kernel's own causal rule instead (`seq == keys`). Keys before `first_key` are out of every query's reach and
     left out of the mask. `prefix` counts the leading keys that every query sees, where the rest is plainly causal, or
     seen as `own` says (bool `[seq, seq]`). `band` is a window that the queries are cut into blocks for. A mask that
-    `build` makes is built only if asked for. `bounds` gives the same for a kernel: the interval of keys that each query
-    sees; None where it is no interval.
+    `build` makes is built only if asked for. `bounds` gives the same for a kernel: intervals of keys that each query
+    sees, or None.
     """
 
     mask: Tensor | None = None
@@ -35,7 +35,7 @@ class Visibility:
     own: Tensor | None = None
     band: int = 0
     build: Callable[[], Tensor] | None = field(default=None, repr=False)
-    bounds: Callable[[], Bounds | None] = field(default=lambda: None, repr=False)
+    bounds: Callable[[], tuple[Bounds, ...] | None] = field(default=lambda: None, repr=False)
     _memo: Memo = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -174,8 +174,8 @@ class TokenLayout:
 
         return self.memo(("visibility", causal, window, whole), make)
 
-    def _bounds(self, causal: bool, window: int | None) -> Bounds | None:
-        index = self.slots_of_queries()
+    def _bounds(self, causal: bool, window: int | None) -> tuple[Bounds, ...] | None:
+        index = self.slots_of_queries() if self.branches is None else self.position_ids()
         if causal:
             low = torch.zeros_like(index) if window is None else (index - (window - 1)).clamp_(min=0)
             return self.bounds(low, index + 1)
@@ -183,17 +183,25 @@ class TokenLayout:
         high = torch.full_like(index, self.total) if window is None else index + window + 1
         return self.bounds(low, high)
 
-    def bounds(self, low: Tensor, high: Tensor) -> Bounds | None:
+    def bounds(self, low: Tensor, high: Tensor) -> tuple[Bounds, ...] | None:
         """Slots `low <= n < high` of each query, int64 `[seq]` or `[batch, seq]`, as the places where their keys lie.
 
-        None where the real tokens of a row are no interval, and for documents in one row and branches of one.
+        One interval, or for branches one in the cache and one for each stretch of the lines; empty ones are left out.
+        None where the real tokens of a row are no interval, and for documents in one row.
         """
-        if self.documents is not None or self.branches is not None:
+        if self.documents is not None:
             return None
         if low.ndim == 1:
             low, high = low[None], high[None]
+        if self.branches is not None:
+            found = [Bounds(low, high.clamp(max=self.start))]
+            for begin, end, depth in self.branches.runs:
+                length = end - begin
+                first, last = ((edge - self.start - depth).clamp(min=0).minimum(length) for edge in (low, high))
+                found.append(Bounds(self.start + begin + first, self.start + begin + last))
+            return tuple(each for each in found if bool((each.low < each.high).any()))
         if self.real is None or self.cached:
-            return Bounds(low, high)
+            return (Bounds(low, high),)
         run = self.memo("run of real tokens", self._run)
         if run is None:
             return None
@@ -201,7 +209,7 @@ class TokenLayout:
         columns = torch.arange(self.seq, device=self.device)
         # a padded query sees itself alone, as in `_mask`
         low = torch.where(self.real, low + first, columns)
-        return Bounds(low, torch.where(self.real, torch.minimum(high + first, end), columns + 1))
+        return (Bounds(low, torch.where(self.real, torch.minimum(high + first, end), columns + 1)),)
 
     def _run(self) -> tuple[Tensor, Tensor] | None:
         """Where the real tokens of each row begin and end, int64 `[batch, 1]`; None if there is padding among them."""

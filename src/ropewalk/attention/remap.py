@@ -111,26 +111,28 @@ class Remap:
         cos, sin, factor = tables
         return cos[..., self.keys, :], sin[..., self.keys, :], factor
 
-    def request(self, q: Tensor, keys: Tensor, values: Tensor, rules: LogitRules) -> AttentionRequest | None:
+    def request(
+        self, q: Tensor, keys: Tensor, values: Tensor, rules: LogitRules, most_regions: int
+    ) -> AttentionRequest | None:
         """The same for a kernel, which turns the keys of each region as it reads them; None where it cannot be said.
 
         q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
         """
         bounds = self._shared("bounds", self._find_bounds)
-        if bounds is None:
+        if bounds is None or sum(len(within) for _, within in bounds) > most_regions:
             return None
         assert self._rotary is not None
-        regions = []
+        regions: list[AttentionRegion] = []
         for number, within in bounds:
             turn, rule = None, self.regions[number].key
             if rule is not None or not self._has_no_factor():
                 cos, sin, factor = self._tables_of_keys(number)
                 turn = KeyTurn(cos, sin, self._rotary.config.interleaved, factor)
             turned = self.turned_queries(q, number, 0, q.shape[2])
-            regions.append(AttentionRegion(turned, keys, within, turn))
+            regions += [AttentionRegion(turned, keys, each, turn) for each in within]
         return AttentionRequest(tuple(regions), values, 1.0 / math.sqrt(q.shape[-1]), *rules)
 
-    def _find_bounds(self) -> tuple[tuple[int, Bounds], ...] | None:
+    def _find_bounds(self) -> tuple[tuple[int, tuple[Bounds, ...]], ...] | None:
         """The keys of each region that is not empty, by its number."""
         found = []
         for number, region in enumerate(self.regions):
@@ -239,7 +241,9 @@ def attend_remapped(
     scores are written out for 256 queries at a time.
     """
     kernel = choose_attention(q, keys, values, sinks=rules.sinks) if not dropout and q.numel() else None
-    request = remap.request(q, keys, values, rules) if kernel is not None and kernel.kernels else None
+    request = None
+    if kernel is not None and kernel.kernels:
+        request = remap.request(q, keys, values, rules, kernel.most_regions)
     if kernel is not None and request is not None:
         return kernel.attend(request)
     by_spans = remap.layout.plain or remap.layout.branches is not None

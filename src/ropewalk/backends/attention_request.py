@@ -70,6 +70,7 @@ class AttentionBackend(Protocol):
 
     name: str
     kernels: bool  # written by hand: without autograd
+    most_regions: int
 
     def reasons_not_to_attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
         """Why queries, keys, values and sinks like these cannot be taken here and now; empty if they can."""

@@ -13,11 +13,11 @@ from ropewalk.eager import reasons_for_mathematics
 
 name = "cpu"
 kernels = True
+most_regions = 8
 
 _native: Any = compiled.kernels
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_KEYS = 1 << 24  # indices of keys are compared as float32
-MOST_REGIONS = 8
 
 
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
