@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test test-rest test-all check bench figures docs docs-serve slow sanitize format clean
+.PHONY: demo test test-rest test-all check parity bench figures docs docs-serve slow sanitize format clean
 
 demo: $(READY)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
@@ -29,6 +29,10 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Every rotary class of transformers against ours: the record and docs/models.md. Goes on where it was; several share it.
+parity: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import ropewalk as rw
+
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 # Rotary modules whose annotation names the composite config, or that borrow another family's modeling file.
 _BORROWED = {"iquestcoder": "llama", "internlm3": "llama"}
@@ -71,10 +73,11 @@ def rotary_class(config: Any) -> Any:
 class Model:
     """transformers' rotation of one config and layer type."""
 
-    def __init__(self, config: Any, layer_type: str | None = None) -> None:
-        self.config, self.file = config, modeling(config)
+    def __init__(self, config: Any, layer_type: str | None = None, cls: Any = None) -> None:
+        self.config = config
+        self.file = modeling(config) if cls is None else importlib.import_module(cls.__module__)
         self.sinusoids = config.model_type in ("gptj", "codegen")
-        self.module = None if self.sinusoids else rotary_class(config)(config)
+        self.module = None if self.sinusoids else (cls or rotary_class(config))(config)
         self.layer_type = layer_type if hasattr(self.module, f"{layer_type}_inv_freq") else None
 
     @property
@@ -140,3 +143,14 @@ class Model:
         x = q.transpose(1, 2)
         turned = self.file.apply_rotary_pos_emb(x[..., :dim], sin, cos)
         return torch.cat([turned, x[..., dim:]], dim=-1).transpose(1, 2)
+
+
+def vision_rotations(config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same queries turned by ropewalk and by a vision tower's own function, height and width apart."""
+    file = modeling(config)
+    (module,) = [c for n, c in vars(file).items() if "RotaryEmbedding" in n and ("Vision" in n or n.startswith("MLCD"))]
+    apply = getattr(file, "apply_rotary_pos_emb_vision", None) or file.apply_rotary_pos_emb
+    rope = rw.RopeConfig.from_hf(config)
+    q, positions = torch.randn(9, 3, rope.head_dim), torch.randint(0, 30, (9, 2))
+    expected, _ = apply(q, q, *module(config)(q, positions))
+    return rw.RotaryEmbedding(rope).rotate(q, position_ids=positions, layout="thd"), expected

@@ -11,8 +11,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.rope.ropes import ropes_of_layer_types
-from tests.rope.models import Model, fixture, modeling
-from tests.rope.test_parity import config_classes, vision_rotations
+from tests.parity.classes import config_classes
+from tests.rope.models import Model, fixture, modeling, vision_rotations
 
 transformers = pytest.importorskip("transformers")
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.families import FAMILIES, REFUSED, SOURCES
-from ropewalk.rope.ropes import ropes_of_layer_types
-from tests.rope.models import Model, fixture, fixture_names, modeling, transformers_config
+from tests.rope.models import Model, fixture, fixture_names, transformers_config, vision_rotations
 
 transformers = pytest.importorskip("transformers")
 
@@ -205,17 +202,6 @@ def test_deepseek_reads_its_flag(flag: bool) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def vision_rotations(config: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same queries turned by ropewalk and by a vision tower's own function, height and width apart."""
-    file = modeling(config)
-    (module,) = [c for n, c in vars(file).items() if "RotaryEmbedding" in n and ("Vision" in n or n.startswith("MLCD"))]
-    apply = getattr(file, "apply_rotary_pos_emb_vision", None) or file.apply_rotary_pos_emb
-    rope = rw.RopeConfig.from_hf(config)
-    q, positions = torch.randn(9, 3, rope.head_dim), torch.randint(0, 30, (9, 2))
-    expected, _ = apply(q, q, *module(config)(q, positions))
-    return rw.RotaryEmbedding(rope).rotate(q, position_ids=positions, layout="thd"), expected
-
-
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"])
 def test_vision_towers(model_type: str) -> None:
     """Height turns the first half of the pairs and width the second, as in each tower's own function."""
@@ -229,105 +215,6 @@ def test_a_published_vision_config() -> None:
     vision = {**fixture("qwen2_5_vl_7b")["vision_config"], "model_type": "qwen2_5_vl_vision"}
     expected = rw.RopeConfig(80, interleaved=False, axes=rw.axes_from_sections([20, 20]), axes_restart=True)
     assert rw.RopeConfig.from_hf(vision) == expected
-
-
-# --- every family of the table, from the default config of its class
-
-_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
-CHANGES: dict[str, dict[str, Any]] = {  # defaults that do not fit themselves, or that turn the rotation off
-    "zamba2": {"use_mem_rope": True},
-    "granitemoehybrid": {"position_embedding_type": "rope"},
-    "glm4_moe": {"head_dim": 128},
-    "glm4v_moe_text": {"head_dim": 128, "rope_parameters": _SECTIONS},
-    "glm4v_text": {"rope_parameters": _SECTIONS},
-    "glm_image_text": {"rope_parameters": _SECTIONS},
-    "glm_ocr_text": {"head_dim": 64},
-    "qwen3_omni_moe_text": {"head_dim": 128},
-}
-FLAT_COMPOSITES = ("qwen2_vl", "qwen2_5_vl")  # spellings of released files; their text classes are in the table too
-
-
-def config_classes() -> dict[str, Any]:
-    """Every config class of transformers by model_type, those inside composite configs included."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    seen: dict[str, Any] = {}
-
-    def walk(cls: Any) -> None:
-        if not isinstance(cls, type) or cls.__name__ == "AutoConfig" or cls in seen.values():
-            return
-        if cls.model_type:
-            seen.setdefault(cls.model_type, cls)
-        for inner in (getattr(cls, "sub_configs", None) or {}).values():
-            walk(inner)
-
-    for model_type in CONFIG_MAPPING:
-        walk(CONFIG_MAPPING[model_type])
-    return seen
-
-
-@pytest.mark.slow
-def test_every_family_of_the_table() -> None:
-    """The default config of each class: frequencies within 1e-6, and the class's own apply function within 1e-5."""
-    classes, failures = config_classes(), {}
-    for name, family in FAMILIES.items():
-        if name in FLAT_COMPOSITES or name in SOURCES:
-            continue
-        if family.axial:
-            vision = classes[name](**({"hidden_size": 1280} if name == "qwen2_5_vl_vision" else {}))
-            torch.testing.assert_close(*vision_rotations(vision), rtol=0, atol=1e-5, msg=name)
-            continue
-        hf_config = classes[name](**copy.deepcopy(CHANGES.get(name, {})))
-        for layer_type in Model(hf_config).layer_types:
-            model = Model(hf_config, layer_type)
-            labels = (
-                [layer_type]
-                if layer_type
-                else [label for label, rope in ropes_of_layer_types(hf_config).items() if rope]
-            )
-            config = rw.RopeConfig.from_hf(hf_config, layer_type=labels[0])
-            inv_freq = rw.inverse_frequencies(config, 1 if config.needs_seq_len else None).inv_freq.sum(0)
-            expected_inv_freq = model.frequencies()[0]
-            if name == "ernie4_5_vl_moe_text":  # its class stores them in the order of its axes
-                expected_inv_freq, inv_freq = expected_inv_freq.sort().values, inv_freq.sort().values
-            actual, expected = rotations(model, config)
-            close = torch.allclose(inv_freq, expected_inv_freq, rtol=1e-6, atol=0)
-            if not close or not torch.allclose(actual, expected, rtol=0, atol=1e-5):
-                failures[name, layer_type] = (actual - expected).abs().max().item()
-    assert failures == {}
-
-
-OUTSIDE: dict[str, str] = {
-    "the composite or encoder has several rotary modules of its own": "blt dinov3_vit eomt_dinov3 evolla sapiens2",
-    "axial vision with another order of axes, or tables made per image": (
-        "edgetam_video efficientloftr gemma4_vision inkling2_vision kimi_k25_vision lfm3_vl_vision "
-        "llama4_vision_model minimax_m3_vl_vision muse_glimmer_vision muse_spark_vision pixtral sam2_video "
-        "sam3_tracker_video sam3_vit_model step3p5_vision"
-    ),
-    "a theta, or none, for each layer, in a list": "granite_swa granitemoe_swa muse_glimmer_text muse_spark_text",
-    "NoPE, learned or forced rotation by further keys of its class": "cohere2_moe mistral_large4_text",
-    "the query takes other positions than the key": "muse_glimmer_assistant qwen4_exp_text",
-    "M-RoPE under layer types": "cohere_compass_text neomme",
-    "its default config contradicts itself (rotary_dim 64, whole head turned)": "minimax_m3_vl_text",
-    "the block names layers that its default does not describe": "step3p5 dots3_note_text",
-    "audio, speech and codec parts that no one has asked for yet": (
-        "axk2 dots3_note_audio_encoder esm musicflamingo nemotron3_5_transcribe_word_timestamp "
-        "nemotron3_diarization_audio pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder "
-        "pocket_tts_audio_tokenizer_encoder qwen2_5_omni_dit qwen2_5_omni_talker qwen3_omni_moe_talker_text "
-        "qwen3_omni_moe_talker_code_predictor"
-    ),
-}
-
-
-@pytest.mark.slow
-def test_the_table_covers_transformers() -> None:
-    """Every class with rope_parameters is in the table, refused by name, or listed above with its reason."""
-    outside = {name for names in OUTSIDE.values() for name in names.split()}
-    rotary = {name for name, cls in config_classes().items() if hasattr(cls, "rope_parameters")}
-    assert rotary - set(FAMILIES) - set(REFUSED) - outside == set()
-    assert outside & set(FAMILIES) == set()
 
 
 # --- where transformers 5.23 is not followed: each of these says so when it changes

@@ -2,7 +2,7 @@
 
 No config.json states these. Which two features form a pair, whether a partial rotation is honoured, and which values
 stand where a config is silent are decided by a model's class. The tables name them by `model_type`, as read from
-transformers 5.23 and measured there by tests/rope/test_parity.py; for models whose code lies beside their weights,
+transformers 5.23 and measured there by `make parity`; for models whose code lies beside their weights,
 `SOURCES` says where it was read. A family that is not here is not guessed. Adding one is one row; where our decoder can
 express it, the row says so. `trained` says which scalings the weights know, and to which length.
 """

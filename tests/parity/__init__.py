@@ -1,0 +1,1 @@
+"""Parity with transformers, class by class: `make parity` makes the record, tests/parity/test_*.py run a part of it."""

@@ -1,0 +1,127 @@
+"""One rotary class against ropewalk: frequencies, attention factor, rotation, and that wrong readings show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import ropewalk as rw
+from ropewalk.rope.ropes import ropes_of_layer_types
+from tests.parity.classes import CHANGES, UNREAD, Part, config_of
+from tests.parity.own import LONGEST, Sample, frequencies, sample
+from tests.rope.models import Model
+
+WRONG = ["pairing", "theta", "width"]
+CLOSE, TURNED = 1e-6, 1e-5  # relative, of frequencies; absolute, of turned queries of unit variance
+
+
+def check(part: Part) -> dict[str, Any]:
+    """The row of one class in the record.
+
+    `status` is "exact", "refused" (with our reason) or "differs"; `layers` has an entry for each layer type that turns.
+    """
+    torch.manual_seed(0)
+    config = config_of(part)
+    row: dict[str, Any] = {"class": part.name, "folder": part.folder, "family": config.model_type}
+    if part.name in UNREAD:
+        return {**row, "status": "refused", "reason": UNREAD[part.name]}
+    try:
+        readings = list(_layers(part, config))
+    except rw.RopeError as error:
+        return {**row, "status": "refused", "reason": _reason(error)}
+    layers = {label or "all": _layer(part, config, own, rope) for own, label, rope in readings}
+    silent = _silent(config)
+    exact = all(layer["exact"] and layer["noticed"] == WRONG for layer in layers.values())
+    agrees = exact and layers and silent != "another rope"
+    return {**row, "status": "exact" if agrees else "differs", "silent": silent, "layers": layers}
+
+
+SIZES = {  # what a config states however little it states
+    *("model_type", "vocab_size", "patch_size", "depth", "num_hidden_layers", "layer_types", "num_heads"),
+    *("hidden_size", "embed_dim", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads"),
+    *("max_position_embeddings", "max_sequence_length"),
+}
+
+
+def _silent(config: Any) -> str:
+    """How a config that states its sizes alone is read: "the same rope", "another rope", or "refused"."""
+    changed = CHANGES.get(config.model_type, {})
+    fields = {key: value for key, value in config.to_dict().items() if key in SIZES} | changed
+    try:
+        same = ropes_of_layer_types(fields) == ropes_of_layer_types(config)
+    except rw.RopeError:
+        return "refused"
+    return "the same rope" if same else "another rope"
+
+
+def _reason(error: rw.RopeError) -> str:
+    return str(error).splitlines()[0].removeprefix("from_hf: ")
+
+
+def _layers(part: Part, config: Any) -> Iterator[tuple[str | None, str | None, rw.RopeConfig]]:
+    """Each layer type that has frequencies of its own: its name there, ours, and our reading of it."""
+    ropes = ropes_of_layer_types(config)
+    turning = [label for label, rope in ropes.items() if rope is not None]
+    own = Model(config, None, part.cls).layer_types if hasattr(config, "layer_types") else [None]
+    for layer_type in own:
+        label = None if None in ropes else (layer_type or turning[0])
+        yield layer_type, label, rw.RopeConfig.from_hf(config, layer_type=label)
+
+
+def _layer(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) -> dict[str, Any]:
+    """How far one layer type's frequencies, factor and rotation are from the class's own."""
+    own = frequencies(part, config, layer_type)
+    ours = rw.inverse_frequencies(rope, 1 if rope.needs_seq_len else None)
+    found: dict[str, Any] = {"rope": describe(rope)}
+    exact = True
+    if own is not None:
+        expected, factor = own[0].flatten().unique(), own[1]
+        actual = ours.inv_freq.sum(0).unique()
+        same = actual.shape == expected.shape
+        error = ((actual - expected).abs() / expected.abs().clamp(min=1e-30)).max().item() if same else math.inf
+        found["frequencies"] = _rounded(error)
+        found["factor"] = abs(ours.attention_factor / factor - 1.0)
+        exact = error <= CLOSE and found["factor"] <= CLOSE
+    taken = sample(part, config, layer_type, rope)
+    found["rotation"] = _rounded(_distance(taken, rope))
+    wrong = sabotaged(rope)
+    found["noticed"] = [name for name in wrong if _distance(taken, wrong[name]) > 10 * TURNED]
+    return {**found, "exact": exact and found["rotation"] <= TURNED}
+
+
+def _rounded(error: float) -> float:
+    return float(f"{error:.1e}")
+
+
+def _distance(taken: Sample, rope: rw.RopeConfig) -> float:
+    """The largest difference of our rotation of the sample."""
+    seq_len = LONGEST if rope.needs_seq_len else None
+    ours = rw.RotaryEmbedding(rope).rotate(taken.q, position_ids=taken.positions, seq_len=seq_len)
+    return float((ours - taken.turned).abs().max())
+
+
+def sabotaged(rope: rw.RopeConfig) -> dict[str, rw.RopeConfig]:
+    """The same rope with another pairing, a theta off by one per cent, and one pair fewer that turns."""
+    wrong = {
+        "pairing": replace(rope, interleaved=not rope.interleaved),
+        "theta": replace(rope, theta=rope.theta * 1.01),
+    }
+    width = 2 * rope.pairs - 2
+    if width >= 2:
+        axes = None if rope.axes is None else rope.axes[:-1]
+        scaling = None if isinstance(rope.scaling, rw.scaling.LongRoPE | rw.scaling.Proportional) else rope.scaling
+        wrong["width"] = replace(rope, rotary_dim=width, axes=axes, scaling=scaling)
+    return wrong
+
+
+def describe(rope: rw.RopeConfig) -> str:
+    """What turns, in a few words: pairing, width, theta, rule, axes."""
+    pairing = "interleaved" if rope.interleaved else "half-split"
+    width = f"{rope.head_dim}" if 2 * rope.pairs == rope.head_dim else f"{2 * rope.pairs} of {rope.head_dim}"
+    rule = "" if rope.scaling is None else f", {type(rope.scaling).__name__}"
+    axes = "" if rope.num_axes == 1 else f", {rope.num_axes} axes"
+    return f"{pairing}, {width}, theta {rope.theta:,.10g}{rule}{axes}"

@@ -1,0 +1,86 @@
+"""The docs page "Which models", made from the record."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HEAD = """# Which models
+
+Made from `benchmarks/results/parity.json` by `make parity`.
+
+`RopeConfig.from_hf` is compared with every rotary class of transformers {transformers}, built from the defaults of its
+config class: inverse frequencies and attention factor (relative error at most 1e-6), and the rotation of random queries
+at random positions by the model's own function (absolute error at most 1e-5). Three wrong readings (the other pairing,
+theta off by 1 %, one pair fewer) must give another rotation, or the row does not count. A config that states its sizes
+alone must give the same rope, or be refused.
+
+**{exact} of {classes} classes are exact, {refused} are refused with a reason{others}.** A refused config raises
+`RopeError`; it is never read as something else.
+
+A family is the `model_type` of the config that the class reads. For multi-head latent attention the width is that of
+the slice that turns. Families whose code lies beside their weights (ChatGLM, InternLM and others) are tested apart, in
+tests/rope/test_remote_code.py.
+"""
+
+
+def page(record: Path) -> str:
+    """The page of a record."""
+    content = json.loads(record.read_text(encoding="utf-8"))
+    rows = content["classes"]
+    count = Counter(by_class(rows).values())
+    others = count["differs"]
+    head = HEAD.format(
+        transformers=content["transformers"],
+        classes=count.total(),
+        exact=count["exact"],
+        refused=count["refused"],
+        others=f", {others} differ" if others else "",
+    )
+    refused = [row for row in rows if row["status"] == "refused"]
+    return "\n".join([head, *_refused(refused), "", *_exact([row for row in rows if row["status"] != "refused"]), ""])
+
+
+def by_class(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """The status of each class: exact where every config that it takes is."""
+    order = ["exact", "refused", "differs"]
+    found: dict[str, str] = {}
+    for row in rows:
+        known = found.get(row["class"], "exact")
+        found[row["class"]] = max(known, row["status"], key=order.index)
+    return found
+
+
+def _refused(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["## Refused", "", "| family | class | why |", "|---|---|---|"]
+    return lines + [f"| {_family(row)} | `{row['class']}` | {row['reason']} |" for row in _sorted(rows)]
+
+
+def _exact(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "## Exact",
+        "",
+        "| family | class | what turns | error of frequencies | of rotation |",
+        "|---|---|---|--:|--:|",
+    ]
+    for row in _sorted(rows):
+        layers = row["layers"]
+        turns = "; ".join(
+            found["rope"] if name == "all" else f"{name}: {found['rope']}" for name, found in layers.items()
+        )
+        frequencies = [found["frequencies"] for found in layers.values() if "frequencies" in found]
+        rotation = max(found["rotation"] for found in layers.values())
+        shown = f"{max(frequencies):.0e}" if frequencies else ""
+        note = "" if row["status"] == "exact" else "**differs** "
+        lines.append(f"| {_family(row)} | `{row['class']}` | {note}{turns} | {shown} | {rotation:.0e} |")
+    return lines
+
+
+def _family(row: dict[str, Any]) -> str:
+    return f"`{row['family']}`" if row["family"] else row["folder"]
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["family"] or row["folder"], row["class"]))

@@ -1,0 +1,99 @@
+"""A part of the matrix on every run, all of it in the thorough one; the page agrees with the record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ropewalk.families import FAMILIES
+from tests.parity.__main__ import PAGE, RECORD
+from tests.parity.check import check
+from tests.parity.classes import Part, all_parts, rotary_classes
+from tests.parity.page import by_class, page
+
+pytest.importorskip("transformers")
+if not RECORD.exists() or not PAGE.exists():
+    pytest.skip("the source distribution has neither record nor page", allow_module_level=True)
+RECORDED: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+ROWS = {f"{row['folder']}/{row['class']}/{row['family']}": row for row in RECORDED["classes"]}
+
+
+def test_the_page_is_made_from_the_record() -> None:
+    """Word for word."""
+    assert PAGE.read_text(encoding="utf-8") == page(RECORD)
+
+
+def test_every_rotary_class_has_its_row() -> None:
+    """Exact or refused with a reason: none that differs, none that is missing."""
+    status = by_class(RECORDED["classes"])
+    assert set(status) == {part.name for part in rotary_classes()}
+    assert set(status.values()) <= {"exact", "refused"}
+    assert all(row["reason"] for row in RECORDED["classes"] if row["status"] == "refused")
+
+
+def _sample() -> list[Part]:
+    """The first class of each way to turn: pairing, partial or not, rule, axes, layer types; and of each reason."""
+    seen, found = set(), []
+    for part, row in zip(all_parts(), RECORDED["classes"], strict=True):
+        for layer in row.get("layers", {"refused": {"rope": row.get("reason")}}).values():
+            words = str(layer["rope"]).split(", ")
+            way = (words[0], " of " in words[1] if len(words) > 1 else "", *words[3:], len(row.get("layers", ())))
+            if way not in seen:
+                seen.add(way)
+                found.append(part)
+    return list(dict.fromkeys(found))
+
+
+def _same(part: Part, row: dict[str, Any]) -> None:
+    found = check(part)
+    assert (found["class"], found["family"], found["status"]) == (row["class"], row["family"], row["status"])
+    assert found.get("reason") == row.get("reason")
+    assert [layer["rope"] for layer in found.get("layers", {}).values()] == [
+        layer["rope"] for layer in row.get("layers", {}).values()
+    ]
+
+
+ROW_OF = dict(zip(all_parts(), RECORDED["classes"], strict=True))
+
+
+@pytest.mark.parametrize("part", _sample(), ids=lambda part: part.name)
+def test_a_class_of_each_kind(part: Part) -> None:
+    """Measured now, it is as the record says."""
+    _same(part, ROW_OF[part])
+
+
+@pytest.mark.thorough
+def test_every_class() -> None:
+    """The whole matrix is as the record says."""
+    for part, row in ROW_OF.items():
+        _same(part, row)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("LlamaRotaryEmbedding", {"interleaved": True}),
+        ("CohereRotaryEmbedding", {"interleaved": False}),
+        ("Qwen3VLTextRotaryEmbedding", {"mrope": "contiguous"}),
+        ("DeepseekV3RotaryEmbedding", {"interleaved": False}),
+    ],
+)
+def test_a_wrong_row_differs(monkeypatch: pytest.MonkeyPatch, name: str, change: dict[str, Any]) -> None:
+    """Another pairing or order of axes in the table is noticed."""
+    (part,) = [part for part in rotary_classes() if part.name == name]
+    found = check(part)
+    assert found["status"] == "exact"
+    monkeypatch.setitem(FAMILIES, found["family"], replace(FAMILIES[found["family"]], **change))
+    assert check(part)["status"] in ("differs", "refused")
+
+
+def test_a_wrong_default_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config that states its sizes alone is read with the family's defaults: they are compared as well."""
+    (part,) = [part for part in rotary_classes() if part.name == "HeliumRotaryEmbedding"]
+    assert check(part)["status"] == "exact"
+    monkeypatch.setitem(FAMILIES, "helium", replace(FAMILIES["helium"], theta=10_000.0))
+    found = check(part)
+    assert (found["status"], found["silent"]) == ("differs", "another rope")
