@@ -17,9 +17,9 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader
+from ropewalk.readers.transformers import TransformersReader
 from ropewalk.rope.scaling import DynamicNTK
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
-from tests.readers.transformers_reader import TransformersReader
 
 METHODS_IN_COMMON = ["plain", "pi", "dynamic", "yarn"]
 
@@ -37,7 +37,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[TransformersReader,
     model.save_pretrained(folder)
     decoder = rw.load(folder, dtype=torch.float32)
     decoder.tokenizer = TextTokenizer.bytes()
-    return TransformersReader(model, TextTokenizer.bytes()), decoder
+    return TransformersReader(model, TextTokenizer.bytes(), "llama"), decoder
 
 
 @pytest.mark.parametrize("method", METHODS_IN_COMMON)
@@ -56,14 +56,21 @@ def test_the_doctor_runs_on_either(llama: tuple[TransformersReader, Decoder], tm
     """The same methods, the same numbers within 1e-4, and the same answer."""
     text = [("story", "It was the best of times, it was the worst of times. " * 12)]
     both = [
-        rw.doctor(model, target=64, text=text, methods=["pi,yarn,crop"], windows=2, state=tmp_path / str(index))
-        for index, model in enumerate(llama)
+        rw.doctor(
+            model, target=64, text=text, methods=["pi,yarn,crop"], windows=2, state=tmp_path / str(index), **given
+        )
+        for index, (model, given) in enumerate([(llama[0].model, {"tokenizer": TextTokenizer.bytes()}), (llama[1], {})])
     ]
     assert [list(one.measurement.results) for one in both] == [["plain", "pi", "yarn", "crop"]] * 2
     for name in both[0].measurement.results:
         one, other = (torch.tensor(found.measurement.block_means(name)) for found in both)
         assert float((one - other).abs().max()) < 1e-4
     assert both[0].verdict.action == both[1].verdict.action
+    libraries = [found.to_json()["environment"]["library"] for found in both]
+    assert libraries[0].endswith("LlamaForCausalLM")
+    assert libraries[1] == "ropewalk"
+    with pytest.raises(RopeError, match="belongs to a live model"):
+        rw.doctor("tiny", tokenizer=TextTokenizer.bytes())
     assert [audit.to_json() for audit in both[0].audits] == [audit.to_json() for audit in both[1].audits]
 
 

@@ -14,8 +14,9 @@ from ropewalk.audit.layers import Layers, layers_of_config, layers_of_positions
 from ropewalk.audit.lint import lint
 from ropewalk.checkpoints.load import read_config, write_config
 from ropewalk.checkpoints.ropewalk_config import NATIVE
-from ropewalk.checkpoints.sources import find
+from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
+from ropewalk.families import DECODERS
 from ropewalk.models.positions import Positions
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
@@ -27,12 +28,14 @@ class Source:
     """A model's name (of its file or folder), its config as it is written, and its ropes.
 
     `ropes` is keyed by layer type, by None where there is one rope; so is `layers`: what the layers of each see.
+    `library`: what computes such a model, "ropewalk" or "transformers".
     """
 
     name: str
     config: Mapping[str, Any]
     ropes: Mapping[str | None, RopeConfig]
     layers: Mapping[str | None, Layers] = dataclasses.field(default_factory=dict)
+    library: str = "ropewalk"
 
     def audits(self, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
         """The audit of each rope, full attention's first: it reaches furthest. Lengths in tokens, as for `audit`.
@@ -67,8 +70,8 @@ def read_source(source: str | Path) -> Source:
 
     Raises `RopeError` if nothing is there, the config cannot be understood, or the model has no rope in any layer.
     """
-    path = find(source)
-    name = path.resolve().name if path.name != "config.json" else str(source)
+    path = find(source, weights=False)
+    name = display_name(source, path) if path.name != "config.json" else str(source)
     if path.is_dir():
         path = path / "config.json"
     config = write_config(read_config(path)) if path.suffix == ".gguf" else read_json(path)
@@ -78,7 +81,8 @@ def read_source(source: str | Path) -> Source:
     if path.suffix == ".gguf":  # what its metadata says of the training has no place in a config.json
         ropes = _known(ropes, read_config(path).positions)
     layers = {label: layers_of_config(text_config(config), label) for label in ropes}
-    return Source(name=name, config=config, ropes=ropes, layers=layers)
+    library = "ropewalk" if config.get("model_type") in DECODERS else "transformers"
+    return Source(name=name, config=config, ropes=ropes, layers=layers, library=library)
 
 
 def source_of(reader: Reader) -> Source:

@@ -75,6 +75,11 @@ def load_gguf(path: Path, dtype: torch.dtype | None = None) -> Decoder:
     return model
 
 
+def builds_gguf(path: Path) -> bool:
+    """Whether a file's architecture is built here."""
+    return GGUFFile(path).metadata.get("general.architecture") in _PERMUTED
+
+
 def read_gguf_config(path: Path) -> DecoderConfig:
     """The `DecoderConfig` of a GGUF file."""
     return _config(GGUFFile(path))

@@ -14,9 +14,11 @@ from ropewalk.checkpoints.classifier_files import is_classifier, read_classifier
 from ropewalk.checkpoints.decoder_config import config_from_hf, config_to_hf
 from ropewalk.checkpoints.hugging_face import read_decoder, save_decoder
 from ropewalk.checkpoints.materialize import FLOATS
+from ropewalk.checkpoints.ropewalk_config import NATIVE
 from ropewalk.checkpoints.sources import as_path, find, refuse_bare_weights
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
+from ropewalk.families import DECODERS
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -67,6 +69,20 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = 
             cure="rw.load reads both; `ropewalk classify predict` labels texts with it.",
         )
     return read_decoder(path, config_from_hf(content, str(path / "config.json")), dtype)
+
+
+def builds(path: Path) -> bool:
+    """Whether a checkpoint, a folder or a .gguf file, is of a family that is built here, so that `load` reads it.
+
+    >>> builds(find("tiny"))
+    True
+    """
+    if path.is_file():
+        from ropewalk.checkpoints.gguf import builds_gguf
+
+        return builds_gguf(path)
+    content = read_json(path / "config.json")
+    return content.get("model_type") in (NATIVE, *DECODERS) or is_classifier(content)
 
 
 def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> TextClassifier:

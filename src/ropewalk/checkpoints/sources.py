@@ -7,6 +7,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+from ropewalk.checkpoints.hub import fetch, is_hub_name
 from ropewalk.errors import RopeError
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -14,11 +15,12 @@ _SUFFIXES = (".gguf", ".json", ".safetensors", *_PICKLES)
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # torch's zip files; pickle itself
 
 
-def find(source: str | os.PathLike[str]) -> Path:
-    """The path of a checkpoint: one that exists, or the folder of the built-in model of that name.
+def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
+    """The path of a checkpoint: one that exists, the folder of the built-in model of that name, or one of the hub.
 
-    Raises `RopeError` for what is not there, with the names beside it that are nearest, and for files that hold weights
-    which are not read as they are: pickles, and a .safetensors file without its folder.
+    A name OWNER/NAME or OWNER/NAME@REVISION of the Hugging Face hub is downloaded into its client's cache; `weights`
+    False leaves the weights out. Raises `RopeError` for what is not there, with the names beside it that are nearest,
+    and for files that hold weights which are not read as they are: pickles, and a .safetensors file without its folder.
     """
     try:
         path = as_path(source, "load")
@@ -35,6 +37,8 @@ def find(source: str | os.PathLike[str]) -> Path:
         builtin = files("ropewalk.builtin") / source
         if isinstance(builtin, Path) and (builtin / "config.json").is_file():
             return builtin
+    if isinstance(source, str) and is_hub_name(source):
+        return fetch(source, weights=weights)
     raise _missing(str(source), path)
 
 
@@ -62,6 +66,16 @@ def refuse_bare_weights(path: Path) -> None:
         )
 
 
+def display_name(source: str | os.PathLike[str], path: Path) -> str:
+    """What reports call a source that `find` found at `path`: its last part.
+
+    >>> display_name("google/gemma-3-1b-it@main", Path("/cache/snapshots/3f2a"))
+    'gemma-3-1b-it'
+    """
+    of_hub = isinstance(source, str) and not Path(source).exists() and is_hub_name(source)
+    return str(source).partition("@")[0].partition("/")[2] if of_hub else path.resolve().name
+
+
 def as_path(source: object, where: str) -> Path:
     """A path that names something: an empty one would quietly be the current folder, which is called "."."""
     if not isinstance(source, str | os.PathLike) or not str(source):
@@ -83,13 +97,7 @@ def similar_names(path: Path) -> list[str]:
 
 
 def _missing(source: str, path: Path) -> RopeError:
-    """What to say of a source that is not there: a path that was mistyped, a model on the hub, or a short name."""
-    if _is_hub_name(source, path):
-        return RopeError(
-            "load: no such file or folder, and models are not downloaded.",
-            facts={"source": source},
-            cure=f"Fetch it first: hf download {source} --local-dir DIR, then pass DIR.",
-        )
+    """What to say of a source that is not there: a path that was mistyped, or a short name."""
     facts: dict[str, object] = {"source": source}
     if len(path.parts) > 1 or path.suffix in _SUFFIXES:
         near, rule = similar_names(path), "load: no such file or folder."
@@ -104,16 +112,8 @@ def _missing(source: str, path: Path) -> RopeError:
     return RopeError(
         rule,
         facts=facts,
-        cure='Pass a Hugging Face folder, a .gguf file, or "tiny". Models are not downloaded: hf download ... '
-        "--local-dir DIR fetches one.",
+        cure='Pass a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME, or "tiny".',
     )
-
-
-def _is_hub_name(source: str, path: Path) -> bool:
-    """Whether this reads as OWNER/NAME of the hub, and not as a path: no such folder, no suffix of a file."""
-    parts = path.parts
-    plain = len(parts) == 2 and not path.is_absolute() and parts[0] not in (".", "..", "~")
-    return plain and source == "/".join(parts) and path.suffix not in _SUFFIXES and not path.parent.exists()
 
 
 def _builtin_names() -> list[str]:

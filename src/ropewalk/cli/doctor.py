@@ -15,7 +15,10 @@ from ropewalk.diagnosis.settings import DoctorSettings
 def doctor(
     *,
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')] = "tiny",
+    model: Annotated[
+        str,
+        typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".'),
+    ] = "tiny",
     settings: DoctorSettings,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write index.html and figures into this folder.")] = None,

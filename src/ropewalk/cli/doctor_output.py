@@ -77,6 +77,8 @@ def print_table(console: Console, found: Diagnosis) -> None:
     choice = found.environment.get("dtype_choice")
     if choice is not None:
         plus_minus += f" Computed in {found.environment['dtype']}: {choice}."
+    if found.environment.get("library", "ropewalk") != "ropewalk":
+        plus_minus += f" Computed by {found.environment['library']}."
     console.print(Text(f"{several} of {protocol.target:,} tokens of {texts}, seed {protocol.seed}.{plus_minus}\n"))
 
 

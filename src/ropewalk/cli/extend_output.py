@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from ropewalk.extend.job import Draw, Extended
 
-MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')
+MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".')
 OUT = typer.Option(help="The folder to write.", show_default=False)
 OVERWRITE = typer.Option("--overwrite", help="Replace what an export wrote to --out.")
 

@@ -21,7 +21,10 @@ _DTYPES = f"{', '.join(DTYPES)}; auto is bfloat16 where that is fast"
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help='A Hugging Face folder, a .gguf file, or "tiny".')],
+    model: Annotated[
+        str,
+        typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".'),
+    ],
     prompt: Annotated[str, typer.Argument(help='The text to continue; "-" reads it from standard input.')],
     max_new_tokens: Annotated[int, TOKENS, typer.Option(help="At most so many tokens.")] = 100,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0.0)] = 0.0,
@@ -33,9 +36,8 @@ def generate(
     dtype: Annotated[str | None, typer.Option(help=f"Dtype of the weights: {_DTYPES} [default: as stored].")] = None,
 ) -> None:
     """Continue a prompt, printing the text as it is produced."""
-    from ropewalk.checkpoints.load import load_decoder
-    from ropewalk.models.generate import stream
     from ropewalk.models.precision import chosen_dtype
+    from ropewalk.readers.adapters import open_reader
 
     if dtype is not None and dtype not in DTYPES:
         raise RopeError("generate: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose one of {', '.join(DTYPES)}.")
@@ -45,16 +47,17 @@ def generate(
     chosen, choice = (None, None) if dtype is None else chosen_dtype(dtype, "cpu")
     if choice is not None:
         typer.echo(f"generate: computed in {str(chosen).removeprefix('torch.')}: {choice}.", err=True)
-    decoder = load_decoder(model, dtype=chosen)
-    tokenizer = decoder.tokenizer
+    reader = open_reader(model, dtype=chosen)
+    if reader.library != "ropewalk":
+        typer.echo(f"generate: computed by {reader.library}.", err=True)
+    tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
             "generate: the checkpoint has no tokenizer.",
             facts={"model": model},
             cure="Put its tokenizer.json beside it.",
         )
-    tokens = stream(
-        decoder,
+    tokens = reader.stream(
         text,
         max_new_tokens=max_new_tokens,
         temperature=temperature,

@@ -13,7 +13,11 @@ from ropewalk.cli.settings_options import TOKENS
 
 def inspect(
     source: Annotated[
-        str, typer.Argument(metavar="CONFIG_OR_MODEL", help='A config.json, a Hugging Face folder, a .gguf, or "tiny".')
+        str,
+        typer.Argument(
+            metavar="CONFIG_OR_MODEL",
+            help='A config.json, a Hugging Face folder, a .gguf, OWNER/NAME of the hub, or "tiny".',
+        ),
     ],
     target: Annotated[
         int | None, TOKENS, typer.Option(help="The length wanted, in tokens [default: 4x trained].")
@@ -36,7 +40,7 @@ def inspect(
     found = read_source(source)
     audits = found.audits(trained_length=trained_length, target=target)
     findings = found.findings(audits[0].target)
-    print_inspection(Console(), found.name, audits, findings)
+    print_inspection(Console(), found.name, audits, findings, library=found.library)
     if json_file is not None:
-        document = inspection(found.name, audits, findings)
+        document = {**inspection(found.name, audits, findings), "library": found.library}
         write_whole(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -18,14 +18,18 @@ _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 SEVERITIES = tuple(_COLORS)
 
 
-def print_inspection(console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> None:
-    """The audit of each rope, then the lint."""
+def print_inspection(
+    console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding], *, library: str = "ropewalk"
+) -> None:
+    """The audit of each rope, then the lint; what computes the model, where that is another library."""
     from rich.text import Text
 
     console.print(Text(name, style="bold"))
     for found in audits:
         for sentence in audit_sentences(found):
             console.print(Text(f"  {sentence}"))
+    if library != "ropewalk":
+        console.print(Text(f"  Measured and generated from by {library}: ropewalk does not build this family."))
     if not findings:
         console.print(Text("  Lint: no known trap in the config."))
     for finding in findings:

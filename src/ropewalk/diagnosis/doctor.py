@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.diagnosis.diagnosis import Diagnosis
-from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.prepare import prepare, with_tokenizer
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource
 from ropewalk.progress import Progress
 
@@ -15,6 +15,7 @@ from ropewalk.progress import Progress
 def doctor(
     model: object = "tiny",
     *,
+    tokenizer: Any = None,
     target: int | None = None,
     trained_length: int | None = None,
     text: TextSource = None,
@@ -45,7 +46,9 @@ def doctor(
     """Measure how far a model's context really reaches, and what would extend it.
 
     **Arguments:**
-    - `model`: a Hugging Face folder, a .gguf file, "tiny", a `Decoder`, or a `Reader` of another library's model.
+    - `model`: a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME or OWNER/NAME@REVISION, "tiny"; or
+      a `Decoder`, a live model of transformers with its `tokenizer`, or a pair of the two. Families that are not built
+      here are computed by transformers; `Diagnosis.environment["library"]` says so.
     - `target`: the length wanted, in tokens; None: four times the trained length. `trained_length`: tokens that the
       model was trained to, in place of what its config and the table of families say.
     - `text`: a file, several, or a list of (name, contents); None: Moby Dick. `start_char`: where each begins.
@@ -77,5 +80,7 @@ def doctor(
     >>> list(diagnosis.measurement.results)
     ['plain', 'pi', 'crop']
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "progress")}
-    return prepare(model, DoctorSettings(**given), progress).measure(progress)
+    given = {name: value for name, value in locals().items() if name not in ("model", "tokenizer", "progress")}
+    return prepare(
+        model if tokenizer is None else with_tokenizer(model, tokenizer), DoctorSettings(**given), progress
+    ).measure(progress)

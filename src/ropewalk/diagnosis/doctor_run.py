@@ -176,6 +176,7 @@ class DoctorRun:
         _, choice = chosen_dtype(self.settings.dtype, device)
         environment = {
             **environment_of(device, self.reader.parameters),
+            "library": self.reader.library,
             "dtype": dtype,
             **({"dtype_choice": choice} if choice else {}),
             "chunk": self.settings.chunk,

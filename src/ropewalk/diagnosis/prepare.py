@@ -58,7 +58,7 @@ def prepare(
         raise RopeError(
             "doctor: the model has no tokenizer, so a text cannot be measured.",
             facts={"model": source.name},
-            cure="Put its tokenizer.json beside the weights.",
+            cure="Put its tokenizer.json beside the weights; with a live model pass tokenizer=...",
         )
     texts = texts_of(settings.text)
     texts = [(name, contents[max(settings.start_char, 0) :]) for name, contents in texts]
@@ -158,6 +158,17 @@ def _settle(
             folder=folder,
             progress=display,
         )
+
+
+def with_tokenizer(model: object, tokenizer: Any) -> object:
+    """A live model and its tokenizer; raises `RopeError` for a path, which brings its own."""
+    if isinstance(model, str | Path | tuple):
+        raise RopeError(
+            "doctor: `tokenizer` belongs to a live model; a path or a pair has its own.",
+            facts={"model": model if isinstance(model, str | Path) else type(model).__name__},
+            cure="Leave it out, or pass the model itself.",
+        )
+    return model, tokenizer
 
 
 def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:

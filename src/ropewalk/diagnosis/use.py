@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from ropewalk.diagnosis.estimate import IN_ATTENTION, seconds_at_once
 from ropewalk.diagnosis.evidence import TOLERATED, forgets
 from ropewalk.diagnosis.measurement import Measurement
@@ -61,7 +63,7 @@ def open_evaluator(settings: DoctorSettings, device: str) -> Reader | None:
     if given is None:
         return None
     if isinstance(given, str | Path):
-        return open_reader(given, name=Path(given).name, device=device)
+        return open_reader(given, dtype=torch.float32, device=device)
     return reader_of(given)
 
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from ropewalk.checkpoints.load import load_decoder
 from ropewalk.diagnosis.plan import trained_length_of
 from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_tuning import tunable
 from ropewalk.extend.settings import OutputSettings
 from ropewalk.methods import Reach, settled, settled_by_length, unsettled
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader, TunableReader
 
 GIVEN = "--trained-length"
@@ -39,7 +38,9 @@ class SourceModel:
         `trained_length`: tokens; it also says of a scaling whether the model was trained with it, where that is open.
         """
         place = model if isinstance(model, str | os.PathLike) else None
-        reader = tunable(reader_of(model) if place is None else reader_of(load_decoder(place), name=Path(place).name))
+        reader = tunable(
+            reader_of(model) if place is None else open_reader(Path(place) if isinstance(place, os.PathLike) else place)
+        )
         unknown = unsettled(reader.positions)
         answer = None if unknown is None or trained_length is None else settled_by_length(unknown, trained_length)
         if answer is not None:

@@ -17,8 +17,8 @@ from ropewalk.attention.cache import KVCache
 from ropewalk.attention.tables import SeqLen
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.precision import to_float64
 from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
+from ropewalk.models.sampling import draws_of, sample
 from ropewalk.rope.values import as_whole
 
 _PREFILL = 1024
@@ -136,7 +136,7 @@ class _Generation:
                 facts={"stop_tokens": stop_tokens},
                 cure="Pass integers: a text that ends generation is encoded first.",
             )
-        tokens = token_lists(model, prompts)
+        tokens = token_lists(prompts, model.tokenizer, model.config.vocab_size)
         final = [len(row) + max_new_tokens for row in tokens]
         ropes = {rope for rope in model.config.ropes if rope is not None and rope.needs_seq_len}
         long = {rope.switch_length is not None for rope in ropes}
@@ -161,8 +161,7 @@ class _Generation:
                     facts={"seq_len": seq_len, "needed": max(final)},
                     cure="Raise it, or leave it out.",
                 )
-        base = seed if seed is not None else int(torch.randint(2**62, (), device="cpu").item())
-        draws = [random.Random(f"{base}:{row}") for row in range(len(tokens))]
+        draws = draws_of(seed, len(tokens))
         return cls(
             model, tokens, max_new_tokens, temperature, top_k, top_p, frozenset(ends), draws, seq_len,
             follows=seq_len is None and True in long, final=final,
@@ -284,24 +283,8 @@ def _feed(run: _Generation, rows: Sequence[int], cache: KVCache) -> Tensor:
 
 def _sample(run: _Generation, rows: Sequence[int], logits: Tensor) -> list[int]:
     """One token per row, from logits `[rows, vocab]`."""
-    if run.temperature == 0:
-        return [int(token) for token in logits.argmax(-1).tolist()]
-    out = []
-    # From the largest down, so that no temperature, however small, divides to infinity (and inf - inf to NaN).
-    exact = to_float64(logits)
-    downward = exact - exact.amax(-1, keepdim=True)
-    for row, scores in zip(rows, downward / run.temperature, strict=True):
-        count = scores.shape[0] if run.top_k is None else min(run.top_k, scores.shape[0])
-        best = scores.topk(count) if count < scores.shape[0] else scores.sort(descending=True)
-        reached = best.values.softmax(-1).cumsum(-1)
-        if run.top_p is not None:
-            # Keep a token while those before it have not reached p: the first one always stays.
-            kept = int((reached < run.top_p).sum().item()) + 1
-            reached = reached[:kept]
-        mark = run.draws[row].random() * reached[-1]
-        at = int(torch.searchsorted(reached, mark, right=True).item())
-        out.append(int(best.indices[min(at, len(reached) - 1)].item()))
-    return out
+    draws = [run.draws[row] for row in rows]
+    return sample(logits, draws, temperature=run.temperature, top_k=run.top_k, top_p=run.top_p)
 
 
 @contextmanager

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.rope.values import as_whole, is_number
 
 Prompts = Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
 
-def token_lists(model: Decoder, prompts: Prompts) -> list[list[int]]:
+def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
     """The prompts as one list of ids per row, none empty, all in the vocabulary."""
     rows: list[Any]
     if isinstance(prompts, Tensor):
@@ -35,13 +34,13 @@ def token_lists(model: Decoder, prompts: Prompts) -> list[list[int]]:
         if rows and as_whole(rows[0]) is not None:
             rows = [rows]
     if rows and all(isinstance(row, str) for row in rows):
-        if model.tokenizer is None:
+        if tokenizer is None:
             raise RopeError(
                 "generate: this model has no tokenizer, so it reads no text.",
                 facts={"prompts": prompts},
                 cure="Give token ids, or load a checkpoint that has a tokenizer.",
             )
-        rows = [_text_tokens(model.tokenizer, row) for row in rows]
+        rows = [_text_tokens(tokenizer, row) for row in rows]
     if not all(isinstance(row, Sequence) and all(as_whole(token) is not None for token in row) for row in rows):
         raise RopeError(
             "generate: prompts are texts, or lists of token ids, not a mixture and nothing else.",
@@ -55,11 +54,11 @@ def token_lists(model: Decoder, prompts: Prompts) -> list[list[int]]:
             facts={"prompts": prompts},
             cure="Begin with at least one token, such as the tokenizer's bos.",
         )
-    strange = sorted({token for row in tokens for token in row if not 0 <= token < model.config.vocab_size})
+    strange = sorted({token for row in tokens for token in row if not 0 <= token < vocab_size})
     if strange:
         raise RopeError(
             "generate: a prompt holds tokens that the vocabulary has not.",
-            facts={"tokens": strange, "vocab_size": model.config.vocab_size},
+            facts={"tokens": strange, "vocab_size": vocab_size},
             cure="Use the tokenizer that the model was trained with.",
         )
     return tokens

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.checkpoints.load import load_decoder
+from ropewalk.checkpoints.load import builds, load_decoder
+from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
+from ropewalk.optional import need
 from ropewalk.readers.reader import Reader
 
 Adapt = Callable[[object, str | None], Reader | None]
@@ -49,10 +51,25 @@ def adapters() -> Iterator[Adapt]:
 
 
 def open_reader(
-    source: str | Path, *, name: str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    source: str | Path,
+    *,
+    name: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> Reader:
-    """The reader of a checkpoint, on its device: a Hugging Face folder, a .gguf file, or "tiny".
+    """The reader of a checkpoint, on its device: a Hugging Face folder, a .gguf file, a model of the hub, or "tiny".
+
+    Families that are built here are read by our decoder, all others by transformers: `Reader.library` says which.
+
+    - `name`: in reports; None: that of the file or folder. `dtype`: None keeps what is stored (float32 for GGUF).
 
     Raises `RopeError` where it cannot be loaded.
     """
-    return reader_of(load_decoder(source, dtype=dtype).to(device), name)
+    path = find(source)
+    name = display_name(source, path) if name is None else name
+    if path.is_file() or builds(path):
+        return reader_of(load_decoder(path, dtype=dtype).to(device), name)
+    need("transformers", "transformers")
+    from ropewalk.readers.live.loading import load_live
+
+    return reader_of(load_live(path, dtype, device), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from ropewalk.methods import trained_length_of
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import stream
 from ropewalk.models.positions import Positions
+from ropewalk.models.prompts import Prompts
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.beginning import Beginning
 from ropewalk.readers.digest import model_digest
@@ -39,6 +40,11 @@ class DecoderReader:
     def name(self) -> str:
         """What the model is called in reports."""
         return self._name
+
+    @property
+    def library(self) -> str:
+        """What computes it."""
+        return "ropewalk"
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -144,7 +150,7 @@ class DecoderReader:
         rows: list[list[int]] = [[] for _ in prompts]
         going = set(range(len(rows)))
         ids = [list(prompt) for prompt in prompts]
-        for row, token in stream(self.model, ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options):
+        for row, token in self.stream(ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options):
             if row not in going:
                 continue
             rows[row].append(token)
@@ -153,6 +159,10 @@ class DecoderReader:
                 if not going:
                     break
         return rows
+
+    def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
+        """(row, token) for each new token as it comes; arguments as for `ropewalk.generate`."""
+        return stream(self.model, prompts, **options)
 
 
 def adapt(model: object, name: str | None) -> DecoderReader | None:

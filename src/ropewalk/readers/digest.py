@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import cast
 
 import torch
@@ -16,8 +16,13 @@ _DIGESTS = cast(MutableMapping[torch.Tensor, tuple[int, bytes]], WeakTensorKeyDi
 
 def model_digest(model: Decoder) -> str:
     """A short hash of a model: its config, and every bit of every weight; models that share weights read them once."""
-    digest = hashlib.sha256(repr(model.config).encode())
-    for name, weight in model.named_parameters():
+    return digest_of(repr(model.config), model.named_parameters())
+
+
+def digest_of(config: str, weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """A short hash of a description and of every bit of some weights with their names."""
+    digest = hashlib.sha256(config.encode())
+    for name, weight in weights:
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + _weight_digest(weight))
     return digest.hexdigest()[:20]
 

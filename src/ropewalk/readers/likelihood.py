@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.head import logit_slices
 from ropewalk.readers.reader import CHUNK
+from ropewalk.readers.requests import check_pairs
 
 Pair = tuple[Sequence[int], Sequence[int]]
 
@@ -44,19 +44,7 @@ def continuation_log_probs(
     >>> found < 0, greedy
     (True, False)
     """
-    if batch < 1 or chunk < 1:
-        raise RopeError(
-            "continuation_log_probs: `batch` and `chunk` are at least 1.",
-            facts={"batch": batch, "chunk": chunk},
-            cure="Give whole numbers of rows and tokens.",
-        )
-    for index, (context, continuation) in enumerate(pairs):
-        if not len(context) or not len(continuation):
-            raise RopeError(
-                "continuation_log_probs: nothing comes before the first token, and an empty text has no probability.",
-                facts={"pair": index, "context tokens": len(context), "continuation tokens": len(continuation)},
-                cure="Begin with the tokenizer's bos where there is no context.",
-            )
+    check_pairs(pairs, batch, chunk)
     found: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
     order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
     for start in range(0, len(order), batch):

@@ -15,6 +15,7 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.readers.beginning import Beginning
 from ropewalk.readers.head import target_losses
 from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
+from ropewalk.readers.requests import check_window
 
 
 def window_losses(
@@ -43,13 +44,8 @@ def window_losses(
     **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
     **Numerics:** the model's dtype within, softmax in float32, equal to one full forward up to rounding.
     """
+    check_window(input_ids, first, chunk)
     tokens = len(input_ids)
-    if input_ids.ndim != 1 or not 1 <= first < tokens or chunk < 1:
-        raise RopeError(
-            "window_losses: give [tokens] of at least two, and `first` among them.",
-            facts={"input_ids": input_ids, "first": first, "chunk": chunk},
-            cure="Pass the token ids of one window, and 1 <= first < tokens.",
-        )
     losses, began = torch.empty(tokens, dtype=torch.float32), time.perf_counter()
     with torch.inference_mode():
         ids = input_ids.to(model.embed_tokens.weight.device)

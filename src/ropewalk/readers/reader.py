@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.models.positions import Positions
+from ropewalk.models.prompts import Prompts
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.beginning import Beginning
 from ropewalk.readers.defaults import CHUNK as CHUNK
@@ -68,6 +69,10 @@ class Reader(Protocol):
     @property
     def name(self) -> str:
         """What the model is called in reports: no folders."""
+
+    @property
+    def library(self) -> str:
+        """What computes it: "ropewalk", or another library with its version and the model's class there."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -163,6 +168,9 @@ class Reader(Protocol):
         - `is_done`: called with a row's number and its new tokens so far; True ends that row.
         - `options`: `temperature`, `top_k`, `top_p`, `stop_tokens` and `seed`, as in `ropewalk.generate`.
         """
+
+    def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
+        """(row, token) for each new token as it comes; arguments as for `ropewalk.generate`."""
 
 
 @runtime_checkable

@@ -1,0 +1,127 @@
+"""A checkpoint of a family that is not built here, loaded by transformers: safetensors, never code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.atomic_io import read_json
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.errors import RopeError
+from ropewalk.models.tokens import Tokenizer
+from ropewalk.optional import need
+from ropewalk.readers.live.tokenizer import text_tokenizer
+
+
+def load_live(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> tuple[Any, Tokenizer | None]:
+    """The transformers model of a folder in eval mode, and its tokenizer, or None.
+
+    - `dtype`: of the weights; None keeps what the folder stores.
+
+    Raises `RopeError` for an architecture that transformers does not have, code of the checkpoint's own, pickled
+    weights, and weights that are missing or of another shape, which transformers would fill with random numbers.
+    """
+    config = config_of(path)
+    model = _of_folder(path, config, dtype).to(device).eval()
+    return model, _tokenizer_of(path, model)
+
+
+def config_of(folder: Path) -> Any:
+    """The transformers config of a folder. Raises `RopeError` where transformers has no such architecture."""
+    content, kit = read_json(folder / "config.json"), need("transformers", "transformers")
+    model_type = content.get("model_type")
+    if model_type not in kit.CONFIG_MAPPING:
+        own = content.get("auto_map")
+        raise RopeError(
+            "load: unknown architecture, and the code that the config names for it is never run here."
+            if own
+            else "load: unknown architecture.",
+            facts={"file": str(folder / "config.json"), "model_type": model_type, "transformers": kit.__version__},
+            cure="Neither ropewalk nor this release of transformers builds it: a later one may.",
+        )
+    try:
+        return kit.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise RopeError(
+            "load: transformers refuses the config.",
+            facts={"file": str(folder / "config.json"), "error": str(error)},
+            cure="Correct it, or download it again.",
+        ) from error
+
+
+def _of_folder(folder: Path, config: Any, dtype: torch.dtype | None) -> Any:
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        raise RopeError(
+            "load: the folder holds pickled weights alone, and pickles are refused: reading one can run any code."
+            if pickled
+            else "load: the folder holds no weights.",
+            facts={"folder": str(folder), "files": pickled},
+            cure="Where you trust them: transformers.AutoModelForCausalLM.from_pretrained(FOLDER)"
+            ".save_pretrained(NEW_FOLDER)."
+            if pickled
+            else "Put model.safetensors beside config.json.",
+        )
+    kit = need("transformers")
+    try:
+        with quietly():
+            model, report = kit.AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype="auto" if dtype is None else dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError) as error:
+        raise RopeError(
+            "load: transformers cannot load this checkpoint as a causal language model.",
+            facts={"folder": str(folder), "model_type": config.model_type, "error": str(error).strip()[:400]},
+            cure="Load it yourself, and pass the model with its tokenizer: rw.doctor(model, tokenizer=...).",
+        ) from error
+    refuse_incomplete(report, str(folder))
+    return model
+
+
+def refuse_incomplete(report: Any, where: str) -> None:
+    """Raise `RopeError` where weights are missing or of another shape: transformers draws them at random."""
+    wrong = {key: sorted(map(str, report.get(key, ())))[:8] for key in ("missing_keys", "mismatched_keys")}
+    wrong = {key: names for key, names in wrong.items() if names}
+    if wrong:
+        raise RopeError(
+            "load: tensors are missing from the checkpoint, or have another shape than its config says.",
+            facts={"checkpoint": where, **wrong},
+            cure="Download it again, or correct its config.json.",
+        )
+
+
+def _tokenizer_of(folder: Path, model: Any) -> Tokenizer | None:
+    """By its tokenizer.json; else as transformers makes a fast one; None where there is none."""
+    if (folder / "tokenizer.json").is_file():
+        return TextTokenizer.from_folder(folder)
+    kit = need("transformers")
+    try:
+        made = kit.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, KeyError, TypeError, OSError, ImportError):
+        return None
+    return text_tokenizer(made, model)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' own progress bars and reports of loading, which are refused or repeated by ours."""
+    logging = need("transformers.utils.logging")
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

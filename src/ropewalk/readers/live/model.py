@@ -1,0 +1,150 @@
+"""A live transformers model in two halves: the layers, and its own head on the hidden states of few tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropewalk.attention.norm import HALF
+from ropewalk.errors import RopeError
+from ropewalk.readers.live.cache import held_bytes, new_cache
+
+LOGITS = 2**24  # float32 logits that exist at one time: 64 MiB
+WIDENED_ROWS = 4096  # rows of the head that are float32 at one time
+CHECKED = 6  # tokens of the check, read in two chunks
+
+
+class LiveModel:
+    """The halves of a causal language model of transformers, whose modules stay as they are.
+
+    `hidden` goes through the model's own layers and cache; `logits` through its own `forward`, in which the layers
+    are replaced by the hidden states: so soft caps, scales and whatever else follows the head are the model's.
+    Of half types, logits are computed in float32 from the rounded hidden states and weights.
+
+    Raises `RopeError` for a model without a head for the next token, and where the halves disagree with the whole.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.base, self._forward = _halves(model)
+
+    def new_cache(self, capacity: int) -> Any:
+        """The model's own cache with room for so many tokens."""
+        return new_cache(self.model.config, capacity)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its embeddings are."""
+        found: torch.device = self.model.get_input_embeddings().weight.device
+        return found
+
+    def hidden(self, input_ids: Tensor, cache: Any, first: int) -> Tensor:
+        """The last hidden states `[rows, tokens, hidden]` of tokens from position `first` on; cache None: no cache."""
+        rows, tokens = input_ids.shape
+        positions = torch.arange(first, first + tokens, device=input_ids.device)[None].expand(rows, -1)
+        given = {} if cache is None else {"past_key_values": cache}
+        out = self.base(
+            input_ids=input_ids, position_ids=positions, use_cache=cache is not None, return_dict=True, **given
+        )
+        found: Tensor = out.last_hidden_state
+        return found
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 `[tokens, vocab]` after hidden states `[tokens, hidden]`."""
+        out = self._forward(inputs_embeds=hidden[None], use_cache=False, return_dict=True)
+        found: Tensor = out.logits[0].float()
+        return found
+
+    def logit_slices(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The logits of a few tokens after the other: which they are, and float32 `[of them, vocab]`."""
+        rows = max(1, LOGITS // self.model.get_output_embeddings().weight.shape[0])
+        for start in range(0, len(hidden), rows):
+            part = slice(start, min(start + rows, len(hidden)))
+            yield part, self.logits(hidden[part])
+
+    @torch.inference_mode()
+    def check(self) -> list[tuple[int, int | None]]:
+        """Hold the halves, in two chunks through the cache, against the whole; returns `held_bytes` of one token."""
+        vocab = self.model.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(CHECKED, device=self.device) * 7 + 5)[None] % vocab
+        whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
+        cache, half = self.new_cache(CHECKED), CHECKED // 2
+        parts = [self.hidden(ids[:, :half], cache, 0), self.hidden(ids[:, half:], cache, half)]
+        found = self.logits(torch.cat(parts, 1)[0])
+        most = float(whole.abs().max())
+        allowed = (0.05 if found.shape == whole.shape and self.model.dtype in HALF else 1e-4) * max(1.0, most)
+        if found.shape != whole.shape or not float((found - whole).abs().max()) <= allowed:
+            difference = float((found - whole).abs().max()) if found.shape == whole.shape else float("nan")
+            raise RopeError(
+                "transformers: read in chunks this model does not give the logits of its own forward.",
+                facts={"model": type(self.model).__name__, "largest difference": difference, "largest logit": most},
+                cure="It cannot be measured here.",
+            )
+        return [(size // CHECKED, window) for size, window in held_bytes(cache)]
+
+
+class _Given(nn.Module):
+    """Stands in place of the layers: what it is given as embeddings are the hidden states."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Outputs:
+        return _Outputs(inputs_embeds)
+
+
+class _Outputs:
+    """What a model's head takes from its layers: hidden states, and None for everything else."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+
+class _WideHead(nn.Module):
+    """A head of half precision whose products are float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._linear = (linear,)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of the head, as it is."""
+        return self._linear[0].weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """float32 `[..., vocab]`."""
+        wide = hidden.float()
+        logits = torch.cat([F.linear(wide, rows.float()) for rows in torch.split(self.weight, WIDENED_ROWS)], -1)
+        bias = self._linear[0].bias
+        return logits if bias is None else logits + bias.float()
+
+
+def _halves(model: Any) -> tuple[Any, Any]:
+    """The layers of a model, and its `forward` on hidden states."""
+    head, base = model.get_output_embeddings(), model.base_model
+    name = model.base_model_prefix
+    if model.config.is_encoder_decoder or head is None or base is model or name not in model._modules:
+        raise RopeError(
+            "transformers: this is no causal language model, and nothing else can be measured.",
+            facts={"model": type(model).__name__, "encoder and decoder": bool(model.config.is_encoder_decoder)},
+            cure="Load it by AutoModelForCausalLM.",
+        )
+    shell = copy.copy(model)
+    shell._modules = dict(model._modules)
+    shell._modules[name] = _Given()
+    if type(head) is nn.Linear and head.weight.dtype in HALF:
+        for child, module in model._modules.items():
+            if module is head:
+                shell._modules[child] = _WideHead(head)
+    return base, MethodType(type(model).forward, shell)

@@ -1,0 +1,332 @@
+"""The adapter of a live transformers model, whatever its family."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from random import Random
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.attachment import Attachment, attach, attachment_of
+from ropewalk.attachment.layers import positions_of, text_config_of
+from ropewalk.errors import RopeError
+from ropewalk.methods import trained_length_of
+from ropewalk.models.positions import Positions
+from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
+from ropewalk.models.sampling import draws_of, sample
+from ropewalk.models.tokens import Tokenizer
+from ropewalk.readers.digest import digest_of
+from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses
+from ropewalk.readers.requests import check_pairs, check_window
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
+
+if TYPE_CHECKING:
+    from ropewalk.readers.live.model import LiveModel
+    from ropewalk.readers.live.prefix import LivePrefix
+
+
+class TransformersReader:
+    """A causal language model of transformers as a reader; see `ropewalk.readers.reader.Reader`.
+
+    - `model`: a `PreTrainedModel` with a head for the next token; it is not changed.
+    - `tokenizer`: one of transformers with a fast backend, one of `tokenizers`, or one of ours. `name`: in reports.
+
+    Windows are read in chunks through the model's own cache, and the head serves a few tokens at a time, so that
+    memory is bounded, whatever the length. It reads through a copy that shares every weight and rotates by exact tables
+    (`ropewalk.attach`) where these can be attached; where not, the model's own rotation is all that can be measured.
+    When it is made, six tokens are read in two chunks and compared with the model's own forward.
+
+    Raises `RopeError` for a model that is no causal language model, or whose rotation is not known.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
+        from ropewalk.readers.live.model import LiveModel
+        from ropewalk.readers.live.tokenizer import text_tokenizer
+
+        self.model, self._refused = _twin(model), None
+        LiveModel(self.model)  # is a causal language model
+        if attachment_of(self.model) is None:
+            self._own: Positions = positions_of(self.model, text_config_of(self.model))
+            try:
+                attach(self.model)
+            except RopeError as refused:
+                self._refused = refused
+        self._name = name or _name_of(model)
+        self._tokenizer = text_tokenizer(tokenizer, model)
+        self.live = LiveModel(self.model)
+        self._per_token = self.live.check()
+        self._frozen = _Frozen(self.model)
+
+    @property
+    def name(self) -> str:
+        """What the model is called in reports."""
+        return self._name
+
+    @property
+    def library(self) -> str:
+        """What computes: transformers, its version, and the class."""
+        return f"transformers {sys.modules['transformers'].__version__}, {type(self.model).__name__}"
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer, or None."""
+        return self._tokenizer
+
+    @property
+    def positions(self) -> Positions:
+        """What each layer knows of positions."""
+        handle = attachment_of(self.model)
+        return self._own if handle is None else handle.positions
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens that it was trained to, as the rope that reaches furthest says, or else the first that says it."""
+        return trained_length_of(self.positions)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its embeddings are."""
+        return self.live.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+        found: torch.dtype = self.model.dtype
+        return found
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were learned."""
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    def digest(self) -> str:
+        """A short hash of its config, of its positions, and of every bit of every weight."""
+        described = f"{type(self.model).__name__} {self.model.config.to_json_string()} {self.positions!r}"
+        return digest_of(described, self.model.state_dict(keep_vars=True).items())
+
+    def under(self, positions: Positions) -> TransformersReader:
+        """The same model, weights shared, with these positions in its layers."""
+        if positions == self.positions:
+            return self
+        if self._refused is not None:
+            raise RopeError(
+                "transformers: this model's rotation cannot be replaced, so that it can be measured as it is alone.",
+                facts={"model": type(self.model).__name__, "reason": self._refused.rule},
+                cure="Pass --methods plain,crop.",
+            ) from self._refused
+        other = copy.copy(self)
+        other.model = _twin(self.model)
+        _handle(other.model).set_positions(positions)
+        other.live = type(self.live)(other.model)
+        other._frozen = _Frozen(other.model)
+        return other
+
+    def cache_bytes(self, tokens: int) -> int:
+        """The bytes of keys and values of so many tokens; layers with a window hold no more than that."""
+        return sum(size * min(tokens, window or tokens) for size, window in self._per_token)
+
+    @torch.inference_mode()
+    def window_losses(
+        self,
+        input_ids: Tensor,
+        *,
+        first: int = 1,
+        seq_len: int | None = None,
+        chunk: int = CHUNK,
+        advance: Advance | None = None,
+    ) -> Losses:
+        """Nats of every token of one window from token `first` on, each given all tokens before it."""
+        check_window(input_ids, first, chunk)
+        tokens, live = len(input_ids), self._at(len(input_ids) if seq_len is None else seq_len)
+        losses = torch.empty(tokens, dtype=torch.float32)
+        ids = input_ids.to(live.device)
+        cache = live.new_cache(tokens) if tokens > chunk else None
+        for start in range(0, tokens, chunk):
+            stop = min(start + chunk, tokens)
+            hidden = live.hidden(ids[None, start:stop], cache, start)[0]
+            scored = max(start, first - 1), min(stop, tokens - 1)
+            targets = ids[scored[0] + 1 : scored[1] + 1]
+            for part, logits in live.logit_slices(hidden[scored[0] - start : scored[1] - start]):
+                of_part = F.cross_entropy(logits, targets[part].to(logits.device), reduction="none")
+                losses[scored[0] + 1 + part.start : scored[0] + 1 + part.stop] = of_part.cpu()
+            if advance is not None:
+                advance(stop - start)
+        return np.asarray(losses[first:].double())
+
+    def prefix(
+        self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None
+    ) -> LivePrefix:
+        """Read tokens into a cache with room for `seq_len` in all, at the frequencies of that length."""
+        from ropewalk.readers.live.prefix import LivePrefix
+
+        live = self._at(seq_len)
+        prefix = LivePrefix(live, live.new_cache(seq_len), chunk=chunk)
+        prefix.read(input_ids, advance=advance)
+        return prefix
+
+    @torch.inference_mode()
+    def continuation_log_probs(
+        self,
+        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        batch: int = 8,
+        chunk: int = CHUNK,
+        done: Callable[[int, tuple[float, bool]], None] | None = None,
+    ) -> list[tuple[float, bool]]:
+        """For each (context, continuation): its log-probability, and whether greedy decoding would give it."""
+        check_pairs(pairs, batch, chunk)
+        found = []
+        for index, (context, continuation) in enumerate(pairs):
+            ids = torch.tensor([*context, *continuation][:-1], device=self.device)
+            live = self._at(len(ids))
+            cache = live.new_cache(len(ids)) if len(ids) > chunk else None
+            total, greedy, begin = 0.0, True, len(context) - 1
+            targets = torch.tensor(list(continuation), device=self.device)
+            for start in range(0, len(ids), chunk):
+                hidden = live.hidden(ids[None, start : start + chunk], cache, start)[0]
+                wanted = max(begin, start)
+                for part, logits in live.logit_slices(hidden[wanted - start :]):
+                    of_part = targets[wanted - begin + part.start : wanted - begin + part.stop].to(logits.device)
+                    total -= float(F.cross_entropy(logits, of_part, reduction="sum"))
+                    greedy = greedy and bool((logits.argmax(-1) == of_part).all())
+            found.append((total, greedy))
+            if done is not None:
+                done(index, found[-1])
+        return found
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        seq_len: int | None = None,
+        is_done: IsDone | None = None,
+        **options: Any,
+    ) -> list[list[int]]:
+        """The new tokens of each prompt; `options` are those of `ropewalk.generate`."""
+        ids = [list(prompt) for prompt in prompts]
+        rows = self._rows(ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options)
+        found: list[list[int]] = [[] for _ in ids]
+        for row, tokens in enumerate(rows):
+            for token in tokens:
+                found[row].append(token)
+                if is_done is not None and is_done(row, found[row]):
+                    break
+        return found
+
+    def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
+        """(row, token) for each new token as it comes, row after row; arguments as for `ropewalk.generate`."""
+        rows = self._rows(prompts, **options)
+        return ((row, token) for row, tokens in enumerate(rows) for token in tokens)
+
+    def _rows(
+        self,
+        prompts: Prompts,
+        *,
+        max_new_tokens: int = 100,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_tokens: Collection[int] | None = None,
+        seed: int | None = None,
+        seq_len: int | None = None,
+    ) -> list[Iterator[int]]:
+        """The new tokens of each row, as they come; everything is checked before."""
+        check_sampling(max_new_tokens, temperature, top_k, top_p)
+        ids = token_lists(prompts, self.tokenizer, self.model.get_input_embeddings().weight.shape[0])
+        ends = stop_tokens
+        if ends is None:
+            ends = self.tokenizer.eos_ids if self.tokenizer is not None and is_text(prompts) else ()
+        choose = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p)
+
+        def new_tokens(prompt: list[int], draw: Random) -> Iterator[int]:
+            prefix = self.prefix(prompt, seq_len=seq_len or len(prompt) + max_new_tokens)
+            for step in range(max_new_tokens):
+                [token] = choose(prefix.next_log_probs[None], [draw])
+                if token in ends:
+                    return
+                yield token
+                if step < max_new_tokens - 1:
+                    prefix.read([token])
+
+        return [new_tokens(prompt, draw) for prompt, draw in zip(ids, draws_of(seed, len(ids)), strict=True)]
+
+    def _at(self, seq_len: int) -> LiveModel:
+        """The model at the frequencies of this length."""
+        if not self.positions.needs_seq_len:
+            return self.live
+        if self._refused is not None:
+            raise RopeError(
+                "transformers: frequencies that depend on the length change while this model reads in chunks.",
+                facts={"model": type(self.model).__name__, "reason": self._refused.rule},
+                cure="It cannot be measured here.",
+            ) from self._refused
+        return self._frozen.at(seq_len)
+
+
+class _Frozen:
+    """A model's twins at the frequencies of single lengths: threads that read other lengths do not meet.
+
+    The last few are kept; a length that gives the same frequencies gives the same twin.
+    """
+
+    KEPT = 4
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._lock = model, Lock()
+        self._twins: dict[object, LiveModel] = {}
+
+    def at(self, seq_len: int) -> LiveModel:
+        """The twin for a length in tokens."""
+        from ropewalk.readers.live.model import LiveModel
+
+        ropes = set(_handle(self._model).positions.present_ropes)
+        key = frozenset((rope, columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in ropes)
+        with self._lock:
+            if key not in self._twins:
+                twin = _twin(self._model)
+                _handle(twin).seq_len = seq_len
+                self._twins[key] = LiveModel(twin)
+                while len(self._twins) > self.KEPT:
+                    del self._twins[next(iter(self._twins))]
+            return self._twins[key]
+
+
+def _handle(model: Any) -> Attachment:
+    """The handle of an attached model."""
+    handle = attachment_of(model)
+    assert handle is not None, "the model was attached"
+    return handle
+
+
+def adapt(model: object, name: str | None) -> TransformersReader | None:
+    """A reader of a transformers model, or of a pair (model, tokenizer); None for anything else."""
+    tokenizer = None
+    if isinstance(model, tuple) and len(model) == 2:
+        model, tokenizer = model
+    if "transformers" not in sys.modules:
+        return None
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft: its adapters stay in it
+    if not isinstance(model, sys.modules["transformers"].PreTrainedModel):
+        return None
+    return TransformersReader(model, tokenizer, name)
+
+
+def _twin(model: Any) -> Any:
+    """A copy in eval mode that shares every weight."""
+    memo: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
+    return copy.deepcopy(model, memo).eval()
+
+
+def _name_of(model: Any) -> str:
+    """The last part of where it was loaded from, or its class."""
+    path = str(getattr(model.config, "_name_or_path", "") or "").rstrip("/")
+    return path.rpartition("/")[2] or type(model).__name__

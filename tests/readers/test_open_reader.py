@@ -1,0 +1,128 @@
+"""Any checkpoint as a reader: a folder of another family, one in the hub's cache; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from ropewalk.audit.sources import read_source
+from ropewalk.cli.app import main
+from ropewalk.errors import RopeError
+from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.decoder import DecoderReader
+from ropewalk.readers.transformers import TransformersReader
+from tests.readers.random_models import folder_of
+from tests.readers.test_transformers import CLOSE, ids_of, log_probs
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Gemma 3 with a tokenizer of bytes."""
+    return folder_of("gemma3_text", tmp_path_factory.mktemp("checkpoints") / "gemma")
+
+
+@pytest.fixture
+def hub(gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub client's cache with that model as someone/gemma, one revision, called main and v1."""
+    place = tmp_path / "hub" / "models--someone--gemma"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(gemma, place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    for name in ("main", "v1"):
+        (place / "refs" / name).write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return place
+
+
+def test_a_folder_of_another_family_goes_through_transformers(gemma: Path) -> None:
+    """The losses of transformers' own forward, its tokenizer, its ends; a family of ours stays ours."""
+    reader, ids = open_reader(gemma), ids_of(40)
+    assert isinstance(reader, TransformersReader)
+    assert reader.library.endswith("Gemma3ForCausalLM")
+    assert (reader.name, reader.dtype) == ("gemma", torch.float32)
+    likely = log_probs(AutoModelForCausalLM.from_pretrained(gemma), ids)
+    wanted = -likely[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
+    assert abs(reader.window_losses(ids, chunk=9) - wanted).max() < CLOSE
+    assert reader.tokenizer is not None
+    assert reader.tokenizer.eos_ids == (256,)
+    assert open_reader(gemma, dtype=torch.bfloat16).dtype == torch.bfloat16
+    tiny = open_reader("tiny")
+    assert isinstance(tiny, DecoderReader)
+    assert tiny.library == "ropewalk"
+
+
+@pytest.mark.parametrize("name", ["someone/gemma", "someone/gemma@v1"])
+def test_a_model_of_the_hub_is_read_from_its_cache(name: str, hub: Path) -> None:
+    """By its name and a revision; reports call it by its name, not by the commit's folder."""
+    reader = open_reader(name)
+    assert reader.name == "gemma"
+    assert isinstance(reader, TransformersReader)
+    assert read_source(name).name == "gemma"
+
+
+def test_what_the_hub_does_not_have_is_said(hub: Path) -> None:
+    """Another revision or model while offline; a snapshot without safetensors; a folder that stands in its way."""
+    for name in ("someone/gemma@v2", "someone/other"):
+        with pytest.raises(RopeError, match="the cache does not hold it"):
+            open_reader(name)
+    [weights] = hub.glob("snapshots/*/model.safetensors")
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(RopeError, match="files are missing") as refused:
+        open_reader("someone/gemma")
+    assert "*.safetensors" in str(refused.value)
+    assert read_source("someone/gemma").name == "gemma"  # the config alone is enough
+    Path("someone").mkdir()
+    with pytest.raises(RopeError, match="no such file or folder"):
+        open_reader("someone/gemma")
+
+
+def test_weights_are_whole_or_refused(gemma: Path, tmp_path: Path) -> None:
+    """A missing tensor, one of another shape, pickles alone, no weights: nothing is filled with random numbers."""
+    folder = tmp_path / "broken"
+    shutil.copytree(gemma, folder)
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({key: value for key, value in weights.items() if key != name}, folder / "model.safetensors")
+    with pytest.raises(RopeError, match="tensors are missing") as refused:
+        open_reader(folder)
+    assert name in str(refused.value)
+    save_file({**weights, name: weights[name][:3].contiguous()}, folder / "model.safetensors")
+    with pytest.raises(RopeError, match="load: "):
+        open_reader(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(RopeError, match="pickles are refused"):
+        open_reader(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(RopeError, match="holds no weights"):
+        open_reader(folder)
+
+
+def test_code_of_a_checkpoint_is_never_run(gemma: Path, tmp_path: Path) -> None:
+    """An architecture that only its own code builds is refused; code beside a known one is left alone."""
+    folder = tmp_path / "own"
+    shutil.copytree(gemma, folder)
+    config = json.loads((folder / "config.json").read_text())
+    own = {"auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (folder / "own.py").write_text("raise SystemExit('it ran')")
+    (folder / "config.json").write_text(json.dumps({**config, **own}))
+    assert isinstance(open_reader(folder), TransformersReader)
+    (folder / "config.json").write_text(json.dumps({**config, **own, "model_type": "unheard_of"}))
+    with pytest.raises(RopeError, match="never run here"):
+        open_reader(folder)
+
+
+def test_generate_says_which_library_computes(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error; nothing is said of models that are built here."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["generate", str(gemma), "The whale", "--max-new-tokens", "2"])
+    out = capsys.readouterr()
+    assert out.out.startswith("The whale")
+    assert "computed by transformers" in out.err
+    assert "Gemma3ForCausalLM" in out.err

@@ -1,0 +1,243 @@
+"""The reader of any transformers model, against the model's own full forward."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from ropewalk.attachment import attached, attachment_of
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS, Reach
+from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.live.cache import RoomyLayer, new_cache
+from ropewalk.readers.reader import Reader
+from ropewalk.readers.transformers import TransformersReader
+from tests.readers.random_models import FAMILIES, random_model
+
+CLOSE = 1e-5  # of float32 logits of up to 10
+
+
+def ids_of(tokens: int) -> torch.Tensor:
+    """int64 [tokens] below 256."""
+    return torch.randint(3, 256, (tokens,), generator=torch.Generator().manual_seed(4))
+
+
+@torch.no_grad()
+def log_probs(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """float64 `[tokens, vocab]` of the model's own forward over the whole text."""
+    return model(ids[None], use_cache=False).logits[0].double().log_softmax(-1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_give_the_losses_of_the_whole_forward(family: str) -> None:
+    """Beyond the sliding window and the trained length, whatever the chunk; the rest of the protocol on a prefix."""
+    model, ids = random_model(family), ids_of(50)
+    reader, likely = reader_of(model), log_probs(model, ids)
+    assert isinstance(reader, TransformersReader)
+    assert isinstance(reader, Reader)
+    wanted = -likely[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
+    for chunk, first in ((7, 1), (50, 30), (16, 17)):
+        assert abs(reader.window_losses(ids, first=first, chunk=chunk) - wanted[first - 1 :]).max() < CLOSE
+    assert reader.positions.num_layers == 2
+    assert reader.trained_length == (64 if family == "gptj" else 32)
+    prefix = reader.prefix(ids[:20].tolist(), seq_len=50, chunk=6)
+    asked = prefix.ask([(ids[20:23].tolist(), [[int(ids[23])], ids[23:26].tolist()]), ((), [ids[20:22].tolist()])])
+    assert asked[0] == pytest.approx([-wanted[22], -wanted[22:25].sum()], abs=4 * CLOSE)
+    assert asked[1] == pytest.approx([-wanted[19:21].sum()], abs=4 * CLOSE)
+    fork = prefix.fork()
+    fork.read(ids[20:40].tolist())
+    best = likely[39].topk(3)
+    assert [token for token, _ in fork.top(3)] == best.indices.tolist()
+    assert [value for _, value in fork.top(3)] == pytest.approx(best.values.tolist(), abs=4 * CLOSE)
+    assert prefix.tokens == 20
+    assert prefix.log_probs([ids[20:22].tolist()]) == pytest.approx(asked[1], abs=4 * CLOSE)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "deepseek_v3"])
+def test_continuations_and_greedy_tokens(family: str) -> None:
+    """Each pair as the whole forward has it; greedy tokens are those of transformers' own generate."""
+    model, ids = random_model(family), ids_of(40)
+    reader = reader_of(model)
+    likely = log_probs(model, ids)
+    own = model.generate(ids[None, :20], attention_mask=torch.ones(1, 20), max_new_tokens=8, do_sample=False,
+                         eos_token_id=None)[0, 20:].tolist()  # fmt: skip
+    assert reader.generate([ids[:20].tolist()], max_new_tokens=8) == [own]
+    assert list(reader.stream([ids[:20].tolist()], max_new_tokens=2)) == [(0, own[0]), (0, own[1])]
+    both = [ids[:20].tolist(), ids[:5].tolist()]
+    ended = reader.generate(both, max_new_tokens=8, is_done=lambda row, new: row == 0 and len(new) == 2)
+    assert [len(row) for row in ended] == [2, 8]
+    assert ended[0] == own[:2]
+    drawn = [reader.generate(both, max_new_tokens=4, temperature=1.0, top_k=9, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    pairs = [(ids[:30].tolist(), ids[30:].tolist()), (ids[:20].tolist(), own), (ids[:1].tolist(), ids[1:3].tolist())]
+    found = reader.continuation_log_probs(pairs, chunk=7)
+    wanted = float(likely[29:39].gather(-1, ids[30:, None]).sum())
+    assert found[0][0] == pytest.approx(wanted, abs=10 * CLOSE)
+    assert [greedy for _, greedy in found] == [False, True, False]
+
+
+def test_a_half_model_has_float32_logits() -> None:
+    """Its losses are those of its own hidden states under a float32 head with the model's soft cap."""
+    reader, ids = TransformersReader(random_model("gemma2").bfloat16()), ids_of(40)
+    model = reader.model
+    with torch.no_grad():
+        hidden = model.model(ids[None], use_cache=False).last_hidden_state[0].float()
+        cap = model.config.final_logit_softcapping
+        logits = torch.tanh(hidden @ model.lm_head.weight.float().T / cap) * cap
+        rounded = model(ids[None], use_cache=False).logits[0].float()
+    wanted = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+    assert abs(reader.window_losses(ids) - wanted.numpy()).max() < CLOSE
+    assert (rounded - logits).abs().max() > 100 * CLOSE
+
+
+def test_the_cache_is_bounded() -> None:
+    """A window's layers hold their window; a full layer holds what was asked for, and nothing twice."""
+    reader = TransformersReader(random_model("gemma3_text"))
+    per_token = 2 * 2 * 8 * 4
+    assert reader.cache_bytes(100) == per_token * (12 + 100)
+    cache = new_cache(reader.model.config, 40)
+    with torch.inference_mode():
+        reader.live.hidden(ids_of(40)[None], cache, 0)
+    assert [type(layer) is RoomyLayer for layer in cache.layers] == [False, True]
+    assert cache.layers[1].keys.untyped_storage().nbytes() == 2 * 40 * 8 * 4
+    assert cache.layers[0].keys.shape[-2] == 11
+
+
+def test_what_it_says_of_itself() -> None:
+    """Names, library, parameters, digest: weights and config count; the model is left as it was."""
+    model = random_model("phi3")
+    reader = TransformersReader(model)
+    assert reader.name == "Phi3ForCausalLM"
+    assert reader.library.startswith("transformers 5")
+    assert reader.library.endswith(", Phi3ForCausalLM")
+    assert reader.parameters == model.num_parameters()
+    before = reader.digest()
+    assert TransformersReader(random_model("phi3"), name="other").digest() == before
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    assert reader.digest() != before
+    assert TransformersReader(random_model("phi3", rms_norm_eps=1e-3)).digest() != before
+
+
+def test_a_model_in_training_is_left_so() -> None:
+    """It is read without dropout through a copy that shares its weights."""
+    model, ids = random_model("phi3", resid_pdrop=0.5), ids_of(20)
+    wanted = TransformersReader(model).window_losses(ids)
+    model.train()
+    reader = TransformersReader(model)
+    assert abs(reader.window_losses(ids) - wanted).max() == 0
+    assert model.training
+    assert reader.model.lm_head.weight is model.lm_head.weight
+
+
+def test_its_tokenizer() -> None:
+    """Of transformers, of tokenizers or ours; the original keeps its truncation; one without a fast form is refused."""
+    ours = TextTokenizer.bytes()
+    fast = PreTrainedTokenizerFast(tokenizer_object=ours.tokenizer, eos_token="<|endoftext|>", truncation_side="left")
+    fast.backend_tokenizer.enable_truncation(3)
+    model = random_model("phi3")
+    for given in (fast, ours, ours.tokenizer):
+        reader = reader_of((model, given), "mine")
+        assert reader.name == "mine"
+        assert reader.tokenizer is not None
+        assert reader.tokenizer.encode("A whale") == list(b"A whale")
+        assert reader.tokenizer.eos_ids == (256,)
+    assert fast.backend_tokenizer.truncation is not None
+    with pytest.raises(RopeError, match="no fast form"):
+        reader_of((model, object()))
+    assert reader_of(model).tokenizer is None
+
+
+def test_what_is_refused() -> None:
+    """No causal language model; and no rotation that is known."""
+    tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    for model in (
+        BertModel(BertConfig(**tiny)),
+        T5ForConditionalGeneration(T5Config(d_model=16, num_layers=1, d_ff=8)),
+    ):
+        with pytest.raises(RopeError, match=r"no causal language model|never guessed"):
+            TransformersReader(model)
+    with pytest.raises(RopeError, match="not described by a RopeConfig"):
+        TransformersReader(random_model("nanochat"))
+    reader = TransformersReader(random_model("phi3"))
+    with pytest.raises(RopeError, match="at least two"):
+        reader.window_losses(ids_of(1))
+    with pytest.raises(RopeError, match="no tokens to read"):
+        reader.prefix([], seq_len=4)
+    with pytest.raises(RopeError, match="empty continuation"):
+        reader.prefix([3], seq_len=4).log_probs([[]])
+    with pytest.raises(RopeError, match="empty text has no probability"):
+        reader.continuation_log_probs([([3], [])])
+
+
+def test_a_head_that_disagrees_is_noticed() -> None:
+    """Logits that do not follow from the last hidden states alone: the check of six tokens refuses them."""
+    model = random_model("phi3")
+    own = type(model)
+
+    class Odd(own):  # type: ignore[misc,valid-type]
+        def forward(self, input_ids: Any = None, **given: Any) -> Any:
+            out = super().forward(input_ids=input_ids, **given)
+            out.logits = out.logits * (1.0 if input_ids is None else 1.5)
+            return out
+
+    model.__class__ = Odd
+    with pytest.raises(RopeError, match="does not give the logits of its own forward"):
+        TransformersReader(model)
+
+
+def test_methods_are_put_into_a_live_model() -> None:
+    """Under a method the losses are those of a model whose config says it; the model itself stays as it was."""
+    model, ids = random_model("gemma3_text"), ids_of(60)
+    reader, reach = TransformersReader(model), Reach(32, 128)
+    plain = reader.window_losses(ids)
+    under = reader.under(METHODS["yarn"].positions(reader.positions, reach))
+    block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1_000_000.0}
+    own = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}, "full_attention": block}
+    stated = random_model("gemma3_text", rope_parameters=own, max_position_embeddings=128)
+    stated.load_state_dict(model.state_dict())
+    wanted = -log_probs(stated, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
+    assert abs(under.window_losses(ids, chunk=16) - wanted).max() < CLOSE
+    assert abs(wanted - plain).max() > 100 * CLOSE
+    assert abs(reader.window_losses(ids) - plain).max() == 0
+    assert attachment_of(model) is None
+    assert under.digest() != reader.digest()
+    assert under.model.lm_head.weight is model.lm_head.weight
+
+
+def test_frequencies_that_depend_on_the_length_are_those_of_the_window() -> None:
+    """LongRoPE's short list and its long one, whatever the chunk, and from several threads at one time."""
+    block = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0],
+             "rope_theta": 10_000.0, "original_max_position_embeddings": 16, "factor": 2.0}  # fmt: skip
+    model = random_model("phi3", rope_parameters=block, original_max_position_embeddings=16)
+    reader, windows = TransformersReader(model), [ids_of(12), ids_of(30)]
+    wanted = [-log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy() for ids in windows]
+    assert reader.positions.needs_seq_len
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda ids: reader.window_losses(ids, chunk=5), windows * 6))
+    assert max(abs(one - wanted[at % 2]).max() for at, one in enumerate(found)) < CLOSE
+    short = reader.window_losses(windows[1], seq_len=12, chunk=5)
+    assert abs(short - wanted[1]).max() > 100 * CLOSE
+
+
+def test_a_model_whose_rotation_cannot_be_replaced_is_measured_as_it_is() -> None:
+    """GPT-J makes its own tables: plain works, a method is refused with the reason."""
+    reader = TransformersReader(random_model("gptj"))
+    assert reader.under(METHODS["plain"].positions(reader.positions, Reach(64, 64))) is reader
+    with pytest.raises(RopeError, match="as it is alone"):
+        reader.under(METHODS["pi"].positions(reader.positions, Reach(64, 256)))
+
+
+def test_an_attached_model_is_read_as_it_stands() -> None:
+    """Its method is the reader's own positions."""
+    model, ids = random_model("gemma3_text"), ids_of(40)
+    with attached(model, "pi", target=128) as handle:
+        reader = TransformersReader(model)
+        assert reader.positions == handle.positions
+        wanted = -log_probs(model, ids)[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
+    assert abs(reader.window_losses(ids) - wanted).max() < CLOSE
