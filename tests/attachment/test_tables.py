@@ -251,7 +251,7 @@ def test_refusals(llama):
         rw.attach(GPTJForCausalLM(GPTJConfig(**sizes)))
     small = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     nano = NanoChatForCausalLM(NanoChatConfig(**small, num_attention_heads=2, num_key_value_heads=2))
-    with pytest.raises(rw.RopeError, match="minus the angle"):
+    with pytest.raises(rw.RopeError, match="not those that the config describes"):
         rw.attach(nano)
     with pytest.raises(rw.RopeError, match="must be a live transformers model"):
         rw.attach(torch.nn.Linear(2, 2))

@@ -11,7 +11,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.rope.ropes import ropes_of_layer_types
-from tests.parity.classes import CHANGES, UNREAD, Part, config_of
+from tests.parity.classes import CHANGES, READ_AS, UNREAD, Part, config_of, reading_of
 from tests.parity.own import LONGEST, Sample, frequencies, sample
 from tests.rope.models import Model
 
@@ -26,7 +26,11 @@ def check(part: Part) -> dict[str, Any]:
     """
     torch.manual_seed(0)
     config = config_of(part)
-    row: dict[str, Any] = {"class": part.name, "folder": part.folder, "family": config.model_type}
+    row: dict[str, Any] = {
+        "class": part.name,
+        "folder": part.folder,
+        "family": READ_AS.get(type(config).__name__, config.model_type),
+    }
     if part.name in UNREAD:
         return {**row, "status": "refused", "reason": UNREAD[part.name]}
     try:
@@ -52,7 +56,7 @@ def _silent(config: Any) -> str:
     changed = CHANGES.get(config.model_type, {})
     fields = {key: value for key, value in config.to_dict().items() if key in SIZES} | changed
     try:
-        same = ropes_of_layer_types(fields) == ropes_of_layer_types(config)
+        same = ropes_of_layer_types(fields) == ropes_of_layer_types(reading_of(config))
     except rw.RopeError:
         return "refused"
     return "the same rope" if same else "another rope"
@@ -64,12 +68,12 @@ def _reason(error: rw.RopeError) -> str:
 
 def _layers(part: Part, config: Any) -> Iterator[tuple[str | None, str | None, rw.RopeConfig]]:
     """Each layer type that has frequencies of its own: its name there, ours, and our reading of it."""
-    ropes = ropes_of_layer_types(config)
+    ropes = ropes_of_layer_types(reading_of(config))
     turning = [label for label, rope in ropes.items() if rope is not None]
     own = Model(config, None, part.cls).layer_types if hasattr(config, "layer_types") else [None]
     for layer_type in own:
         label = None if None in ropes else (layer_type or turning[0])
-        yield layer_type, label, rw.RopeConfig.from_hf(config, layer_type=label)
+        yield layer_type, label, rw.RopeConfig.from_hf(reading_of(config), layer_type=label)
 
 
 def _layer(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def _layer(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig)
     exact = True
     if own is not None:
         expected, factor = own[0].flatten().unique(), own[1]
-        actual = ours.inv_freq.sum(0).unique()
+        actual = ours.inv_freq.sum(0).abs().unique()  # the class keeps them above 0 even where it turns back
         same = actual.shape == expected.shape
         error = ((actual - expected).abs() / expected.abs().clamp(min=1e-30)).max().item() if same else math.inf
         found["frequencies"] = _rounded(error)
@@ -105,17 +109,20 @@ def _distance(taken: Sample, rope: rw.RopeConfig) -> float:
 
 
 def sabotaged(rope: rw.RopeConfig) -> dict[str, rw.RopeConfig]:
-    """The same rope with another pairing, a theta off by one per cent, and one pair fewer that turns."""
-    wrong = {
-        "pairing": replace(rope, interleaved=not rope.interleaved),
-        "theta": replace(rope, theta=rope.theta * 1.01),
+    """The same rope with another pairing, theta (or frequencies) off by one per cent, and one pair fewer that turns."""
+    explicit = rope.inv_freq is not None
+    theta = {"inv_freq": tuple(f * 1.01 for f in rope.inv_freq or ())} if explicit else {"theta": rope.theta * 1.01}
+    fewer = {
+        "rotary_dim": 2 * rope.pairs - 2,
+        "axes": None if rope.axes is None else rope.axes[:-1],
+        "inv_freq": None if rope.inv_freq is None else rope.inv_freq[:-1],
+        "scaling": None if isinstance(rope.scaling, rw.scaling.LongRoPE | rw.scaling.Proportional) else rope.scaling,
     }
-    width = 2 * rope.pairs - 2
-    if width >= 2:
-        axes = None if rope.axes is None else rope.axes[:-1]
-        scaling = None if isinstance(rope.scaling, rw.scaling.LongRoPE | rw.scaling.Proportional) else rope.scaling
-        wrong["width"] = replace(rope, rotary_dim=width, axes=axes, scaling=scaling)
-    return wrong
+    return {
+        "pairing": replace(rope, interleaved=not rope.interleaved),
+        "theta": replace(rope, **theta),
+        "width": replace(rope, **fewer),
+    }
 
 
 def describe(rope: rw.RopeConfig) -> str:
@@ -123,5 +130,6 @@ def describe(rope: rw.RopeConfig) -> str:
     pairing = "interleaved" if rope.interleaved else "half-split"
     width = f"{rope.head_dim}" if 2 * rope.pairs == rope.head_dim else f"{2 * rope.pairs} of {rope.head_dim}"
     rule = "" if rope.scaling is None else f", {type(rope.scaling).__name__}"
+    theta = f"theta {rope.theta:,.10g}" if rope.inv_freq is None else "frequencies of its own"
     axes = "" if rope.num_axes == 1 else f", {rope.num_axes} axes"
-    return f"{pairing}, {width}, theta {rope.theta:,.10g}{rule}{axes}"
+    return f"{pairing}, {width}, {theta}{rule}{axes}"

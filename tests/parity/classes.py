@@ -15,6 +15,7 @@ from ropewalk.families import FAMILIES, SOURCES
 
 _NAME = re.compile("Rotary|RoPE|Rope")
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+_COMPASS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [24, 20, 20]}
 # Defaults that do not fit themselves, or that turn the rotation off, by model_type.
 CHANGES: dict[str, dict[str, Any]] = {
     "zamba2": {"use_mem_rope": True},
@@ -26,6 +27,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "glm_ocr_text": {"head_dim": 64},
     "qwen2_5_vl_vision": {"hidden_size": 1280},
     "qwen3_omni_moe_text": {"head_dim": 128},
+    "qwen3_omni_moe_talker_text": {"head_dim": 128},
+    "qwen4_exp_text": {"rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}},
+    "minimax_m3_vl_text": {"partial_rotary_factor": 0.5},
+    "cohere_compass_text": {
+        "rope_parameters": {"sliding_attention": _COMPASS, "full_attention": None},
+        "layer_types": ["sliding_attention", "full_attention"] * 20,
+    },
+    "esm": {"position_embedding_type": "rotary"},
 }
 # Classes that no config describes: the config that they are given is read as its text part.
 UNREAD = {
@@ -33,6 +42,8 @@ UNREAD = {
     "from_hf reads the text part of its config",
 }
 WITHOUT_CLASS = ("gptj", "codegen")  # functions and no class: tests/rope has them
+# Config classes without a model_type: the family that their numbers are read as.
+READ_AS = {"SaProtConfig": "esm"}
 # Classes whose annotation names a composite config, or none: the config that their model passes to them.
 _CONFIGS: dict[str, str] = {
     "BltRotaryEmbedding": "BltLocalEncoderConfig",
@@ -96,17 +107,22 @@ def rotary_classes() -> tuple[Part, ...]:
         for stem in dict.fromkeys(classes.values()):
             tree = ast.parse((root / folder / f"{stem}.py").read_text(encoding="utf-8"))
             nodes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in classes]
-            parts += [Part(folder, node.name, _CONFIGS.get(node.name) or _annotation(node)) for node in nodes]
+            parts += [Part(folder, node.name, _config(root / folder, node)) for node in nodes]
     return tuple(parts)
 
 
-def _annotation(node: ast.ClassDef) -> str | None:
-    """The annotation of the config in the class's `__init__`."""
+def _config(folder: Path, node: ast.ClassDef) -> str | None:
+    """The config class that `__init__` takes by its annotation; for a composite's name, the one of its text part."""
+    if node.name in _CONFIGS:
+        return _CONFIGS[node.name]
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             for argument in method.args.args:
                 if "config" in argument.arg and argument.annotation is not None:
-                    return ast.unparse(argument.annotation)
+                    named = ast.unparse(argument.annotation)
+                    text = named.removesuffix("Config") + "TextConfig"
+                    files = [path.read_text(encoding="utf-8") for path in folder.glob("configuration_*.py")]
+                    return text if any(f"class {text}(" in file for file in files) else named
     return None
 
 
@@ -160,6 +176,12 @@ def default_config(cls: Any) -> Any:
         return config
     text = type(config.get_text_config())  # by itself: a composite's defaults may state other numbers
     return text(**copy.deepcopy(CHANGES.get(text.model_type, {})))
+
+
+def reading_of(config: Any) -> Any:
+    """What we read of a config: itself, or its numbers under the family's name where its class has none."""
+    name = READ_AS.get(type(config).__name__)
+    return config if name is None else {**config.to_dict(), "model_type": name}
 
 
 def config_of(part: Part) -> Any:

@@ -38,7 +38,7 @@ def sample(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig)
         return style(part, config, rope)
     q = torch.randn(2, 7, 3, rope.head_dim)
     positions = torch.randint(0, LONGEST, (2, 7) if rope.num_axes == 1 else (2, 7, rope.num_axes))
-    model = Model(config, layer_type, part.cls)
+    model = Model(config, layer_type, part.cls, interleave="Audio" not in part.name)
     ids = positions if rope.num_axes == 1 else positions.movedim(-1, 0)
     return Sample(q, positions, model.rotate(q.transpose(1, 2), ids).transpose(1, 2))
 

@@ -73,8 +73,8 @@ def rotary_class(config: Any) -> Any:
 class Model:
     """transformers' rotation of one config and layer type."""
 
-    def __init__(self, config: Any, layer_type: str | None = None, cls: Any = None) -> None:
-        self.config = config
+    def __init__(self, config: Any, layer_type: str | None = None, cls: Any = None, interleave: bool = True) -> None:
+        self.config, self.interleave = config, interleave and getattr(config, "rope_interleave", True)
         self.file = modeling(config) if cls is None else importlib.import_module(cls.__module__)
         self.sinusoids = config.model_type in ("gptj", "codegen")
         self.module = None if self.sinusoids else (cls or rotary_class(config))(config)
@@ -120,7 +120,7 @@ class Model:
             turned = self.file.apply_rotary_emb(x, x, tables)[0]
             return turned.transpose(1, 2) if bshd else turned
         cos, sin = tables
-        if hasattr(self.file, "apply_rotary_pos_emb_interleave") and getattr(self.config, "rope_interleave", True):
+        if hasattr(self.file, "apply_rotary_pos_emb_interleave") and self.interleave:
             halves = self.file.apply_rotary_pos_emb_interleave(q, q, cos, sin)[0]
             return torch.stack(halves.chunk(2, dim=-1), dim=-1).flatten(-2)
         apply = self.file.apply_rotary_pos_emb

@@ -193,6 +193,77 @@ def test_a_layer_type_that_the_model_does_not_have() -> None:
         rw.RopeConfig.from_hf(fields, layer_type="full_attention")
 
 
+# --- settings that lie in lists, one number for each layer, as in released files
+
+STEP: dict[str, Any] = {
+    "model_type": "step3p5",
+    "num_hidden_layers": 8,
+    "layer_types": ["full_attention", *["sliding_attention"] * 3] * 2,
+    "rope_theta": [5e6, 1e4, 1e4, 1e4] * 2,
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0] * 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131_072,
+    "low_freq_factor": 1.0, "high_freq_factor": 32.0,
+}  # fmt: skip
+BY_LAYER: list[dict[str, Any]] = [
+    STEP,
+    {**STEP, "rope_scaling": LLAMA3},
+    {**STEP, "rope_theta": 12_345.0, "rope_scaling": LLAMA3},
+    {"model_type": "dots3_note_text"},
+    {"model_type": "dots3_note_text", "rope_theta": 1e6, "swa_rope_theta": 2e4},
+]
+
+
+@pytest.mark.parametrize("fields", BY_LAYER, ids=lambda fields: fields["model_type"])
+def test_lists_of_settings(fields: dict[str, Any]) -> None:
+    """Each layer type's frequencies are those of the class that reads the same file."""
+    for label, rope in ropes_of_layer_types(fields).items():
+        expected, factor = Model(class_config(fields), label).frequencies()
+        assert rope is not None
+        actual = rw.inverse_frequencies(rope)
+        torch.testing.assert_close(actual.inv_freq[0], expected, rtol=2e-6, atol=0)
+        assert actual.attention_factor == pytest.approx(factor, rel=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["granite_swa", "granitemoe_swa", "muse_glimmer_text", "muse_spark_text"])
+def test_a_theta_for_each_layer(model_type: str) -> None:
+    """The class's own list of thetas, 0 for none: one rope for each layer type, as its model chooses among them."""
+    fields = {"model_type": model_type, **SIZES, "num_hidden_layers": 4}
+    stated = {**fields, "layer_types": [*TWO_TYPES] * 2, "layer_rope_theta": [5e5, 0, 5e5, 0]}
+    for given in (fields, stated):
+        config = class_config(given)
+        ropes = ropes_of_layer_types(config)
+        assert {rope.theta if rope else 0 for rope in ropes.values()} == {
+            rope.theta if rope else 0 for rope in ropes_of_layer_types(given).values()
+        }
+        for label, theta in zip(config.layer_types, config.layer_rope_theta, strict=True):
+            rope = ropes[None] if None in ropes else ropes[label]
+            assert (0 if rope is None else rope.theta) == theta
+
+
+GRANITE = {"model_type": "granite_swa", **SIZES, "num_hidden_layers": 4, "layer_types": [*TWO_TYPES] * 2}
+NEOMME = {"model_type": "neomme", "head_dim": 6, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({**GRANITE, "layer_rope_theta": [1e4, 1e4, 1e5, 1e4]}, "layers of one type differ"),
+        ({**GRANITE, "layer_types": None, "layer_rope_theta": [1e4, 0, 1e4, 0]}, "no `layer_types` that they belong"),
+        ({**GRANITE, "model_type": "muse_spark_text"}, "its types stand elsewhere"),
+        ({"model_type": "cohere2_moe", **TINY, "first_k_dense_replace": 1}, "its first dense layers rotate"),
+        ({"model_type": "nanochat", **SIZES, "rope_parameters": LINEAR}, "a scaling of that is not described"),
+        (NEOMME, "their number must be even"),
+    ],
+)
+def test_layers_that_no_rope_describes(fields: dict[str, Any], message: str) -> None:
+    """A type whose layers differ, a list without types, or settings that the class cannot mean, are refused."""
+    with pytest.raises(rw.RopeError, match=message):
+        rw.RopeConfig.from_hf(fields, layer_type="sliding_attention")
+
+
 # --- every layer type at once
 
 

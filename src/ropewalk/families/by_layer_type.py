@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropewalk.families.family import HALF, FamilyTable, two_thetas
+from ropewalk.families.family import ALTERNATING, HALF, FamilyTable, two_thetas
 
 FAMILIES = FamilyTable()
 _GEMMA3_KEYS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
@@ -73,6 +73,25 @@ FAMILIES.add(
     },
 )
 FAMILIES.add("beam", HALF, head_dim=128, blocks={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None})
+FAMILIES.add("granite_swa granitemoe_swa", HALF, thetas="layer_rope_theta")
+_MUSE = replace(
+    HALF,
+    thetas="layer_rope_theta",
+    layer_types=ALTERNATING["layer_types"],
+    nope=ALTERNATING["nope"],
+    nope_from_last=4,
+)
+FAMILIES.add("muse_glimmer_text", _MUSE, head_dim=128)
+FAMILIES.add("muse_spark_text", _MUSE, theta=500_000.0, head_dim=64)
+FAMILIES.add(
+    "step3p5",
+    HALF,
+    head_dim=128,
+    partial=1.0,
+    thetas="rope_theta",
+    fractions="partial_rotary_factors",
+    scaled=("full_attention",),
+)
 FAMILIES.add(
     "zaya",
     HALF,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Mrope = Literal["contiguous", "interleaved", "ernie"]
+Mrope = Literal["contiguous", "interleaved", "ernie", "alternating"]
 Windows = Literal["none", "all", "by layer type"]
 Block = Mapping[str, Any]
 
@@ -71,8 +71,13 @@ class Family:
       where it is there.
     - `window_key`: the key of the tokens that windowed layers see, and `sliding_window` its default. `windowed`: where
       it is set, every layer is one; else only those whose type says so.
+    - `thetas`, `fractions`: keys that may hold a list with one theta for each layer (0: it does not rotate), and one
+      turned fraction. `nope_from_last`: without such a list every so many-th layer, counted back from the last, does
+      not rotate, and `nope` are its types.
     - `switch`: the key that turns rotation on or off for the whole model, the value that turns it on, the default.
-    - `mrope`, `mrope_section`: how pairs follow the axes (temporal, height, width), and the default sections.
+    - `mrope`, `mrope_section`: how pairs follow the axes (temporal, height, width), and the default sections;
+      "alternating": pairs follow row and column in turn, and there are no sections.
+    - `backwards`: it turns by minus the angle.
     - `head_dim_of`: for a layer type, the key of its own head_dim and that key's default.
     - `head_width`: head_dim is this many times hidden_size / num_attention_heads (Zamba2 attends over two streams).
       `sizes`: the class's defaults of those two.
@@ -114,9 +119,13 @@ class Family:
     nope_needs_window: bool = False
     rope_needs_window: bool = False
     flags: str | None = None
+    thetas: str | None = None
+    fractions: str | None = None
+    nope_from_last: int | None = None
     switch: tuple[str, Any, Any] | None = None
     mrope: Mrope | None = None
     mrope_section: tuple[int, ...] = ()
+    backwards: bool = False
     head_dim_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rotary_dim: int | None = None
     meanings: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)

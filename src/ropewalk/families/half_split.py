@@ -98,7 +98,7 @@ FAMILIES.add(
     "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
     "chameleon deepseek_ocr2_text eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
     "moshi unlimited_ocr_text voxtral_realtime_text arcee gradium_phonon_tts pocket_tts mimi_encoder mimi_decoder "
-    "lasr_encoder deepseek_ocr2_encoder",
+    "lasr_encoder deepseek_ocr2_encoder pocket_tts_audio_tokenizer nemotron3_diarization_audio",
     HALF,
 )
 FAMILIES.add("starcoder2", HALF, windowed=True)
@@ -107,6 +107,11 @@ FAMILIES.add("gemma gemma2 vaultgemma t5_gemma_module", HALF, head_dim=256)
 FAMILIES.add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
 FAMILIES.add("mixtral phimoe", HALF, theta=1_000_000.0, windowed=True)
 FAMILIES.add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
+FAMILIES.add("evolla", HALF, theta=500_000.0)
+FAMILIES.add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
+FAMILIES.add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
+FAMILIES.add("esm", HALF, switch=("position_embedding_type", "rotary", "absolute"))
+FAMILIES.add("nanochat", HALF, backwards=True)
 FAMILIES.add("nomic_bert", HALF, theta=1_000.0)
 FAMILIES.add("gte", HALF, theta=160_000.0)
 FAMILIES.add("jina_embeddings_v3", HALF, theta=20_000.0)
@@ -184,7 +189,7 @@ FAMILIES.add(
 FAMILIES.add("gpt_neox", HALF, partial=0.25, fraction_keys=("rotary_pct",))
 FAMILIES.add("stablelm", HALF, partial=0.25)
 FAMILIES.add("bamba glm4_moe nemotron persimmon phi recurrent_gemma", HALF, partial=0.5)
-FAMILIES.add("glmasr_encoder", HALF, partial=0.5)
+FAMILIES.add("glmasr_encoder dots3_note_audio_encoder", HALF, partial=0.5)
 FAMILIES.add(
     "nemotron3_5_transcribe_asr_audio",
     HALF,
@@ -194,5 +199,5 @@ FAMILIES.add(
 FAMILIES.add("gpt_neox_japanese", HALF, partial=1.0, fraction_keys=("rotary_pct",))
 FAMILIES.add("phi3 phi4_multimodal", HALF, partial=1.0, windowed=True, meanings={"yarn": ("longrope", None)})
 FAMILIES.add("solar_open", HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
-FAMILIES.add("minimax_m2", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
+FAMILIES.add("minimax_m2 minimax_m3_vl_text", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
 FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256)

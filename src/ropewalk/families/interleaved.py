@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropewalk.families.family import ALTERNATING, INTERLEAVED, FamilyTable
+from ropewalk.families.family import ALTERNATING, INTERLEAVED, Condition, FamilyTable
 from ropewalk.families.half_split import GPT_OSS, MINISTRAL
 
 FAMILIES = FamilyTable()
@@ -14,6 +14,19 @@ MLA = replace(INTERLEAVED, mla=True, head_dim=64)
 FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True)
 FAMILIES.add("cohere", INTERLEAVED, theta=500_000.0)
 FAMILIES.add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, rope_needs_window=True)
+_FORCED = "its first dense layers rotate though they see everything, and other layers of that type do not"
+FAMILIES.add(
+    "cohere2_moe",
+    INTERLEAVED,
+    **ALTERNATING,
+    head_dim=128,
+    sliding_window=4096,
+    rope_needs_window=True,
+    holds={
+        "first_k_dense_replace": Condition(_FORCED, values=(None, 0)),
+        "mlp_layer_types": Condition(_FORCED, without="dense"),
+    },
+)
 FAMILIES.add("helium", INTERLEAVED, theta=100_000.0, head_dim=128)
 FAMILIES.add("ernie4_5", INTERLEAVED, theta=500_000.0, head_dim=128)
 FAMILIES.add("ernie4_5_moe blt_local_encoder blt_local_decoder blt_global_transformer", INTERLEAVED, theta=500_000.0)
@@ -59,6 +72,14 @@ FAMILIES.add(
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
     },
+)
+FAMILIES.add("axk2", MLA, head_dim=32)
+FAMILIES.add(
+    "dots3_note_text",
+    MLA,
+    blocks={"indexed_attention": {"rope_theta": 80_000_000.0}, "sliding_attention": {"rope_theta": 50_000.0}},
+    theta_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
+    holds={"swa_qk_rope_head_dim": Condition("its sliding layers turn another slice", values=(None, 64))},
 )
 FAMILIES.add("minicpm3", MLA, interleaved=False, head_dim=32)
 FAMILIES.add("hy_v4", MLA, interleaved=False)

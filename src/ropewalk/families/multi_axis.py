@@ -18,6 +18,23 @@ FAMILIES.add("qwen3_vl_text", _QWEN3_VL, head_dim=128)
 FAMILIES.add("qwen3_vl_moe_text", _QWEN3_VL)
 FAMILIES.add("qwen3_omni_moe_text", _QWEN3_VL, theta=1_000_000.0)
 FAMILIES.add("qwen3_5_text qwen3_5_moe_text", _QWEN3_5)
+FAMILIES.add("qwen2_5_omni_talker", _QWEN2_VL, head_dim=128)
+FAMILIES.add("qwen3_omni_moe_talker_text", _QWEN3_VL, theta=10_000.0)
+FAMILIES.add("qwen4_exp_text", _QWEN3_5, partial=1.0)
+FAMILIES.add(  # which of its layers turn, and how, every config says
+    "cohere_compass_text", _QWEN3_VL, theta=10_000.0, blocks={"full_attention": None, "sliding_attention": None}
+)
+FAMILIES.add(
+    "neomme",
+    HALF,
+    head_dim=64,
+    partial=1.0,
+    mrope="alternating",
+    blocks={
+        "full_attention": {"rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    },
+)
 FAMILIES.add("cosmos3_edge_text", _QWEN3_VL, theta=100_000_000.0, head_dim=128, block={"rope_theta": 100_000_000.0})
 FAMILIES.add("glm4v_moe_text", HALF, partial=0.5, mrope="contiguous", mrope_section=(8, 12, 12))
 FAMILIES.add("glm_image_text", HALF, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))

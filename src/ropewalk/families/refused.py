@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 REFUSED: dict[str, str] = {
-    "nanochat": "it rotates by minus the angle",
     "deepseek_v4": "it turns the last features of the head, and turns the attention's output back",
     "hunyuan_vl_text": "with different axes its formula is not a rotation",
     "vjepa2": "its formula is not a rotation",
     "kimi_linear": "it has no rotation",
+    "mistral_large4_text": "its frequencies are multiplied by learned numbers, which only the checkpoint holds",
+    "qwen2_5_omni_dit": "of its heads only the first turns",
     "olmo_hybrid": "its released checkpoints have no rotation (a null rope_theta says so)",
 }
-REFUSED |= {"nanochat_text": REFUSED["nanochat"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
+REFUSED |= {"mistral_large4": REFUSED["mistral_large4_text"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}

@@ -157,6 +157,14 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
         return axes_from_sections([pairs // 2, pairs // 2])
     if family.mrope is None:
         return None
+    if family.mrope == "alternating":
+        if pairs % 2:
+            raise RopeError(
+                "from_hf: pairs follow row and column in turn, so their number must be even.",
+                facts={"pairs": pairs},
+                cure="Check head_dim and partial_rotary_factor.",
+            )
+        return (0, 1) * (pairs // 2)
     stated = block.get("mrope_interleaved", block.get("interleaved"))
     if stated is not None and bool(stated) != (family.mrope == "interleaved"):
         raise RopeError(

@@ -83,6 +83,8 @@ def _rope_fields(
             facts={"scaling": scaling, "theta": theta, "the class's theta": family.theta},
             cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
         )
+    if family.backwards:
+        return _backwards(head_dim, interleaved, theta, rotary_dim, scaling, longest)
     known = {**fields, **block, "rope_theta": theta, "max_position_embeddings": longest}
     return {
         "head_dim": head_dim,
@@ -94,6 +96,26 @@ def _rope_fields(
         "axes": axes_of(block, family, name, rotary_dim // 2),
         "axes_restart": family.axial,
         "trained": trained_as(name, "default" if rule is None else rule.rope_type, known),
+    }
+
+
+def _backwards(
+    head_dim: int, interleaved: bool, theta: float, rotary_dim: int, scaling: Scaling | None, longest: int | None
+) -> dict[str, Any]:
+    """The fields of a rope that turns by minus the angle: the frequencies themselves, below 0."""
+    if scaling is not None:
+        raise RopeError(
+            "from_hf: this class turns by minus the angle, and a scaling of that is not described.",
+            facts={"scaling": scaling},
+            cure="Remove the scaling, or write RopeConfig(..., inv_freq=...) yourself.",
+        )
+    ladder = Ladder(theta, rotary_dim, tuple(range(rotary_dim // 2)), longest)
+    return {
+        "head_dim": head_dim,
+        "interleaved": interleaved,
+        "rotary_dim": rotary_dim,
+        "inv_freq": tuple(-frequency for frequency in ladder.inv_freq()),
+        "max_position_embeddings": longest,
     }
 
 

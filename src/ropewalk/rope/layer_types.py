@@ -35,6 +35,9 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
     stated, old = _stated(fields)
     if stated is not None and any(isinstance(value, Mapping) for value in stated.values()):
         return dict(_nested(fields, stated, family).items())
+    of_layers = _by_lists(fields, family, dict(family.block) if stated is None else stated, name)
+    if of_layers:
+        return dict(of_layers.items())
     if family.blocks:
         return dict(_of_family(fields, stated, old, family, name).items())
     block = dict(family.block) if stated is None else stated
@@ -58,6 +61,53 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
     if layer_type is not None:
         _check_flat(fields, family, name, layer_type)
     return flat
+
+
+def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], name: str) -> Blocks:
+    """The block of each layer type where the config lists a theta, or a fraction, for each layer; else empty."""
+    lists = {
+        "rope_theta": fields.get(family.thetas or ""),
+        "partial_rotary_factor": fields.get(family.fractions or ""),
+    }
+    given = {key: value for key, value in lists.items() if isinstance(value, list | tuple)}
+    types = fields.get("layer_types")
+    if not given and types and family.scaled and not family.blocks:  # the rule belongs to some types alone
+        return {label: dict(block) if label in family.scaled else {} for label in types}
+    if not given:
+        _check_nope_from_last(types, family, name)
+        return {}
+    if not types:
+        if all(len(set(value)) == 1 and value[0] for value in given.values()):
+            return {label: {**block, **{k: v[0] for k, v in given.items()}} for label in _ATTENTION[:2]}
+        raise RopeError(
+            f"from_hf: this {name} lists settings for each layer, and no `layer_types` that they belong to.",
+            facts=given,
+            cure="Add `layer_types` to the config.",
+        )
+    blocks: Blocks = {}
+    for label in dict.fromkeys(types):
+        own = {key: {v for of, v in zip(types, value, strict=False) if of == label} for key, value in given.items()}
+        if any(len(values) != 1 for values in own.values()):
+            raise RopeError(
+                f"from_hf: layers of one type differ in this {name}, and a RopeConfig describes a type.",
+                facts={"layer_type": label, **own},
+                cure="Write a RopeConfig(...) for each layer yourself.",
+            )
+        values = {key: next(iter(values)) for key, values in own.items()}
+        scaled = block if not family.scaled or label in family.scaled else {}
+        blocks[label] = {**scaled, **values} if values.get("rope_theta", 1) else None
+    return blocks
+
+
+def _check_nope_from_last(types: Any, family: Family, name: str) -> None:
+    """Refuse layer types that do not stand where the class, for want of a list, leaves the rotation out."""
+    every = family.nope_from_last
+    if every and types and any((t in family.nope) != (i % every == 0) for i, t in enumerate(reversed(types))):
+        raise RopeError(
+            f"from_hf: this {name} leaves the rotation out of every {every}-th layer, and its types stand elsewhere.",
+            facts={"layer_types": types},
+            cure=f"Add `{family.thetas}` to the config: a theta for each layer, 0 for none.",
+        )
 
 
 def _rotating_types(fields: Mapping[str, Any], family: Family) -> dict[str, bool]:
