@@ -12,7 +12,8 @@ from ropewalk.audit.audit import Audit, audit
 from ropewalk.audit.findings import Finding, text_config
 from ropewalk.audit.layers import Layers, layers_of_config, layers_of_positions
 from ropewalk.audit.lint import lint
-from ropewalk.checkpoints.load import read_config, write_config
+from ropewalk.checkpoints.gguf_foreign import foreign_config
+from ropewalk.checkpoints.load import builds, read_config, write_config
 from ropewalk.checkpoints.ropewalk_config import NATIVE
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
@@ -74,11 +75,15 @@ def read_source(source: str | Path) -> Source:
     name = display_name(source, path) if path.name != "config.json" else str(source)
     if path.is_dir():
         path = path / "config.json"
-    config = write_config(read_config(path)) if path.suffix == ".gguf" else read_json(path)
+    ours = path.suffix == ".gguf" and builds(path)
+    if path.suffix == ".gguf":
+        config = write_config(read_config(path)) if ours else foreign_config(path).to_dict()
+    else:
+        config = read_json(path)
     if config.get("model_type") == NATIVE:
         return _of_positions(name, config, read_config(config).positions)
     ropes: Mapping[str | None, RopeConfig] = ropes_of(config)
-    if path.suffix == ".gguf":  # what its metadata says of the training has no place in a config.json
+    if ours:  # what its metadata says of the training has no place in a config.json
         ropes = _known(ropes, read_config(path).positions)
     layers = {label: layers_of_config(text_config(config), label) for label in ropes}
     library = "ropewalk" if config.get("model_type") in DECODERS else "transformers"

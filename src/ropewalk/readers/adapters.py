@@ -67,7 +67,7 @@ def open_reader(
     """
     path = find(source)
     name = display_name(source, path) if name is None else name
-    if path.is_file() or builds(path):
+    if builds(path):
         return reader_of(load_decoder(path, dtype=dtype).to(device), name)
     need("transformers", "transformers")
     from ropewalk.readers.live.loading import load_live

@@ -1,4 +1,4 @@
-"""A checkpoint of a family that is not built here, loaded by transformers: safetensors, never code."""
+"""A checkpoint of a family that is not built here, loaded by transformers: safetensors or GGUF, never code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import read_json
+from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_foreign import foreign_config
+from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
@@ -18,15 +21,18 @@ from ropewalk.readers.live.tokenizer import text_tokenizer
 
 
 def load_live(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> tuple[Any, Tokenizer | None]:
-    """The transformers model of a folder in eval mode, and its tokenizer, or None.
+    """The transformers model of a folder or a GGUF file in eval mode, and its tokenizer, or None.
 
-    - `dtype`: of the weights; None keeps what the folder stores.
+    - `dtype`: of the weights; None keeps what a folder stores, and gives float32 for GGUF.
 
     Raises `RopeError` for an architecture that transformers does not have, code of the checkpoint's own, pickled
     weights, and weights that are missing or of another shape, which transformers would fill with random numbers.
     """
-    config = config_of(path)
-    model = _of_folder(path, config, dtype).to(device).eval()
+    if path.is_file():
+        model = _of_gguf(path, dtype).to(device).eval()
+        metadata = GGUFFile(path).metadata
+        return model, tokenizer_from_metadata(metadata, str(path)) if "tokenizer.ggml.model" in metadata else None
+    model = _of_folder(path, config_of(path), dtype).to(device).eval()
     return model, _tokenizer_of(path, model)
 
 
@@ -66,25 +72,35 @@ def _of_folder(folder: Path, config: Any, dtype: torch.dtype | None) -> Any:
             if pickled
             else "Put model.safetensors beside config.json.",
         )
+    return _loaded(folder, config, str(folder), dtype="auto" if dtype is None else dtype, use_safetensors=True)
+
+
+def _of_gguf(path: Path, dtype: torch.dtype | None) -> Any:
+    with quietly():
+        config = foreign_config(path)
+    return _loaded(path.parent, config, str(path), dtype=dtype or torch.float32, gguf_file=path.name)
+
+
+def _loaded(folder: Path, config: Any, where: str, **options: Any) -> Any:
+    """The model by transformers' own loader, every tensor from the checkpoint; `where` names it in errors."""
     kit = need("transformers")
     try:
         with quietly():
             model, report = kit.AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype="auto" if dtype is None else dtype,
-                use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                **options,
             )
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError) as error:
         raise RopeError(
             "load: transformers cannot load this checkpoint as a causal language model.",
-            facts={"folder": str(folder), "model_type": config.model_type, "error": str(error).strip()[:400]},
+            facts={"checkpoint": where, "model_type": config.model_type, "error": str(error).strip()[:400]},
             cure="Load it yourself, and pass the model with its tokenizer: rw.doctor(model, tokenizer=...).",
         ) from error
-    refuse_incomplete(report, str(folder))
+    refuse_incomplete(report, where)
     return model
 
 

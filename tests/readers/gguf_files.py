@@ -1,0 +1,97 @@
+"""GGUF files of families that are not built here, by gguf's own writer and table of names, as llama.cpp's are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from torch import Tensor
+
+from ropewalk.checkpoints.tokenizer import byte_alphabet
+
+ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "starcoder2": "starcoder2",
+                 "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "falcon": "falcon"}  # fmt: skip
+
+
+def write_foreign(model: Any, path: Path, metadata: Mapping[str, Any] | None = None, **tensors: Tensor) -> Path:
+    """A model of transformers as a GGUF file in F32, with a tokenizer of bytes; further `metadata` and `tensors`."""
+    config, arch = model.config, ARCHITECTURES[model.config.model_type]
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(getattr(config, "num_key_value_heads", config.num_attention_heads))
+    if hasattr(config, "intermediate_size"):
+        writer.add_feed_forward_length(config.intermediate_size)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "norm_epsilon", None) or config.layer_norm_epsilon)
+    if hasattr(config, "head_dim") and arch != "falcon":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    for key in ("attn", "final"):
+        if getattr(config, f"{key}_logit_softcapping", None):
+            writer.add_float32(f"{arch}.{key}_logit_softcapping", getattr(config, f"{key}_logit_softcapping"))
+    if hasattr(config, "num_experts"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    _add_tokenizer(writer)
+    for key, value in (metadata or {}).items():
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        add[type(value)](f"{arch}.{key}", value)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for of_file, values in _as_stored(name, tensor, arch):
+            stem, _, suffix = of_file.rpartition(".")
+            stem, suffix = (of_file, "weight") if suffix not in ("weight", "bias") else (stem, suffix)
+            found = names.get_name(stem)
+            assert found is not None, f"gguf has no name for {of_file}"
+            writer.add_tensor(f"{found}.{suffix}", values)
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"{name}.weight", tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _as_stored(name: str, tensor: Tensor, arch: str) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    """As llama.cpp's converter writes it: Gemma's norms with their one, the experts' gate and up apart."""
+    values = np.ascontiguousarray(tensor.detach().float().numpy())
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return [(name, values + 1)]
+    if name.endswith("shared_expert_gate.weight"):
+        return [(name, values[0])]
+    if name.endswith("experts.gate_up_proj"):
+        stem, half = name.removesuffix("gate_up_proj"), values.shape[1] // 2
+        gate, up = (np.ascontiguousarray(part) for part in (values[:, :half], values[:, half:]))
+        return [(f"{stem}gate_proj", gate), (f"{stem}up_proj", up)]
+    return [(name, values)]
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """GPT-2's kind with a token for each byte, and the end of a text."""
+    letters = sorted(byte_alphabet().items(), key=lambda item: item[1])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([letter for letter, _ in letters] + ["<|endoftext|>"])
+    writer.add_token_types([1] * 256 + [3])
+    writer.add_token_merges([])
+    writer.add_eos_token_id(256)
+    writer.add_bos_token_id(256)
