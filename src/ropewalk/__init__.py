@@ -12,7 +12,7 @@ from ropewalk.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ropewalk import encodings
-    from ropewalk.attachment.attach import attach, attached
+    from ropewalk.attachment.handle import attach, attached
     from ropewalk.attention.attention import Attention
     from ropewalk.attention.cache import KVCache
     from ropewalk.backends import explain_backends
@@ -88,8 +88,8 @@ _HOMES = {
     "TextClassifierConfig": "ropewalk.models.classifier",
     "apply_rotary_complex": "ropewalk.rotation.complex",
     "apply_rotary_pos_emb": "ropewalk.rotation.embedding",
-    "attach": "ropewalk.attachment.attach",
-    "attached": "ropewalk.attachment.attach",
+    "attach": "ropewalk.attachment.handle",
+    "attached": "ropewalk.attachment.handle",
     "axes_from_sections": "ropewalk.rope.axes",
     "convert_pairing": "ropewalk.rope.pairing",
     "doctor": "ropewalk.diagnosis.doctor",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.attachment.formats import Format, positions_by_axis
+from ropewalk.attachment.live_layout import CallLayouts
+from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
 
@@ -57,15 +60,50 @@ class LayerTables:
 
 
 class TablesForward:
-    """The forward of one rotary module, by layer type; it holds no reference to the module, and no tensor."""
+    """The forward of one rotary module, by layer type; it holds no reference to the module, and no tensor.
 
-    def __init__(self, tables: Mapping[str | None, LayerTables], seq_len: SeqLen) -> None:
-        self.tables, self.seq_len = dict(tables), seq_len
+    The model calls it once when a forward begins: `layouts` forget the call before.
+    """
+
+    def __init__(
+        self, tables: Mapping[str | None, LayerTables], seq_len: SeqLen, layouts: CallLayouts, text_only: bool
+    ) -> None:
+        self.tables, self.seq_len, self.layouts, self.text_only = dict(tables), seq_len, layouts, text_only
 
     @torch.no_grad()
     def __call__(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
+        if not torch.compiler.is_compiling():
+            self.layouts.forget()
+            if self.text_only and position_ids.ndim == 3 and bool((position_ids != position_ids[:1]).any()):
+                raise RopeError(
+                    "attach: under this method positions must be those of plain text, alike on every axis.",
+                    facts={"position_ids": position_ids},
+                    cure="For images and videos choose a method of frequencies that gives all layers one rope.",
+                )
         if layer_type not in self.tables:  # a class that has one table for all, and is told the layer type
             layer_type = None
         return self.tables[layer_type](x, position_ids, self.seq_len)
+
+
+class OwnTables:
+    """A hook before one attention layer whose rope is not that of the layers with which it shares a rotary module."""
+
+    def __init__(self, tables: LayerTables, seq_len: SeqLen) -> None:
+        self.tables, self.seq_len = tables, seq_len
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        position_ids = kwargs.get("position_ids")
+        if "position_embeddings" not in kwargs or position_ids is None:
+            raise RopeError(
+                "attach: this model does not hand position ids to its attention layers, so they share one rope.",
+                facts={"layer": type(module).__name__, "arguments": ", ".join(kwargs)},
+                cure="Choose a method that gives all layers one rope.",
+            )
+        x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        with torch.no_grad():
+            tables = self.tables(x, position_ids, self.seq_len)
+        return args, {**kwargs, "position_embeddings": tables}

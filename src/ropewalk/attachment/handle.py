@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ropewalk.attachment.check import check_agreement, short_outputs
+from ropewalk.attachment.layer_attention import LayerAttention, Slice, possible_slices, put_attention
 from ropewalk.attachment.layers import positions_of, text_config_of
+from ropewalk.attachment.live_layout import CallLayouts
+from ropewalk.attachment.plan import attention_layers, neutral, planned
 from ropewalk.attachment.rotary import Replaced, RotaryModule, fresh_modules, replaced_forward, rotary_modules
-from ropewalk.attachment.tables import LayerTables, SeqLen, TablesForward
+from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError
 from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
 from ropewalk.models.positions import Positions
@@ -34,15 +38,20 @@ class Attachment:
       of each call, plus one, as transformers does; with a method its target.
     """
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     own: Positions
     positions: Positions
     method: Method | None = None
     difference: float = 0.0
     _modules: tuple[RotaryModule, ...] = field(default=(), repr=False)
     _labels: tuple[str | None, ...] = field(default=(), repr=False)
+    _config: Any = field(default=None, repr=False)
     _length: SeqLen = field(default_factory=SeqLen, repr=False)
+    _layouts: CallLayouts = field(default_factory=CallLayouts, repr=False)
+    _turning: Slice | None = field(default=None, repr=False)
     _replaced: list[Replaced] = field(default_factory=list, repr=False)
+    _hooks: list[RemovableHandle] = field(default_factory=list, repr=False)
+    _states: list[LayerAttention] = field(default_factory=list, repr=False)
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
@@ -69,13 +78,19 @@ class Attachment:
         self._length.fixed = value
 
     def set_positions(self, positions: Positions) -> None:
-        """Put the model under other positions; raises `RopeError` where this model cannot be, and stays as it was."""
-        tables = [self._tables_under(held, positions) for held in self._modules]
-        self._restore()
-        self.positions = positions
-        for held, of_module in zip(self._modules, tables, strict=True):
-            self._replaced.append(replaced_forward(held.module, TablesForward(of_module, self._length)))
-        setattr(self.model, _MARK, self)
+        """Put the model under other positions; raises `RopeError` where this model cannot be, and stays as it was.
+
+        When an extension first remaps positions, a short forward under one that changes nothing must agree with the
+        model's own.
+        """
+        if self._turning is None and any(held is not None and held.remaps for held in positions.extensions):
+            self._turning = self._found_turning(positions)
+        before = self.positions
+        try:
+            self._put(positions)
+        except BaseException:
+            self._put(before)
+            raise
 
     def detach(self) -> None:
         """Give the model back as it was; nothing happens where that has been done."""
@@ -83,36 +98,64 @@ class Attachment:
         if vars(self.model).get(_MARK) is self:
             delattr(self.model, _MARK)
 
+    def _put(self, positions: Positions) -> None:
+        plan = planned(self._modules, self._labels, self.own, positions)
+        layers = attention_layers(self.model, self._config, sorted({*plan.overrides, *plan.extensions}))
+        self._restore()
+        self.positions = positions
+        for held, of_module in zip(self._modules, plan.tables, strict=True):
+            forward = TablesForward(of_module, self._length, self._layouts, plan.text_only)
+            self._replaced.append(replaced_forward(held.module, forward))
+        for layer, tables in plan.overrides.items():
+            hook = OwnTables(tables, self._length)
+            self._hooks.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
+        for layer, extension in plan.extensions.items():
+            rope, windowed = positions.ropes[layer], self.own.sliding_windows[layer] is not None
+            turning, config = self._turning or Slice(False, False), layers[layer].config
+            state = LayerAttention(extension, rope, windowed, config, turning, self._length, self._layouts)
+            self._replaced += put_attention(layers[layer], state)
+            self._states.append(state)
+        setattr(self.model, _MARK, self)
+
+    def _found_turning(self, positions: Positions) -> Slice:
+        """How this model's heads turn in attention: under an extension that changes nothing it gives what it gave."""
+        before, still = self.positions, neutral(self.own, positions)
+        error: RopeError | None = None
+        try:
+            self._put(self.own)
+            expected = short_outputs(self.model, self._config)
+            for turning in possible_slices(self.own):
+                self._turning = turning
+                self._put(still)
+                try:
+                    check_agreement(expected, short_outputs(self.model, self._config), self._dtype)
+                except RopeError as found:
+                    error = error or found
+                    continue
+                if all(state.calls for state in self._states):
+                    return turning
+                error = RopeError(
+                    "attach: this model's attention does not go through transformers' attention functions.",
+                    facts={"model": type(self.model).__name__},
+                    cure="Choose a method of frequencies.",
+                )
+        finally:
+            self._turning = None
+            self._put(before)
+        assert error is not None, "there is always one way to try"
+        raise error
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+
     def _restore(self) -> None:
         while self._replaced:
             self._replaced.pop().restore()
-
-    def _tables_under(self, held: RotaryModule, positions: Positions) -> dict[str | None, LayerTables]:
-        if positions.num_layers != self.own.num_layers:
-            raise RopeError(
-                "attach: positions have one entry for each layer.",
-                facts={"layers": self.own.num_layers, "entries": positions.num_layers},
-                cure="Start from the handle's own: method.positions(handle.own, reach).",
-            )
-        if any(positions.extensions):
-            raise RopeError("attach: methods in attention are not built yet.", cure="Choose a method of frequencies.")
-        return {label: own.with_rope(self._rope_of(held, label, positions)) for label, own in held.tables.items()}
-
-    def _rope_of(self, held: RotaryModule, label: str | None, positions: Positions) -> RopeConfig | None:
-        """The one rope of the layers that read a module's tables of a layer type."""
-        layers = [
-            layer
-            for layer, rope in enumerate(self.own.ropes)
-            if rope is not None and (label is None or self._labels[layer] == label or len(held.tables) == 1)
-        ]
-        ropes = {positions.ropes[layer] for layer in layers}
-        if len(ropes) > 1:
-            raise RopeError(
-                "attach: layers that share one rotary module get different ropes.",
-                facts={"module": held.name, "ropes": sorted(map(repr, ropes))},
-                cure="Give the layers of one type one rope.",
-            )
-        return ropes.pop() if ropes else held.tables[label].rope
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._states.clear()
+        self._layouts.forget()
 
 
 def attach(
@@ -152,7 +195,7 @@ def attach(
     config = text_config_of(model)
     modules, own = rotary_modules(model, config), positions_of(model, config)
     labels = tuple(getattr(config, "layer_types", None) or (None,) * own.num_layers)
-    handle = Attachment(model, own, own, chosen, _modules=modules, _labels=labels)
+    handle = Attachment(model, own, own, chosen, _modules=modules, _labels=labels, _config=config)
     wanted, length = _under(own, chosen, target, trained_length)
     try:
         handle.difference = _checked(handle, config)
@@ -208,8 +251,7 @@ def _checked(handle: Attachment, config: Any) -> float:
             one.restore()
     handle.set_positions(handle.own)
     after = short_outputs(handle.model, config)
-    dtype = next((p.dtype for p in handle.model.parameters() if p.is_floating_point()), torch.float32)
-    return check_agreement(before, after, dtype)
+    return check_agreement(before, after, handle._dtype)
 
 
 def _under(

@@ -1,0 +1,254 @@
+"""Methods in the attention of live models: our decoder gives the numbers, and decoding equals the full forward."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import StaticCache
+
+import ropewalk as rw
+from ropewalk.attachment import attachment_of, layer_attention, live_layout
+from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.methods import METHODS, Reach
+from ropewalk.models.positions import Positions
+from tests.attachment.families import FAMILIES, outputs_of, small_model
+
+RULES = [
+    ReRoPE(20),
+    SelfExtend(4, 16),
+    DualChunk(24, 32),
+    StreamingLLM(16, 4),
+    LogN(32),
+    ReRoPE(20, leak=0.25, log_n=32),
+]
+WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap
+FAST = ["llama", "gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4", "smollm3", "qwen2_vl_text"]
+ALL = [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in FAMILIES]
+IDS = torch.randint(3, 64, (2, 150), generator=torch.Generator().manual_seed(1))
+MASK = torch.ones_like(IDS)
+MASK[0, :37] = 0
+
+
+@pytest.fixture(scope="module")
+def llama() -> torch.nn.Module:
+    """A small Llama; tests leave it detached."""
+    return small_model("llama")
+
+
+@pytest.fixture(scope="module")
+def decoder(llama, tmp_path_factory) -> rw.Decoder:
+    """The same weights as our own decoder."""
+    folder = tmp_path_factory.mktemp("llama")
+    llama.save_pretrained(folder)
+    return rw.load(folder)
+
+
+def under(own: Positions, rule: object) -> Positions:
+    """A rule in every layer that can take it."""
+    layers = zip(own.ropes, own.sliding_windows, strict=True)
+    able = (rope is not None and (window is None or not rule.remaps) for rope, window in layers)
+    return replace(own, extensions=tuple(rule if takes else None for takes in able))
+
+
+@pytest.mark.parametrize("method", [name for name, record in METHODS.items() if not record.crops and name != "p-rope"])
+@torch.no_grad()
+def test_every_method_is_that_of_our_decoder(llama, decoder, method):
+    """Logits of our decoder, whose methods have oracles of their own; the model without a method differs."""
+    ids = IDS[:, :128]
+    positions = METHODS[method].positions(decoder.config.positions, Reach(64, 256))
+    expected = decoder.with_positions(rope=positions.ropes, extension=positions.extensions)(ids, seq_len=256)
+    with rw.attached(llama, method, target=256):
+        assert (outputs_of(llama, ids) - expected).abs().max() <= 1e-4
+    if METHODS[method].extends:
+        assert (outputs_of(llama, ids) - expected).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_a_rope_for_each_layer(llama, decoder):
+    """Layers that share a rotary module get ropes of their own, and one of them none."""
+    with rw.attached(llama) as handle:
+        one = handle.own.ropes[0]
+        ropes = (one, replace(one, theta=500.0), None, replace(one, theta=90.0))
+        handle.set_positions(handle.own.with_rope(ropes))
+        expected = decoder.with_positions(rope=ropes)(IDS)
+        assert (outputs_of(llama, IDS) - expected).abs().max() <= 1e-4
+    assert (outputs_of(llama, IDS) - expected).abs().max() > 0.1
+
+
+def check_rule(model: torch.nn.Module, handle: object, rule: object) -> None:
+    """Under a rule: greedy tokens and their logits from the cache of a left-padded batch are those of full forwards."""
+    handle.set_positions(under(handle.own, rule))
+    whole = outputs_of(model, IDS)
+    if not hasattr(model, "generate"):
+        for row, pad in ((0, 37), (1, 0)):
+            alone = outputs_of(model, IDS[row : row + 1, pad:])
+            positions = (MASK.cumsum(-1) - 1).clamp(min=0)
+            batch = outputs_of(model, IDS, attention_mask=MASK, position_ids=positions)
+            assert (batch[row, pad:] - alone[0]).abs().max() <= 2e-4
+        return
+    made = model.generate(
+        IDS[:, :140], attention_mask=MASK[:, :140], max_new_tokens=8, do_sample=False, eos_token_id=None,
+        return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    for row, pad in ((0, 37), (1, 0)):
+        alone = outputs_of(model, made.sequences[row : row + 1, pad:])[0, 140 - pad - 1 : -1]
+        decoded = torch.stack([step[row] for step in made.logits])
+        assert (decoded - alone).abs().max() <= 2e-4
+        assert torch.equal(alone.argmax(-1), made.sequences[row, 140:])
+    chunked = model(input_ids=IDS[:, :90], use_cache=True)
+    chunked = model(input_ids=IDS[:, 90:], past_key_values=chunked.past_key_values).logits
+    assert (chunked - whole[:, 90:]).abs().max() <= 2e-4
+
+
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_decoding_equals_the_full_forward(name):
+    """Each family with its windows, sinks, softcap, NoPE layers, grouped queries and latent attention."""
+    model = small_model(name)
+    own = outputs_of(model, IDS)
+    with rw.attached(model) as handle:
+        rules = RULES[:5] if name == "llama" else [RULES[1], RULES[4]]
+        for rule in rules:
+            if rule.remaps and name in WINDOWED:
+                continue
+            check_rule(model, handle, rule)
+            assert (outputs_of(model, IDS) - own).abs().max() > 0.05
+    assert torch.equal(outputs_of(model, IDS), own)
+
+
+@torch.no_grad()
+def test_sampling_follows_the_full_forward(llama):
+    """Sampled tokens are those that the full forward's probabilities give from the same random state."""
+    with rw.attached(llama, "rerope", target=512):
+        torch.manual_seed(3)
+        made = llama.generate(IDS[1:], max_new_tokens=6, do_sample=True, top_k=0, use_cache=True, eos_token_id=None)
+        torch.manual_seed(3)
+        same = llama.generate(IDS[1:], max_new_tokens=6, do_sample=True, top_k=0, use_cache=False, eos_token_id=None)
+    assert torch.equal(made, same)
+
+
+@pytest.mark.parametrize("rule", [RULES[0], RULES[2], RULES[5]])
+def test_gradients_and_the_kernel_agree(llama, rule):
+    """With gradients the scores are written out; without, kernels serve: one loss, and a slope that is its own."""
+    with rw.attached(llama) as handle:
+        handle.set_positions(under(handle.own, rule))
+        with torch.no_grad():
+            quick = llama(input_ids=IDS, labels=IDS).loss
+        llama.zero_grad()
+        loss = llama(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        assert (quick - loss.detach()).abs() <= 1e-4
+        grads = [weight.grad for weight in llama.parameters()]
+        assert all(grad is not None and grad.isfinite().all() and grad.abs().max() > 0 for grad in grads)
+        weight = llama.model.layers[0].self_attn.k_proj.weight
+        with torch.no_grad():  # one directional derivative by a central difference
+            step = 1e-3 * weight.grad / weight.grad.norm()
+            slope = (weight.grad * step).sum()
+            weight += step
+            above = llama(input_ids=IDS, labels=IDS).loss
+            weight -= 2 * step
+            below = llama(input_ids=IDS, labels=IDS).loss
+            weight += step
+        assert (above - below) / 2 == pytest.approx(float(slope), rel=0.05)
+    llama.zero_grad()
+
+
+@torch.no_grad()
+def test_packed_documents(llama):
+    """Documents in one row, told apart by position ids that start again, are counted each by itself."""
+    positions = torch.cat([torch.arange(60), torch.arange(90)])[None]
+    row = IDS[1:]
+    with rw.attached(llama) as handle:
+        handle.set_positions(under(handle.own, RULES[1]))
+        packed = outputs_of(llama, row, position_ids=positions, use_cache=False)
+        alone = torch.cat([outputs_of(llama, row[:, :60]), outputs_of(llama, row[:, 60:])], 1)
+        assert (packed - alone).abs().max() <= 1e-4
+        assert (packed - outputs_of(llama, row)).abs().max() > 0.1
+        with pytest.raises(rw.RopeError, match="`position_ids` says otherwise"):
+            outputs_of(llama, row, position_ids=positions, use_cache=True)  # one row then, whose positions jump
+
+
+@torch.no_grad()
+def test_a_static_cache(llama):
+    """A cache of fixed size, whose free slots the mask hides, gives the tokens of a growing one."""
+    options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    with rw.attached(llama, "self-extend", target=256):
+        cache = StaticCache(config=llama.config, max_cache_len=200)
+        made = llama.generate(IDS, past_key_values=cache, disable_compile=True, **options)
+        assert torch.equal(made, llama.generate(IDS, **options))
+    assert not torch.equal(made, llama.generate(IDS, **options))
+
+
+@torch.no_grad()
+def test_sixteen_bits():
+    """A bfloat16 model under a method stays near the float32 one."""
+    exact, rounded = small_model("llama"), small_model("llama").to(torch.bfloat16)
+    with rw.attached(exact, "self-extend", target=256), rw.attached(rounded, "self-extend", target=256):
+        expected = outputs_of(exact, IDS[1:, :100])
+        found = outputs_of(rounded, IDS[1:, :100]).float()
+    assert (found - expected).abs().mean() <= 0.05 * expected.abs().mean()
+
+
+@torch.no_grad()
+def test_only_this_model_and_only_while_attached(llama):
+    """Its config, another model that shares it, and its modules are as before; a copy detaches by itself."""
+    other = type(llama)(llama.config).eval()
+    other.load_state_dict(llama.state_dict())
+    own = outputs_of(other, IDS)
+    before = [set(vars(module)) for module in llama.modules()]
+    with rw.attached(llama, "dca", target=256):
+        assert torch.equal(outputs_of(other, IDS), own)
+        assert llama.config._attn_implementation == other.config._attn_implementation == "sdpa"
+        changed = outputs_of(llama, IDS)
+        assert not torch.equal(changed, own)
+        copied = copy.deepcopy(llama)
+        attachment_of(llama).detach()
+        assert torch.equal(outputs_of(llama, IDS), own)
+        assert torch.equal(outputs_of(copied, IDS), changed)
+        attachment_of(copied).detach()
+        assert torch.equal(outputs_of(copied, IDS), own)
+    assert [set(vars(module)) for module in llama.modules()] == before
+    assert all(not module._forward_pre_hooks for module in copied.modules())
+
+
+@pytest.mark.parametrize("broken", ["pairing", "scale", "keys"])
+def test_a_broken_attention_is_noticed(llama, monkeypatch, broken):
+    """Pairs that are mixed up, a scale that is lost, keys counted from the wrong end: the short forward differs."""
+    if broken == "pairing":
+        wrong = layer_attention.Slice(trailing=False, interleaved=True)
+        monkeypatch.setattr("ropewalk.attachment.handle.possible_slices", lambda own: [wrong])
+    if broken == "scale":
+        plain = layer_attention.attend_remapped
+        monkeypatch.setattr(layer_attention, "attend_remapped", lambda q, *rest: plain(0.9 * q, *rest))
+    if broken == "keys":
+        right = live_layout.TokenLayout.position_ids
+        monkeypatch.setattr(live_layout.TokenLayout, "position_ids", lambda self: right(self) + 1)
+    with pytest.raises(rw.RopeError, match="does not give what it gave before"):
+        rw.attach(llama, "rerope", target=256)
+    assert attachment_of(llama) is None
+    assert llama.model.layers[0].self_attn.config is llama.config
+
+
+@torch.no_grad()
+def test_what_cannot_be_told_is_refused(llama):
+    """Flash's masks, axes that differ, extensions where no layer can take them."""
+    model = small_model("qwen2_vl_text")
+    with rw.attached(model, "rerope", target=256):
+        ids = torch.stack([torch.arange(150), torch.arange(150) // 5, torch.arange(150) % 5])[:, None]
+        with pytest.raises(rw.RopeError, match="plain text"):
+            outputs_of(model, IDS[:1], position_ids=ids)
+    with rw.attached(small_model("cohere2")) as handle, pytest.raises(rw.RopeError, match="sees all earlier tokens"):
+        handle.set_positions(replace(handle.own, extensions=(RULES[0], None, None, None)))
+    with rw.attached(small_model("smollm3")) as handle, pytest.raises(rw.RopeError, match="neither a rope"):
+        handle.set_positions(replace(handle.own, extensions=(None, None, None, RULES[0])))
+    with rw.attached(llama) as handle:
+        llama.config._attn_implementation_internal = "flex_attention"
+        try:
+            with pytest.raises(rw.RopeError, match="read the masks"):
+                layer_attention.check_implementation(llama.config, RULES[0])
+        finally:
+            llama.config._attn_implementation_internal = "sdpa"
+        assert handle.attached
