@@ -12,6 +12,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 from ropewalk.attachment import attached, attachment_of
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
+from ropewalk.families import FAMILIES as FAMILY_TABLE
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.live.cache import RoomyLayer, new_cache
@@ -153,7 +154,7 @@ def test_its_tokenizer() -> None:
     assert reader_of(model).tokenizer is None
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """No causal language model; and no rotation that is known."""
     tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     for model in (
@@ -162,10 +163,9 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(RopeError, match=r"no causal language model|never guessed"):
             TransformersReader(model)
-    unknown = random_model("phi3")
-    unknown.config.model_type = "unheard_of"
-    with pytest.raises(RopeError, match="never guessed"):
-        TransformersReader(unknown)
+    with monkeypatch.context() as changed, pytest.raises(RopeError, match="never guessed"):
+        changed.delitem(FAMILY_TABLE, "phi3")
+        TransformersReader(random_model("phi3"))
     reader = TransformersReader(random_model("phi3"))
     with pytest.raises(RopeError, match="at least two"):
         reader.window_losses(ids_of(1))
