@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ropewalk.rope.axes import axes_from_sections
     from ropewalk.rope.config import RopeConfig
     from ropewalk.rope.frequencies import Frequencies, inverse_frequencies
+    from ropewalk.rope.grids import grid_positions
     from ropewalk.rope.pairing import convert_pairing
     from ropewalk.rope.positions import positions_from
     from ropewalk.rope.tables import text_positions
@@ -61,6 +62,7 @@ __all__ = [
     "explain_backends",
     "freqs_cis",
     "generate",
+    "grid_positions",
     "inverse_frequencies",
     "load",
     "positions_from",
@@ -96,6 +98,7 @@ _HOMES = {
     "encodings": "ropewalk.encodings",
     "explain_backends": "ropewalk.backends",
     "freqs_cis": "ropewalk.rotation.complex",
+    "grid_positions": "ropewalk.rope.grids",
     "generate": "ropewalk.models.generate",
     "inverse_frequencies": "ropewalk.rope.frequencies",
     "load": "ropewalk.checkpoints.load",

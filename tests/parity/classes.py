@@ -35,6 +35,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 20,
     },
     "esm": {"position_embedding_type": "rotary"},
+    "seamless_m4t": {"position_embeddings_type": "rotary"},
+    "wav2vec2-bert": {"position_embeddings_type": "rotary"},
+    "wav2vec2-conformer": {"position_embeddings_type": "rotary"},
 }
 # Classes that no config describes: the config that they are given is read as its text part.
 UNREAD = {
@@ -172,7 +175,7 @@ def default_config(cls: Any) -> Any:
 
     logging.set_verbosity_error()  # its warnings are log records; what they are about is not under test here
     config = cls(**copy.deepcopy(CHANGES.get(cls.model_type, {})))
-    if hasattr(config, "rope_parameters"):
+    if hasattr(config, "rope_parameters") or config.get_text_config() is config:
         return config
     text = type(config.get_text_config())  # by itself: a composite's defaults may state other numbers
     return text(**copy.deepcopy(CHANGES.get(text.model_type, {})))

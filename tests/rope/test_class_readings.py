@@ -254,7 +254,7 @@ NEOMME = {"model_type": "neomme", "head_dim": 6, "rope_parameters": {"sliding_at
         ({**GRANITE, "layer_types": None, "layer_rope_theta": [1e4, 0, 1e4, 0]}, "no `layer_types` that they belong"),
         ({**GRANITE, "model_type": "muse_spark_text"}, "its types stand elsewhere"),
         ({"model_type": "cohere2_moe", **TINY, "first_k_dense_replace": 1}, "its first dense layers rotate"),
-        ({"model_type": "nanochat", **SIZES, "rope_parameters": LINEAR}, "a scaling of that is not described"),
+        ({"model_type": "nanochat", **SIZES, "rope_parameters": LINEAR}, "a scaling of them is not described"),
         (NEOMME, "their number must be even"),
     ],
 )

@@ -87,7 +87,14 @@ class Family:
     - `meanings`: for a `rope_type` that means another rule here, the `rope_type` of that rule and the key of the block
       that makes it so (None: always). Phi-3's first configs wrote "yarn" for LongRoPE; HunYuan's `dynamic` with `alpha`
       is NTK-aware scaling.
-    - `axial`: a vision tower with H in the first half of the pairs and W in the second, each with its own ladder.
+    - `axial`: of a vision tower the axis that each share of the pairs follows, in their order (0, 1: row, column; for
+      video 0, 1, 2: frame, row, column), each with its own ladder. `in_turn`: pairs follow them in turn, where else
+      each has a block of pairs. `one_ladder`: they share one ladder, whose frequencies they take in turn. `halves`:
+      each axis turns a part of the head as a head of its own, and such a part is what we describe.
+    - `width_key`, `heads_key`, `divisor_key`: keys of hidden_size, of the number of heads, and of what the width is
+      divided by, where they have other names; `whole_width`: what turns is the whole width, before it becomes heads.
+    - `theta_key`: another name of theta. `projected`: the class turns projection_dim / (2 num_attention_heads)
+      features, and at least so many.
     - `keys`: further keys that its block may hold; they act in attention, not on the rotation.
     - `theta_ratio`: a key whose number multiplies theta.
     - `holds`: for a key of the config, when all this is true.
@@ -129,7 +136,16 @@ class Family:
     head_dim_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rotary_dim: int | None = None
     meanings: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
-    axial: bool = False
+    axial: tuple[int, ...] = ()
+    in_turn: bool = False
+    one_ladder: bool = False
+    halves: bool = False
+    width_key: str | None = None
+    heads_key: str | None = None
+    divisor_key: str | None = None
+    whole_width: bool = False
+    theta_key: str | None = None
+    projected: int | None = None
     keys: tuple[str, ...] = ()
     theta_ratio: str | None = None
     holds: Mapping[str, Condition] = field(default_factory=dict)

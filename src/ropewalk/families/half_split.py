@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ropewalk.families.family import ALTERNATING, HALF, DecoderShape, FamilyTable
@@ -111,6 +112,23 @@ FAMILIES.add("evolla", HALF, theta=500_000.0)
 FAMILIES.add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
 FAMILIES.add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
 FAMILIES.add("esm", HALF, switch=("position_embedding_type", "rotary", "absolute"))
+_CONFORMER = replace(HALF, theta_key="rotary_embedding_base")
+FAMILIES.add("wav2vec2-bert", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative_key"))
+FAMILIES.add("wav2vec2-conformer", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"))
+FAMILIES.add(
+    "seamless_m4t",
+    _CONFORMER,
+    switch=("position_embeddings_type", "rotary", "relative"),
+    heads_key="speech_encoder_attention_heads",
+)
+FAMILIES.add(  # values turn as well
+    "clvp_encoder",
+    HALF,
+    projected=32,
+    sizes={"projection_dim": 768, "num_attention_heads": 12},
+    switch=("use_rotary_embedding", True, True),
+    fixed=True,
+)
 FAMILIES.add("nanochat", HALF, backwards=True)
 FAMILIES.add("nomic_bert", HALF, theta=1_000.0)
 FAMILIES.add("gte", HALF, theta=160_000.0)

@@ -41,12 +41,37 @@ FAMILIES.add("glm_image_text", HALF, partial=1.0, mrope="contiguous", mrope_sect
 FAMILIES.add("glm4v_text glm_ocr_text", INTERLEAVED, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))
 FAMILIES.add("ernie4_5_vl_moe_text", INTERLEAVED, theta=500_000.0, mrope="ernie", mrope_section=(22, 22, 20))
 
-# --- vision towers: H in the first half of the pairs, W in the second
+# --- vision towers: positions are (row, column), whichever their class takes first
 FAMILIES.add(
     "qwen2_vl_vision qwen2_5_vl_vision qwen2_5_omni_vision_encoder qwen3_vl_vision qwen3_vl_moe_vision "
     "qwen3_omni_moe_vision_encoder qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision glm4v_vision glm4v_moe_vision "
     "glm_ocr_vision glm5_next_vision ernie4_5_vl_moe_vision paddleocr_vl_vision exaone4_5_vision video_llama_3_vision "
     "mlcd_vision_model cohere_compass_vision dots3_note_vision_encoder",
     HALF,
-    axial=True,
+    axial=(0, 1),
 )
+FAMILIES.add("lfm3_vl_vision", HALF, axial=(0, 1), theta=1_000_000.0)
+FAMILIES.add("muse_glimmer_vision muse_spark_vision step3p5_vision", HALF, axial=(1, 0))
+FAMILIES.add("minimax_m3_vl_vision", HALF, axial=(0, 1, 2))
+FAMILIES.add("kimi_k25_vision", HALF, axial=(1, 0), in_turn=True)
+FAMILIES.add("inkling2_vision sam3_vit_model llama4_vision_model", INTERLEAVED, axial=(1, 0))
+FAMILIES.add(
+    "sam2_video sam3_tracker_video edgetam_video",
+    INTERLEAVED,
+    axial=(1, 0),
+    sizes={
+        "memory_attention_hidden_size": 256,
+        "memory_attention_num_attention_heads": 1,
+        "memory_attention_downsample_rate": 1,
+    },
+    width_key="memory_attention_hidden_size",
+    heads_key="memory_attention_num_attention_heads",
+    divisor_key="memory_attention_downsample_rate",
+    theta_key="memory_attention_rope_theta",
+)
+FAMILIES.add("pixtral", HALF, axial=(0, 1), one_ladder=True)
+FAMILIES.add("gemma4_vision", HALF, axial=(0, 1), halves=True, theta=100.0)
+FAMILIES.add("efficientloftr", INTERLEAVED, axial=(0, 1), in_turn=True, whole_width=True)
+
+# --- those that take coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
+FAMILIES.add("dinov3_vit eomt_dinov3 sapiens2", HALF, axial=(0, 1), theta=100.0)

@@ -12,6 +12,8 @@ from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.rules.block import number
 from ropewalk.rope.values import is_number
 
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_num_attention_heads")
+
 
 def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int | None:
     """The config's longest position in tokens, under any of its spellings."""
@@ -29,6 +31,8 @@ def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family
     stated = _first(block, "rope_theta") or _first(fields, "rotary_emb_base", "rope_theta")
     if stated is None and isinstance(inner, Mapping):
         stated = _first(inner, "rope_theta")
+    if stated is None and family.theta_key is not None:
+        stated = _first(fields, family.theta_key)
     ratio = _first(fields, family.theta_ratio) if family.theta_ratio is not None else None
     theta = family.theta if stated is None else number(stated[1], stated[0])
     return theta if ratio is None else theta * number(ratio[1], ratio[0])
@@ -45,18 +49,27 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
         if layer_type in family.head_dim_of:
             key, default = family.head_dim_of[layer_type]
             return _whole(fields, key) or default
+    if family.whole_width:
+        return _whole(fields, "hidden_size") or _derived_head_dim(fields, family)
     stated = _whole(fields, *family.head_dim_keys)
     if stated is not None:
-        return stated
+        return _part_of(stated, family)
     if family.head_dim is not None and "head_dim" not in fields:
         return family.head_dim
+    return family.head_width * _derived_head_dim({**family.sizes, **fields}, family)
+
+
+def _part_of(head_dim: int, family: Family) -> int:
+    """The features that we describe: those of one axis where each turns a part of the head by itself."""
+    return head_dim // len(family.axial) if family.halves else head_dim
+
+
+def _derived_head_dim(fields: Mapping[str, Any], family: Family) -> int:
     width_keys = ("embed_dim", "hidden_size") if family.axial else ("hidden_size", "n_embd", "d_model")
-    return family.head_width * _derived_head_dim({**family.sizes, **fields}, width_keys)
-
-
-def _derived_head_dim(fields: Mapping[str, Any], width_keys: tuple[str, ...]) -> int:
-    width = _whole(fields, *width_keys)
-    heads = _whole(fields, "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_num_attention_heads")
+    width = _whole(fields, *((family.width_key,) if family.width_key else width_keys))
+    heads = _whole(fields, *((family.heads_key,) if family.heads_key else _HEADS))
+    if heads is not None and family.divisor_key is not None:
+        heads *= _whole(fields, family.divisor_key) or 1
     facts = {"hidden_size": width, "num_attention_heads": heads}
     if width is None or heads is None:
         raise RopeError(
@@ -70,7 +83,7 @@ def _derived_head_dim(fields: Mapping[str, Any], width_keys: tuple[str, ...]) ->
             facts=facts,
             cure="Add `head_dim` to the config.",
         )
-    return width // heads
+    return _part_of(width // heads, family)
 
 
 def _per_layer_head_dim(fields: Mapping[str, Any], layer_type: str) -> int | None:
@@ -95,6 +108,8 @@ def rotary_dim_of(
     scaling rule. GPT-J reads `rotary_dim` alone. Multi-head latent attention turns its slice; a stated fraction must
     say so, of the slice or of the whole head.
     """
+    if family.axial and not family.halves:
+        return _axial_dim(fields, block, family, name, head_dim)
     in_block = _first(block, "partial_rotary_factor")
     fractions = {
         "partial_rotary_factor": in_block or _first(fields, "partial_rotary_factor"),
@@ -108,7 +123,10 @@ def rotary_dim_of(
         stated["rotary_dim"] = dim
     partial = family.scaled_partial if scaled and family.scaled_partial is not None else family.partial
     turned = head_dim if partial is None else int(head_dim * partial)
-    if family.rotary_dim is not None:
+    if family.projected is not None:
+        sized = {**family.sizes, **fields}
+        turned = max(sized["projection_dim"] // (2 * sized["num_attention_heads"]), family.projected)
+    elif family.rotary_dim is not None:
         turned = stated.get("rotary_dim", family.rotary_dim)
     elif family.partial is not None and stated:
         keys = (*family.fraction_keys, "rotary_dim", *(() if in_block is None else ("partial_rotary_factor",)))
@@ -121,6 +139,28 @@ def rotary_dim_of(
                 cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
             )
     return turned
+
+
+def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int) -> int:
+    """The features that turn in a vision tower: as many for each axis as the head has room for, in whole pairs."""
+    axes = len(family.axial)
+    found = _first(block, "partial_rotary_factor") or _first(fields, "partial_rotary_factor")
+    if found is not None:
+        heads = _whole(fields, *_HEADS) if family.whole_width else 1
+        asked = int(head_dim // (heads or 1) * number(found[1], found[0])) * (axes if family.whole_width else 1)
+        if asked != head_dim:
+            raise RopeError(
+                f"from_hf: `partial_rotary_factor` asks for {asked} turned features, but {name} turns {head_dim}.",
+                facts={"partial_rotary_factor": found[1], "head_dim": head_dim},
+                cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
+            )
+    if axes == 2 and head_dim % 4:
+        raise RopeError(
+            "from_hf: a vision head splits its pairs between height and width, so their number must be even.",
+            facts={"pairs": head_dim // 2},
+            cure="Check hidden_size and num_heads.",
+        )
+    return 2 * axes * (head_dim // (2 * axes))
 
 
 def _slice(
@@ -147,14 +187,11 @@ def _slice(
 
 def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...] | None:
     """The axis of each pair: temporal 0, height 1, width 2 for M-RoPE; height 0, width 1 for a vision tower."""
+    if family.halves:
+        return None
     if family.axial:
-        if pairs % 2:
-            raise RopeError(
-                "from_hf: a vision head splits its pairs between height and width, so their number must be even.",
-                facts={"pairs": pairs},
-                cure="Check hidden_size and num_heads.",
-            )
-        return axes_from_sections([pairs // 2, pairs // 2])
+        of_each = pairs // len(family.axial)
+        return family.axial * of_each if family.in_turn else tuple(a for a in family.axial for _ in range(of_each))
     if family.mrope is None:
         return None
     if family.mrope == "alternating":

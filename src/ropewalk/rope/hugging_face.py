@@ -83,8 +83,16 @@ def _rope_fields(
             facts={"scaling": scaling, "theta": theta, "the class's theta": family.theta},
             cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
         )
-    if family.backwards:
-        return _backwards(head_dim, interleaved, theta, rotary_dim, scaling, longest)
+    axes = axes_of(block, family, name, rotary_dim // 2)
+    if family.backwards or family.one_ladder:
+        return {
+            "head_dim": head_dim,
+            "interleaved": interleaved,
+            "rotary_dim": rotary_dim,
+            "inv_freq": _frequencies(theta, rotary_dim, scaling, longest, family),
+            "max_position_embeddings": longest,
+            "axes": axes,
+        }
     known = {**fields, **block, "rope_theta": theta, "max_position_embeddings": longest}
     return {
         "head_dim": head_dim,
@@ -93,30 +101,26 @@ def _rope_fields(
         "rotary_dim": rotary_dim,
         "scaling": scaling,
         "max_position_embeddings": longest,
-        "axes": axes_of(block, family, name, rotary_dim // 2),
-        "axes_restart": family.axial,
+        "axes": axes,
+        "axes_restart": axes is not None and bool(family.axial),
         "trained": trained_as(name, "default" if rule is None else rule.rope_type, known),
     }
 
 
-def _backwards(
-    head_dim: int, interleaved: bool, theta: float, rotary_dim: int, scaling: Scaling | None, longest: int | None
-) -> dict[str, Any]:
-    """The fields of a rope that turns by minus the angle: the frequencies themselves, below 0."""
+def _frequencies(
+    theta: float, rotary_dim: int, scaling: Scaling | None, longest: int | None, family: Family
+) -> tuple[float, ...]:
+    """The frequencies of each pair where they are no ladder: below 0, or one ladder that the axes share out."""
     if scaling is not None:
         raise RopeError(
-            "from_hf: this class turns by minus the angle, and a scaling of that is not described.",
+            "from_hf: the frequencies of this class are no ladder, and a scaling of them is not described.",
             facts={"scaling": scaling},
             cure="Remove the scaling, or write RopeConfig(..., inv_freq=...) yourself.",
         )
-    ladder = Ladder(theta, rotary_dim, tuple(range(rotary_dim // 2)), longest)
-    return {
-        "head_dim": head_dim,
-        "interleaved": interleaved,
-        "rotary_dim": rotary_dim,
-        "inv_freq": tuple(-frequency for frequency in ladder.inv_freq()),
-        "max_position_embeddings": longest,
-    }
+    ladder = Ladder(theta, rotary_dim, tuple(range(rotary_dim // 2)), longest).inv_freq()
+    if family.backwards:
+        return tuple(-frequency for frequency in ladder)
+    return tuple(f for axis in range(len(family.axial)) for f in ladder[axis :: len(family.axial)])
 
 
 def write(
@@ -216,7 +220,7 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
         return FAMILIES[name], name
     flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
     if flag is not None:
-        return Family(interleaved=flag, partial=1.0, axial=_says_axial(fields)), str(model_type)
+        return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _says_axial(fields) else ()), str(model_type)
     close = _misspelt(model_type)
     hint = f"Did you mean `{close}`? Else add" if close else "Add"
     raise RopeError(
