@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from dataclasses import replace
 
 import pytest
@@ -212,6 +213,69 @@ def test_only_this_model_and_only_while_attached(llama):
         assert torch.equal(outputs_of(copied, IDS), own)
     assert [set(vars(module)) for module in llama.modules()] == before
     assert all(not module._forward_pre_hooks for module in copied.modules())
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+@torch.no_grad()
+def test_windowed_layers_keep_their_rope(name):
+    """One rotary module for all layers: only those that see beyond the trained length get the method's rope."""
+    model = small_model(name)
+    own = outputs_of(model, IDS)
+    short = outputs_of(model, IDS[:, :8])
+    with rw.attached(model, "yarn" if name == "gemma2" else "pi", target=256) as handle:
+        windowed = [window is not None for window in handle.positions.sliding_windows]
+        assert windowed == [True, False, True, False]
+        first = handle.own.ropes[0]
+        assert [rope == first for rope in handle.ropes] == windowed
+        mixed = outputs_of(model, IDS)
+        assert (mixed - own).abs().max() > 0.05
+        made = model.generate(IDS[:, :120], max_new_tokens=6, do_sample=False, eos_token_id=None)
+        assert torch.equal(outputs_of(model, made)[:, 119:-1].argmax(-1), made[:, 120:])
+        copied = copy.deepcopy(model)
+        assert torch.equal(outputs_of(copied, IDS), mixed)
+        attachment_of(copied).detach()
+        assert torch.equal(outputs_of(copied, IDS), own)
+        # by hand: the same ropes, put into the tables of one layer after the other
+        for layer in (1, 3):
+            ropes = tuple(handle.ropes[layer] if i == layer else rope for i, rope in enumerate(handle.own.ropes))
+            handle.set_positions(handle.own.with_rope(ropes))
+            assert not torch.equal(outputs_of(model, IDS), mixed)
+    assert torch.equal(outputs_of(model, IDS[:, :8]), short)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning"
+)  # peft asks transformers by its old name
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("method", ["yarn", "rerope"])
+def test_adapters_are_trained_under_a_method(method, wrapped):
+    """A low-rank adapter of peft lowers the loss; its gradient flows through queries and keys."""
+    from peft import LoraConfig, get_peft_model
+
+    base = small_model("llama")
+    if not wrapped:
+        handle = rw.attach(base, method, target=256)
+    settings = LoraConfig(r=4, target_modules=["q_proj", "k_proj"], init_lora_weights="gaussian")
+    model = get_peft_model(base, settings)
+    if wrapped:
+        handle = rw.attach(model, method, target=256)
+    optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=0.02)
+    losses = []
+    for _ in range(6):
+        loss = model(input_ids=IDS[1:], labels=IDS[1:]).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] - 0.05
+    handle.detach()
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_whole_model_is_not_written(llama):
+    """`torch.save(model)` would write functions of this process: it is refused with what to do."""
+    with rw.attached(llama, "rerope", target=256), pytest.raises(rw.RopeError, match="not written whole"):
+        torch.save(llama, io.BytesIO())
 
 
 @pytest.mark.parametrize("broken", ["pairing", "scale", "keys"])

@@ -39,7 +39,10 @@ class Lie:
 
 @dataclass(frozen=True)
 class Call:
-    """The numbers of a call. `kv_heads` is 0 for `rotate`; `per_head` and `per_row` say where the tables differ."""
+    """The numbers of a call. `kv_heads` is 0 for `rotate`; `per_head` and `per_row` say where the tables differ.
+
+    `written` is `interleaved_out`; `first` the first feature that turns, at most `passing`.
+    """
 
     dtype: torch.dtype
     interleaved: bool
@@ -53,6 +56,9 @@ class Call:
     passing: int = 0
     scale: float = 1.0
     inverse: bool = False
+    written: bool | None = None
+    first: int = 0
+    blocks: tuple[int, ...] = ()
     per_row: bool = False
     per_head: bool = False
     four: bool = False
@@ -66,6 +72,17 @@ class Call:
         dim = 2 * self.pairs + self.passing
         return {"bshd": (self.batch, self.seq, heads, dim), "bhsd": (self.batch, heads, self.seq, dim),
                 "thd": (self.batch * self.seq, heads, dim)}[self.layout]  # fmt: skip
+
+    def around(self) -> list[int]:
+        """The features that do not turn."""
+        return [*range(self.first), *range(self.first + 2 * self.pairs, 2 * self.pairs + self.passing)]
+
+    def turned(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, *, back: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The truth; `back` reads pairs where the call writes them, and turns the other way."""
+        read, written = self.interleaved, self.interleaved if self.written is None else self.written
+        read, written = (written, read) if back else (read, written)
+        return truth.turn(x, cos, sin, interleaved=read, written=written, inverse=self.inverse != back,
+                          scale=self.scale, first=self.first, blocks=self.blocks)  # fmt: skip
 
     def table_shape(self) -> tuple[int, ...]:
         heads = (self.heads if self.per_head else 1,) if self.per_head or self.four else ()
@@ -94,23 +111,22 @@ def check_call(call: Call, place: Place) -> None:
     given = [call.x.arena(v.shape, call.dtype, place.device).holding(v) for v in values]
     other = [call.y.arena(v.shape, call.dtype, place.device) for v in values]
     options = {"interleaved": call.interleaved, "rotary_dim": 2 * call.pairs, "scale": call.scale,
-               "inverse": call.inverse, "layout": call.layout, "backend": place.backend}  # fmt: skip
+               "inverse": call.inverse, "layout": call.layout, "backend": place.backend, "rotary_offset": call.first,
+               "interleaved_out": call.written, "blocks": call.blocks}  # fmt: skip
     cos_sin = [table.x for table in tables]
     cos, sin = (call.against(truth.wide(table.x)) for table in tables)
-    inverse = call.inverse
     sources = [truth.wide(g.x) for g in given]
     if call.form == "backward":
         leaves = [torch.zeros_like(g.x).requires_grad_() for g in given]
         results = torch.autograd.grad(_rotate(leaves, cos_sin, options), leaves, [g.x for g in given])
-        inverse = not inverse
     elif call.form == "given":
         results = [rw.rotate(g.x, *cos_sin, out=o.x, **options) for g, o in zip(given, other, strict=True)]
     else:
         results = _rotate([g.x for g in given], cos_sin, {**options, "inplace": call.form == "in place"})
     for arena, out, x, y in zip(given, other, sources, results, strict=True):
-        expected, lengths = truth.turn(x, cos, sin, interleaved=call.interleaved, inverse=inverse, scale=call.scale)
+        expected, lengths = call.turned(x, cos, sin, back=call.form == "backward")
         truth.Allowed(expected, truth.slack(lengths, call.dtype), call.dtype).check(y, str(call))
-        assert np.array_equal(truth.wide(y)[..., 2 * call.pairs :], x[..., 2 * call.pairs :]), f"{call}: features"
+        assert np.array_equal(truth.wide(y)[..., call.around()], x[..., call.around()]), f"{call}: features"
         assert arena.around_is_untouched(), f"{call}: bytes around the input"
         assert out.around_is_untouched(), f"{call}: bytes around the result"
         if call.form == "in place":
@@ -137,13 +153,17 @@ def lies(*, steps: tuple[int, ...] = (1, 1, 1, 2, 3), expanded: bool = False) ->
 def calls(draw: st.DrawFn) -> Call:
     """Whatever `rotate` and `rotate_qk` accept."""
     form = draw(st.sampled_from(FORMS))
-    per_head = draw(st.booleans())
+    per_head, interleaved = draw(st.booleans()), draw(st.booleans())
+    pairs, passing = draw(st.sampled_from(PAIRS)), draw(st.sampled_from([0, 0, 1, 2, 7, 16]))
+    written = draw(st.sampled_from([None, None, not interleaved]))
+    count = draw(st.integers(0, pairs - 1)) if not interleaved and written is None and draw(st.booleans()) else 0
     return Call(
-        dtype=draw(st.sampled_from(list(truth.FORMATS))), interleaved=draw(st.booleans()), form=form,
+        dtype=draw(st.sampled_from(list(truth.FORMATS))), interleaved=interleaved, form=form,
         layout=draw(st.sampled_from(["bshd", "bhsd", "thd"])), batch=draw(st.integers(1, 3)),
         seq=draw(st.sampled_from([1, 2, 5, 16, 17, 33])), heads=draw(st.sampled_from([1, 2, 3, 5, 17])),
-        kv_heads=0 if per_head else draw(st.integers(0, 3)), pairs=draw(st.sampled_from(PAIRS)),
-        passing=draw(st.sampled_from([0, 0, 1, 2, 7, 16])), scale=draw(st.sampled_from([1.0, 0.75, -1.3, 2.0])),
+        kv_heads=0 if per_head else draw(st.integers(0, 3)), pairs=pairs,
+        passing=passing, first=draw(st.sampled_from([0, 0, passing, passing // 2])), written=written,
+        blocks=(count, pairs - count) if count else (), scale=draw(st.sampled_from([1.0, 0.75, -1.3, 2.0])),
         inverse=draw(st.booleans()), per_row=draw(st.booleans()), per_head=per_head, four=draw(st.booleans()),
         double_tables=draw(st.booleans()), x=draw(lies(expanded=form != "in place")), y=draw(lies()),
         table=draw(lies(expanded=True)), seed=draw(st.integers(0, 99)),

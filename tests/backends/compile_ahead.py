@@ -65,11 +65,18 @@ def calls_of(dtype: torch.dtype, interleaved: bool) -> dict[str, Callable[[], ob
     """Each kernel once, with 32 heads of queries and 8 of keys, 128 features."""
     q, k = torch.zeros(1, 64, 32, 128, dtype=dtype), torch.zeros(1, 64, 8, 128, dtype=dtype)
     cos, turn = torch.zeros(64, 64), Turn(interleaved, 1.0, False, "bshd")
+    half = torch.zeros(64, 32)
     norm, positions = Norm(q[0, 0, 0], k[0, 0, 0], 1e-6), torch.arange(64)
     cache = torch.zeros(1, 8, 64, 128, dtype=dtype)
     store = Store(cache, cache, k, positions[None])
     return {
         "rotate": lambda: backend.rotate([q, k], cos, cos, turn),
+        "rotate a window": lambda: backend.rotate(
+            [q, k], half, half, turn._replace(first=64, interleaved_out=not interleaved)
+        ),
+        "rotate in blocks": lambda: backend.rotate(
+            [q, k], cos, cos, turn._replace(interleaved=False, blocks=(24, 20, 20))
+        ),
         "rotate by positions": lambda: backend.rotate([q, k], positions, positions, turn._replace(phases=True)),
         "norm": lambda: backend.norm_rotate(q, k, cos, cos, turn, norm, None),
         "norm into a cache": lambda: backend.norm_rotate(q, k, cos, cos, turn, norm, store),

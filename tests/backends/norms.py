@@ -157,8 +157,7 @@ def _plain(norm: NormCall, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) 
     """The call in float64, and 1 / rms."""
     r = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     y, pairs = x * r * weight, norm.call.pairs
-    numbers = np.arange(y.shape[-1])
-    a, b = (torch.from_numpy(i.copy()) for i in truth.pairs_of(numbers, pairs, norm.call.interleaved))
+    a, b = (torch.tensor(i) for i in truth.places_of(pairs, norm.call.interleaved))
     first, second = y[..., a], y[..., b]
     joined = torch.cat((first * cos - second * sin, first * sin + second * cos), -1) * norm.call.scale
     return y.index_copy(-1, torch.cat((a, b)), joined), r

@@ -56,6 +56,17 @@ def _call(form: str) -> None:
             some = replace(whole, layout=layout, interleaved=layout == "bshd")
             for call in (some, replace(some, kv_heads=2, inverse=True), replace(some, per_row=True, per_head=True)):
                 calls.check_call(call, PLACE)
+        for call in _windows(form, dtype):
+            calls.check_call(call, PLACE)
+
+
+def _windows(form: str, dtype: torch.dtype = torch.float32) -> list[Call]:
+    """A window inside the head, pairs that are written otherwise than read, and blocks that are split by themselves."""
+    whole = Call(dtype, True, form, scale=1.25, passing=3, kv_heads=2)
+    return [
+        replace(whole, first=2), replace(whole, first=3, written=False),
+        replace(whole, interleaved=False, written=True), replace(whole, interleaved=False, first=1, blocks=(1, 3)),
+    ]  # fmt: skip
 
 
 CHECKS = [(_case, form) for form in checks.FORMS] + [(_call, form) for form in calls.FORMS]
@@ -68,6 +79,23 @@ def sign(xs, cos, sin, turn, outs=None):
 
 def pairing(xs, cos, sin, turn, outs=None):
     return cpu.rotate(xs, cos, sin, turn._replace(interleaved=not turn.interleaved), outs)
+
+
+def window(xs, cos, sin, turn, outs=None):
+    """The first features, whatever was asked for."""
+    return cpu.rotate(xs, cos, sin, turn._replace(first=0), outs)
+
+
+def written_as_read(xs, cos, sin, turn, outs=None):
+    return cpu.rotate(xs, cos, sin, turn._replace(interleaved_out=None), outs)
+
+
+def blocks_swapped(xs, cos, sin, turn, outs=None):
+    return cpu.rotate(xs, cos, sin, turn._replace(blocks=turn.blocks[::-1]), outs)
+
+
+def one_block(xs, cos, sin, turn, outs=None):
+    return cpu.rotate(xs, cos, sin, turn._replace(blocks=()), outs)
 
 
 def row(xs, cos, sin, turn, outs=None):
@@ -178,6 +206,11 @@ EVERYWHERE = {
 SOMEWHERE = [
     *((scale, _call, form, WRONG) for form in calls.FORMS),
     *((scale, _case, form, WRONG) for form in ("scaled inverse", "backward")),
+    *(
+        (fault, _call, form, WRONG)
+        for form in calls.FORMS
+        for fault in (window, written_as_read, blocks_swapped, one_block)
+    ),
     *((spoiled_input, check, form, "input") for check, form in CHECKS if form in ("fresh", "scaled inverse", "given")),
     *((spoiled_gradient, check, "backward", "input|gradient") for check in (_case, _call)),
     *((fault, _call, form, "bytes around") for fault in (guard, gap) for form in ("given", "in place")),

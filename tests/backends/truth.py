@@ -36,29 +36,35 @@ def wide(x: torch.Tensor) -> Array:
     return numbers.astype(np.longdouble) if x.dtype == torch.float64 else numbers
 
 
-def pairs_of(x: Array, pairs: int, interleaved: bool) -> tuple[Array, Array]:
-    """First and second features of every pair (Su et al. 2021, eq. 34; half-split as in GPT-NeoX)."""
-    if interleaved:
-        return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
-    return x[..., :pairs], x[..., pairs : 2 * pairs]
+def places_of(pairs: int, interleaved: bool, first: int = 0, blocks: tuple[int, ...] = ()) -> tuple[list, list]:
+    """Numbers of the first and of the second feature of every pair: neighbours, halves, or halves of each block."""
+    firsts, seconds = [], []
+    for count in blocks or (pairs,):
+        for j in range(count):
+            firsts.append(first + 2 * j if interleaved else first + j)
+            seconds.append(first + 2 * j + 1 if interleaved else first + count + j)
+        first += 2 * count
+    return firsts, seconds
 
 
 def turn(
-    x: Array, cos: Array, sin: Array, *, interleaved: bool, inverse: bool = False, scale: float = 1.0
-) -> tuple[Array, Array]:
+    x: Array, cos: Array, sin: Array, *, interleaved: bool, inverse: bool = False, scale: float = 1.0,
+    written: bool | None = None, first: int = 0, blocks: tuple[int, ...] = (),
+) -> tuple[Array, Array]:  # fmt: skip
     """`x` turned by tables that broadcast against `x[..., :pairs]`, and the length of every feature's pair.
 
-    Features that do not turn are as they were, of length 0.
+    Pairs are written as `written` says (None: as they were read), from feature `first` on. Features that do not turn
+    are as they were, of length 0.
     """
     pairs = cos.shape[-1]
-    a, b = pairs_of(x, pairs, interleaved)
+    i, j = places_of(pairs, interleaved, first, blocks)
+    a, b = x[..., i], x[..., j]
     y, lengths = np.array(x), np.zeros(x.shape)
+    i, j = places_of(pairs, interleaved if written is None else written, first, blocks)
     with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN, and meant
         sin = -sin if inverse else sin
-        first, second = pairs_of(y, pairs, interleaved)  # views of y
-        first[...], second[...] = (a * cos - b * sin) * scale, (a * sin + b * cos) * scale
-        for feature in pairs_of(lengths, pairs, interleaved):
-            feature[...] = np.hypot(a, b) * abs(scale)
+        y[..., i], y[..., j] = (a * cos - b * sin) * scale, (a * sin + b * cos) * scale
+        lengths[..., i] = lengths[..., j] = np.hypot(a, b) * abs(scale)
     return y, lengths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ropewalk.attachment.layers import positions_of, text_config_of
 from ropewalk.attachment.live_layout import CallLayouts
 from ropewalk.attachment.plan import attention_layers, neutral, planned
 from ropewalk.attachment.rotary import Replaced, RotaryModule, fresh_modules, replaced_forward, rotary_modules
+from ropewalk.attachment.saving import SavePretrained
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError
 from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
@@ -32,8 +34,8 @@ class Attachment:
     """A live model whose rotation is ours; `attach` makes it.
 
     - `positions`: each layer's rope, extension and window as they are now. `own`: as the model's config says.
-    - `method`: the method that was asked for, or None. `difference`: by how much the short forward before and after
-      differed at most.
+    - `method`, `target`: the method that was asked for and its length in tokens, or None. `labels`: the layer types.
+    - `difference`: by how much the short forward before and after differed at most.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as transformers does; with a method its target.
     """
@@ -42,9 +44,10 @@ class Attachment:
     own: Positions
     positions: Positions
     method: Method | None = None
+    target: int | None = None
     difference: float = 0.0
     _modules: tuple[RotaryModule, ...] = field(default=(), repr=False)
-    _labels: tuple[str | None, ...] = field(default=(), repr=False)
+    labels: tuple[str | None, ...] = field(default=(), repr=False)
     _config: Any = field(default=None, repr=False)
     _length: SeqLen = field(default_factory=SeqLen, repr=False)
     _layouts: CallLayouts = field(default_factory=CallLayouts, repr=False)
@@ -99,7 +102,7 @@ class Attachment:
             delattr(self.model, _MARK)
 
     def _put(self, positions: Positions) -> None:
-        plan = planned(self._modules, self._labels, self.own, positions)
+        plan = planned(self._modules, self.labels, self.own, positions)
         layers = attention_layers(self.model, self._config, sorted({*plan.overrides, *plan.extensions}))
         self._restore()
         self.positions = positions
@@ -115,6 +118,9 @@ class Attachment:
             state = LayerAttention(extension, rope, windowed, config, turning, self._length, self._layouts)
             self._replaced += put_attention(layers[layer], state)
             self._states.append(state)
+        if isinstance(self.model, need("transformers", extra="transformers").PreTrainedModel):
+            # not peft's wrapper, which writes adapters and no config of the model
+            self._replaced.append(Replaced(self.model, "save_pretrained", SavePretrained(self)))
         setattr(self.model, _MARK, self)
 
     def _found_turning(self, positions: Positions) -> Slice:
@@ -144,6 +150,22 @@ class Attachment:
             self._put(before)
         assert error is not None, "there is always one way to try"
         raise error
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        """The handle of a copied model: what it has put into the modules is copied with them."""
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        shared = ("own", "positions", "method")
+        for name, value in vars(self).items():
+            setattr(made, name, value if name in shared else copy.deepcopy(value, memo))
+        return made
+
+    def __reduce__(self) -> Any:
+        raise RopeError(
+            "attach: an attached model is not written whole, for it holds functions of this process.",
+            facts={"method": None if self.method is None else self.method.name},
+            cure="Call handle.detach() first, or model.save_pretrained(folder); copy.deepcopy(model) makes a copy.",
+        )
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -195,7 +217,7 @@ def attach(
     config = text_config_of(model)
     modules, own = rotary_modules(model, config), positions_of(model, config)
     labels = tuple(getattr(config, "layer_types", None) or (None,) * own.num_layers)
-    handle = Attachment(model, own, own, chosen, _modules=modules, _labels=labels, _config=config)
+    handle = Attachment(model, own, own, chosen, target, _modules=modules, labels=labels, _config=config)
     wanted, length = _under(own, chosen, target, trained_length)
     try:
         handle.difference = _checked(handle, config)

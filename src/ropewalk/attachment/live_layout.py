@@ -133,14 +133,14 @@ class CallLayouts:
     """The layout of the call that is under way, shared by its layers, and tables of slots, shared by calls."""
 
     def __init__(self) -> None:
-        self._key: Hashable = None
-        self._mask: weakref.ref[Tensor] | None = None
-        self._layout: TokenLayout | None = None
+        self._held: tuple[Hashable, weakref.ref[Tensor] | None, TokenLayout] | None = (
+            None  # one write: threads share it
+        )
         self._slots: dict[Hashable, SlotTables] = {}
 
     def forget(self) -> None:
         """A new forward begins."""
-        self._key = self._mask = self._layout = None
+        self._held = None
 
     def of(
         self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None, seq_len: int | None
@@ -155,13 +155,13 @@ class CallLayouts:
         mode = q.device, torch.is_inference_mode_enabled()
         version = None if mask is None or mask.is_inference() else mask._version
         key = q.shape[0], q.shape[2], keys.shape[2], q.dtype, mode, seq_len, version
-        held = None if self._mask is None else self._mask()
-        if self._layout is None or key != self._key or held is not mask:
-            slots = self._slots.setdefault(mode, SlotTables())
-            self._layout = read_layout(q, keys, mask, slots)
-            _check_counts(self._layout, position_ids)
-            self._key, self._mask = key, None if mask is None else weakref.ref(mask)
-        return self._layout
+        held = self._held
+        if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is mask:
+            return held[2]
+        layout = read_layout(q, keys, mask, self._slots.setdefault(mode, SlotTables()))
+        _check_counts(layout, position_ids)
+        self._held = key, None if mask is None else weakref.ref(mask), layout
+        return layout
 
     def __getstate__(self) -> dict[str, object]:
         """A copy begins empty: what is kept belongs to one process and to the call that is under way."""

@@ -41,6 +41,7 @@ from ropewalk.shapes import Float, Int, Real, Shaped
 class _RotateOptions(TypedDict):
     interleaved: bool
     rotary_dim: int | None
+    blocks: tuple[int, ...]
     scale: float
 
 
@@ -389,7 +390,9 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if tables is not None and tables.keys is not None and self.rotary is not None and cache is not None:
             rope = self.rotary.config
-            turn_by = _RotateOptions(interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=tables.scale)
+            turn_by = _RotateOptions(
+                interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=tables.scale
+            )
             keys, values = cache.write(layer, k, v, layout)
             keys = rotate(keys.to(q.dtype), *tables.keys, layout="bhsd", **turn_by)
             return rotate(q, tables.cos, tables.sin, layout="bshd", **turn_by), keys, values.to(q.dtype)
@@ -398,7 +401,8 @@ class Attention(nn.Module):
             cos, sin, scale, _ = tables
             check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
             weights = () if norm is None else (norm.q_weight, norm.k_weight)
-            backend, turn = choose(q, None, k, v, cos, sin, *weights), Turn(rope.interleaved, scale, False, "bshd")
+            backend = choose(q, None, k, v, cos, sin, *weights)
+            turn = Turn(rope.interleaved, scale, False, "bshd", blocks=rope.blocks)
             store = cache.store(layer, v, layout) if cache is not None and backend.kernels else None
             if norm is not None or store is not None:
                 q, k = norm_rotated(backend, q, k, cos, sin, turn, norm, store)

@@ -86,8 +86,9 @@ class Remap:
         assert self._rotary is not None, "an extension that remaps has a rope: Attention checks it"
         rope, (cos, sin, factor) = self._rotary.config, tables
         return rotate(
-            x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor, layout="bhsd"
-        )
+            x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=factor,
+            layout="bhsd",
+        )  # fmt: skip
 
     def _tables(self, rule: Rule, index: Tensor) -> tuple[Tensor, Tensor, float]:
         assert self._rotary is not None
@@ -122,6 +123,8 @@ class Remap:
         if bounds is None or sum(len(within) for _, within in bounds) > most_regions:
             return None
         assert self._rotary is not None
+        if self._rotary.config.blocks:  # no kernel of attention turns keys in blocks
+            return None
         regions: list[AttentionRegion] = []
         for number, within in bounds:
             turn, rule = None, self.regions[number].key

@@ -142,8 +142,8 @@ def _table_gradients(x: Tensor, grad: Tensor, cos: Tensor, turn: Turn) -> tuple[
     rows = reference.broadcast_rows(cos, turn.layout)
     pairs = cos.shape[-1]
     compute = torch.promote_types(x.dtype, torch.float32)
-    a, b = reference.pairs_of(x.to(compute), pairs, turn.interleaved)
-    first, second = reference.pairs_of(grad.to(compute), pairs, turn.interleaved)
+    a, b = reference.pairs_of(x.to(compute), pairs, turn, turn.interleaved)
+    first, second = reference.pairs_of(grad.to(compute), pairs, turn, turn.written)
     sign = -turn.scale if turn.inverse else turn.scale
     for_cos = (turn.scale * (first * a + second * b)).sum_to_size(rows.shape)
     for_sin = (sign * (second * a - first * b)).sum_to_size(rows.shape)

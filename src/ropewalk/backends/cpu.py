@@ -78,8 +78,11 @@ def norm_rotate_backward(
 
 def _request(cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
     """The arguments that every kernel begins with."""
-    interleaved, scale, inverse, layout, _ = turn
-    return _LAYOUTS[layout], interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
+    interleaved, scale, inverse, layout, _, written, first, blocks = turn
+    where: object = _LAYOUTS[layout]
+    if first or blocks or written is not None:
+        where = (where, turn.written, first, blocks, False)
+    return where, interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
 
 
 def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

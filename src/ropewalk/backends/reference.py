@@ -22,7 +22,7 @@ def reasons_not_to(x: Tensor) -> list[str]:
 def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Each of `xs` with its leading 2 * pairs features turned by each token's angles and multiplied by the scale.
+    """Each of `xs` with 2 * pairs features from the first turned by each token's angles and multiplied by the scale.
 
     Arithmetic in float32, in float64 for float64 `x`; one rounding.
     """
@@ -60,11 +60,25 @@ def broadcast_rows(cos: Tensor, layout: str) -> Tensor:
     return cos if cos.ndim == 2 else cos.unsqueeze(-3)
 
 
-def pairs_of(x: Tensor, pairs: int, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """First and second features of every pair, each `[..., pairs]`."""
+def pairs_of(x: Tensor, pairs: int, turn: Turn, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """First and second features of every pair that turns, each `[..., pairs]`."""
+    window = x[..., turn.first : turn.first + 2 * pairs]
     if interleaved:
-        return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
-    return x[..., :pairs], x[..., pairs : 2 * pairs]
+        return window[..., 0::2], window[..., 1::2]
+    if not turn.blocks:
+        return window[..., :pairs], window[..., pairs:]
+    halves = [half for block in torch.split(window, [2 * n for n in turn.blocks], -1) for half in block.chunk(2, -1)]
+    return torch.cat(halves[0::2], -1), torch.cat(halves[1::2], -1)
+
+
+def _joined(first: Tensor, second: Tensor, turn: Turn) -> Tensor:
+    """The reverse of `pairs_of`, as pairs are written: the window alone."""
+    if turn.written:
+        return torch.stack((first, second), -1).flatten(-2)
+    if not turn.blocks:
+        return torch.cat((first, second), -1)
+    halves = zip(*(torch.split(half, list(turn.blocks), -1) for half in (first, second)), strict=True)
+    return torch.cat([half for block in halves for half in block], -1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
@@ -74,14 +88,16 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
     if turn.scale != 1.0:
         cos, sin = cos * turn.scale, sin * turn.scale
     pairs = cos.shape[-1]
-    a, b = pairs_of(x[..., : 2 * pairs].to(compute), pairs, turn.interleaved)
+    a, b = (half.to(compute) for half in pairs_of(x, pairs, turn, turn.interleaved))
     if turn.inverse:
         first, second = a * cos + b * sin, b * cos - a * sin
     else:
         first, second = a * cos - b * sin, b * cos + a * sin
-    joined = torch.stack((first, second), -1).flatten(-2) if turn.interleaved else torch.cat((first, second), -1)
-    turned = joined.to(x.dtype)
-    return turned if 2 * pairs == x.shape[-1] else torch.cat((turned, x[..., 2 * pairs :]), dim=-1)
+    turned = _joined(first, second, turn).to(x.dtype)
+    last = turn.first + 2 * pairs
+    if turn.first == 0 and last == x.shape[-1]:
+        return turned
+    return torch.cat((x[..., : turn.first], turned, x[..., last:]), dim=-1)
 
 
 def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -13,6 +13,10 @@ class Turn(NamedTuple):
 
     With `phases` there are no tables: in place of cos are position ids, int64 `[seq]` or `[batch or 1, seq]`, and in
     place of sin each pair's turns per token in 2^-64 of a turn, int64 `[pairs]`.
+
+    Pairs are read as `interleaved` says, and written as `interleaved_out` says (None: as they were read). `first` is
+    the first feature that turns. `blocks`, for half-split pairs: how many pairs each block of features has that is
+    split by itself; () for one block of all that turn.
     """
 
     interleaved: bool
@@ -20,10 +24,20 @@ class Turn(NamedTuple):
     inverse: bool
     layout: str
     phases: bool = False
+    interleaved_out: bool | None = None
+    first: int = 0
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def written(self) -> bool:
+        """Whether pairs are neighbours in the result."""
+        return self.interleaved if self.interleaved_out is None else self.interleaved_out
 
     def transposed(self) -> Turn:
-        """The same by the opposite angle: what a gradient goes through."""
-        return self._replace(inverse=not self.inverse)
+        """By the opposite angle, reading pairs where they were written: what a gradient goes through."""
+        if self.written == self.interleaved:
+            return self._replace(inverse=not self.inverse)
+        return self._replace(inverse=not self.inverse, interleaved=self.written, interleaved_out=self.interleaved)
 
 
 class Norm(NamedTuple):

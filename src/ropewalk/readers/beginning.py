@@ -79,5 +79,6 @@ def _turned_back(keys: Tensor, attention: Attention) -> Tensor:
     exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
     cos, sin, factor = tables_at(attention.rotary, positions, None, exact)
     return rotate(
-        keys, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=1 / factor, inverse=True
-    )
+        keys, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=1 / factor,
+        inverse=True,
+    )  # fmt: skip

@@ -32,6 +32,8 @@ class RopeConfig:
     - `axes`: for each pair, the axis that it follows; None is one axis. See `axes_from_sections`.
     - `axes_restart`: False shares one ladder of frequencies among the axes (M-RoPE); True gives each axis its own, from
       the fastest (axial 2D and 3D).
+    - `axis_blocks`: half-split inside each axis's own block of features, instead of across all that turn: an axis of n
+      pairs owns 2n features in a row, and pairs (i, i + n) of them.
     - `inv_freq`: the inverse frequency of each pair itself, radians per token, in place of theta and scaling; 0 stands
       still, below 0 turns the other way.
     - `trained`: what is known of the training of a published model: whether with `scaling`, and to which length. It
@@ -52,6 +54,7 @@ class RopeConfig:
     max_position_embeddings: int | None = None
     axes: tuple[int, ...] | None = None
     axes_restart: bool = False
+    axis_blocks: bool = False
     inv_freq: tuple[float, ...] | None = None
     trained: Trained | None = field(default=None, compare=False, repr=False)
 
@@ -131,13 +134,26 @@ class RopeConfig:
             )
 
     def _check_axis_values(self) -> None:
-        """One theta for each axis that has a ladder of its own."""
+        """One theta for each axis that has a ladder of its own, and blocks of features that each belong to one axis."""
         own = self.num_axes if self.axes_restart else 1
         if isinstance(self.theta, tuple) and (not self.axes_restart or len(self.theta) != own):
             raise RopeError(
                 "RopeConfig: several values of `theta` are one for each axis, where `axes_restart`.",
                 facts={"theta": self.theta, "axes": self.axes, "axes_restart": self.axes_restart},
                 cure="Pass one number, or axes=axes_from_sections([...]), axes_restart=True and a theta for each axis.",
+            )
+
+        if not isinstance(self.axis_blocks, bool):
+            raise RopeError(
+                "RopeConfig: `axis_blocks` must be True or False.",
+                facts={"axis_blocks": self.axis_blocks},
+                cure="True pairs half-split inside the features of each axis, False across all that turn.",
+            )
+        if self.axis_blocks and (self.interleaved or self.axes is None or list(self.axes) != sorted(self.axes)):
+            raise RopeError(
+                "RopeConfig: `axis_blocks` is for half-split pairs of several axes, the pairs of each in a row.",
+                facts={"interleaved": self.interleaved, "axes": self.axes},
+                cure="Neighbouring pairs (interleaved=True) lie in their axis's features anyway: leave it out there.",
             )
 
     def _explicit(self, inv_freq: Any) -> tuple[float, ...]:
@@ -263,6 +279,13 @@ class RopeConfig:
             Ladder(theta, 2 * len(columns), columns, limit, axis=axis)
             for axis, (theta, columns) in enumerate(zip(thetas, of_axis, strict=True))
         )
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The pairs of each block of features that is half-split by itself; () where all that turn are one block."""
+        if not self.axis_blocks or self.axes is None:
+            return ()
+        return tuple(self.axes.count(axis) for axis in range(self.num_axes))
 
     def longest_at(self, seq_len: int) -> int | float:
         """The most tokens that the frequencies of `seq_len` are right for: infinite where length does not matter.

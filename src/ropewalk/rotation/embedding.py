@@ -19,7 +19,16 @@ from ropewalk.rope.frequencies import (
     first_columns_of,
 )
 from ropewalk.rope.tables import check_position_ids, make_tables, turns_of
-from ropewalk.rotation.rotate import Layout, check_tables, rotate, rotate_qk, turn_both, turn_one
+from ropewalk.rotation.rotate import (
+    Layout,
+    check_tables,
+    placed,
+    placed_both,
+    rotate,
+    rotate_qk,
+    turn_both,
+    turn_one,
+)
 from ropewalk.shapes import Float, Int, Real
 
 SeqLen = int | Tensor | None
@@ -131,12 +140,15 @@ class RotaryEmbedding(nn.Module):
         position_ids: Real[Tensor, "*positions"],
         seq_len: SeqLen = None,
         layout: Layout = "bshd",
+        rotary_offset: int | tuple[int, int] = 0,
+        interleaved_out: bool | None = None,
         inplace: bool = False,
         tables: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys turned by their positions and multiplied by the attention factor.
 
-        Shapes and layouts as in `rotate`; `k` may have fewer heads. `seq_len` as in `cos_sin`.
+        Shapes and layouts as in `rotate_qk`, `rotary_offset` and `interleaved_out` too; `k` may have fewer heads.
+        `seq_len` as in `cos_sin`.
 
         `tables=False` forms each angle where it is used, from an exact integer phase: on a GPU inside the one kernel,
         without tables in memory. For integer positions on one axis. Positions and angles are integers, so an angle is
@@ -146,9 +158,13 @@ class RotaryEmbedding(nn.Module):
             positions, turns, turn = self._phases(q, position_ids, seq_len, layout, False)
             _check_positions(q, positions, turns, turn, "q")
             _check_positions(k, positions, turns, turn, "k")
-            return turn_both(q, k, positions, turns, turn, inplace, None)
+            of_q, of_k = placed_both(turn, q, k, turns.shape[0], interleaved_out, rotary_offset, ())
+            return turn_both(q, k, positions, turns, of_q, inplace, None, of_k)
         cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(q))
-        return rotate_qk(q, k, cos, sin, layout=layout, inplace=inplace, **self._turning(seq_len))
+        return rotate_qk(
+            q, k, cos, sin, layout=layout, interleaved_out=interleaved_out, rotary_offset=rotary_offset,
+            inplace=inplace, **self._turning(seq_len),
+        )  # fmt: skip
 
     def rotate(
         self,
@@ -157,6 +173,8 @@ class RotaryEmbedding(nn.Module):
         position_ids: Real[Tensor, "*positions"],
         seq_len: SeqLen = None,
         layout: Layout = "bshd",
+        rotary_offset: int = 0,
+        interleaved_out: bool | None = None,
         inverse: bool = False,
         inplace: bool = False,
         out: Tensor | None = None,
@@ -167,11 +185,12 @@ class RotaryEmbedding(nn.Module):
         if not tables:
             positions, turns, turn = self._phases(x, position_ids, seq_len, layout, inverse)
             _check_positions(x, positions, turns, turn, "x")
+            turn = placed(turn, x, turns.shape[0], interleaved_out, rotary_offset, (), "x")
             return turn_one(x, positions, turns, turn, inplace, out, backend)
         cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(x))
         return rotate(
-            x, cos, sin, layout=layout, inverse=inverse, inplace=inplace, out=out, backend=backend,
-            **self._turning(seq_len),
+            x, cos, sin, layout=layout, interleaved_out=interleaved_out, rotary_offset=rotary_offset, inverse=inverse,
+            inplace=inplace, out=out, backend=backend, **self._turning(seq_len),
         )  # fmt: skip
 
     def _phases(
@@ -213,6 +232,7 @@ class RotaryEmbedding(nn.Module):
         return {
             "interleaved": self.config.interleaved,
             "rotary_dim": self.config.rotary_dim,
+            "blocks": self.config.blocks,
             "scale": self.attention_factor_at(seq_len),
         }
 
@@ -246,6 +266,7 @@ def _is_traced(x: Tensor) -> bool:
 class _Turning(TypedDict):
     interleaved: bool
     rotary_dim: int | None
+    blocks: tuple[int, ...]
     scale: float
 
 

@@ -13,6 +13,7 @@ from ropewalk.backends.autograd import note_written, rotated
 from ropewalk.backends.request import Turn
 from ropewalk.eager import reasons_for_mathematics
 from ropewalk.errors import RopeError
+from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Float
 
 Layout = Literal["bshd", "bhsd", "thd"]
@@ -28,7 +29,10 @@ def rotate(
     sin: Float[Tensor, "*rows pairs"],
     *,
     interleaved: bool,
+    interleaved_out: bool | None = None,
     rotary_dim: int | None = None,
+    rotary_offset: int = 0,
+    blocks: tuple[int, ...] = (),
     scale: float = 1.0,
     layout: Layout = "bshd",
     inverse: bool = False,
@@ -43,9 +47,15 @@ def rotate(
     - `cos`, `sin`: float32 or float64, in every layout `[seq, pairs]`, `[batch, seq, pairs]`, or
       `[batch or 1, seq, heads or 1, pairs]`; for thd `[tokens, pairs]` or `[tokens, heads or 1, pairs]`.
     - `interleaved`: True pairs features (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).
-    - `rotary_dim`: 2 * pairs, to be named where it is less than head_dim; the features after it pass through.
+    - `interleaved_out`: how pairs lie in the result, None as in `x`: True and False in one pass is DeepSeek's rotation.
+    - `rotary_dim`: 2 * pairs, to be named where it is less than head_dim; the other features pass through.
+    - `rotary_offset`: the first feature that turns, as in multi-head latent attention, whose heads turn at their end:
+      head_dim - rotary_dim.
+    - `blocks`: with `interleaved=False`, the pairs of each block of features that is half-split by itself, in order:
+      `config.blocks` of a `RopeConfig` with `axis_blocks`.
     - `scale`: multiplies the turned features in the same pass (an attention factor).
-    - `inverse`: turn by minus the angle: the transpose. It keeps `scale`; to undo one, pass its reciprocal.
+    - `inverse`: turn by minus the angle: the transpose. It keeps `scale`; to undo one, pass its reciprocal, and
+      exchange `interleaved` with `interleaved_out`.
     - `inplace`: write the result into `x` and return it. `out`: write it into that tensor.
     - `backend`: a name, or None to choose; see `explain_backends`.
 
@@ -60,7 +70,10 @@ def rotate(
     [0.0, 1.0]
     """
     check_tables(x, cos, sin, interleaved, rotary_dim, layout, "x")
-    return turn_one(x, cos, sin, Turn(interleaved, scale, inverse, layout), inplace, out, backend)
+    turn = Turn(interleaved, scale, inverse, layout)
+    if rotary_offset or interleaved_out is not None or blocks:
+        turn = placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, "x")
+    return turn_one(x, cos, sin, turn, inplace, out, backend)
 
 
 def rotate_qk(
@@ -70,7 +83,10 @@ def rotate_qk(
     sin: Float[Tensor, "*rows pairs"],
     *,
     interleaved: bool,
+    interleaved_out: bool | None = None,
     rotary_dim: int | None = None,
+    rotary_offset: int | tuple[int, int] = 0,
+    blocks: tuple[int, ...] = (),
     scale: float = 1.0,
     layout: Layout = "bshd",
     inverse: bool = False,
@@ -78,6 +94,9 @@ def rotate_qk(
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Turn queries and keys by the same tables; keys may have fewer heads. Arguments, errors and numerics: `rotate`.
+
+    `rotary_offset` may be two numbers, the queries' and the keys': in multi-head latent attention queries turn at the
+    end of their head, and keys are that part alone, in heads of rotary_dim features.
 
     >>> q, k = torch.randn(1, 3, 8, 4), torch.randn(1, 3, 2, 4)
     >>> cos, sin = torch.ones(3, 2), torch.zeros(3, 2)
@@ -88,7 +107,11 @@ def rotate_qk(
     check_tables(q, cos, sin, interleaved, rotary_dim, layout, "q")
     if not _fits_alike(q, k, cos, layout):
         check_tables(k, cos, sin, interleaved, rotary_dim, layout, "k")
-    return turn_both(q, k, cos, sin, Turn(interleaved, scale, inverse, layout), inplace, backend)
+    turn = Turn(interleaved, scale, inverse, layout)
+    if not rotary_offset and interleaved_out is None and not blocks:
+        return turn_both(q, k, cos, sin, turn, inplace, backend)
+    of_q, of_k = placed_both(turn, q, k, cos.shape[-1], interleaved_out, rotary_offset, blocks)
+    return turn_both(q, k, cos, sin, of_q, inplace, backend, of_k)
 
 
 def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
@@ -106,6 +129,52 @@ def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
     )
 
 
+def placed(
+    turn: Turn, x: Tensor, pairs: int, interleaved_out: bool | None, rotary_offset: object, blocks: object, name: str
+) -> Turn:
+    """`turn` with pairs written otherwise than read, a window inside the head, or blocks, once they fit."""
+    if interleaved_out is not None and not isinstance(interleaved_out, bool):
+        raise RopeError(
+            "rotate: `interleaved_out` must be True or False, or None.",
+            facts={"interleaved_out": interleaved_out},
+            cure="None leaves pairs where they are.",
+        )
+    first = as_whole(rotary_offset)
+    if first is None or not 0 <= first <= x.shape[-1] - 2 * pairs:
+        raise RopeError(
+            "rotate: `rotary_offset` must be a feature of the head from which 2 * pairs fit in it.",
+            facts={name: x, "pairs": pairs, "rotary_offset": rotary_offset},
+            cure="The last features turn with rotary_offset=head_dim - rotary_dim.",
+        )
+    counts = [as_whole(count) for count in blocks] if isinstance(blocks, (tuple, list)) else [None]
+    whole = [count for count in counts if count is not None and count > 0]
+    if len(whole) != len(counts) or (whole and sum(whole) != pairs):
+        raise RopeError(
+            "rotate: `blocks` counts the pairs of each block of features, and sums to those of `cos`.",
+            facts={"blocks": blocks, "pairs": pairs},
+            cure="For example blocks=(16, 16) for two axes of 16 pairs.",
+        )
+    if whole and (turn.interleaved or interleaved_out):
+        raise RopeError(
+            "rotate: `blocks` is for half-split pairs: neighbours lie in their block anyway.",
+            facts={"interleaved": turn.interleaved, "interleaved_out": interleaved_out, "blocks": blocks},
+            cure="Leave `blocks` out.",
+        )
+    exchanged = None if interleaved_out == turn.interleaved else interleaved_out
+    return turn._replace(interleaved_out=exchanged, first=first, blocks=tuple(whole) if len(whole) > 1 else ())
+
+
+def placed_both(
+    turn: Turn, q: Tensor, k: Tensor, pairs: int, interleaved_out: bool | None, rotary_offset: object, blocks: object
+) -> tuple[Turn, Turn]:
+    """`placed` of queries and of keys, whose offsets may differ."""
+    both = rotary_offset if isinstance(rotary_offset, tuple) and len(rotary_offset) == 2 else (rotary_offset,) * 2
+    return (
+        placed(turn, q, pairs, interleaved_out, both[0], blocks, "q"),
+        placed(turn, k, pairs, interleaved_out, both[1], blocks, "k"),
+    )
+
+
 def turn_one(
     x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
 ) -> Tensor:
@@ -116,9 +185,17 @@ def turn_one(
 
 
 def turn_both(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, backend: str | None
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    turn: Turn,
+    inplace: bool,
+    backend: str | None,
+    turn_k: Turn | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`rotate_qk` of arguments that fit; `turn` may call for phases instead of tables."""
+    """`rotate_qk` of arguments that fit; `turn` may call for phases instead of tables. `turn_k`: the keys' own."""
+    of_k = turn if turn_k is None else turn_k
     module = choose(q, backend, k, cos, sin)
     if inplace:
         _check_target(q, cos, sin, True, None)
@@ -126,12 +203,13 @@ def turn_both(
         if module.kernels or not (reasons_for_mathematics(q) or reasons_for_mathematics(k)):
             _check_apart(q, k)
         if not (module.kernels and _each_has_its_place(q) and _each_has_its_place(k)):
-            return tuple(_rotate_into(x, cos, sin, turn, True, None, backend) for x in (q, k))  # type: ignore[return-value]
-    if q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]:
+            first = _rotate_into(q, cos, sin, turn, True, None, backend)
+            return first, _rotate_into(k, cos, sin, of_k, True, None, backend)
+    if turn == of_k and q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]:
         turned = rotated(module, [q, k], cos, sin, turn, inplace=inplace)
         return turned[0], turned[1]
-    one, other = (rotated(module, [x], cos, sin, turn, inplace=inplace)[0] for x in (q, k))
-    return one, other
+    one = rotated(module, [q], cos, sin, turn, inplace=inplace)[0]
+    return one, rotated(module, [k], cos, sin, of_k, inplace=inplace)[0]
 
 
 def _rotate_into(

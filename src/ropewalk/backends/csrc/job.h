@@ -5,6 +5,14 @@
 namespace ropewalk {
 
 enum class Dtype : int { float64 = 0, float32 = 1, bfloat16 = 2, float16 = 3 };
+// What results may be: the same, and in caches 8 bits.
+enum class OutDtype : int { float64 = 0, float32 = 1, bfloat16 = 2, float16 = 3, float8_e4m3 = 4, float8_e5m2 = 5 };
+
+constexpr OutDtype same(Dtype dtype) { return static_cast<OutDtype>(dtype); }
+constexpr int64_t item_size(OutDtype dtype) {
+    return dtype == OutDtype::float64 ? 8 : dtype == OutDtype::float32 ? 4 : static_cast<int>(dtype) < 4 ? 2 : 1;
+}
+constexpr int64_t item_size(Dtype dtype) { return item_size(same(dtype)); }
 
 struct Strides {
     int64_t batch, token, head, feature;
@@ -19,6 +27,9 @@ struct Side {
     Strides in_strides{}, out_strides{}, grad_strides{};
     const int64_t* slots = nullptr;  // where each token goes in `out`; negative: nowhere
     int64_t slot_batch = 0, slot_token = 0;
+    int64_t page = 0;                // tokens of a page, whose stride is the batch's; 0: slots are the sequence's own
+    OutDtype out_dtype = OutDtype::float32;
+    const float* factors = nullptr;  // of each head, what is written is multiplied by; null: 1
     const void* weight = nullptr;    // RMSNorm's, in the compute dtype; null: no norm
     bool copied = false;             // neither norm nor rotation
     bool stream = false;             // write past the caches
@@ -26,12 +37,16 @@ struct Side {
 
 struct Rotation {
     Dtype dtype = Dtype::float32;
-    bool interleaved = false;
+    bool interleaved = false, interleaved_out = false;  // how pairs lie in what is read, and in what is written
+    int64_t first = 0;                          // the first feature that turns
+    const int64_t* blocks = nullptr;            // pairs of each block that is half-split by itself; null: one block
+    int64_t block_count = 0;
     int64_t batch = 0, tokens = 0, head_dim = 0, pairs = 0;
     const void *cos = nullptr, *sin = nullptr;  // in the compute dtype, features contiguous
     int64_t table_batch = 0, table_token = 0, table_head = 0;
     double cos_scale = 1.0, sin_scale = 1.0;    // sin_scale is negative for the inverse
     double eps = 0.0;
+    bool joint = false;                         // RMSNorm over all heads of a token; weights are [heads, head_dim]
     int sides = 0;
     Side side[3];
 };

@@ -12,6 +12,7 @@
 namespace {
 
 using ropewalk::Dtype;
+using ropewalk::OutDtype;
 using ropewalk::Kernels;
 using ropewalk::Rotation;
 using ropewalk::Side;
@@ -91,9 +92,26 @@ inline void turn_row(const In* x, Out* y, const C* cos, const C* sin, const C* w
     if (!Interleaved) std::memcpy(y + pairs + first, ys + chunk, count * sizeof(Out));
 }
 
-// 1 / sqrt(mean(x^2) + eps) of one head.
+// The features of one head that turn, at their places in x and y. `weight` is for those of the whole head.
+template <bool Interleaved, bool Norm, typename V, typename In, typename Out, typename C = typename V::scalar>
+inline void turn_window(const Rotation& job, const In* x, Out* y, const C* cos, const C* sin, const C* weight, V r,
+                        bool stream) {
+    Turning<C> turning{job.head_dim, job.pairs, static_cast<C>(job.cos_scale), static_cast<C>(job.sin_scale)};
+    int64_t at = job.first, done = 0;
+    if (job.block_count == 0) {
+        turn_row<Interleaved, Norm>(x + at, y + at, cos, sin, Norm ? weight + at : nullptr, turning, r, stream);
+        return;
+    }
+    for (int64_t i = 0; i < job.block_count; ++i) {
+        turning.pairs = job.blocks[i];
+        turn_row<Interleaved, Norm>(x + at, y + at, cos + done, sin + done, Norm ? weight + at : nullptr, turning, r, false);
+        done += turning.pairs;
+        at += 2 * turning.pairs;
+    }
+}
+
 template <typename V, typename T>
-inline double inverse_rms(const T* x, int64_t size, double eps) {
+inline double sum_of_squares(const T* x, int64_t size) {
     V squares = V::of(0);
     int64_t j = 0;
     for (; j + V::width <= size; j += V::width) {
@@ -102,7 +120,13 @@ inline double inverse_rms(const T* x, int64_t size, double eps) {
     }
     double sum = squares.sum();
     for (; j < size; ++j) sum += static_cast<double>(widen(x[j])) * widen(x[j]);
-    return 1.0 / std::sqrt(sum / static_cast<double>(size) + eps);
+    return sum;
+}
+
+// 1 / sqrt(mean(x^2) + eps) of one head.
+template <typename V, typename T>
+inline double inverse_rms(const T* x, int64_t size, double eps) {
+    return 1.0 / std::sqrt(sum_of_squares<V>(x, size) / static_cast<double>(size) + eps);
 }
 
 template <typename T>
@@ -114,30 +138,113 @@ inline void scatter(const T* from, T* y, int64_t stride, int64_t size) {
     for (int64_t j = 0; j < size; ++j) y[j * stride] = from[j];
 }
 
-// One head of one token: normed if there is a weight, turned, the features that do not turn passed on.
+template <typename C, typename Out>
+inline void write_as(const C* from, char* out, int64_t stride, int64_t size, C factor) {
+    Out* y = reinterpret_cast<Out*>(out);
+    for (int64_t j = 0; j < size; ++j) narrow(from[j] * factor, y[j * stride]);
+}
+
+// A row of the compute dtype into a cache of any dtype. float64 stays float64.
+inline void write_row(const double* from, char* out, OutDtype, int64_t stride, int64_t size, double factor) {
+    write_as<double, double>(from, out, stride, size, factor);
+}
+inline void write_row(const float* from, char* out, OutDtype dtype, int64_t stride, int64_t size, float factor) {
+    switch (dtype) {
+        case OutDtype::float64: return;
+        case OutDtype::float32: return write_as<float, float>(from, out, stride, size, factor);
+        case OutDtype::bfloat16: return write_as<float, bf16>(from, out, stride, size, factor);
+        case OutDtype::float16: return write_as<float, f16>(from, out, stride, size, factor);
+        case OutDtype::float8_e4m3: return write_as<float, e4m3>(from, out, stride, size, factor);
+        case OutDtype::float8_e5m2: return write_as<float, e5m2>(from, out, stride, size, factor);
+    }
+}
+
+// The pairs of one head in the other order: neighbours to halves, or halves to neighbours.
+template <bool Interleaved, typename C, typename T>
+inline void exchange_pairing(const C* x, T* y, int64_t pairs) {
+    for (int64_t j = 0; j < pairs; ++j) {
+        narrow(Interleaved ? x[2 * j] : x[j], y[Interleaved ? j : 2 * j]);
+        narrow(Interleaved ? x[2 * j + 1] : x[pairs + j], y[Interleaved ? pairs + j : 2 * j + 1]);
+    }
+}
+
+// Rows for one head: of features that lie apart, in and out, and two in the compute dtype.
+template <typename T>
+struct HeadRows {
+    using C = typename ComputesIn<T>::Vector::scalar;
+    T *in = nullptr, *out = nullptr;
+    C *wide = nullptr, *paired = nullptr;
+};
+
+inline bool is_converted(const Rotation& job, const Side& side) { return side.out_dtype != same(job.dtype) || side.factors; }
+
+// What becomes of one head, in the compute dtype; `r` is the norm's, if there is a weight.
+template <typename T, bool Interleaved, typename V = typename ComputesIn<T>::Vector, typename C = typename V::scalar>
+inline void turn_widened(const Rotation& job, const Side& side, const T* x, C* y, const C* cos, const C* sin,
+                         const C* weight, C r) {
+    const int64_t first = side.copied ? job.head_dim : job.first, last = side.copied ? first : first + 2 * job.pairs;
+    for (int64_t j = 0; j < first; ++j) y[j] = weight ? widen(x[j]) * (r * weight[j]) : widen(x[j]);
+    for (int64_t j = last; j < job.head_dim; ++j) y[j] = weight ? widen(x[j]) * (r * weight[j]) : widen(x[j]);
+    if (side.copied) return;
+    if (weight)
+        turn_window<Interleaved, true>(job, x, y, cos, sin, weight, V::of(r), false);
+    else
+        turn_window<Interleaved, false>(job, x, y, cos, sin, weight, V::of(0), false);
+}
+
+// One head of one token: normed if there is a weight, turned, the features that do not turn passed on. `r` is the norm's.
 template <typename T, bool Interleaved>
-inline void head(const Rotation& job, const Side& side, const T* x, T* y, int64_t row, T* buffer) {
+inline void head(const Rotation& job, const Side& side, const T* x, char* out, int64_t row, int64_t number, double r,
+                 const HeadRows<T>& scratch) {
     using V = typename ComputesIn<T>::Vector;
     using C = typename V::scalar;
-    const Turning<C> turning{job.head_dim, job.pairs, static_cast<C>(job.cos_scale), static_cast<C>(job.sin_scale)};
     const C *cos = static_cast<const C*>(job.cos) + row, *sin = static_cast<const C*>(job.sin) + row;
     const C* weight = static_cast<const C*>(side.weight);
-    const int64_t turned = side.copied ? 0 : 2 * job.pairs, size = job.head_dim;
-    T* target = y;
+    const int64_t size = job.head_dim, stride = side.out_strides.feature;
+    if (weight && job.joint) weight += number * size;
     if (side.in_strides.feature != 1) {
-        gather(x, buffer, side.in_strides.feature, size);
-        x = buffer;
+        gather(x, scratch.in, side.in_strides.feature, size);
+        x = scratch.in;
     }
-    if (side.out_strides.feature != 1) target = buffer + size;
-    if (weight) {
-        const C r = static_cast<C>(inverse_rms<V>(x, size, job.eps));
-        turn_row<Interleaved, true>(x, target, cos, sin, weight, turning, V::of(r), side.stream);
-        for (int64_t j = turned; j < size; ++j) narrow(widen(x[j]) * (r * weight[j]), target[j]);
+    if (weight && !job.joint) r = inverse_rms<V>(x, size, job.eps);
+    const bool exchanged = !side.copied && job.interleaved_out != Interleaved;
+    const int64_t first = job.first, turned = 2 * job.pairs;
+    if (is_converted(job, side)) {
+        turn_widened<T, Interleaved>(job, side, x, scratch.wide, cos, sin, weight, static_cast<C>(r));
+        if (exchanged) {
+            exchange_pairing<Interleaved>(scratch.wide + first, scratch.paired, job.pairs);
+            std::memcpy(scratch.wide + first, scratch.paired, turned * sizeof(C));
+        }
+        write_row(scratch.wide, out, side.out_dtype, stride, size, side.factors ? static_cast<C>(side.factors[number]) : C(1));
+        return;
+    }
+    T *y = reinterpret_cast<T*>(out), *target = stride != 1 ? scratch.out : y;
+    if (exchanged && !weight) {
+        turn_window<Interleaved, false>(job, x, scratch.wide, cos, sin, weight, V::of(0), false);
+        if (x != target) {
+            std::memcpy(target, x, first * sizeof(T));
+            std::memcpy(target + first + turned, x + first + turned, (size - first - turned) * sizeof(T));
+        }
+        exchange_pairing<Interleaved>(scratch.wide + first, target + first, job.pairs);
+    } else if (exchanged) {
+        turn_widened<T, Interleaved>(job, side, x, scratch.wide, cos, sin, weight, static_cast<C>(r));
+        for (int64_t j = 0; j < first; ++j) narrow(scratch.wide[j], target[j]);
+        for (int64_t j = first + turned; j < size; ++j) narrow(scratch.wide[j], target[j]);
+        exchange_pairing<Interleaved>(scratch.wide + first, target + first, job.pairs);
+    } else if (weight) {
+        turn_window<Interleaved, true>(job, x, target, cos, sin, weight, V::of(static_cast<C>(r)), side.stream);
+        for (int64_t j = 0; j < first; ++j) narrow(widen(x[j]) * (static_cast<C>(r) * weight[j]), target[j]);
+        for (int64_t j = first + turned; j < size; ++j) narrow(widen(x[j]) * (static_cast<C>(r) * weight[j]), target[j]);
+    } else if (side.copied) {
+        if (x != target) std::memcpy(target, x, size * sizeof(T));
     } else {
-        if (turned) turn_row<Interleaved, false>(x, target, cos, sin, weight, turning, V::of(0), side.stream);
-        if (turned < size && x != target) std::memcpy(target + turned, x + turned, (size - turned) * sizeof(T));
+        if (turned) turn_window<Interleaved, false>(job, x, target, cos, sin, weight, V::of(0), side.stream);
+        if (turned < size && x != target) {
+            std::memcpy(target, x, first * sizeof(T));
+            std::memcpy(target + first + turned, x + first + turned, (size - first - turned) * sizeof(T));
+        }
     }
-    if (target != y) scatter(target, y, side.out_strides.feature, size);
+    if (target != y) scatter(target, y, stride, size);
 }
 
 // Calls visit(batch, token, head) for the units' tokens and a side's heads, in the order in which they lie in memory.
@@ -162,30 +269,64 @@ inline int64_t offset(const Strides& s, int64_t b, int64_t t, int64_t h) {
     return b * s.batch + t * s.token + h * s.head;
 }
 
+// Where a token's head lies in a result; a slot of a paged cache counts through all its pages.
+inline int64_t place_of(const Side& side, int64_t b, int64_t slot, int64_t h) {
+    if (side.page == 0) return offset(side.out_strides, b, slot, h);
+    return offset(side.out_strides, slot / side.page, slot % side.page, h);
+}
+
+// 1 / rms of all heads of each token of a unit together.
+template <typename T>
+inline void joint_norms(const Rotation& job, const Side& side, int64_t unit, double* r, T* buffer) {
+    const int64_t blocks = (job.tokens + token_block - 1) / token_block, from = unit % blocks * token_block;
+    for (int64_t t = 0; t < token_block; ++t) r[t] = 0.0;
+    each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t h) {
+        const T* x = reinterpret_cast<const T*>(side.in) + offset(side.in_strides, b, t, h);
+        if (side.in_strides.feature != 1) gather(x, buffer, side.in_strides.feature, job.head_dim), x = buffer;
+        r[t - from] += sum_of_squares<typename ComputesIn<T>::Vector>(x, job.head_dim);
+    });
+    const double size = static_cast<double>(side.heads * job.head_dim);
+    for (int64_t t = 0; t < token_block; ++t) r[t] = 1.0 / std::sqrt(r[t] / size + job.eps);
+}
+
 template <typename T, bool Interleaved>
 void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
-    T* buffer = nullptr;  // for heads whose features lie apart
-    bool streamed = false;
+    using C = typename HeadRows<T>::C;
+    HeadRows<T> scratch;
+    bool streamed = false, needed = job.interleaved_out != job.interleaved;
     for (int i = 0; i < job.sides; ++i) {
-        if (!buffer && (job.side[i].in_strides.feature != 1 || job.side[i].out_strides.feature != 1))
-            buffer = static_cast<T*>(std::malloc(2 * job.head_dim * sizeof(T)));
-        streamed = streamed || job.side[i].stream;
+        const Side& side = job.side[i];
+        needed = needed || side.in_strides.feature != 1 || side.out_strides.feature != 1 || is_converted(job, side);
+        streamed = streamed || side.stream;
     }
+    char* memory = nullptr;
+    if (needed) {
+        memory = static_cast<char*>(std::malloc(2 * job.head_dim * (sizeof(C) + sizeof(T))));
+        scratch.wide = reinterpret_cast<C*>(memory);
+        scratch.paired = scratch.wide + job.head_dim;
+        scratch.in = reinterpret_cast<T*>(scratch.paired + job.head_dim);
+        scratch.out = scratch.in + job.head_dim;
+    }
+    const int64_t blocks = (job.tokens + token_block - 1) / token_block;
+    double norms[token_block];
     for (int64_t unit = begin; unit < end; ++unit) {
         for (int i = 0; i < job.sides; ++i) {
             const Side& side = job.side[i];
             const T* in = reinterpret_cast<const T*>(side.in);
-            T* out = reinterpret_cast<T*>(side.out);
+            const int64_t out_size = ropewalk::item_size(side.out_dtype), from = unit % blocks * token_block;
+            const bool joint = side.weight && job.joint;
+            if (joint) joint_norms<T>(job, side, unit, norms, scratch.in);
             each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t h) {
                 const int64_t slot = side.slots ? side.slots[b * side.slot_batch + t * side.slot_token] : t;
                 if (slot < 0) return;
                 head<T, Interleaved>(job, side, in + offset(side.in_strides, b, t, h),
-                                     out + offset(side.out_strides, b, slot, h), row_of(job, b, t, h), buffer);
+                                     side.out + out_size * place_of(side, b, slot, h), row_of(job, b, t, h), h,
+                                     joint ? norms[t - from] : 0.0, scratch);
             });
         }
     }
     if (streamed) fence();
-    std::free(buffer);
+    std::free(memory);
 }
 
 // The gradient of one normed head: h is the gradient turned back, dx = r (w h) - x r^3 mean(w h x), dw += h x r.
@@ -196,12 +337,12 @@ inline void head_backward(const Rotation& job, const Side& side, const T* x, con
     using V = typename ComputesIn<T>::Vector;
     using C = typename V::scalar;
     constexpr int W = V::width;
-    const Turning<C> turning{job.head_dim, job.pairs, static_cast<C>(job.cos_scale), static_cast<C>(job.sin_scale)};
     const C *cos = static_cast<const C*>(job.cos) + row, *sin = static_cast<const C*>(job.sin) + row;
     const C* weight = static_cast<const C*>(side.weight);
     const int64_t size = job.head_dim;
-    turn_row<Interleaved, false>(grad, h, cos, sin, weight, turning, V::of(0), false);
-    for (int64_t j = 2 * job.pairs; j < size; ++j) h[j] = widen(grad[j]);
+    turn_window<Interleaved, false>(job, grad, h, cos, sin, weight, V::of(0), false);
+    for (int64_t j = 0; j < job.first; ++j) h[j] = widen(grad[j]);
+    for (int64_t j = job.first + 2 * job.pairs; j < size; ++j) h[j] = widen(grad[j]);
     const C r = static_cast<C>(inverse_rms<V>(x, size, job.eps));
     V products = V::of(0);
     int64_t j = 0;

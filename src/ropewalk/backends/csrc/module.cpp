@@ -67,10 +67,6 @@ Strides strides_of(const View& x, int layout) {
     return {layout == thd ? 0 : x.stride(0), x.stride(token_dim(layout)), x.stride(head_dim_at(layout)), x.stride(-1)};
 }
 
-constexpr int64_t item_size(Dtype dtype) {
-    return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
-}
-
 Dtype dtype_of(const View& x) {
     for (const Dtype dtype : {Dtype::float32, Dtype::bfloat16, Dtype::float16, Dtype::float64})
         if (x.is(number_type(dtype))) return dtype;
@@ -84,18 +80,38 @@ constexpr int64_t streamed_from = int64_t{16} << 20;
 bool streams(const Rotation& job, const Side& side) {
     const int64_t size = item_size(job.dtype), line = 64;
     if (side.in == side.out || side.copied || side.slots || side.out_strides.feature != 1) return false;
+    if (job.interleaved != job.interleaved_out || job.block_count || side.out_dtype != same(job.dtype)) return false;
     if (job.batch * job.tokens * side.heads * job.head_dim * size < streamed_from) return false;
     const Strides& s = side.out_strides;
-    const int64_t steps = (s.batch | s.token | s.head | (job.interleaved ? 2 * job.pairs : job.pairs)) * size;
+    const int64_t steps = (s.batch | s.token | s.head | job.first | (job.interleaved ? 2 * job.pairs : job.pairs)) * size;
     return (reinterpret_cast<uintptr_t>(side.out) | static_cast<uintptr_t>(steps)) % line == 0;
 }
 
-// What every call of the kernels begins with: how to turn.
+// What every call of the kernels begins with: how to turn. `where` is the layout; or, where that is not all, a tuple of
+// layout, how pairs lie in what is written, the first feature that turns, the pairs of each block, and whether RMSNorm
+// takes all heads of a token together.
 struct Turn {
     int layout;
-    bool interleaved;
+    bool interleaved, interleaved_out;
     double cos_scale, sin_scale;
     int threads;
+    int64_t first = 0;
+    std::vector<int64_t> blocks;
+    bool joint = false;
+
+    Turn(nb::handle where, bool interleaved, double cos_scale, double sin_scale, int threads)
+        : interleaved(interleaved), interleaved_out(interleaved), cos_scale(cos_scale), sin_scale(sin_scale), threads(threads) {
+        if (!nb::isinstance<nb::tuple>(where)) {
+            layout = nb::cast<int>(where);
+            return;
+        }
+        const auto given = nb::borrow<nb::tuple>(where);
+        layout = nb::cast<int>(given[0]);
+        interleaved_out = nb::cast<bool>(given[1]);
+        first = nb::cast<int64_t>(given[2]);
+        for (nb::handle pairs : nb::borrow<nb::tuple>(given[3])) blocks.push_back(nb::cast<int64_t>(pairs));
+        joint = nb::cast<bool>(given[4]);
+    }
 };
 
 // The sizes that all tensors of a call share are those of `x`.
@@ -104,6 +120,11 @@ Rotation rotation(const Turn& turn, const View& x) {
     x.with_dims(dims_of(turn.layout));
     job.dtype = dtype_of(x);
     job.interleaved = turn.interleaved;
+    job.interleaved_out = turn.interleaved_out;
+    job.first = turn.first;
+    job.joint = turn.joint;
+    job.blocks = turn.blocks.data();
+    job.block_count = static_cast<int64_t>(turn.blocks.size());
     job.cos_scale = turn.cos_scale;
     job.sin_scale = turn.sin_scale;
     job.batch = turn.layout == thd ? 1 : x.size(0);
@@ -112,17 +133,24 @@ Rotation rotation(const Turn& turn, const View& x) {
     return job;
 }
 
-Side& add_side(Rotation& job, const Turn& turn, const View& in, const View& out, int out_layout) {
+// `out` is a tensor like `in`, a cache whose tokens have slots, or one of pages that all sequences share.
+enum class Kept { no, rows, pages };
+
+Side& add_side(Rotation& job, const Turn& turn, const View& in, const View& out, int out_layout, Kept kept = Kept::no,
+               OutDtype out_dtype = OutDtype::float32) {
     const int layout = turn.layout;
     if (job.sides == 3) in.fail("is one tensor too many");
     Side& side = job.side[job.sides++];
     in.of(job.dtype).with_dims(dims_of(layout));
-    out.of(job.dtype).with_dims(dims_of(out_layout));
+    side.out_dtype = kept == Kept::no ? same(job.dtype) : out_dtype;
+    const bool bytes = item_size(side.out_dtype) == 1;
+    (bytes ? out.of(uint8_type) : out.of(static_cast<Dtype>(side.out_dtype))).with_dims(dims_of(out_layout));
+    if ((job.dtype == Dtype::float64) != (side.out_dtype == OutDtype::float64)) out.fail("must be float64 where the keys are");
     side.heads = in.size(head_dim_at(layout));
     const bool fits = (layout == thd || in.size(0) == job.batch) && in.size(token_dim(layout)) == job.tokens &&
                       in.size(-1) == job.head_dim && out.size(-1) == job.head_dim &&
                       out.size(head_dim_at(out_layout)) == side.heads &&
-                      (out_layout == thd || out.size(0) == job.batch);
+                      (kept == Kept::pages || out_layout == thd || out.size(0) == job.batch);
     if (!fits) in.fail("does not fit the other tensors");
     side.in = in.data();
     side.out = out.data();
@@ -139,7 +167,13 @@ void add_tables(Rotation& job, int layout, const View& cos, const View& sin) {
     job.sin = sin.data();
     job.pairs = cos.size(-1);
     const int token = cos.dims() == 2 || layout == thd ? 0 : 1, head = token + 1;
-    bool fits = cos.size(token) == job.tokens && 2 * job.pairs <= job.head_dim;
+    bool fits = cos.size(token) == job.tokens && job.first >= 0 && job.first + 2 * job.pairs <= job.head_dim;
+    int64_t in_blocks = 0;
+    for (int64_t i = 0; i < job.block_count; ++i) {
+        fits = fits && job.blocks[i] >= 0;
+        in_blocks += job.blocks[i];
+    }
+    fits = fits && (job.block_count == 0 || (in_blocks == job.pairs && !job.interleaved && !job.interleaved_out));
     job.table_token = cos.stride(token);
     if (token == 1) {
         fits = fits && (cos.size(0) == 1 || cos.size(0) == job.batch);
@@ -153,10 +187,10 @@ void add_tables(Rotation& job, int layout, const View& cos, const View& sin) {
     if (!fits) cos.fail("does not fit the tensors that it turns");
 }
 
-// RMSNorm's weight, in the compute dtype.
-const void* weight_of(const Rotation& job, const View& weight) {
+// RMSNorm's weight, in the compute dtype: one number for each feature of a head, or of all heads.
+const void* weight_of(const Rotation& job, const Side& side, const View& weight) {
     weight.of(compute_dtype(job)).with_dims(1).with_contiguous_rows();
-    if (weight.size(0) != job.head_dim) weight.fail("must have one number for each feature");
+    if (weight.size(0) != (job.joint ? side.heads : 1) * job.head_dim) weight.fail("must have one number for each feature");
     return weight.data();
 }
 
@@ -195,16 +229,16 @@ void run(Rotation& job, int threads) {
 }
 
 // xs: one or two tensors, each followed by its result.
-void rotate(int layout, bool interleaved, double cos_scale, double sin_scale, int threads, nb::handle cos,
+void rotate(nb::handle where, bool interleaved, double cos_scale, double sin_scale, int threads, nb::handle cos,
             nb::handle sin, nb::args xs) {
-    const Turn turn{layout, interleaved, cos_scale, sin_scale, threads};
+    const Turn turn(where, interleaved, cos_scale, sin_scale, threads);
     Rotation job = rotation(turn, View(xs[0], "x"));
     for (size_t i = 0; i + 1 < xs.size(); i += 2) {
         const View in(xs[i], "x"), out(xs[i + 1], "out");
-        add_side(job, turn, in, out.with_shape_of(in), layout);
+        add_side(job, turn, in, out.with_shape_of(in), turn.layout);
     }
-    add_tables(job, layout, View(cos, "cos"), View(sin, "sin"));
-    run(job, threads);
+    add_tables(job, turn.layout, View(cos, "cos"), View(sin, "sin"));
+    run(job, turn.threads);
 }
 
 // Where the tokens of a side go in a cache's buffer, each below its capacity.
@@ -220,30 +254,52 @@ void add_slots(const Rotation& job, Side& side, const View& slots, int64_t capac
     if (!fits) slots.fail("must have a place below the capacity for each token");
 }
 
-// sides: (x, result, weight or None) of queries and keys. With `slots` the keys' result is a cache's buffer, and a third
-// side, (values, buffer, None), is copied.
-void norm_rotate(int layout, bool interleaved, double cos_scale, double sin_scale, int threads, nb::handle cos,
-                 nb::handle sin, double eps, nb::handle slots, nb::tuple sides) {
-    const Turn turn{layout, interleaved, cos_scale, sin_scale, threads};
+// sides: (x, result, weight or None) of queries and keys. With `store` the keys' result is a cache's buffer, and a third
+// side, (values, buffer, None), is copied. `store` is the slots; or (slots, pages, dtype, key factors, value factors), where
+// `pages` is the layout of a paged cache, -1 for one whose sequences have rows of their own; the dtype is that of both
+// buffers; the factors are float32 [heads] or None.
+void norm_rotate(nb::handle where, bool interleaved, double cos_scale, double sin_scale, int threads, nb::handle cos,
+                 nb::handle sin, double eps, nb::handle store, nb::tuple sides) {
+    const Turn turn(where, interleaved, cos_scale, sin_scale, threads);
     Rotation job = rotation(turn, View(nb::borrow<nb::tuple>(sides[0])[0], "q"));
     job.eps = eps;
+    const bool stored = !store.is_none(), whole = nb::isinstance<nb::tuple>(store);
+    const nb::tuple cache = whole ? nb::borrow<nb::tuple>(store) : nb::tuple();
+    const nb::handle slots = whole ? nb::handle(cache[0]) : store;
+    const int pages = whole ? nb::cast<int>(cache[1]) : -1;
     for (size_t i = 0; i < sides.size(); ++i) {
         const auto given = nb::borrow<nb::tuple>(sides[i]);
         const View in(given[0], i == 0 ? "q" : i == 1 ? "k" : "fresh"), out(given[1], i == 0 ? "out" : "the result");
-        const bool cached = i > 0 && !slots.is_none();
-        Side& side = add_side(job, turn, in, cached ? out : out.with_shape_of(in), cached ? bhsd : layout);
-        if (cached) add_slots(job, side, View(slots, "slots"), out.size(2));
-        if (!given[2].is_none()) side.weight = weight_of(job, View(given[2], "weight"));
+        if (i > 0 && stored) {
+            const int layout = pages < 0 ? bhsd : pages;
+            const OutDtype dtype = whole ? static_cast<OutDtype>(nb::cast<int>(cache[2])) : same(job.dtype);
+            Side& side = add_side(job, turn, in, out, layout, pages < 0 ? Kept::rows : Kept::pages, dtype);
+            const int64_t room = out.size(token_dim(layout));
+            add_slots(job, side, View(slots, "slots"), pages < 0 ? room : room * out.size(0));
+            if (pages >= 0) side.page = room;
+            if (whole && !cache[2 + i].is_none()) {
+                const View factors(cache[2 + i], "factors");
+                if (factors.of(Dtype::float32).contiguous_count() != side.heads) factors.fail("must have one for each head");
+                side.factors = factors.data<const float>();
+            }
+        } else {
+            add_side(job, turn, in, out.with_shape_of(in), turn.layout);
+        }
+        Side& side = job.side[i];
+        if (!given[2].is_none()) side.weight = weight_of(job, side, View(given[2], "weight"));
         side.copied = i == 2;
     }
-    add_tables(job, layout, View(cos, "cos"), View(sin, "sin"));
-    run(job, threads);
+    add_tables(job, turn.layout, View(cos, "cos"), View(sin, "sin"));
+    run(job, turn.threads);
 }
 
 // sides: (x, result, gradient, weight); `sums` takes [2, head_dim] float64, zeros before.
-void norm_rotate_backward(int layout, bool interleaved, double cos_scale, double sin_scale, int threads,
+void norm_rotate_backward(nb::handle where, bool interleaved, double cos_scale, double sin_scale, int threads,
                           nb::handle cos, nb::handle sin, double eps, nb::handle sums, nb::tuple sides) {
-    const Turn turn{layout, interleaved, cos_scale, sin_scale, threads};
+    const Turn turn(where, interleaved, cos_scale, sin_scale, threads);
+    const int layout = turn.layout;
+    if (turn.joint || turn.interleaved != turn.interleaved_out)
+        throw nb::value_error("this gradient has no kernel: norms of all heads together, and pairs that change places");
     Rotation job = rotation(turn, View(nb::borrow<nb::tuple>(sides[0])[0], "q"));
     job.eps = eps;
     for (nb::handle each : sides) {
@@ -252,7 +308,7 @@ void norm_rotate_backward(int layout, bool interleaved, double cos_scale, double
         Side& side = add_side(job, turn, in, out.with_shape_of(in), layout);
         side.grad = grad.of(job.dtype).with_shape_of(in).data<const char>();
         side.grad_strides = strides_of(grad, layout);
-        side.weight = weight_of(job, View(given[3], "weight"));
+        side.weight = weight_of(job, side, View(given[3], "weight"));
     }
     add_tables(job, layout, View(cos, "cos"), View(sin, "sin"));
     const View totals(sums, "sums");

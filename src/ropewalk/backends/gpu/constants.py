@@ -19,8 +19,11 @@ class Tile(NamedTuple):
 class Constants(NamedTuple):
     """What all tensors of a launch share.
 
-    - `pairs` turn, of `head_dim` features; `block` and `block_head` are powers of two that hold them. A head falls into
-      `sections` of 2 * block features, see `load_pairs`; 1 where the features that do not turn are not to be touched.
+    - `pairs` turn, of `head_dim` features, from the `first` on; `block` and `block_head` are powers of two that hold
+      them. A head falls into `sections` of 2 * block features, see `load_pairs`; 1 where the features that do not turn
+      are not to be touched.
+    - `interleaved`, `interleaved_out`: how pairs lie in what is read, and in what is written. `block_starts`,
+      `block_pairs`: first pair and pairs of each block of features that is half-split by itself; () for one block.
     - `group`: tokens whose tiles run side by side.
     - `of_heads`: tables differ from head to head. `repeat`: see `table_rows`. `phases`: positions instead of tables.
     - `normed`, `stored`: with RMSNorm, into a cache.
@@ -29,12 +32,16 @@ class Constants(NamedTuple):
     """
 
     pairs: int
+    first: int
     head_dim: int
     block: int
     block_head: int
     sections: int
     group: int
     interleaved: bool
+    interleaved_out: bool
+    block_starts: tuple[int, ...]
+    block_pairs: tuple[int, ...]
     of_heads: bool
     repeat: bool
     phases: bool

@@ -125,12 +125,16 @@ def _constants(
     between_rows = [s for y in tensors for s, size in zip(y.stride()[:-1], y.shape[:-1], strict=True) if size > 1]
     return Constants(
         pairs=pairs,
+        first=turn.first,
         head_dim=head_dim,
         block=block,
         block_head=_power_of_2(head_dim),
         sections=1 + _ceil(head_dim - 2 * pairs, 2 * block),
         group=max(tile.tile_tokens for tile in tiles),
         interleaved=turn.interleaved,
+        interleaved_out=turn.written,
+        block_starts=tuple(sum(turn.blocks[:n]) for n in range(len(turn.blocks))),
+        block_pairs=turn.blocks,
         of_heads=strides[2] != 0,
         repeat=not _shares_angles(x, turn),
         phases=False,

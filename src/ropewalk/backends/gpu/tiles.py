@@ -47,47 +47,81 @@ def row_offsets(batch, heads, tokens, strides, C: tl.constexpr):
 
 
 @triton.jit
-def load_pairs(x, rows, stride, mask, SECTION: tl.constexpr, C: tl.constexpr):
-    """First and second features of each pair of a section of the head, each `[heads, tokens, block]`, as they are.
+def features_of(number, SECTION: tl.constexpr, C: tl.constexpr):
+    """The features that `number` counts in a section, and where it ends: those that do not turn lie around the window.
 
-    Section 0 turns. The features after it are cut into further sections of 2 * block, the last one filled up by the
-    mask, and paired in the same way: so every section has the same threads, and nothing is exchanged between them.
+    Section 0 is the window. The others are cut into further sections of 2 * block, the last one filled up by the mask,
+    and paired as they are read: so every section has the same threads, and nothing is exchanged between them.
     """
+    END: tl.constexpr = 2 * C.pairs if SECTION == 0 else C.head_dim - 2 * C.pairs
+    if SECTION == 0:
+        feature = C.first + number
+    elif C.first == 0:
+        feature = 2 * C.pairs + number
+    elif C.first + 2 * C.pairs == C.head_dim:
+        feature = number
+    else:
+        feature = tl.where(number < C.first, number, number + 2 * C.pairs)
+    return feature, number < END
+
+
+@triton.jit
+def halves_of(SECTION: tl.constexpr, C: tl.constexpr):
+    """First and second features of the half-split pairs of a section, and whether they are in it, `[1, 1, block]`."""
     BLOCK: tl.constexpr = C.block
-    START: tl.constexpr = 0 if SECTION == 0 else 2 * C.pairs + (SECTION - 1) * 2 * C.block
+    START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
     WIDTH: tl.constexpr = C.pairs if SECTION == 0 else C.block
-    END: tl.constexpr = 2 * C.pairs if SECTION == 0 else C.head_dim
+    pair = tl.arange(0, BLOCK)[None, None, :]
+    first = START + pair
+    second = first + WIDTH
+    if SECTION == 0:
+        BLOCKS: tl.constexpr = len(C.block_starts)
+        for n in tl.static_range(BLOCKS):
+            inside = pair >= C.block_starts[n]
+            first = tl.where(inside, pair + C.block_starts[n], first)
+            second = tl.where(inside, pair + C.block_starts[n] + C.block_pairs[n], second)
+    first, first_inside = features_of(first, SECTION, C)
+    second, second_inside = features_of(second, SECTION, C)
+    return first, second, first_inside & (pair < WIDTH), second_inside & (pair < WIDTH)
+
+
+@triton.jit
+def load_pairs(x, rows, stride, mask, SECTION: tl.constexpr, C: tl.constexpr):
+    """First and second features of each pair of a section of the head, each `[heads, tokens, block]`, as they are."""
+    BLOCK: tl.constexpr = C.block
     if C.interleaved:
-        feature = START + tl.arange(0, 2 * BLOCK)[None, None, :]
-        both = tl.load(x + rows + feature * stride, mask=mask & (feature < END), other=0.0)
+        START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
+        feature, inside = features_of(START + tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
+        both = tl.load(x + rows + feature * stride, mask=mask & inside, other=0.0)
         a, b = tl.split(both.reshape(both.shape[0], both.shape[1], BLOCK, 2))
     else:
-        first = START + tl.arange(0, BLOCK)[None, None, :]
-        second = first + WIDTH
-        inside = mask & (first < START + WIDTH)
-        a = tl.load(x + rows + first * stride, mask=inside & (first < END), other=0.0)
-        b = tl.load(x + rows + second * stride, mask=inside & (second < END), other=0.0)
+        first, second, first_inside, second_inside = halves_of(SECTION, C)
+        a = tl.load(x + rows + first * stride, mask=mask & first_inside, other=0.0)
+        b = tl.load(x + rows + second * stride, mask=mask & second_inside, other=0.0)
     return a, b
 
 
 @triton.jit
 def store_pairs(out, rows, stride, mask, a, b, SECTION: tl.constexpr, C: tl.constexpr):
-    """Write pairs where `load_pairs` would read them, rounded once."""
+    """Write pairs, rounded once: those that turned as `interleaved_out` says, the others where they were read.
+
+    Where turned pairs lie otherwise than they were read, all threads read before one writes: `out` may be the input.
+    """
     BLOCK: tl.constexpr = C.block
-    START: tl.constexpr = 0 if SECTION == 0 else 2 * C.pairs + (SECTION - 1) * 2 * C.block
-    WIDTH: tl.constexpr = C.pairs if SECTION == 0 else C.block
-    END: tl.constexpr = 2 * C.pairs if SECTION == 0 else C.head_dim
+    EXCHANGED: tl.constexpr = SECTION == 0 and C.interleaved_out != C.interleaved
     a, b = narrowed(a, out, C), narrowed(b, out, C)
-    if C.interleaved:
-        feature = START + tl.arange(0, 2 * BLOCK)[None, None, :]
+    if EXCHANGED:
+        tl.debug_barrier()
+    NEIGHBOURS: tl.constexpr = C.interleaved_out if SECTION == 0 else C.interleaved
+    if NEIGHBOURS:
+        START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
+        feature, inside = features_of(START + tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
         both = tl.join(a, b).reshape(a.shape[0], a.shape[1], 2 * BLOCK)
-        tl.store(out + rows + feature * stride, both, mask=mask & (feature < END))
+        tl.store(out + rows + feature * stride, both, mask=mask & inside)
     else:
-        first = START + tl.arange(0, BLOCK)[None, None, :]
-        second = first + WIDTH
-        inside = mask & (first < START + WIDTH)
-        tl.store(out + rows + first * stride, a, mask=inside & (first < END))
-        tl.store(out + rows + second * stride, b, mask=inside & (second < END))
+        first, second, first_inside, second_inside = halves_of(SECTION, C)
+        tl.store(out + rows + first * stride, a, mask=mask & first_inside)
+        tl.store(out + rows + second * stride, b, mask=mask & second_inside)
 
 
 @triton.jit

@@ -1,0 +1,154 @@
+"""A window inside the head, pairs written otherwise than read, and half-split inside each axis's own features."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
+
+import ropewalk as rw
+from ropewalk.attention.attention import Attention
+from tests.backends.truth import turn, wide
+
+ROPE = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
+IDS = torch.tensor([0, 7, 300])
+WINDOW = {"rotary_dim": 8, "rotary_offset": 4}
+AXES = rw.axes_from_sections([2, 2])
+VISION = rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True, axis_blocks=True)
+PLACES = torch.tensor([[0, 3], [2, 1], [9, 5]])
+
+
+def some(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def test_deepseek_in_one_call():
+    """Multi-head latent attention: queries turn at their end, the shared key is that part alone, halves come out."""
+    q, k = some(2, 3, 4, 12).float(), some(2, 3, 1, 8).float()
+    found = ROPE(q, k, position_ids=IDS, rotary_offset=(4, 0), interleaved_out=False)
+    cos, sin = (torch.cat([table, table], -1)[None] for table in ROPE.cos_sin(IDS))
+    heads_first = q[..., 4:].transpose(1, 2), k.transpose(1, 2)
+    of_q, of_k = (x.transpose(1, 2) for x in apply_rotary_pos_emb_interleave(*heads_first, cos, sin))
+    torch.testing.assert_close(found[0], torch.cat([q[..., :4], of_q], -1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found[1], of_k, atol=1e-6, rtol=0)
+    without = ROPE(q, k, position_ids=IDS, rotary_offset=(4, 0), interleaved_out=False, tables=False)
+    for a, b in zip(found, without, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_there_and_back(backend):
+    """The inverse with the two pairings exchanged undoes it, in place too; nothing around the window changes."""
+    x, (cos, sin) = some(2, 3, 4, 13), ROPE.cos_sin(IDS, dtype=torch.float64)
+    there = rw.rotate(x, cos, sin, interleaved=True, interleaved_out=False, backend=backend, **WINDOW)
+    back = rw.rotate(there, cos, sin, interleaved=False, interleaved_out=True, inverse=True, backend=backend, **WINDOW)
+    torch.testing.assert_close(back, x, atol=1e-14, rtol=0)
+    assert torch.equal(there[..., [0, 1, 2, 3, 12]], x[..., [0, 1, 2, 3, 12]])
+    y = x.clone()
+    assert rw.rotate(y, cos, sin, interleaved=True, interleaved_out=False, inplace=True, backend=backend, **WINDOW) is y
+    assert torch.equal(y, there)
+    assert torch.equal(rw.rotate(x, cos, sin, interleaved=True, interleaved_out=True, **WINDOW)[..., 4:12],
+                       rw.rotate(x[..., 4:12], cos, sin, interleaved=True))  # fmt: skip
+
+
+WAYS = {
+    "window": {"interleaved": True, "rotary_offset": 2, "rotary_dim": 4},
+    "exchanged": {"interleaved": True, "interleaved_out": False, "rotary_offset": 1, "rotary_dim": 4},
+    "the other way": {"interleaved": False, "interleaved_out": True, "rotary_dim": 4},
+    "blocks": {"interleaved": False, "blocks": (1, 1), "rotary_dim": 4},
+}
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_derivatives(options):
+    """First and second, in the tensors and in the tables, by finite differences; in place as in new memory."""
+    x, angle = some(1, 2, 2, 6).requires_grad_(), some(2, 2)
+    cos, sin = angle.cos().requires_grad_(), angle.sin().requires_grad_()
+    turned = lambda *args: rw.rotate(*args, scale=1.5, **options)  # noqa: E731
+    assert torch.autograd.gradcheck(turned, (x, cos, sin))
+    assert torch.autograd.gradgradcheck(turned, (x, cos, sin))
+    incoming = some(1, 2, 2, 6) + 1
+    new = torch.autograd.grad(turned(x, cos, sin), (x, cos, sin), incoming)
+    written = rw.rotate(x * 1, cos, sin, scale=1.5, inplace=True, **options)
+    for a, b in zip(torch.autograd.grad(written, (x, cos, sin), incoming), new, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_compiled_is_the_plain_expression(options):
+    """One graph, the same numbers; and under vmap."""
+    x, angle = some(2, 2, 2, 6), some(2, 2)
+    cos, sin = angle.cos(), angle.sin()
+    plain = lambda x: rw.rotate(x, cos, sin, **options)  # noqa: E731
+    expected = plain(x)
+    torch.testing.assert_close(torch.compile(plain, backend="eager", fullgraph=True)(x), expected)
+    torch.testing.assert_close(torch.func.vmap(lambda row: plain(row[None])[0])(x), expected)
+
+
+def test_blocks_are_each_axis_alone():
+    """Each axis turns its own features, half-split, as if they were a head by themselves."""
+    rope, x = rw.RotaryEmbedding(VISION), some(1, 3, 2, 8)
+    found = rope.rotate(x, position_ids=PLACES)
+    one = rw.RotaryEmbedding(rw.RopeConfig(4, interleaved=False))
+    alone = [one.rotate(part, position_ids=PLACES[:, axis]) for axis, part in enumerate(x.split(4, -1))]
+    torch.testing.assert_close(found, torch.cat(alone, -1), atol=1e-14, rtol=0)
+    cos, sin = (table.numpy()[None, :, None] for table in rope.cos_sin(PLACES, dtype=torch.float64))
+    right, _ = turn(wide(x), cos, sin, interleaved=False, blocks=(2, 2))
+    torch.testing.assert_close(found, torch.from_numpy(right.astype("float64")), atol=1e-14, rtol=0)
+    assert VISION.blocks == (2, 2)
+    assert hash(VISION) != hash(rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True))
+    assert rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True) != VISION
+    whole = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True))
+    assert not torch.allclose(whole.rotate(x, position_ids=PLACES), found)
+
+
+def test_attention_turns_in_blocks():
+    """A layer with such a rope gives the logits of its own queries and keys turned by hand."""
+    layer = Attention(16, 2, rope=VISION, causal=False).double()
+    x = some(1, 3, 16)
+    rope = rw.RotaryEmbedding(VISION)
+    q, k = (
+        rope.rotate(proj(x).view(1, 3, 2, 8), position_ids=PLACES).transpose(1, 2)
+        for proj in (layer.q_proj, layer.k_proj)
+    )
+    v = layer.v_proj(x).view(1, 3, 2, 8).transpose(1, 2)
+    mixed = (q @ k.mT / 8**0.5).softmax(-1) @ v
+    expected = layer.o_proj(mixed.transpose(1, 2).reshape(1, 3, 16))
+    torch.testing.assert_close(layer(x, position_ids=PLACES[None]), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rotary_offset": 5}, "`rotary_offset` must be a feature"),
+        ({"rotary_offset": -4}, "`rotary_offset` must be a feature"),
+        ({"rotary_offset": "4"}, "`rotary_offset` must be a feature"),
+        ({"interleaved_out": "half"}, "`interleaved_out` must be True or False"),
+        ({"interleaved_out": 0}, "`interleaved_out` must be True or False"),
+        ({"blocks": (1, 3)}, "`blocks` is for half-split pairs"),
+        ({"interleaved": False, "blocks": (1, 2)}, "sums to those of `cos`"),
+        ({"interleaved": False, "blocks": (4, 0)}, "`blocks` counts the pairs"),
+        ({"interleaved": False, "blocks": 4}, "`blocks` counts the pairs"),
+        ({"interleaved": False, "blocks": (1, 3), "interleaved_out": True}, "`blocks` is for half-split pairs"),
+    ],
+)
+def test_refused(changes, message):
+    """What does not fit the head, or would be ignored, with the rule; of keys as of queries."""
+    x, (cos, sin) = torch.randn(1, 3, 2, 12), ROPE.cos_sin(IDS)
+    options = {"interleaved": True, "rotary_dim": 8, **changes}
+    with pytest.raises(rw.RopeError, match=message):
+        rw.rotate(x, cos, sin, **options)
+    with pytest.raises(rw.RopeError, match=message):
+        rw.rotate_qk(x, x, cos, sin, **options)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    "changes", [{"interleaved": True}, {"axes": None, "axes_restart": False}, {"axes": (0, 1, 0, 1)}]
+)
+def test_blocks_refused(changes):
+    """Blocks need half-split pairs of several axes, each in a row."""
+    fields = {"interleaved": False, "axes": AXES, "axes_restart": True, "axis_blocks": True, **changes}
+    with pytest.raises(rw.RopeError, match="`axis_blocks` is for half-split pairs"):
+        rw.RopeConfig(8, **fields)
