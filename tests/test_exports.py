@@ -16,7 +16,8 @@ import ropewalk
 PROMISED = {
     "apply_rotary_pos_emb", "RopeConfig", "scaling", "inverse_frequencies", "RotaryEmbedding", "rotate", "rotate_qk",
     "explain_backends", "freqs_cis", "apply_rotary_complex", "convert_pairing", "text_positions", "KVCache",
-    "Attention", "Decoder", "TextClassifier", "load", "RopeError", "positions_from", "grid_positions",
+    "Attention", "Decoder", "TextClassifier", "load", "RopeError", "positions_from",
+    "mrope_positions", "grid_positions",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ropewalk.rope.config import RopeConfig
     from ropewalk.rope.frequencies import Frequencies, inverse_frequencies
     from ropewalk.rope.grids import grid_positions
+    from ropewalk.rope.mrope import mrope_positions
     from ropewalk.rope.pairing import convert_pairing
     from ropewalk.rope.positions import positions_from
     from ropewalk.rope.tables import text_positions
@@ -65,6 +66,7 @@ __all__ = [
     "grid_positions",
     "inverse_frequencies",
     "load",
+    "mrope_positions",
     "positions_from",
     "qk_norm_rotate",
     "rotate",
@@ -102,6 +104,7 @@ _HOMES = {
     "generate": "ropewalk.models.generate",
     "inverse_frequencies": "ropewalk.rope.frequencies",
     "load": "ropewalk.checkpoints.load",
+    "mrope_positions": "ropewalk.rope.mrope",
     "positions_from": "ropewalk.rope.positions",
     "qk_norm_rotate": "ropewalk.rotation.qk_norm",
     "rotate": "ropewalk.rotation.rotate",

@@ -1,0 +1,103 @@
+"""M-RoPE's positions of text with images and videos against each model's own `get_rope_index`."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers.models.glm4v.modeling_glm4v import Glm4vModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+
+import ropewalk as rw
+
+MODELS = {
+    Qwen2VLModel: {}, Qwen2_5_VLModel: {"timed": True}, Qwen3VLModel: {"split": True}, Glm4vModel: {"split": True},
+}  # fmt: skip
+
+
+def batch(seed: int, merge: int, split: bool) -> tuple[torch.Tensor, torch.Tensor, list, list]:
+    """Token types and a mask of rows of text, images and videos, padded on either side, and their grids."""
+    chance = random.Random(seed)
+    rows, images, videos = [], [], []
+    for _ in range(3):
+        row = [0] * chance.randint(1, 4)
+        for kind in chance.choices([1, 2], k=chance.randint(0, 3)):
+            grid = [1 if kind == 1 else chance.randint(1, 4), *(merge * chance.randint(1, 4) for _ in range(2))]
+            (images if kind == 1 else videos).append(grid)
+            pictures = grid[0] if split else 1
+            tokens = grid[0] // pictures * grid[1] * grid[2] // merge**2
+            for _ in range(pictures):
+                row += [kind] * tokens + [0] * chance.randint(1, 3)
+        rows.append(row)
+    longest = max(map(len, rows)) + 1
+    left = chance.random() < 0.5
+    types, mask = [], []
+    for row in rows:
+        padding = [0] * (longest - len(row))
+        types.append(padding + row if left else row + padding)
+        mask.append(padding + [1] * len(row) if left else [1] * len(row) + padding)
+    return torch.tensor(types), torch.tensor(mask), images, videos
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_like_the_model(model):
+    """Twenty random batches each: every position and every delta is the model's."""
+    timed, split = MODELS[model].get("timed", False), MODELS[model].get("split", False)
+    for seed in range(20):
+        merge = (1, 2, 3)[seed % 3]
+        types, mask, images, videos = batch(seed, merge, split)
+        vision = SimpleNamespace(spatial_merge_size=merge, tokens_per_second=2)
+        theirs = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
+        theirs.get_vision_position_ids = lambda *a, theirs=theirs, **k: model.get_vision_position_ids(theirs, *a, **k)
+        seconds = torch.tensor([0.3 + 0.45 * n for n in range(len(videos))])
+        grids = [torch.tensor(grid).reshape(-1, 3) if grid else None for grid in (images, videos)]
+        further = {"second_per_grid_ts": seconds} if timed else {}
+        expected, deltas = model.get_rope_index(theirs, types, types, *grids, attention_mask=mask, **further)
+        found, next_at = rw.mrope_positions(
+            types, images=images, videos=videos, spatial_merge_size=merge, split_frames=split, attention_mask=mask,
+            frame_intervals=(2 * seconds) if timed else 1.0,
+        )  # fmt: skip
+        assert torch.equal(found, expected.movedim(0, -1)), seed
+        assert torch.equal(next_at, deltas[:, 0]), seed
+
+
+def test_into_a_rope():
+    """The positions are what a rope of three axes takes; text alone is at equal coordinates, and needs no grids."""
+    rope = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False, axes=rw.axes_from_sections([2, 3, 3])))
+    types = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0]])
+    positions, deltas = rw.mrope_positions(types, images=torch.tensor([[1, 2, 4]]))
+    assert rope.rotate(torch.randn(2, 4, 1, 16), position_ids=positions).shape == (2, 4, 1, 16)
+    assert torch.equal(positions[1], rw.text_positions(torch.arange(4), 3))
+    assert deltas.tolist() == [0, 0]
+    touching = rw.mrope_positions(torch.tensor([1, 1, 1]), images=[(1, 2, 2), (1, 2, 4)])[0]
+    assert touching.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 2]]
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("types", "options", "message"),
+    [
+        ([0, 1, 1], {"images": [(1, 4, 4)]}, "do not fill the grid"),
+        ([0, 1, 1, 1], {"images": [(1, 2, 4)]}, "do not fill the grid"),
+        ([0, 1], {}, "do not fill the grid"),
+        ([0, 0], {"images": [(1, 2, 2)]}, "more grids than images"),
+        ([0, 3], {}, "of 0, 1 and 2"),
+        ([0.5], {}, "of 0, 1 and 2"),
+        ([1], {"images": [(1, 3, 2)]}, "merge evenly"),
+        ([1], {"images": [(1, 2)]}, "needs \\(frames, height, width\\)"),
+        ([1], {"images": 7}, "needs \\(frames, height, width\\)"),
+        ([1], {"images": [(1, 2, 2)], "spatial_merge_size": 0}, "`spatial_merge_size` must be"),
+        ([2], {"videos": [(1, 2, 2)], "frame_intervals": [1.0, 2.0]}, "`frame_intervals` is a number"),
+        ([2], {"videos": [(1, 2, 2)], "frame_intervals": -1.0}, "`frame_intervals` is a number"),
+        ([2], {"videos": [(1, 2, 2)], "frame_intervals": 2.0, "split_frames": True}, "`frame_intervals` is a number"),
+        ([0], {"attention_mask": torch.ones(2)}, "`attention_mask` must have the shape"),
+    ],
+)
+def test_refused(types, options, message):
+    """Tokens and grids that do not fit each other, with the rule."""
+    with pytest.raises(rw.RopeError, match=message):
+        rw.mrope_positions(torch.tensor(types), **options)
