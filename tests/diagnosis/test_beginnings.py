@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ropewalk.diagnosis import beginnings
-from ropewalk.diagnosis.plan import KIND, plan, shared_tokens
+from ropewalk.diagnosis.plan import KIND, Job, plan, shared_tokens
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.run import run
 from ropewalk.errors import RopeError
@@ -142,3 +142,22 @@ def test_a_beginning_of_other_ropes_is_refused() -> None:
     unrotated = under_method(model, "dca", trained=TRAINED, target=TARGET)
     with pytest.raises(RopeError, match="cache of rotated keys"):
         window_losses(unrotated, ids, chunk=CHUNK, keep=8, kept=found.append)
+
+
+def test_a_beginning_that_nobody_wants_any_more_is_not_kept() -> None:
+    """Where a second worker began a method before plain was there, and read for itself."""
+    reader, ids = DecoderReader(tiny_decoder()), random_ids(TARGET)
+    shared = {"plain": 0, "dca": TRAINED}
+    kept = beginnings.Beginnings(reader, shared, [Job("dca", 0, TARGET)], chunk=CHUNK)
+    variant = DecoderReader(under_method(reader.model, "dca", trained=TRAINED, target=TARGET))
+    kept.read(variant, "dca", ids, 0, advance=lambda tokens: None)
+    kept._wanted[0].append(TRAINED)  # as it stood when plain began
+    original = reader.reading_on
+
+    def slower(*arguments: Any, **options: Any) -> Any:
+        kept._wanted[0].clear()
+        return original(*arguments, **options)
+
+    reader.reading_on = slower  # type: ignore[method-assign]
+    kept.read_plain(ids, 0, advance=lambda tokens: None)
+    assert not kept._kept

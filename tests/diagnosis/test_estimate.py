@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.diagnosis.estimate import Fitted, fit, job_seconds, seconds_at_once, workload_of
+from ropewalk.diagnosis.estimate import Fitted, estimate_memory, fit, job_seconds, seconds_at_once, workload_of
+from ropewalk.diagnosis.plan import Job
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.decoder import DecoderReader
-from ropewalk.readers.pace import Pace, Workload
+from ropewalk.readers.pace import Pace, Trial, Workload
 from tests.diagnosis.test_diagnosis import TEXT, model
 
 SETTINGS: dict[str, Any] = {"target": 64, "text": TEXT, "methods": "pi,ntk,yarn,dca,crop", "windows": 8}
@@ -192,3 +193,20 @@ def test_a_plan_of_fewer_windows_is_a_run_of_its_own(tmp_path: Path) -> None:
     for left, right in zip(one["methods"], other["methods"], strict=True):
         assert left["loss_by_window_and_block"] == right["loss_by_window_and_block"]
     assert dataclasses.asdict(run.plan.protocol) == dataclasses.asdict(asked.plan.protocol)
+
+
+@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (2, 2), (4, 3)])
+def test_beginnings_that_are_kept_count_as_memory(workers: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each worker, but no more than there are windows in which a method reads on from plain's beginning."""
+    monkeypatch.setattr("ropewalk.diagnosis.estimate.resident_bytes", lambda: 1000)
+    reader, trial = DecoderReader(model()), Trial(Pace(0.0, 1.0, 0.0, 0.0), 10)
+    protocol = Protocol.choose(trained_length=32, text=["a"], target=64, windows=3, tokens=1000)
+    plain = [Job("plain", window, 64) for window in range(3)]
+    sharing = [Job("dca", window, 64) for window in range(3)]
+
+    def estimated(jobs: list[Job]) -> int | None:
+        return estimate_memory(reader, trial, protocol, jobs, workers=workers, chunk=12)
+
+    without = 1000 + workers * (reader.cache_bytes(64) + 10)
+    assert estimated(plain) == without
+    assert estimated([*plain, *sharing]) == without + kept * reader.cache_bytes(24)

@@ -41,6 +41,8 @@ class Beginnings:
 
         def add(beginning: Beginning) -> None:
             with self._lock:
+                if not self._wanted[window]:
+                    return  # they came before it and have read for themselves
                 self._kept[window] = beginning
                 while sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
                     self._kept.pop(next(iter(self._kept)))  # the oldest: jobs go window by window

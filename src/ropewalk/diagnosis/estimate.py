@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.pace import NOTHING, Clock, Pace, Trial, Workload, resident_bytes, time_trial
-from ropewalk.readers.reader import Reader
+from ropewalk.readers.reader import Reader, ReadingOn
 
 IN_ATTENTION = 1.2  # time of a method in attention over plain's; recorded: 1.03 to 1.14 of SmolLM2, 0.9 to 1.5 of tiny
 ENOUGH_WINDOWS = 4  # more methods come before more windows than these
@@ -102,12 +102,23 @@ def try_out(
     return time_trial(reader, window, ahead=ahead, workers=workers, chunk=chunk, clock=clock)
 
 
-def estimate_memory(reader: Reader, trial: Trial, tokens: int, workers: int) -> int | None:
-    """The largest resident memory while so many workers each hold a cache of so many tokens; None where unknown."""
+def estimate_memory(
+    reader: Reader, trial: Trial, protocol: Protocol, jobs: Sequence[Job], *, workers: int, chunk: int
+) -> int | None:
+    """The largest resident memory of these jobs, so many at one time; None where unknown.
+
+    Each worker holds a cache of the whole window. Where methods read on from plain's beginning of a window, it is kept
+    beside the caches until they have: jobs go window by window, so that there are never more of them than workers.
+    """
     now = resident_bytes()
     if not now or reader.device.type != "cpu":
         return None
-    return now + workers * (reader.cache_bytes(tokens) + trial.workspace)
+    sharing = [job for job in jobs if shared_tokens(job.method, protocol, chunk)]
+    beginnings = 0
+    if sharing and isinstance(reader, ReadingOn):
+        longest = max(shared_tokens(job.method, protocol, chunk) for job in sharing)
+        beginnings = min(workers, len({job.window for job in sharing})) * reader.cache_bytes(longest)
+    return now + workers * (reader.cache_bytes(protocol.target) + trial.workspace) + beginnings
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ class Outlook:
 
     def estimate(self, jobs: Sequence[Job], examined: Sequence[str], trial: Trial) -> Estimate:
         """Time and memory of these jobs, and of all else that is due."""
-        target, workers = self.plan.protocol.target, self._busy(jobs)
-        memory = estimate_memory(self.reader, trial, target, workers)
+        workers, chunk = self._busy(jobs), self.settings.chunk
+        memory = estimate_memory(self.reader, trial, self.plan.protocol, jobs, workers=workers, chunk=chunk)
         return Estimate(seconds=self.seconds(jobs, examined, trial), peak_bytes=memory)
 
     def _busy(self, jobs: Sequence[Job]) -> int:
