@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ropewalk.compiled import fresh
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import HeadFunction
 from ropewalk.models.precision import to_float64
 from ropewalk.training.data import Batch
 
+CACHED = 2**19  # logits that a CPU turns into gradients at one time
 CHUNK = 512  # tokens whose logits exist at one time: with 4,096 tokens in the vocabulary 8 MiB, within a cache
 
 
@@ -29,21 +31,17 @@ class _HeadCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
         # a frozen head needs no gradient, which would be as large as the head
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_weight = _room(weight, torch.float32, *weight.shape).zero_() if ctx.needs_input_grad[1] else None
+        logits, of_chunk = _room(hidden, hidden.dtype, min(CHUNK, tokens), len(head)), None
         for start in range(0, tokens, CHUNK):
-            part = slice(start, start + CHUNK)
-            target = targets[part, None]
-            logits = (hidden[part] @ head.t()).float()
-            logits -= logits.amax(-1, keepdim=True)
-            total -= logits.gather(1, target).sum()
-            norm = logits.exp_().sum(-1, keepdim=True)
-            total += norm.log().sum()
-            gradient = logits.mul_(1.0 / (tokens * norm))
-            gradient.scatter_add_(1, target, gradient.new_full(target.shape, -1.0 / tokens))
-            gradient = gradient.to(hidden.dtype)
-            grad_hidden[part] = gradient @ head
+            part = slice(start, min(start + CHUNK, tokens))
+            few = logits[: part.stop - start]
+            torch.mm(hidden[part], head.t(), out=few)
+            total += _into_gradients(few, targets[part], tokens)
+            grad_hidden[part] = few @ head
             if grad_weight is not None:
-                grad_weight += gradient.t() @ hidden[part]
+                of_chunk = _room(head, head.dtype, *head.shape) if of_chunk is None else of_chunk
+                grad_weight += torch.mm(few.t(), hidden[part], out=of_chunk)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total / tokens
 
@@ -53,6 +51,31 @@ class _HeadCrossEntropy(torch.autograd.Function):
         scale = grad_outputs[0]
         of_weight = None if grad_weight is None else grad_weight * scale
         return grad_hidden * scale.to(grad_hidden.dtype), of_weight, None
+
+
+def _into_gradients(logits: Tensor, targets: Tensor, tokens: int) -> Tensor:
+    """The sum of their losses; the logits `[some, vocab]` become the gradient of the mean over `tokens`, in place.
+
+    Exponentials are float32, of so few logits at a time that a CPU's caches hold them.
+    """
+    total = torch.zeros((), dtype=torch.float32, device=logits.device)
+    step = max(1, CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    for start in range(0, len(logits), step):
+        few, target = logits[start : start + step].float(), targets[start : start + step, None]
+        few -= few.amax(-1, keepdim=True)
+        total -= few.gather(1, target).sum()
+        norm = few.exp_().sum(-1, keepdim=True)
+        total += norm.log().sum()
+        few.mul_(1.0 / (tokens * norm)).scatter_add_(1, target, few.new_full(target.shape, -1.0 / tokens))
+        if few.dtype != logits.dtype:
+            logits[start : start + step] = few
+    return total
+
+
+def _room(beside: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+    """Memory for a result, on the CPU in huge pages: a first touch of small ones takes longer than the sums."""
+    room = torch.empty(rows, columns, dtype=dtype, device=beside.device)
+    return room if torch.compiler.is_compiling() or not room.is_cpu else fresh(room)
 
 
 def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
