@@ -11,7 +11,8 @@ BENCHMARKS = (
     ["-m", "ropewalk", "bench", "--figure", str(HERE / "results" / "rotation")],
     [str(HERE / "attention.py")],
     [str(HERE / "training.py")],
-    [str(HERE / "doctor_vs_transformers.py")],
+    [str(HERE / "decode.py")],
+    [str(HERE / "forward.py")],
 )
 
 

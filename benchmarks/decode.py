@@ -1,0 +1,114 @@
+"""Times the decoding of one token, one row, behind a cache of 4,096: ours beside transformers', in turns.
+
+Both have read the same tokens of the built-in novel into their caches, and both are cut back to them after each token:
+every call sees the same length. Correctness first: the log-probabilities of the 20 likeliest next tokens are held
+against transformers' in float32, and nothing is recorded where their mean difference exceeds 0.01 nats in float32, 0.1
+in bfloat16, or there half as much again as transformers' own. The record is appended to `results/decode.jsonl`; the bar
+of issue 13 is 0.5. Usage:
+
+    python benchmarks/decode.py --model FILE.gguf [--tokens 4096] [--seconds 20] [--dtypes bfloat16,float32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.bench.record import append, environment, results_file
+from ropewalk.bench.timing import Timed, interleave
+from ropewalk.builtin.texts import read_text
+from ropewalk.checkpoints.load import load, save
+from ropewalk.models.decoder import Decoder
+
+READ = 1024  # tokens of the prompt that go through a model at one time
+LIKELIEST = 20
+AGREED = {"float32": 0.01, "bfloat16": 0.1}  # nats
+
+
+class Ours:
+    """Our decoder and its cache."""
+
+    def __init__(self, model: Decoder, ids: Tensor) -> None:
+        self.model, self.tokens, self.last = model, ids.shape[1] - 1, ids[:, -1:]
+        self.cache = model.new_cache(capacity=ids.shape[1])
+        for part in ids[:, :-1].split(READ, dim=1):
+            model.hidden_states(part, cache=self.cache)
+
+    def step(self) -> Tensor:
+        """Logits `[vocab]` after one more token, which is forgotten again."""
+        logits: Tensor = self.model(self.last, cache=self.cache)[0, -1]
+        self.cache.truncate(self.tokens)
+        return logits
+
+
+class Theirs:
+    """transformers' Llama and its own cache."""
+
+    def __init__(self, model: Any, ids: Tensor) -> None:
+        self.model, self.tokens, self.last = model, ids.shape[1] - 1, ids[:, -1:]
+        self.cache = None
+        for part in ids[:, :-1].split(READ, dim=1):
+            self.cache = model.model(input_ids=part, past_key_values=self.cache, use_cache=True).past_key_values
+
+    def step(self) -> Tensor:
+        """As `Ours.step`."""
+        logits: Tensor = self.model(input_ids=self.last, past_key_values=self.cache, use_cache=True).logits[0, -1]
+        self.cache.crop(-1)  # type: ignore[attr-defined]
+        return logits
+
+
+def main() -> None:
+    """Gate, time and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=os.environ.get("ROPEWALK_SMOLLM2", "tiny"), help="a GGUF file or a folder")
+    parser.add_argument("--tokens", type=int, default=4096, help="in the cache")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each dtype")
+    parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    from transformers import LlamaForCausalLM
+
+    with tempfile.TemporaryDirectory() as name, torch.inference_mode():
+        source = load(options.model)
+        if source.tokenizer is None:
+            raise SystemExit("the model has no tokenizer")
+        ids = torch.tensor([source.tokenizer.encode(read_text(None)[1])[: options.tokens + 1]])
+        save(source, Path(name))
+        del source
+        exact: Tensor | None = None
+        kinds = sorted(options.dtypes.split(","), reverse=True)  # float32 first: the gate
+        for kind in dict.fromkeys(["float32", *kinds]):
+            dtype = getattr(torch, kind)
+            theirs = Theirs(LlamaForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa").eval(), ids)
+            if exact is None:
+                exact = theirs.step().float().log_softmax(-1)
+            if kind not in kinds:
+                continue
+            ours = Ours(load(name, dtype=dtype).eval(), ids)
+            likeliest = exact.topk(LIKELIEST).indices
+            apart, their_apart = (
+                (side.step().float().log_softmax(-1) - exact)[likeliest].abs().mean().item() for side in (ours, theirs)
+            )
+            if not apart <= max(AGREED[kind], 1.5 * their_apart):
+                raise SystemExit(f"{kind}: log-probabilities differ by {apart:.4f} nats: nothing is recorded")
+            timed = [Timed("ropewalk", [ours.step]), Timed("transformers", [theirs.step])]
+            found = interleave(timed, seconds=options.seconds, least=5)
+            row = {
+                "kind": "decode", "model": Path(options.model).name, "tokens": options.tokens, "dtype": kind,
+                "microseconds": found, "mean_difference_of_log_probs": {"ropewalk": apart, "transformers": their_apart},
+                "over_transformers": round(found["ropewalk"]["p50"] / found["transformers"]["p50"], 3),
+                **environment(),
+            }  # fmt: skip
+            print({key: row[key] for key in ("tokens", "dtype", "microseconds", "over_transformers")}, flush=True)
+            append(results_file("decode.jsonl"), row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Time and memory of a forward by its length, each contender's, beside what this machine's arithmetic allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.figures.style import BLUE, GREEN, ORANGE, OTHER, PURPLE, QUIET, RED, SKY, caption, length_ticks, style
+from ropewalk.methods import Look
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LOOKS = {
+    "ropewalk bfloat16": Look(RED, "-", "o"),
+    "ropewalk float32": Look(RED, "--", "s"),
+    "ropewalk-sdpa float32": Look(ORANGE, ":", "D"),
+    "baseline float32": Look(ORANGE, "--", "h"),
+    "transformers bfloat16": Look(BLUE, "-", "^"),
+    "transformers float32": Look(BLUE, "--", "v"),
+    "llama.cpp Q4_1": Look(GREEN, "-", "P"),
+    "llama.cpp f16": Look(GREEN, "--", "X"),
+    "dca bfloat16": Look(PURPLE, "-", "<"),
+    "self-extend bfloat16": Look(PURPLE, "--", ">"),
+    "rerope bfloat16": Look(SKY, "-", "p"),
+}
+_BOUNDS = {"bfloat16": "-", "float32": "--"}
+
+
+def growth(records: Sequence[Mapping[str, Any]]) -> Figure:
+    """Two panels, seconds and peak memory in bytes against tokens, from lines of `results/forward.jsonl`.
+
+    Of several records of one contender at one length the last counts. A thin line for each dtype is the time that the
+    forward's operations take at the speed of a square matrix product there, the fastest of all records.
+    """
+    points: dict[str, dict[int, tuple[float, float]]] = {}
+    for record in records:
+        for name, seconds in record["median_seconds"].items():
+            points.setdefault(name, {})[record["tokens"]] = seconds, record["peak_bytes"][name]
+    operations = {record["tokens"]: record["operations"] for record in records}
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, NullFormatter
+
+        figure = Figure(figsize=(11.0, 5.0))
+        time, memory = figure.subplots(1, 2)
+        for axes in (time, memory):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xlabel("tokens")
+        for name in sorted(
+            points, key=lambda name: (list(_LOOKS).index(name) if name in _LOOKS else len(_LOOKS), name)
+        ):
+            look, lengths = _LOOKS.get(name, OTHER), sorted(points[name])
+            for axes, which in ((time, 0), (memory, 1)):
+                axes.plot(
+                    lengths,
+                    [points[name][length][which] for length in lengths],
+                    color=look.color, linestyle=look.line, marker=look.marker, label=name,
+                    linewidth=2.4 if name.startswith("ropewalk ") else 1.4,
+                )  # fmt: skip
+        for kind, line in _BOUNDS.items():
+            speeds = [
+                record["matrix_product_gflops"][kind] for record in records if kind in record["matrix_product_gflops"]
+            ]
+            if speeds:
+                lengths = sorted(operations)
+                bound = [operations[length] / max(speeds) / 1e9 for length in lengths]
+                label = f"matrix product, {kind}: {max(speeds):.0f} GFLOP/s"
+                time.plot(lengths, bound, color=QUIET, linestyle=line, linewidth=1, label=label)
+        for axes in (time, memory):
+            axes.set_xticks(sorted(operations))
+            length_ticks(axes)
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        time.set_ylabel("seconds of one forward with its losses")
+        memory.set_ylabel("largest resident memory")
+        memory.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size / 1e9:g} GB"))
+        memory.yaxis.set_minor_formatter(FuncFormatter(lambda size, _: f"{size / 1e9:g} GB"))
+        last = records[-1]
+        caption(
+            figure, f"How a forward grows: {last['model']}", f"{last['text']}; {last['device']}, {last['date'][:10]}"
+        )
+        handles, labels = time.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center")
+        return figure
