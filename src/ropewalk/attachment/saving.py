@@ -14,6 +14,7 @@ from ropewalk.rope.ropes import ropes_of_layer_types
 if TYPE_CHECKING:
     from ropewalk.attachment.handle import Attachment
 
+_KEPT = ("partial_rotary_factor",)
 _EXACT = 1e-9  # relative: a block's numbers are float64, written in full
 
 
@@ -56,12 +57,15 @@ def rope_fields(handle: Attachment, config: Any) -> dict[str, Any]:
     for label, rope in wanted.items():
         if rope is None:
             raise _inexpressible(handle, "a config of this family has no words for a model without a rope")
-        block[str(label)] = _block(handle, rope)
+        before = stated.get(label, {}) if nested else stated
+        kept = {key: before[key] for key in _KEPT if key in before}  # Phi-3's class wants it stated, also as 1.0
+        block[str(label)] = {**kept, **_block(handle, rope)}
     written = {**stated, **block} if nested else next(iter(block.values()))
     own = config.max_position_embeddings
     for length in dict.fromkeys(length for length in (handle.target, own, handle.trained_length) if length):
         fields = {"rope_parameters": written, "max_position_embeddings": length}
-        if _reads_as({**config.to_dict(), **fields}, wanted, _lengths(handle)):
+        stated_so = {**config.to_dict(), **fields}
+        if _accepted(config, stated_so) and _reads_as(stated_so, wanted, _lengths(handle)):
             return fields
     raise _inexpressible(handle, "a config of this family does not read back as it")
 
@@ -96,6 +100,15 @@ def _lengths(handle: Attachment) -> list[int]:
     trained = handle.trained_length or 2048
     target = handle.target or 2 * trained
     return sorted({1, trained, trained + 1, target, 2 * target})
+
+
+def _accepted(config: Any, fields: Mapping[str, Any]) -> bool:
+    """Whether the config's class takes these: Phi-3's takes LongRoPE alone."""
+    try:
+        type(config)(**fields)
+    except Exception:  # each class raises its own
+        return False
+    return True
 
 
 def _reads_as(

@@ -65,7 +65,8 @@ def card(
 
     `figure` and `numbers` are the names of a picture and of the record beside it; `results` are sentences to show.
     """
-    config, tuning, protocol = record["config"], record["tuning"], record["protocol"]
+    tuning, protocol = record["tuning"], record["protocol"]
+    config = record["config"].get("text_config") or record["config"]
     block = config.get("rope_parameters")
     name, method = plain_text(record["model"]), plain_text(record["method"])
     first = record.get("unscaled_tokens")
@@ -114,6 +115,8 @@ def _reading(block: Mapping[str, Any] | None) -> list[str]:
     """How each reader understands the block."""
     if block is None:
         return ["Only `ropewalk.load` reads this folder: no config of transformers can express the method."]
+    if "rope_type" not in block:  # a block for each layer type
+        return ["- transformers 5 reads `rope_parameters`. Other readers of several blocks were not tried."]
     notes = _SUPPORT.get(block["rope_type"], {})
     own = sorted(_UNREAD & block.keys()) if block["rope_type"] == "yarn" else []
     if own:

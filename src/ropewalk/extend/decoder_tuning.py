@@ -21,12 +21,14 @@ from torch.utils.checkpoint import checkpoint
 from ropewalk.attention.norm import RMSNorm
 from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_export import write_decoder
+from ropewalk.extend.live_export import WritableLive
 from ropewalk.extend.parts import parts_of
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.positions import Positions
 from ropewalk.optional import need
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader, TunableReader
+from ropewalk.readers.transformers import TransformersReader
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss
 
@@ -159,6 +161,8 @@ def tunable(reader: Reader) -> TunableReader:
     """A reader whose model can be trained and written; raises `RopeError` where its kind of model cannot be."""
     if isinstance(reader, DecoderReader):
         return reader if isinstance(reader, TunableDecoder) else TunableDecoder(reader.model, reader.name)
+    if isinstance(reader, TransformersReader):
+        return reader if isinstance(reader, WritableLive) else WritableLive.of(reader)
     if hasattr(reader, "trainable_copy") and hasattr(reader, "write_checkpoint"):
         return cast(TunableReader, reader)
     raise RopeError(

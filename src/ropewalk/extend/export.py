@@ -16,6 +16,7 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_export import COMPANIONS
 from ropewalk.extend.hub import HubRope, hub_rope, refuse_inexpressible
+from ropewalk.extend.live_export import WritableLive
 from ropewalk.methods import Reach
 from ropewalk.models.positions import Positions
 from ropewalk.readers.reader import Reader, TunableReader
@@ -29,7 +30,10 @@ _WRITTEN = frozenset({"config.json", CARD, RECORD, LOG, FIGURE, SEARCH_RECORD, S
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export wrote: the folder, the config.json, the rope in it (None: native), and the weights' dtype."""
+    """What an export wrote: the folder, its config.json, the rope in it, and the weights' dtype.
+
+    `rope` is None where it is native, or in the block of a family that is not built here.
+    """
 
     folder: Path
     config: Mapping[str, Any]
@@ -111,7 +115,7 @@ def export(
     with whole_folder(place, frozenset(names) if overwrite else frozenset()) as staging:
         written = (reader if hub is None else reader.under(_positions_of(reader.positions, hub))).write_checkpoint(
             staging,
-            rope_fields=None if hub is None else hub.fields(),
+            rope_fields=None if native else {} if hub is None else hub.fields(),
             length=reach.target if hub is None else hub.max_position_embeddings,
             dtype=chosen,
             source=None if source is None or native else find(source),
@@ -124,9 +128,15 @@ def export(
     return exported
 
 
-def hub_of(reader: Reader, method: str, reach: Reach) -> HubRope:
-    """`hub_rope` of a model, which must have no extension in attention; raises `RopeError` where there is no block."""
+def hub_of(reader: Reader, method: str, reach: Reach) -> HubRope | None:
+    """`hub_rope` of a model, which must have no extension in attention; None of one that writes its own block.
+
+    Raises `RopeError` where there is no block.
+    """
     refuse_inexpressible(method)
+    if isinstance(reader, WritableLive):
+        reader.check_writable(method, reach)
+        return None
     extension = next((one for one in reader.positions.extensions if one is not None), None)
     if extension is not None:
         raise RopeError(

@@ -74,6 +74,8 @@ class ExtendJob:
             self.work.check(tunes=settings.tunes, restart=restart)
         self.device, _ = on_machine(settings.device, "float32")
         self.source = SourceModel.open(model, settings.trained_length)
+        if settings.tunes:
+            self.source.reader.trained_count("norms", rank=1)  # refuses a kind of model that cannot be tuned
         self.reach = reach_of(self.source.reader, settings)
         self.adapted = self._under_method()
         if not settings.native:

@@ -122,11 +122,14 @@ class TransformersReader:
                 facts={"model": type(self.model).__name__, "reason": self._refused.rule},
                 cure="Pass --methods plain,crop.",
             ) from self._refused
+        model = _twin(self.model)
+        _handle(model).set_positions(positions)
+        return self.with_model(model)
+
+    def with_model(self, model: Any) -> TransformersReader:
+        """The same reader of another copy of its model."""
         other = copy.copy(self)
-        other.model = _twin(self.model)
-        _handle(other.model).set_positions(positions)
-        other.live = type(self.live)(other.model)
-        other._frozen = _Frozen(other.model)
+        other.model, other.live, other._frozen = model, type(self.live)(model), _Frozen(model)
         return other
 
     def cache_bytes(self, tokens: int) -> int:

@@ -1,0 +1,101 @@
+"""Extending models that transformers computes: written folders give the same logits; what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ropewalk import extend
+from ropewalk.errors import RopeError
+from ropewalk.extend.live_export import WritableLive
+from ropewalk.methods import METHODS, Reach
+from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.transformers import TransformersReader
+from tests.readers.random_models import folder_of, random_model
+from tests.training.material import prose
+
+IDS = torch.randint(3, 256, (1, 120), generator=torch.Generator().manual_seed(4))
+REACH = Reach(32, 128)
+
+
+def own_losses(folder: Path) -> Any:
+    """Nats of every token but the first, by transformers' own forward on a folder."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        likely = model(IDS, use_cache=False).logits[0].double().log_softmax(-1)
+    return -likely[:-1].gather(-1, IDS[0, 1:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("gemma3_text", "yarn"), ("granite", "ntk"), ("gpt_neox", "pi"), ("glm4", "yarn"), ("cohere", "yarn")],
+)
+def test_a_written_folder_computes_the_same(family: str, method: str, tmp_path: Path) -> None:
+    """Loaded by transformers alone: partial rotation, blocks by layer type; with the tokenizer beside it."""
+    folder = folder_of(family, tmp_path / "source")
+    settings = extend.ApplySettings(method=method, target=128)
+    done = extend.apply(folder, tmp_path / "out", settings)
+    reader = open_reader(folder)
+    under = reader.under(METHODS[method].positions(reader.positions, REACH))
+    wanted = under.window_losses(IDS[0])
+    assert abs(own_losses(tmp_path / "out") - wanted).max() < 1e-3
+    assert abs(reader.window_losses(IDS[0]) - wanted).max() > 1e-2
+    written = open_reader(tmp_path / "out")
+    assert abs(written.window_losses(IDS[0]) - wanted).max() < 1e-4
+    assert written.tokenizer is not None
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == done.exported.config
+    assert "rope_parameters" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_it_is_measured_and_written_in_another_dtype(tmp_path: Path) -> None:
+    """The losses in the record are those of the reader; the weights are bfloat16."""
+    folder = folder_of("granite", tmp_path / "source")
+    (tmp_path / "text.txt").write_text(prose(600))
+    settings = extend.ApplySettings(target=128, validation=tmp_path / "text.txt", windows=2, dtype="bfloat16")
+    done = extend.apply(folder, tmp_path / "out", settings)
+    assert len(done.record["variants"]) == 3
+    assert open_reader(tmp_path / "out").dtype == torch.bfloat16
+
+
+def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
+    """A method in attention, Gemma 2's one block for windowed and full layers, ropewalk's own form, tuning, GPT-J."""
+    granite = folder_of("granite", tmp_path / "granite")
+    with pytest.raises(RopeError, match="inside attention"):
+        extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="rerope", target=128))
+    with pytest.raises(RopeError, match="does not read back"):  # Phi-3's class takes LongRoPE alone
+        extend.apply(random_model("phi3"), tmp_path / "out", extend.ApplySettings(method="pi", target=128))
+    with pytest.raises(RopeError, match="one rope for all layers"):
+        extend.apply(random_model("gemma2"), tmp_path / "out", extend.ApplySettings(method="yarn", target=128))
+    with pytest.raises(RopeError, match="this is another"):
+        extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="yarn", target=128, native=True))
+    text = tmp_path / "text.txt"
+    text.write_text(prose(60))
+    with pytest.raises(RopeError, match="not tuned here"):
+        extend.tune(granite, tmp_path / "out", extend.TuneSettings(text=(str(text),), steps=1, target=128))
+    with pytest.raises(RopeError, match="cannot be"):
+        extend.apply(random_model("gptj"), tmp_path / "out", extend.ApplySettings(method="pi", target=256))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check reads the folder back: here its config says nothing of the method."""
+    monkeypatch.setattr("ropewalk.attachment.saving.rope_fields", lambda handle, config: {})
+    with pytest.raises(RopeError, match="does not compute the same"):
+        extend.apply(random_model("granite"), tmp_path / "out", extend.ApplySettings(method="pi", target=128))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
+    """A live model is written from a copy, on request in another dtype."""
+    model = random_model("granite")
+    reader = WritableLive.of(TransformersReader(model))
+    half = reader.to(dtype=torch.bfloat16)
+    assert (half.dtype, reader.dtype, model.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    assert reader.to(dtype=torch.float32) is reader
+    extend.apply(model, tmp_path / "out", extend.ApplySettings(method="pi", target=128))
+    assert "save_pretrained" not in vars(model)
