@@ -2,16 +2,18 @@
 
 Correctness first: rows of every result are held against float64 in numpy, and nothing is recorded unless they agree.
 Then causal attention without gradients, one call of all tokens, in float32 and bfloat16, with the arithmetic of a
-square matrix product of the same dtype as the machine's peak. `rules`: an `Attention` layer that reads 8,192 tokens in
-chunks of 1,024 through its cache, under each position rule. Records are appended to `results/attention.jsonl`. Usage:
+square matrix product of the same dtype as the machine's peak. `backward`: the same with its gradients, as in training.
+`rules`: an `Attention` layer that reads 8,192 tokens in chunks of 1,024 through its cache, under each position rule,
+with a softcap and with sinks. Records are appended to `results/attention.jsonl`. Usage:
 
-    python benchmarks/attention.py [--tokens 2048 8192 32768] [--seconds 20] [--no-rules]
+    python benchmarks/attention.py [--tokens 2048 8192 32768] [--seconds 20] [--no-rules] [--no-backward]
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.attention.attend import attend
-from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.attention.masks import lay_out
 from ropewalk.backends import choose_attention
 from ropewalk.bench.record import append, environment, results_file
@@ -29,14 +31,17 @@ from ropewalk.bench.timing import Timed, interleave
 SHAPES = ((9, 3, 64), (32, 8, 128))  # query heads, key heads, head_dim: SmolLM2-135M, Llama 3 8B
 DTYPES = (torch.float32, torch.bfloat16)
 LONGEST_OF_WIDE = 8192  # tokens of the second shape
+LONGEST_TRAINED = 8192  # tokens of a call with gradients, of the first shape
 SIDE = 2048  # of the matrices
-RULES: dict[str, Extension | None] = {
-    "plain": None,
-    "ReRoPE": ReRoPE(window=1024),
-    "Self-Extend": SelfExtend(group=8, window=1024),
-    "dual chunk": DualChunk(chunk=1536, trained_length=2048),
-    "StreamingLLM": StreamingLLM(window=2044),
-    "log-n": LogN(trained_length=2048),
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ReRoPE": {"extension": ReRoPE(window=1024)},
+    "Self-Extend": {"extension": SelfExtend(group=8, window=1024)},
+    "dual chunk": {"extension": DualChunk(chunk=1536, trained_length=2048)},
+    "StreamingLLM": {"extension": StreamingLLM(window=2044)},
+    "log-n": {"extension": LogN(trained_length=2048)},
+    "softcap": {"softcap": 50.0},
+    "sinks": {"sinks": True},
 }
 
 
@@ -46,6 +51,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each row")
     parser.add_argument("--no-rules", action="store_true")
+    parser.add_argument("--no-backward", action="store_true")
     options = parser.parse_args()
     target = results_file("attention.jsonl")
     with torch.inference_mode():
@@ -55,6 +61,9 @@ def main() -> None:
                     write(target, one_call(shape, tokens, dtype, options.seconds))
         for dtype in () if options.no_rules else DTYPES:
             write(target, rules(dtype, 8192, options.seconds))
+    for tokens in [] if options.no_backward else options.tokens:
+        for dtype in DTYPES if tokens <= LONGEST_TRAINED else ():
+            write(target, backward(SHAPES[0], tokens, dtype, options.seconds))
 
 
 def write(target: Path, row: dict[str, object]) -> None:
@@ -110,16 +119,70 @@ def gate(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         assert not wrong.any(), f"{int(wrong.sum())} numbers of head {head} are out of bounds: nothing is recorded"
 
 
+def backward(shape: tuple[int, int, int], tokens: int, dtype: torch.dtype, seconds: float) -> dict[str, object]:
+    """Forward and all gradients, ours and torch's, in turns."""
+    heads, kv_heads, head_dim = shape
+    torch.manual_seed(0)
+    # As training hands them over: token by token.
+    q, k, v, grad = (
+        torch.randn(1, tokens, n, head_dim).to(dtype).transpose(1, 2) for n in (heads, *[kv_heads] * 2, heads)
+    )
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    seen = lay_out(1, tokens, q.device).visibility(True, None)
+
+    def ours() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(attend(q, k, v, seen), leaves, grad)
+
+    def theirs() -> tuple[Tensor, ...]:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return torch.autograd.grad(out, leaves, grad)
+
+    gate_gradients(q, k, v, grad, ours())
+    found = interleave([Timed("ropewalk", [ours]), Timed("sdpa", [theirs])], seconds=seconds, least=3)
+    times = {name: of["p50"] for name, of in found.items()}
+    return {
+        "kind": "backward", "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "tokens": tokens,
+        "dtype": str(dtype).removeprefix("torch."), "microseconds": found,
+        "over_sdpa": round(times["ropewalk"] / times["sdpa"], 3),
+    }  # fmt: skip
+
+
+def gate_gradients(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, found: tuple[Tensor, ...]) -> None:
+    """Some rows of the last key head's three gradients against float64; raises AssertionError where they are wrong."""
+    tokens, head_dim, groups = q.shape[2], q.shape[3], q.shape[1] // k.shape[1]
+    rows = np.unique(np.linspace(0, tokens - 1, 17).astype(int))
+    keys, values = (x[0, -1].detach().double().numpy() for x in (k, v))
+    to_k, to_v = np.zeros((len(rows), head_dim)), np.zeros((len(rows), head_dim))
+    to_q = {}
+    for head in range(q.shape[1] - groups, q.shape[1]):
+        for begin in range(0, tokens, 512):
+            index = np.arange(begin, min(begin + 512, tokens))
+            queries, g = (x[0, head, index].detach().double().numpy() for x in (q, grad))
+            logits = np.where(np.arange(tokens) <= index[:, None], queries @ keys.T / np.sqrt(head_dim), -np.inf)
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            less = (weights @ values * g).sum(-1, keepdims=True)
+            of_logits = weights * (g @ values.T - less) / np.sqrt(head_dim)
+            to_v, to_k = to_v + weights[:, rows].T @ g, to_k + of_logits[:, rows].T @ queries
+            to_q |= {(head, row): of_logits[row - begin] @ keys for row in rows if begin <= row < begin + 512}
+    heads, places = zip(*to_q, strict=True)
+    ours = [found[0][0, heads, places], found[1][0, -1, rows], found[2][0, -1, rows]]
+    relative = 2e-2 if q.dtype == torch.bfloat16 else 1e-5  # of the largest number
+    for name, x, exact in zip("qkv", ours, (np.stack(list(to_q.values())), to_k, to_v), strict=True):
+        wrong = np.abs(x.double().numpy() - exact) > relative * np.abs(exact).max()
+        assert not wrong.any(), f"{int(wrong.sum())} numbers of the gradient of {name} are wrong: nothing is recorded"
+
+
 def rules(dtype: torch.dtype, tokens: int, seconds: float) -> dict[str, object]:
-    """A layer under each position rule, in chunks of 1,024 tokens through its cache; ratios over plain."""
+    """A layer under each rule, in chunks of 1,024 tokens through its cache; ratios over plain."""
     heads, kv_heads, head_dim = SHAPES[0]
     x = torch.randn(1, tokens, heads * head_dim).to(dtype)
     rope = rw.RopeConfig(head_dim, interleaved=False)
 
-    def reading(rule: Extension | None) -> Timed:
+    def reading(name: str, options: dict[str, Any]) -> Timed:
         torch.manual_seed(0)
-        layer = rw.Attention(heads * head_dim, heads, num_key_value_heads=kv_heads, rope=rope, extension=rule)
-        layer = layer.to(dtype).eval()
+        layer = rw.Attention(heads * head_dim, heads, num_key_value_heads=kv_heads, rope=rope, **options)
+        layer, rule = layer.to(dtype).eval(), layer.extension
 
         def read() -> None:
             cache = rw.KVCache(
@@ -129,9 +192,9 @@ def rules(dtype: torch.dtype, tokens: int, seconds: float) -> dict[str, object]:
             for begin in range(0, tokens, 1024):
                 layer(x[:, begin : begin + 1024], cache=cache)
 
-        return Timed(next(name for name, known in RULES.items() if known == rule), [read])
+        return Timed(name, [read])
 
-    found = interleave([reading(rule) for rule in RULES.values()], seconds=2 * seconds, least=3)
+    found = interleave([reading(*rule) for rule in RULES.items()], seconds=2 * seconds, least=3)
     over = {name: round(of["p50"] / found["plain"]["p50"], 3) for name, of in found.items()}
     return {
         "kind": "rules", "tokens": tokens, "dtype": str(dtype).removeprefix("torch."), "microseconds": found,

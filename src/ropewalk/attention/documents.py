@@ -15,6 +15,7 @@ from torch import Tensor
 from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.backends import choose_attention
+from ropewalk.backends.attention_autograd import attended
 from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.eager import PLAIN
 from ropewalk.encodings.memo import Memo
@@ -121,7 +122,7 @@ def attend_varlen(
         wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
         region = AttentionRegion(wide, k, documents.bounds(causal, window))
         request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]), *rules)
-        return ours.attend(request)[0].transpose(0, 1)
+        return attended(ours, request)[0].transpose(0, 1)
     kernel = varlen_kernel(q)
     if kernel is None or not rules.none:
         return None

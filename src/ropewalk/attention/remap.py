@@ -18,6 +18,7 @@ from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.tables import SeqLen, lengths_of, tables_at
 from ropewalk.backends import choose_attention
+from ropewalk.backends.attention_autograd import attended
 from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from ropewalk.errors import RopeError
 from ropewalk.rope.frequencies import attention_factor_of
@@ -115,7 +116,8 @@ class Remap:
     def request(
         self, q: Tensor, keys: Tensor, values: Tensor, rules: LogitRules, most_regions: int
     ) -> AttentionRequest | None:
-        """The same for a kernel, which turns the keys of each region as it reads them; None where it cannot be said.
+        """The same for a kernel, which turns the keys of each region as it reads them (for gradients they are
+        turned before); None where it cannot be said.
 
         q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
         """
@@ -123,16 +125,22 @@ class Remap:
         if bounds is None or sum(len(within) for _, within in bounds) > most_regions:
             return None
         assert self._rotary is not None
-        if self._rotary.config.blocks:  # no kernel of attention turns keys in blocks
+        wanted = torch.is_grad_enabled() and any(
+            x.requires_grad for x in (q, keys, values, rules.sinks) if x is not None
+        )
+        if self._rotary.config.blocks and not wanted:  # no kernel of attention turns keys in blocks
             return None
         regions: list[AttentionRegion] = []
         for number, within in bounds:
             turn, rule = None, self.regions[number].key
-            if rule is not None or not self._has_no_factor():
+            near = keys
+            if wanted:
+                near = self.turned_keys(keys, number, 0, keys.shape[2])
+            elif rule is not None or not self._has_no_factor():
                 cos, sin, factor = self._tables_of_keys(number)
                 turn = KeyTurn(cos, sin, self._rotary.config.interleaved, factor)
             turned = self.turned_queries(q, number, 0, q.shape[2])
-            regions += [AttentionRegion(turned, keys, each, turn) for each in within]
+            regions += [AttentionRegion(turned, near, each, turn) for each in within]
         return AttentionRequest(tuple(regions), values, 1.0 / math.sqrt(q.shape[-1]), *rules)
 
     def _find_bounds(self) -> tuple[tuple[int, tuple[Bounds, ...]], ...] | None:
@@ -239,7 +247,7 @@ def attend_remapped(
 ) -> Tensor:
     """Attention under an extension; q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]` unrotated.
 
-    Returns q's shape. On the CPU without gradients our kernel takes all regions in one softmax; where it does not
+    Returns q's shape. On the CPU our kernel takes all regions in one softmax; where it does not
     serve, torch's takes each region, joined in float32 (float64 for float64). Elsewhere, and under `rules` for logits,
     scores are written out for 256 queries at a time.
     """
@@ -248,7 +256,7 @@ def attend_remapped(
     if kernel is not None and kernel.kernels:
         request = remap.request(q, keys, values, rules, kernel.most_regions)
     if kernel is not None and request is not None:
-        return kernel.attend(request)
+        return attended(kernel, request)
     by_spans = remap.layout.plain or remap.layout.branches is not None
     if splits(q, keys, values) and by_spans and not dropout and q.numel() and rules.none:
         return _attend_by_spans(q, keys, values, remap)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ropewalk import compiled
-from ropewalk.backends.attention_request import AttentionRequest
+from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest
 from ropewalk.eager import reasons_for_mathematics
 
 name = "cpu"
@@ -30,27 +30,57 @@ def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None 
             return reasons
     if _native is None:
         reasons.append(compiled.why_not)
-    elif not hasattr(_native, "attend"):
-        reasons.append("the compiled extension is of an older version, without attention")
+    elif not hasattr(_native, "attend_backward"):
+        reasons.append("the compiled extension is of an older version: build it anew")
     if not all(x.is_cpu for x in tensors):
         reasons.append("a tensor is not on the CPU")
     if q.dtype not in DTYPES:
         reasons.append(f"{q.dtype} is none of float32, bfloat16 and float16")
     if not q.dtype == k.dtype == v.dtype:
         reasons.append("dtypes differ")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        reasons.append("a gradient is asked for, and this kernel has no backward")
     if v.shape[-2] >= MOST_KEYS:
         reasons.append(f"there are {MOST_KEYS} keys or more")
     return reasons
 
 
-def attend(request: AttentionRequest) -> Tensor:
-    """One call of the kernel; the same to the last bit for any number of threads."""
+def attend(request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
+    """One call of the kernel; the same to the last bit for any number of threads.
+
+    `log_sums`: float32 `[batch, heads, queries]`, where the logarithms of the softmaxes' sums are written.
+    """
     batch, heads, queries, head_dim = request.regions[0].q.shape
     # Tokens before heads, so that the caller joins the heads of a token without a copy.
     out = compiled.fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
-    regions = tuple((q, k, bounds.low, bounds.high, turn) for q, k, bounds, turn in request.regions)
+    regions = tuple((q.detach(), k.detach(), *bounds, turn) for q, k, bounds, turn in request.regions)
     sinks = None if request.sinks is None else request.sinks.detach().float()
-    _native.attend(torch.get_num_threads(), out, request.values, request.scale, request.softcap, sinks, regions)
+    values, scale = request.values.detach(), request.scale
+    _native.attend(torch.get_num_threads(), out, values, scale, request.softcap, sinks, log_sums, regions)
     return out
+
+
+def attend_backward(
+    request: AttentionRequest, region: AttentionRegion, log_sums: Tensor, less: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of one region's queries and keys, and its part of the values', from the gradient of the result.
+
+    `log_sums` as `attend` wrote them; `less`: the sum over features of result times `grad`, float32 `[batch, heads,
+    queries]`. The same to the last bit for any number of threads.
+    """
+    values = request.values.detach()
+    batch, kv_heads, keys, head_dim = values.shape
+    heads, queries = region.q.shape[1:3]
+    chunk = _keys_of_one_task(batch * kv_heads, keys)
+    parts = values.new_zeros(-(-keys // chunk), batch, queries, heads, head_dim, dtype=torch.float32)
+    to_k, to_v = (compiled.fresh(values.new_empty(batch, keys, kv_heads, head_dim)).transpose(1, 2) for _ in range(2))
+    _native.attend_backward(
+        torch.get_num_threads(), parts, to_k, to_v, grad, values, request.scale, request.softcap, log_sums, less, chunk,
+        (region.q.detach(), region.k.detach(), *region.bounds, None),
+    )  # fmt: skip
+    to_q = parts[0] if len(parts) == 1 else parts.sum(0)
+    return to_q.to(values.dtype).transpose(1, 2), to_k, to_v
+
+
+def _keys_of_one_task(key_heads: int, keys: int) -> int:
+    """Enough tasks for many threads, at most 8 for a key head: each has a gradient of all queries. By shapes alone."""
+    tasks = min(8, -(-16 // max(1, key_heads)))
+    return max(512, -(-keys // tasks // 64) * 64)

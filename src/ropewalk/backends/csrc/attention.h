@@ -39,12 +39,24 @@ struct Attention {
     Rows v, out;
     OfQueries<float> scale;        // of the logits, positive
     const float* sinks = nullptr;  // [heads]: a logit that takes weight and gives nothing; null: none
+    float* log_sums = nullptr;     // [batch, heads, queries]: where the logarithm of each softmax's sum goes; null: nowhere
     float softcap = 0.0f;          // logits become softcap * tanh(logit / softcap); 0: as they are
     int64_t block = 1;             // queries of one task
 
     int64_t groups() const { return heads / kv_heads; }
     int64_t blocks() const { return (queries + block - 1) / block; }
     int64_t tasks() const { return batch * kv_heads * blocks(); }
+};
+
+// Gradients of a call with one region, whose keys are turned already. `forward.out` is the gradient of its result.
+struct AttentionBackward {
+    Attention forward;
+    Rows of_keys, of_values;       // [batch, kv_heads, keys, head_dim], in the call's dtype
+    float* of_queries = nullptr;   // [chunks, batch, queries, heads, head_dim], zeros: to be summed over chunks
+    const float *log_sums = nullptr, *less = nullptr;  // [batch, heads, queries]: of the call; result times its gradient
+    int64_t chunk = 1, chunks = 1;                     // keys of one task, and how many tasks a key head has
+
+    int64_t tasks() const { return forward.batch * forward.kv_heads * chunks; }
 };
 
 // Some queries of one key head, with all query heads that share it.

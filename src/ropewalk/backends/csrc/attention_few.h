@@ -181,7 +181,7 @@ void attend_few(const Attention& job, const Task& task, const Scratch& s) {
         }
     }
     for (int64_t column = 0; column < columns; ++column)
-        give_row<T>(job, task, column, s.total[column], s.sums + column * s.features);
+        give_row<T>(job, task, column, s, s.sums + column * s.features);
 }
 
 }  // namespace

@@ -50,6 +50,9 @@ struct InPairs {
         return {_mm512_dpbf16_ps(c.v, (__m512bh)a, (__m512bh)b)};
     }
     // Two weights of each column as one unit: a in the lower half.
+    static void put_row(bf16* p, Floats a) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+    }
     static void put_pairs(float* p, Floats a, Floats b) {
         const __m512i mixed = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -58,18 +61,18 @@ struct InPairs {
 };
 #endif
 
-// acc[i][r] = sum over u of lanes[u][r] * from[i * apart + u * step].
+// acc[i][r] = sum over u of lanes[u][r] * from[i * apart + u * step]; `row` units lie between rows of lanes.
 template <typename In, int R, int N>
 inline __attribute__((always_inline)) void multiply(const Unit* left, const Unit* from, int64_t apart, int64_t step,
-                                                    int64_t count, Floats (&acc)[N][R]) {
+                                                    int64_t count, Floats (&acc)[N][R], int64_t row = R * lanes) {
     for (int i = 0; i < N; ++i)
         for (int r = 0; r < R; ++r) acc[i][r] = Floats::of(0.0f);
-    for (int64_t u = 0; u < count; ++u, left += R * lanes, from += step) {
-        typename In::Lanes row[R];
-        for (int r = 0; r < R; ++r) row[r] = In::load(left + r * lanes);
+    for (int64_t u = 0; u < count; ++u, left += row, from += step) {
+        typename In::Lanes x[R];
+        for (int r = 0; r < R; ++r) x[r] = In::load(left + r * lanes);
         for (int i = 0; i < N; ++i) {
             const auto value = In::broadcast(from + i * apart);
-            for (int r = 0; r < R; ++r) acc[i][r] = In::multiply_add(row[r], value, acc[i][r]);
+            for (int r = 0; r < R; ++r) acc[i][r] = In::multiply_add(x[r], value, acc[i][r]);
         }
     }
 }
@@ -313,10 +316,14 @@ inline Floats tanh_of(Floats x) {
     return one - Floats::of(2.0f) / (power_of_2(x) + one);
 }
 
-// A row of the result: a column's sums over its total.
+// A row of the result: a column's sums over its total; and the logarithm of that where it is asked for.
 template <typename T>
-inline void give_row(const Attention& job, const Task& task, int64_t column, float total, const float* sums) {
+inline void give_row(const Attention& job, const Task& task, int64_t column, const Scratch& s, const float* sums) {
     const Column at = column_of(job, task, column);
+    const float total = s.total[column];
+    if (job.log_sums)
+        job.log_sums[(task.batch * job.heads + at.head) * job.queries + at.query] =
+            total == 0.0f ? -__builtin_inff() : s.maximum[column] / log2_of_e + logf(total);
     const int64_t size = job.head_dim, stride = job.out.strides.feature;
     const float share = total == 0.0f ? 0.0f : 1.0f / total;
     T* const y = reinterpret_cast<T*>(job.out.data) + place(job.out, task.batch, at.head, at.query);

@@ -147,7 +147,7 @@ void give(const Attention& job, const Task& task, const Scratch& s) {
                           s.rows + f, s.features);
             for (int64_t lane = 0; lane < lanes && first + begin + lane < columns; ++lane) {
                 const int64_t column = first + begin + lane;
-                give_row<T>(job, task, column, s.total[column], reinterpret_cast<const float*>(s.rows + lane * s.features));
+                give_row<T>(job, task, column, s, reinterpret_cast<const float*>(s.rows + lane * s.features));
             }
         }
     }

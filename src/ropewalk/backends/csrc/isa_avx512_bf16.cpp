@@ -3,6 +3,7 @@
 #include "attention_kernels.h"
 
 const ropewalk::Kernels& ropewalk::avx512_bf16_kernels() {
-    static constexpr Kernels kernels{"avx512_bf16", rotate, norm_backward, tables, attend_bytes, attend};
+    static constexpr Kernels kernels{"avx512_bf16", rotate, norm_backward, tables, attend_bytes, attend, attend_back_bytes,
+                                     attend_back};
     return kernels;
 }

@@ -3,6 +3,7 @@
 #include "attention_kernels.h"
 
 const ropewalk::Kernels& ropewalk::portable_kernels() {
-    static constexpr Kernels kernels{"portable", rotate, norm_backward, tables, attend_bytes, attend};
+    static constexpr Kernels kernels{"portable", rotate, norm_backward, tables, attend_bytes, attend, attend_back_bytes,
+                                     attend_back};
     return kernels;
 }

@@ -70,6 +70,7 @@ struct Tables {
 constexpr int64_t token_block = 16;
 
 struct Attention;  // attention.h
+struct AttentionBackward;
 
 // One instruction set's kernels. Units are blocks of tokens (rotations) or rows (tables), begin <= unit < end.
 struct Kernels {
@@ -81,6 +82,8 @@ struct Kernels {
     // The bytes that one thread needs for any task of this call; and one of them, by its number.
     int64_t (*attend_bytes)(const Attention&);
     void (*attend)(const Attention&, int64_t number, char* memory);
+    int64_t (*attend_back_bytes)(const AttentionBackward&);
+    void (*attend_back)(const AttentionBackward&, int64_t number, char* memory);
 };
 
 // Of the instruction set that is in use.
