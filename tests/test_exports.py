@@ -16,7 +16,7 @@ import ropewalk
 PROMISED = {
     "apply_rotary_pos_emb", "RopeConfig", "scaling", "inverse_frequencies", "RotaryEmbedding", "rotate", "rotate_qk",
     "explain_backends", "freqs_cis", "apply_rotary_complex", "convert_pairing", "text_positions", "KVCache",
-    "Attention", "Decoder", "TextClassifier", "load", "RopeError", "positions_from",
+    "Attention", "Decoder", "TextClassifier", "load", "RopeError", "positions_from", "page_slots", "rotate_store",
     "mrope_positions", "grid_positions",
 }  # fmt: skip
 

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from ropewalk.rope.grids import grid_positions
     from ropewalk.rope.mrope import mrope_positions
     from ropewalk.rope.pairing import convert_pairing
-    from ropewalk.rope.positions import positions_from
+    from ropewalk.rope.positions import page_slots, positions_from
     from ropewalk.rope.tables import text_positions
     from ropewalk.rotation.complex import apply_rotary_complex, freqs_cis
     from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
     from ropewalk.rotation.learned import LearnedFrequencies
-    from ropewalk.rotation.qk_norm import qk_norm_rotate
+    from ropewalk.rotation.qk_norm import qk_norm_rotate, rotate_store
     from ropewalk.rotation.rotate import rotate, rotate_qk
 
 __all__ = [
@@ -67,10 +67,12 @@ __all__ = [
     "inverse_frequencies",
     "load",
     "mrope_positions",
+    "page_slots",
     "positions_from",
     "qk_norm_rotate",
     "rotate",
     "rotate_qk",
+    "rotate_store",
     "save",
     "scaling",
     "stream",
@@ -105,10 +107,12 @@ _HOMES = {
     "inverse_frequencies": "ropewalk.rope.frequencies",
     "load": "ropewalk.checkpoints.load",
     "mrope_positions": "ropewalk.rope.mrope",
+    "page_slots": "ropewalk.rope.positions",
     "positions_from": "ropewalk.rope.positions",
     "qk_norm_rotate": "ropewalk.rotation.qk_norm",
     "rotate": "ropewalk.rotation.rotate",
     "rotate_qk": "ropewalk.rotation.rotate",
+    "rotate_store": "ropewalk.rotation.qk_norm",
     "save": "ropewalk.checkpoints.load",
     "scaling": "ropewalk.rope.scaling",
     "stream": "ropewalk.models.generate",

@@ -119,7 +119,7 @@ def norm_rotated(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Norm, rotation and the cache's new rows by a backend; gradients reach q, k and the weights, but no cache."""
     if backend.kernels and norm is not None and store is None and torch.is_grad_enabled():
-        if cos.requires_grad or sin.requires_grad:
+        if cos.requires_grad or sin.requires_grad or norm.joint:
             return reference.norm_rotate(q, k, cos, sin, turn, norm, None)
         if q.requires_grad or k.requires_grad or norm.q_weight.requires_grad or norm.k_weight.requires_grad:
             q, k = NormRotation.apply(  # type: ignore[no-untyped-call]

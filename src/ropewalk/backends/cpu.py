@@ -19,6 +19,8 @@ kernels = True
 
 _native: Any = compiled.kernels
 _LAYOUTS = {"bshd": 0, "bhsd": 1, "thd": 2}
+_DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float8_e4m3fn: 4,
+           torch.float8_e5m2: 5}  # fmt: skip
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
@@ -54,11 +56,16 @@ def norm_rotate(
     q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
     q_out = new_like(q)
     k_out = new_like(k) if store is None else store.keys
-    sides: tuple[object, ...] = ((q, q_out, q_weight), (k, k_out, k_weight))
+    sides: tuple[object, ...] = ((q, q_out, q_weight), (k, k_out if store is None else _bytes(k_out), k_weight))
+    kept: object = None
     if store is not None:
-        sides += ((store.fresh, store.values, None),)
-    slots, eps = None if store is None else store.slots, 0.0 if norm is None else norm.eps
-    _native.norm_rotate(*_request(cos, sin, turn), eps, slots, sides)
+        sides += ((store.fresh, _bytes(store.values), None),)
+        kept = store.slots
+        if not store.is_plain():
+            pages = -1 if store.pages is None else _LAYOUTS[store.pages]
+            kept = (store.slots, pages, _DTYPES[store.keys.dtype], *store.factors())
+    joint, eps = (False, 0.0) if norm is None else (norm.joint, norm.eps)
+    _native.norm_rotate(*_request(cos, sin, turn, joint), eps, kept, sides)
     return q_out, k_out
 
 
@@ -76,12 +83,17 @@ def norm_rotate_backward(
     return results[0], results[1], to_weights[0], to_weights[1]
 
 
-def _request(cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
+def _bytes(buffer: Tensor) -> Tensor:
+    """A cache of 8 bits as the kernels take it."""
+    return buffer.view(torch.uint8) if buffer.dtype.itemsize == 1 else buffer
+
+
+def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:
     """The arguments that every kernel begins with."""
     interleaved, scale, inverse, layout, _, written, first, blocks = turn
     where: object = _LAYOUTS[layout]
-    if first or blocks or written is not None:
-        where = (where, turn.written, first, blocks, False)
+    if first or blocks or joint or written is not None:
+        where = (where, turn.written, first, blocks, joint)
     return where, interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
 
 

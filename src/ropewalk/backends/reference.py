@@ -35,18 +35,41 @@ def rotate(
 def norm_rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm of each head, then rotation, in float32 (float64 for float64) with one rounding at the end."""
+    """RMSNorm, then rotation, in float32 (float64 for float64) with one rounding at the end."""
     dtype = q.dtype
     if norm is not None:
-        q, k = _normalise(q, norm.q_weight, norm.eps), _normalise(k, norm.k_weight, norm.eps)
-    q, k = (_rotate(x, cos, sin, turn).to(dtype) for x in (q, k))
+        q, k = (_normalise(x, weight, norm, turn.layout) for x, weight in ((q, norm.q_weight), (k, norm.k_weight)))
+    if store is not None and not store.is_plain():
+        k = k.to(_compute_dtype(k))
+    q, k = (_rotate(x, cos, sin, turn) for x in (q, k))
     if store is None:
-        return q, k
-    for buffer, new in ((store.keys, k), (store.values, store.fresh)):
+        return q.to(dtype), k.to(dtype)
+    for buffer, new, factor in zip((store.keys, store.values), (k, store.fresh), store.factors(), strict=True):
         new = new[None] if turn.layout == "thd" else new.transpose(1, 2) if turn.layout == "bhsd" else new
-        rows, columns = (store.slots >= 0).expand(new.shape[:2]).nonzero(as_tuple=True)
-        buffer[rows, :, store.slots.expand(new.shape[:2])[rows, columns]] = new[rows, columns].to(buffer.dtype)
-    return q, store.keys
+        _keep(buffer, new, factor, store)
+    return q.to(dtype), store.keys
+
+
+def _keep(buffer: Tensor, new: Tensor, factor: Tensor | None, store: Store) -> None:
+    """Write `[batch, seq, kv_heads, head_dim]` into a cache's slots, in its dtype."""
+    if factor is not None:
+        new = new.to(_compute_dtype(new)) * factor[:, None]
+    if buffer.dtype.itemsize == 1:
+        largest = torch.finfo(buffer.dtype).max
+        new = new.to(torch.float32).clamp(-largest, largest).to(buffer.dtype).view(torch.uint8)
+        buffer = buffer.view(torch.uint8)
+    slots = store.slots.expand(new.shape[:2])
+    rows, columns = (slots >= 0).nonzero(as_tuple=True)
+    chosen, places = new[rows, columns].to(buffer.dtype), slots[rows, columns]
+    if store.pages is None:
+        buffer[rows, :, places] = chosen
+        return
+    size = buffer.shape[1 if store.pages == "bshd" else 2]
+    page, place = places // size, places % size
+    if store.pages == "bshd":
+        buffer[page, place] = chosen
+    else:
+        buffer[page, :, place] = chosen
 
 
 def broadcast_rows(cos: Tensor, layout: str) -> Tensor:
@@ -100,9 +123,14 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
     return torch.cat((x[..., : turn.first], turned, x[..., last:]), dim=-1)
 
 
-def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    x = x.to(_compute_dtype(x))
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * _placed_as(x, weight.to(x.dtype))
+def _normalise(x: Tensor, weight: Tensor, norm: Norm, layout: str) -> Tensor:
+    x, weight = x.to(_compute_dtype(x)), weight.to(_compute_dtype(x))
+    over: tuple[int, ...] = (-1,)
+    if norm.joint:
+        heads = -3 if layout == "bhsd" else -2
+        over, weight = (heads, -1), weight.view(x.shape[heads], x.shape[-1])
+        weight = weight[:, None] if layout == "bhsd" else weight
+    return x * torch.rsqrt(x.square().mean(over, keepdim=True) + norm.eps) * _placed_as(x, weight)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

@@ -41,19 +41,29 @@ class Turn(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """RMSNorm of each head before the rotation: weights `[head_dim]` of any float dtype, and epsilon."""
+    """RMSNorm before the rotation: of each head, weights `[head_dim]` of any float dtype, and epsilon.
+
+    `joint`: of all heads of a token together, weights `[heads * head_dim]`.
+    """
 
     q_weight: Tensor
     k_weight: Tensor
     eps: float
+    joint: bool = False
 
 
 class Store(NamedTuple):
     """Where rotated keys and untouched values go instead of into new tensors: a cache's buffers.
 
-    - `keys`, `values`: `[batch, kv_heads, capacity, head_dim]`, any strides but those of the features, which are 1.
+    - `keys`, `values`: `[batch, kv_heads, capacity, head_dim]`, any strides but those of the features, which are 1. Of
+      the dtype of the keys, or another: float32, bfloat16, float16, float8_e4m3fn, float8_e5m2 (float64 stays alone).
     - `fresh`: the new values, of the shape of the keys in the call's layout.
     - `slots`: int64 `[batch or 1, seq]` (thd: `[1, tokens]`), each token's place, below capacity; below 0 is skipped.
+    - `pages`: the buffers are pages that all sequences share: "bshd" `[pages, page_size, kv_heads, head_dim]` (vLLM,
+      flash-attention), or "bhsd" `[pages, kv_heads, page_size, head_dim]`. A slot is then page * page_size + place;
+      `page_slots` makes it from a page table. None: each sequence has its row.
+    - `key_scale`, `value_scale`: float32 `[kv_heads]` or `[1]`, above 0: numbers are divided by it before they are
+      rounded once; what 8 bits cannot hold becomes their largest number. None: 1.
 
     >>> import torch, ropewalk as rw
     >>> buffers = torch.zeros(2, 1, 2, 16, 4)  # keys and values of one row: two heads, room for 16 tokens
@@ -69,6 +79,26 @@ class Store(NamedTuple):
     values: Tensor
     fresh: Tensor
     slots: Tensor
+    pages: str | None = None
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of it."""
+        parts = (self.keys, self.values, self.fresh, self.slots, self.key_scale, self.value_scale)
+        return [part for part in parts if part is not None]
+
+    def is_plain(self) -> bool:
+        """Whether each sequence has a row of its own in the keys' dtype, and nothing is scaled."""
+        scaled = self.key_scale is not None or self.value_scale is not None
+        return self.pages is None and not scaled and self.keys.dtype == self.fresh.dtype
+
+    def factors(self) -> tuple[Tensor | None, Tensor | None]:
+        """What keys and values are multiplied by, float32 `[kv_heads]` each, or None."""
+        heads = self.keys.shape[2 if self.pages == "bshd" else 1]
+        scales = (self.key_scale, self.value_scale)
+        key, value = (None if scale is None else (1.0 / scale).expand(heads).contiguous() for scale in scales)
+        return key, value
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ropewalk.backends import reference
 from ropewalk.backends.request import Norm, Store, Turn
 from ropewalk.eager import reasons_for_mathematics
 
@@ -54,7 +55,12 @@ def rotate(
 def norm_rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
 ) -> tuple[Tensor, Tensor]:
-    """Norm, rotation and the cache's new rows in one launch."""
+    """Norm, rotation and the cache's new rows in one launch.
+
+    By the plain expression where a norm takes all heads together, or a cache has pages, a scale or a dtype of its own.
+    """
+    if (norm is not None and norm.joint) or (store is not None and not store.is_plain()):
+        return reference.norm_rotate(q, k, cos, sin, turn, norm, store)
     cos, sin = _alike(cos, sin)
     outs = torch.empty_like(q), torch.empty_like(k) if store is None else store.keys
     weights = (q, k) if norm is None else (norm.q_weight.contiguous(), norm.k_weight.contiguous())

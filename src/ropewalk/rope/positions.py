@@ -63,6 +63,44 @@ def positions_from(
     return torch.where(within, index - ends[sequence] + first, 0)
 
 
+def page_slots(
+    page_table: Int[Tensor, "batch pages"], position_ids: Int[Tensor, "*batch seq"], page_size: int
+) -> Int[Tensor, "batch seq"]:
+    """Where tokens go in a paged cache, by each sequence's list of pages: the slots of `Store(pages=...)`.
+
+    - `page_table`: int32 or int64 `[batch, pages]`, the number of each page of a sequence in order; below 0: none.
+    - `position_ids`: `[seq]` or `[batch, seq]`, places in the sequence; below 0 for tokens that are not to be kept.
+    - `page_size`: tokens of a page.
+
+    Returns int64 `[batch, seq]`: page * page_size + place, -1 where there is none. Raises `RopeError` for other shapes
+    and dtypes, and outside of compilers for a place beyond the table.
+
+    >>> page_slots(torch.tensor([[5, 2]]), torch.tensor([0, 3, 4, -1]), page_size=4).tolist()
+    [[20, 23, 8, -1]]
+    """
+    size = as_whole(page_size)
+    right = all(isinstance(x, Tensor) and x.dtype in _INTEGERS for x in (page_table, position_ids))
+    right = right and page_table.ndim == 2 and page_table.shape[1] > 0 and position_ids.ndim in (1, 2)
+    right = right and (position_ids.ndim == 1 or position_ids.shape[0] in (1, page_table.shape[0]))
+    if not right or size is None or size < 1:
+        raise RopeError(
+            "page_slots: `page_table` is int32 or int64 [batch, pages], `position_ids` [seq] or [batch, seq].",
+            facts={"page_table": page_table, "position_ids": position_ids, "page_size": page_size},
+            cure="Give each sequence's pages in order, and the tokens of one page.",
+        )
+    places = position_ids.to(torch.int64).expand(page_table.shape[0], position_ids.shape[-1])
+    if not reasons_for_mathematics(places) and places.is_cpu and bool((places >= size * page_table.shape[1]).any()):
+        raise RopeError(
+            "page_slots: a token lies beyond the pages of its sequence.",
+            facts={"position_ids": position_ids, "pages": page_table.shape[1], "page_size": size},
+            cure="Give the sequence another page first.",
+        )
+    number = torch.div(places, size, rounding_mode="floor")
+    page = page_table.to(torch.int64).gather(1, number.clamp(0, page_table.shape[1] - 1))
+    inside = (places >= 0) & (page >= 0) & (number < page_table.shape[1])
+    return torch.where(inside, page * size + places % size, -1)
+
+
 def _padded(offsets: int | Tensor, max_seqlen: int | None, tokens: int | None) -> Tensor:
     if max_seqlen is None or tokens is not None:
         raise RopeError(
