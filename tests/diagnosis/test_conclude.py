@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from ropewalk.diagnosis.conclude import conclude, doctor_command
-from ropewalk.diagnosis.document import config_changes, recommendation
+from ropewalk.diagnosis.document import at_run_time, config_changes, recommendation
 from ropewalk.diagnosis.measurement import Measurement, WindowResult
+from ropewalk.diagnosis.next_step import next_step
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.diagnosis.standings import standings
+from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.positions import Positions
@@ -144,3 +146,15 @@ def test_the_command_measures_the_same(model: object, settings: dict[str, Any], 
     """With other windows; as the command line takes it, or as Python does; no folder of an absolute path."""
     found = doctor_command(model, DoctorSettings(**settings), windows=9)
     assert found == (expected or "ropewalk doctor model --text novel.txt --windows 9")
+
+
+def test_a_method_that_no_config_holds_is_put_into_a_live_model_by_attach() -> None:
+    """The call is the library's: our decoder's own, or rw.attach for a model that transformers computes."""
+    measurement = measured({"rerope": 2.0, "yarn": 2.5})
+    assert str(at_run_time("rerope", measurement)).startswith("model.with_positions(extension=ReRoPE(")
+    live = at_run_time("rerope", measurement, library="transformers 5.23.0, PhiForCausalLM")
+    assert live == 'rw.attach(model, "rerope", target=64, trained_length=16)'
+    assert at_run_time("yarn", measurement, library="transformers 5.23.0, PhiForCausalLM") is None
+    verdict = Verdict(action="extend", method="rerope")
+    assert next_step(verdict, "phi", 64, library="transformers") == 'rw.attach(model, "rerope", target=64)'
+    assert str(next_step(verdict, "phi", 64)).startswith("ropewalk extend apply phi --method rerope")

@@ -27,12 +27,13 @@ def conclude(
     room: int | None = None,
     workers: int = 1,
     further_seconds: float = 0.0,
+    library: str = "ropewalk",
 ) -> Verdict:
     """The verdict on what was measured; `decide` has the rules.
 
     - `use`: what was measured of the use of far tokens. `command`: what measures the same with other windows of each
       text, of which the shortest holds `room`. `workers`: windows measured at one time. `further_seconds`: of work on
-      these windows besides the losses.
+      these windows besides the losses. `library`: what computed the model.
     """
     seconds = further_seconds + sum(
         window.seconds
@@ -44,7 +45,8 @@ def conclude(
     verdict = decide(measurement.losses(), use, facts)
     if verdict.method is None:
         return verdict
-    call, config = at_run_time(verdict.method, measurement), config_changes(verdict.method, measurement)
+    call = at_run_time(verdict.method, measurement, library=library)
+    config = config_changes(verdict.method, measurement)
     if call is None and config["rope_parameters"] is not None:
         return dataclasses.replace(verdict, config=config)
     how = f"in Python it is {call}" if call else "it works while the model runs"

@@ -82,6 +82,7 @@ class Diagnosis:
             self.measurement.protocol.target,
             trained_length=trained_length,
             record=None if record is None else str(record),
+            library=self.environment.get("library", "ropewalk"),
         )
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:

@@ -192,6 +192,7 @@ class DoctorRun:
                 room=self.room,
                 workers=self.outlook.workers(self.plan.protocol.total_windows),
                 further_seconds=0.0 if use is None else sum(use.seconds.values()),
+                library=self.reader.library,
             ),
             audits=self.audits,
             findings=self.findings,

@@ -10,6 +10,7 @@ from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.evidence import BEATS_CROP, Evidence
 from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.next_step import attach_call
 from ropewalk.diagnosis.standings import standings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.errors import RopeError
@@ -57,7 +58,7 @@ def document(
                 "name": method,
                 **config_changes(method, measurement),
                 "extension": extension_of(method, measurement),
-                "at_run_time": at_run_time(method, measurement),
+                "at_run_time": at_run_time(method, measurement, library=(environment or {}).get("library", "ropewalk")),
                 **turning(method, measurement),
                 "loss_by_block": [mean for mean, _ in by_block],
                 "ci_by_block": [interval for _, interval in by_block],
@@ -138,8 +139,10 @@ def extension_of(method: str, measurement: Measurement) -> str | None:
     return next((repr(one) for one in measurement.positions[method].extensions if one is not None), None)
 
 
-def at_run_time(method: str, measurement: Measurement) -> str | None:
+def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewalk") -> str | None:
     """The call that puts the model under a method that no config can hold; None for the others.
+
+    - `library`: what computed the model; a live model of another one is attached.
 
     It names each layer's rope or extension where layers differ, and no rope where the model has these already.
     """
@@ -147,6 +150,9 @@ def at_run_time(method: str, measurement: Measurement) -> str | None:
     rope = main_rope(positions.ropes)
     if not any(positions.extensions) and (rope is None or block_of(rope) is not None):
         return None
+    if library != "ropewalk":
+        protocol = measurement.protocol
+        return attach_call(method, protocol.target, protocol.trained_length)
     settings = [] if positions.ropes == measurement.own.ropes else [f"rope={_setting(positions.ropes)}"]
     settings += [f"extension={_setting(positions.extensions)}"] if any(positions.extensions) else []
     return f"model.with_positions({', '.join(settings)})" if settings else "model"

@@ -81,8 +81,11 @@ class WritableLive(TransformersReader):
                 facts={"library": self.library},
                 cure="Leave --native out, with a method that config.json can express.",
             )
+        from ropewalk.readers.live.loading import quietly
+
         rounded = self.to(dtype=dtype)
-        rounded.model.save_pretrained(folder, max_shard_size=shard_bytes)
+        with quietly():
+            rounded.model.save_pretrained(folder, max_shard_size=shard_bytes)
         written = {key: value for key, value in read_json(folder / "config.json").items() if key not in _STALE}
         self._write_beside(folder, source, length)
         rounded.to(dtype=self.dtype)._check(folder, length)
