@@ -30,7 +30,8 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Every rotary class of transformers against ours: the record and docs/models.md. Goes on where it was; several share it.
+# Every rotary class and causal family of transformers against ours: the record and docs/models.md. It goes on where it
+# was, and several processes share it.
 parity: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity
 

@@ -1,1 +1,4 @@
-"""Parity with transformers, class by class: `make parity` makes the record, tests/parity/test_*.py run a part of it."""
+"""Parity with transformers, class by class and model by model.
+
+`make parity` makes the record; test_parity.py runs a part of it.
+"""

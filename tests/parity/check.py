@@ -13,6 +13,7 @@ import ropewalk as rw
 from ropewalk.rope.ropes import ropes_of_layer_types
 from tests.parity.classes import CHANGES, READ_AS, UNREAD, Part, config_of, reading_of
 from tests.parity.own import LONGEST, Sample, frequencies, sample
+from tests.parity.record import reason, rounded
 from tests.rope.models import Model
 
 WRONG = ["pairing", "theta", "width"]
@@ -36,7 +37,7 @@ def check(part: Part) -> dict[str, Any]:
     try:
         readings = list(_layers(part, config))
     except rw.RopeError as error:
-        return {**row, "status": "refused", "reason": _reason(error)}
+        return {**row, "status": "refused", "reason": reason(error)}
     layers = {label or "all": _layer(part, config, own, rope) for own, label, rope in readings}
     silent = _silent(config)
     exact = all(layer["exact"] and layer["noticed"] == WRONG for layer in layers.values())
@@ -62,10 +63,6 @@ def _silent(config: Any) -> str:
     return "the same rope" if same else "another rope"
 
 
-def _reason(error: rw.RopeError) -> str:
-    return str(error).splitlines()[0].removeprefix("from_hf: ")
-
-
 def _layers(part: Part, config: Any) -> Iterator[tuple[str | None, str | None, rw.RopeConfig]]:
     """Each layer type that has frequencies of its own: its name there, ours, and our reading of it."""
     ropes = ropes_of_layer_types(reading_of(config))
@@ -87,18 +84,14 @@ def _layer(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig)
         actual = ours.inv_freq.sum(0).abs().unique()  # the class keeps them above 0 even where it turns back
         same = actual.shape == expected.shape
         error = ((actual - expected).abs() / expected.abs().clamp(min=1e-30)).max().item() if same else math.inf
-        found["frequencies"] = _rounded(error)
+        found["frequencies"] = rounded(error)
         found["factor"] = abs(ours.attention_factor / factor - 1.0)
         exact = error <= CLOSE and found["factor"] <= CLOSE
     taken = sample(part, config, layer_type, rope)
-    found["rotation"] = _rounded(_distance(taken, rope))
+    found["rotation"] = rounded(_distance(taken, rope))
     wrong = sabotaged(rope)
     found["noticed"] = [name for name in wrong if _distance(taken, wrong[name]) > 10 * TURNED]
     return {**found, "exact": exact and found["rotation"] <= TURNED}
-
-
-def _rounded(error: float) -> float:
-    return float(f"{error:.1e}")
 
 
 def _distance(taken: Sample, rope: rw.RopeConfig) -> float:

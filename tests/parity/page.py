@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 HEAD = """# Which models
@@ -40,7 +41,8 @@ def page(record: Path) -> str:
         others=f", {others} differ" if others else "",
     )
     refused = [row for row in rows if row["status"] == "refused"]
-    return "\n".join([head, *_refused(refused), "", *_exact([row for row in rows if row["status"] != "refused"]), ""])
+    exact = [row for row in rows if row["status"] != "refused"]
+    return "\n".join([head, *_causal(content["causal"]), "", *_refused(refused), "", *_exact(exact), ""])
 
 
 def by_class(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -51,6 +53,44 @@ def by_class(rows: list[dict[str, Any]]) -> dict[str, str]:
         known = found.get(row["class"], "exact")
         found[row["class"]] = max(known, row["status"], key=order.index)
     return found
+
+
+CAUSAL = """## Causal language models under `rw.attach`
+
+Each family that transformers builds, small and with random weights. Exact: under `rw.attach(model)` the logits are
+those of the model within 1e-4 of the largest, greedy generation gives the same tokens, a reading with another theta or
+width is refused, and after `detach` the logits are those before, bit for bit. The last columns say how far the logits
+move where all positions are shifted by 1,000,000: of the model itself, and attached. Where they move as far attached,
+the model uses positions outside the rotation as well, as Ministral 3's attention scale does.
+
+**{exact} of {all} families are exact, {refused} are refused{others}.** The median shift is {before:.0e} before and
+{after:.0e} attached.
+
+| family | | largest difference of logits | shifted, the model itself | shifted, attached |
+|---|---|--:|--:|--:|"""
+
+
+def _causal(rows: list[dict[str, Any]]) -> list[str]:
+    count = Counter(row["status"] for row in rows)
+    exact = [row for row in rows if row["status"] == "exact"]
+    moved = [(row["shift before"], row["shift"]) for row in exact if None not in (row["shift before"], row["shift"])]
+    rest = [f"{count[status]} {status}" for status in ("differs", "not built") if count[status]]
+    head = CAUSAL.format(
+        exact=count["exact"],
+        all=len(rows),
+        refused=count["refused"],
+        others="".join(f", {words}" for words in rest),
+        before=median(before for before, _ in moved),
+        after=median(after for _, after in moved),
+    )
+    return [head, *(_causal_row(row) for row in sorted(rows, key=lambda row: str(row["family"])))]
+
+
+def _causal_row(row: dict[str, Any]) -> str:
+    numbers = [row.get(key) for key in ("logits", "shift before", "shift")]
+    shown = " | ".join("" if number is None else f"{number:.0e}" for number in numbers)
+    reason = f": {row['reason']}" if "reason" in row else ""
+    return f"| `{row['family']}` | {row['status']}{reason} | {shown} |"
 
 
 def _refused(rows: list[dict[str, Any]]) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from ropewalk.families import FAMILIES
 from tests.parity.__main__ import PAGE, RECORD
+from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check
 from tests.parity.classes import Part, all_parts, rotary_classes
 from tests.parity.page import by_class, page
@@ -18,7 +19,7 @@ pytest.importorskip("transformers")
 if not RECORD.exists() or not PAGE.exists():
     pytest.skip("the source distribution has neither record nor page", allow_module_level=True)
 RECORDED: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-ROWS = {f"{row['folder']}/{row['class']}/{row['family']}": row for row in RECORDED["classes"]}
+ROW_OF = {Part(row["folder"], row["class"], row["config"]): row for row in RECORDED["classes"]}
 
 
 def test_the_page_is_made_from_the_record() -> None:
@@ -37,7 +38,7 @@ def test_every_rotary_class_has_its_row() -> None:
 def _sample() -> list[Part]:
     """The first class of each way to turn: pairing, partial or not, rule, axes, layer types; and of each reason."""
     seen, found = set(), []
-    for part, row in zip(all_parts(), RECORDED["classes"], strict=True):
+    for part, row in ROW_OF.items():
         for layer in row.get("layers", {"refused": {"rope": row.get("reason")}}).values():
             words = str(layer["rope"]).split(", ")
             way = (words[0], " of " in words[1] if len(words) > 1 else "", *words[3:], len(row.get("layers", ())))
@@ -56,9 +57,6 @@ def _same(part: Part, row: dict[str, Any]) -> None:
     ]
 
 
-ROW_OF = dict(zip(all_parts(), RECORDED["classes"], strict=True))
-
-
 @pytest.mark.parametrize("part", _sample(), ids=lambda part: part.name)
 def test_a_class_of_each_kind(part: Part) -> None:
     """Measured now, it is as the record says."""
@@ -67,7 +65,8 @@ def test_a_class_of_each_kind(part: Part) -> None:
 
 @pytest.mark.thorough
 def test_every_class() -> None:
-    """The whole matrix is as the record says."""
+    """The whole matrix is as the record says, and no class or config is left out of it."""
+    assert tuple(ROW_OF) == all_parts()
     for part, row in ROW_OF.items():
         _same(part, row)
 
@@ -97,3 +96,25 @@ def test_a_wrong_default_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "helium", replace(FAMILIES["helium"], theta=10_000.0))
     found = check(part)
     assert (found["status"], found["silent"]) == ("differs", "another rope")
+
+
+# --- causal language models under attach
+
+CAUSAL = {row["family"]: row for row in RECORDED["causal"]}
+FAST = ("llama", "cohere2", "gptj")
+
+
+def test_every_causal_family_has_its_row() -> None:
+    """None differs, and what is not exact has a reason."""
+    assert tuple(CAUSAL) == causal_families()
+    assert {row["status"] for row in CAUSAL.values()} <= {"exact", "refused", "not built"}
+    assert all(row["reason"] for row in CAUSAL.values() if row["status"] != "exact")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in CAUSAL]
+)
+def test_a_causal_family(name: str) -> None:
+    """Measured now, it is as the record says."""
+    row, found = CAUSAL[name], check_causal(name)
+    assert (found["status"], found.get("reason")) == (row["status"], row.get("reason"))

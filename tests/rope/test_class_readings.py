@@ -11,7 +11,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.rope.ropes import ropes_of_layer_types
-from tests.parity.classes import config_classes
+from tests.parity.classes import Part, config_classes
+from tests.parity.own import sample
 from tests.rope.models import Model, fixture, modeling, vision_rotations
 
 transformers = pytest.importorskip("transformers")
@@ -311,6 +312,39 @@ def test_a_stated_pairing_does_not_hide_the_axes() -> None:
     rope = rw.RopeConfig.from_hf({**fields, "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}})
     assert rope == rw.RopeConfig(32, interleaved=False, axes=rw.axes_from_sections([8, 8]), axes_restart=True)
     assert rope.to_hf() == {"rope_type": "axial", "rope_theta": 1e4}
+
+
+# What released files state of their towers, in their spelling, and the rotary class that reads it.
+RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama4VisionRotaryEmbedding": (  # Llama 4 Scout and Maverick
+        "llama4",
+        {"model_type": "llama4_vision_model", "hidden_size": 1408, "image_size": 336, "num_attention_heads": 16,
+         "patch_size": 14, "rope_theta": 10_000},
+    ),
+    "DINOv3ViTRopePositionEmbedding": (  # facebook/dinov3-vits16-pretrain-lvd1689m
+        "dinov3_vit",
+        {"model_type": "dinov3_vit", "hidden_size": 384, "image_size": 224, "num_attention_heads": 6, "patch_size": 16,
+         "pos_embed_jitter": None, "pos_embed_rescale": 2.0, "pos_embed_shift": None, "rope_theta": 100.0},
+    ),
+    "Sam2VideoVisionRotaryEmbedding": (  # facebook/sam2.1-hiera-tiny, as first released
+        "sam2_video",
+        {"model_type": "sam2_video", "memory_attention_hidden_size": 256, "memory_attention_num_attention_heads": 1,
+         "memory_attention_downsample_rate": 1, "memory_attention_rope_theta": 10_000},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_towers_as_released(name: str) -> None:
+    """The file's own spelling gives the rope that the class makes of it."""
+    folder, fields = RELEASED[name]
+    part = Part(folder, name, None)
+    rope = rw.RopeConfig.from_hf(fields)
+    taken = sample(part, class_config(fields), None, rope)
+    actual = rw.RotaryEmbedding(rope).rotate(taken.q, position_ids=taken.positions)
+    torch.testing.assert_close(actual, taken.turned, rtol=0, atol=1e-5)
+    if "memory_attention_rope_theta" in fields:
+        assert rw.RopeConfig.from_hf({**fields, "memory_attention_rope_theta": 5_000}).theta == 5_000
 
 
 @pytest.mark.rejects

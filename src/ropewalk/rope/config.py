@@ -324,9 +324,11 @@ class RopeConfig:
         Every `rope_type`, in the old spelling (`rope_scaling`, `rope_theta`) and the new (`rope_parameters`). Pairing
         follows `model_type` as in transformers; with `"rope_interleave": true` or `false` in the config it may be any.
         For multi-head latent attention (DeepSeek) the result describes the slice of qk_rope_head_dim features.
+        Positions of a vision tower are (row, column), as `grid_positions` makes them, whichever its class takes first;
+        Gemma 4's turns each half of a head as a head of its own, and the result describes one half.
         Raises `RopeError` for anything unknown, missing or impossible, and for a layer without rotation. What acts
-        in attention and not in the rotation (DeepSeek's softmax mscale, Ministral's llama_4_scaling_beta) is not
-        described.
+        in attention and not in the rotation (DeepSeek's softmax mscale, Ministral's llama_4_scaling_beta), and that
+        CLVP turns values too, is not described.
         Source: transformers 5.23, `modeling_rope_utils` and each model's own class.
 
         >>> rope = RopeConfig.from_hf({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64})
