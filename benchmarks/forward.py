@@ -358,6 +358,8 @@ def main() -> None:
     for name in filter(None, options.methods.split(",")):
         method, _, kind = name.partition(":")
         contenders.append(f"{method} {kind or 'bfloat16'}")
+    if "baseline float32" in contenders and not options.baseline:
+        sys.exit("baseline float32 needs --baseline: the folder of an earlier ropewalk")
     job.llama = job.find_llama() if any(name.startswith("llama.cpp") for name in contenders) else None
     if job.llama is None:
         contenders = [name for name in contenders if not name.startswith("llama.cpp")]
