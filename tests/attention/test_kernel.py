@@ -12,6 +12,7 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk import backends, compiled
+from ropewalk.attention import remap
 from ropewalk.attention.branches import Branches, Stretch
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
@@ -139,6 +140,20 @@ RULES = [
     ReRoPE(window=9), ReRoPE(window=9, leak=0.25, log_n=30), SelfExtend(group=4, window=12), LogN(trained_length=16),
     DualChunk(chunk=24, trained_length=32), StreamingLLM(window=11, sinks=3), StreamingLLM(window=11, sinks=0),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@dtypes
+def test_keys_that_are_turned_before(
+    rule: Extension, dtype: torch.dtype, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many queries have them: the kernel is given no tables."""
+    monkeypatch.setattr(remap, "TURN_BEFORE", 1)
+    monkeypatch.setattr(remap, "KeyTurn", None)
+    ours, exact, x = layers(dtype, {"extension": rule})
+    agree(ours(x), exact(x.double()), dtype)
+    agree(branched(ours, x[:1], Branches(LINES)), lines(exact, x[:1].double(), LINES), dtype)
+    assert calls == [SEQ, SEQ - len(LINES), len(LINES)]
 
 
 @pytest.mark.parametrize("form", [{}, {"softcap": 0.7, "sinks": True}], ids=["plain", "capped"])

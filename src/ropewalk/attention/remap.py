@@ -26,6 +26,7 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 
 BLOCK = 1024  # queries of one pass over their regions
+TURN_BEFORE = 256  # queries from which on the kernel is given turned keys: each 64 of them read all keys anew
 MadeT = TypeVar("MadeT")
 
 
@@ -116,8 +117,8 @@ class Remap:
     def request(
         self, q: Tensor, keys: Tensor, values: Tensor, rules: LogitRules, most_regions: int
     ) -> AttentionRequest | None:
-        """The same for a kernel, which turns the keys of each region as it reads them (for gradients they are
-        turned before); None where it cannot be said.
+        """The same for a kernel, which turns the keys of each region as it reads them (for gradients, and where
+        many queries read them, they are turned before); None where it cannot be said.
 
         q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
         """
@@ -128,14 +129,18 @@ class Remap:
         wanted = torch.is_grad_enabled() and any(
             x.requires_grad for x in (q, keys, values, rules.sinks) if x is not None
         )
-        if self._rotary.config.blocks and not wanted:  # no kernel of attention turns keys in blocks
+        before = wanted or q.shape[2] >= TURN_BEFORE
+        if self._rotary.config.blocks and not before:  # no kernel of attention turns keys in blocks
             return None
         regions: list[AttentionRegion] = []
+        whole: dict[Rule | None, Tensor] = {}  # keys as a rule turns them, which regions may share
         for number, within in bounds:
             turn, rule = None, self.regions[number].key
             near = keys
-            if wanted:
-                near = self.turned_keys(keys, number, 0, keys.shape[2])
+            if before:
+                if rule not in whole:
+                    whole[rule] = self.turned_keys(keys, number, 0, keys.shape[2])
+                near = whole[rule]
             elif rule is not None or not self._has_no_factor():
                 cos, sin, factor = self._tables_of_keys(number)
                 turn = KeyTurn(cos, sin, self._rotary.config.interleaved, factor)
