@@ -69,6 +69,9 @@ def calls_of(dtype: torch.dtype, interleaved: bool) -> dict[str, Callable[[], ob
     norm, positions = Norm(q[0, 0, 0], k[0, 0, 0], 1e-6), torch.arange(64)
     cache = torch.zeros(1, 8, 64, 128, dtype=dtype)
     store = Store(cache, cache, k, positions[None])
+    joint = Norm(torch.zeros(32 * 128, dtype=dtype), torch.zeros(8 * 128, dtype=dtype), 1e-6, True)
+    small = torch.zeros(4, 16, 8, 128, dtype=torch.float8_e4m3fn)
+    pages = Store(small, small, k, positions[None], "bshd", torch.ones(1), torch.ones(1))
     return {
         "rotate": lambda: backend.rotate([q, k], cos, cos, turn),
         "rotate a window": lambda: backend.rotate(
@@ -80,6 +83,7 @@ def calls_of(dtype: torch.dtype, interleaved: bool) -> dict[str, Callable[[], ob
         "rotate by positions": lambda: backend.rotate([q, k], positions, positions, turn._replace(phases=True)),
         "norm": lambda: backend.norm_rotate(q, k, cos, cos, turn, norm, None),
         "norm into a cache": lambda: backend.norm_rotate(q, k, cos, cos, turn, norm, store),
+        "norm of all heads into pages": lambda: backend.norm_rotate(q, k, cos, cos, turn, joint, pages),
         "norm backward": lambda: backend.norm_rotate_backward((q, k), q, k, cos, cos, turn, norm),
     }
 

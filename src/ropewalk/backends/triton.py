@@ -15,7 +15,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ropewalk.backends import reference
 from ropewalk.backends.request import Norm, Store, Turn
 from ropewalk.eager import reasons_for_mathematics
 
@@ -55,22 +54,43 @@ def rotate(
 def norm_rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
 ) -> tuple[Tensor, Tensor]:
-    """Norm, rotation and the cache's new rows in one launch.
-
-    By the plain expression where a norm takes all heads together, or a cache has pages, a scale or a dtype of its own.
-    """
-    if (norm is not None and norm.joint) or (store is not None and not store.is_plain()):
-        return reference.norm_rotate(q, k, cos, sin, turn, norm, store)
+    """Norm, rotation and the cache's new rows in one launch; the squares of all heads together are summed before it."""
     cos, sin = _alike(cos, sin)
     outs = torch.empty_like(q), torch.empty_like(k) if store is None else store.keys
     weights = (q, k) if norm is None else (norm.q_weight.contiguous(), norm.k_weight.contiguous())
     kept = (q, q, q) if store is None else (store.slots, store.fresh, store.values)
-    eps = None if norm is None else norm.eps
-    key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, (turn, eps))
+    eps, joint = (None, False) if norm is None else (norm.eps, norm.joint)
+    norms = [_joint_norms(x, turn.layout, norm.eps) for x in (q, k)] if norm is not None and joint else [q, k]
+    factors = _factors(q, store)
+    others = (turn, eps, joint) if store is None else (turn, eps, joint, store.pages, len(factors[0].shape))
+    key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, others)
     plans, launch = _gpu()
-    plan = launch.planned(key) or launch.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store))
-    plan(q, k, *outs, cos, sin, *weights, *kept)
+    plan = launch.planned(key) or launch.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store, joint=joint))
+    q_out, k_out = outs
+    values = kept[2]
+    if k_out.dtype.itemsize == 1:
+        k_out, values = k_out.view(torch.uint8), values.view(torch.uint8)
+    plan(q, k, q_out, k_out, cos, sin, *weights, *kept[:2], values, *norms, *factors)
     return outs
+
+
+def _joint_norms(x: Tensor, layout: str, eps: float) -> Tensor:
+    """1 / rms of all heads of each token, `[batch, tokens]`, in the dtype of the arithmetic."""
+    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    means = wide.square().mean((-3, -1) if layout == "bhsd" else (-2, -1))
+    return torch.rsqrt(means + eps).contiguous()
+
+
+def _factors(q: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
+    """What the keys and the values of each head are multiplied by; anything of other dimensions where nothing is."""
+    if store is None or (store.key_scale is None and store.value_scale is None):
+        return q, q
+    heads = store.keys.shape[2 if store.pages == "bshd" else 1]
+    keys, values = (
+        torch.ones(heads, dtype=torch.float32, device=q.device) if factor is None else factor
+        for factor in store.factors()
+    )
+    return keys, values
 
 
 def norm_rotate_backward(

@@ -26,7 +26,9 @@ class Constants(NamedTuple):
       `block_pairs`: first pair and pairs of each block of features that is half-split by itself; () for one block.
     - `group`: tokens whose tiles run side by side.
     - `of_heads`: tables differ from head to head. `repeat`: see `table_rows`. `phases`: positions instead of tables.
-    - `normed`, `stored`: with RMSNorm, into a cache.
+    - `normed`, `stored`: with RMSNorm, into a cache. `joint`: the norm is of all heads of a token together.
+    - `page`: tokens of a page of that cache, 0 where each sequence has its row; `scaled`: its keys and values are
+      multiplied by a factor of their head. `bits_of`: exponent and fraction of its 8-bit numbers, () for others.
     - `align`, `table_align`: powers of two that divide the strides between rows.
     - `compute`: dtype of the arithmetic. `interpreted`: in numpy.
     """
@@ -47,6 +49,10 @@ class Constants(NamedTuple):
     phases: bool
     normed: bool
     stored: bool
+    joint: bool
+    page: int
+    scaled: bool
+    bits_of: tuple[int, ...]
     align: int
     table_align: int
     compute: tl.dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -44,7 +45,9 @@ def rotation_plan(
     return LaunchPlan(rotate_kernel, grid, values, warps)
 
 
-def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None) -> LaunchPlan:
+def norm_plan(
+    xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None, *, joint: bool = False
+) -> LaunchPlan:
     """Norm (unless `eps` is None) and rotation of queries and keys, and with `store` the write into its buffers."""
     pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn) for x in xs]
@@ -57,18 +60,32 @@ def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, 
         "fresh_strides": (0, 0, 0, 0),
         "value_strides": (0, 0, 0, 0),
         "eps": 0.0 if eps is None else float(eps),
-        "C": constants._replace(normed=eps is not None, stored=store is not None),
+        "C": constants._replace(normed=eps is not None, stored=store is not None, joint=joint, **_cache(store)),
         "Q_TILE": tiles[0],
         "K_TILE": tiles[1],
     }
     if store is not None:
-        values["k_out_strides"] = token_strides(store.keys, "bhsd")
-        values["value_strides"] = token_strides(store.values, "bhsd")
+        values["k_out_strides"] = token_strides(store.keys, store.pages or "bhsd")
+        values["value_strides"] = token_strides(store.values, store.pages or "bhsd")
         values["fresh_strides"] = token_strides(store.fresh, turn.layout)
         values["slot_strides"] = _position_strides(store.slots)[:2]
     return LaunchPlan(
         norm_rotate_kernel, _grid(xs[0], tiles, constants.group, turn.layout), values, _num_warps(constants.block)
     )
+
+
+_BITS_OF = {torch.float8_e4m3fn: (4, 3), torch.float8_e5m2: (5, 2)}
+
+
+def _cache(store: Store | None) -> dict[str, Any]:
+    """What a kernel is compiled for of a cache."""
+    if store is None:
+        return {}
+    return {
+        "page": 0 if store.pages is None else store.keys.shape[1 if store.pages == "bshd" else 2],
+        "scaled": store.key_scale is not None or store.value_scale is not None,
+        "bits_of": _BITS_OF.get(store.keys.dtype, ()),
+    }
 
 
 def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float) -> LaunchPlan:
@@ -140,6 +157,10 @@ def _constants(
         phases=False,
         normed=True,
         stored=False,
+        joint=False,
+        page=0,
+        scaled=False,
+        bits_of=(),
         align=math.gcd(16, *between_rows),
         table_align=math.gcd(16, *strides),
         compute=tl.float64 if x.dtype == torch.float64 else tl.float32,

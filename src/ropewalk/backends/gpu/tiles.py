@@ -129,7 +129,7 @@ def narrowed(value, out, C: tl.constexpr):
     """Rounded to `out`'s dtype, ties to even. Triton's interpreter only cuts bfloat16: there it is done by hand."""
     DTYPE: tl.constexpr = out.dtype.element_ty
     if C.interpreted and tl.bfloat16 == DTYPE and value.dtype != tl.bfloat16:
-        bits = value.to(tl.uint32, bitcast=True)
+        bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         value = tl.where(value == value, nearest, bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
