@@ -13,6 +13,7 @@ from transformers import StaticCache
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, layer_attention, live_layout
 from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.backends import reference_attention
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.positions import Positions
 from tests.attachment.families import FAMILIES, outputs_of, small_model
@@ -172,9 +173,12 @@ def test_packed_documents(llama):
             outputs_of(llama, row, position_ids=positions, use_cache=True)  # one row then, whose positions jump
 
 
+@pytest.mark.parametrize("by_kernel", [True, False])
 @torch.no_grad()
-def test_a_static_cache(llama):
-    """A cache of fixed size, whose free slots the mask hides, gives the tokens of a growing one."""
+def test_a_static_cache(llama, monkeypatch, by_kernel):
+    """A cache of fixed size, whose free slots the mask hides, gives the tokens of a growing one, by kernels or not."""
+    if not by_kernel:
+        monkeypatch.setattr("ropewalk.attention.remap.choose_attention", lambda *tensors, **_: reference_attention)
     options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     with rw.attached(llama, "self-extend", target=256):
         cache = StaticCache(config=llama.config, max_cache_len=200)
@@ -213,6 +217,33 @@ def test_only_this_model_and_only_while_attached(llama):
         assert torch.equal(outputs_of(copied, IDS), own)
     assert [set(vars(module)) for module in llama.modules()] == before
     assert all(not module._forward_pre_hooks for module in copied.modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v2"])
+@torch.no_grad()
+def test_our_kernel_serves(name, monkeypatch):
+    """`kernels=True`: whole texts, chunks, windows and padded rows give the logits of transformers' attention."""
+    model = small_model(name)
+    served = []
+    choose = layer_attention.choose_attention
+    monkeypatch.setattr(
+        layer_attention, "choose_attention", lambda *tensors, **options: served.append(1) or choose(*tensors, **options)
+    )
+    expected = outputs_of(model, IDS)
+    padded = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
+    options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    tokens = model.generate(IDS, **options)
+    with rw.attached(model, kernels=True):
+        assert (outputs_of(model, IDS) - expected).abs().max() <= 1e-4
+        ours = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
+        assert (ours - padded)[MASK.bool()].abs().max() <= 1e-4
+        assert torch.equal(model.generate(IDS, **options), tokens)
+        first = model(input_ids=IDS[:, :90], use_cache=True)
+        rest = model(input_ids=IDS[:, 90:], past_key_values=first.past_key_values).logits
+        assert (rest - expected[:, 90:]).abs().max() <= 1e-4
+        with torch.enable_grad():
+            assert model(input_ids=IDS, labels=IDS).loss.requires_grad
+    assert bool(served) == (name != "deepseek_v2")  # its values are narrower than its keys: transformers' own serves
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])

@@ -35,6 +35,7 @@ class Attachment:
 
     - `positions`: each layer's rope, extension and window as they are now. `own`: as the model's config says.
     - `method`, `target`: the method that was asked for and its length in tokens, or None. `labels`: the layer types.
+    - `kernels`: whether our attention kernel serves where it can.
     - `difference`: by how much the short forward before and after differed at most.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as transformers does; with a method its target.
@@ -45,6 +46,7 @@ class Attachment:
     positions: Positions
     method: Method | None = None
     target: int | None = None
+    kernels: bool = False
     difference: float = 0.0
     _modules: tuple[RotaryModule, ...] = field(default=(), repr=False)
     labels: tuple[str | None, ...] = field(default=(), repr=False)
@@ -103,7 +105,9 @@ class Attachment:
 
     def _put(self, positions: Positions) -> None:
         plan = planned(self._modules, self.labels, self.own, positions)
-        layers = attention_layers(self.model, self._config, sorted({*plan.overrides, *plan.extensions}))
+        rotating = [layer for layer, rope in enumerate(self.own.ropes) if rope is not None]
+        served = rotating if self.kernels else list(plan.extensions)
+        layers = attention_layers(self.model, self._config, sorted({*plan.overrides, *served}))
         self._restore()
         self.positions = positions
         for held, of_module in zip(self._modules, plan.tables, strict=True):
@@ -112,10 +116,13 @@ class Attachment:
         for layer, tables in plan.overrides.items():
             hook = OwnTables(tables, self._length)
             self._hooks.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
-        for layer, extension in plan.extensions.items():
+        for layer in served:
+            extension = plan.extensions.get(layer)
             rope, windowed = positions.ropes[layer], self.own.sliding_windows[layer] is not None
             turning, config = self._turning or Slice(False, False), layers[layer].config
-            state = LayerAttention(extension, rope, windowed, config, turning, self._length, self._layouts)
+            state = LayerAttention(
+                extension, rope, windowed, config, turning, self._length, self._layouts, self.kernels
+            )
             self._replaced += put_attention(layers[layer], state)
             self._states.append(state)
         if isinstance(self.model, need("transformers", extra="transformers").PreTrainedModel):
@@ -186,6 +193,7 @@ def attach(
     *,
     target: int | None = None,
     trained_length: int | None = None,
+    kernels: bool = False,
 ) -> Attachment:
     """Give a live transformers model exact rotation, or any extension method, until `detach`.
 
@@ -193,6 +201,7 @@ def attach(
     - `method`: None is the model's own rotation, with angles formed in float64 and rounded once, exact at any position.
       Else a method of `ropewalk.methods`, or its name. `target`: tokens that it is to reach.
     - `trained_length`: tokens that the model was trained to, where its config does not say or says otherwise.
+    - `kernels`: let our attention kernel serve eager tensors on the CPU without gradients, also without a method.
 
     Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`. A short forward before and after must agree
     (1e-4 of the largest logit for float32 weights, 5 % for 16-bit ones). Raises `RopeError` where they do not, where a
@@ -217,7 +226,7 @@ def attach(
     config = text_config_of(model)
     modules, own = rotary_modules(model, config), positions_of(model, config)
     labels = tuple(getattr(config, "layer_types", None) or (None,) * own.num_layers)
-    handle = Attachment(model, own, own, chosen, target, _modules=modules, labels=labels, _config=config)
+    handle = Attachment(model, own, own, chosen, target, kernels, _modules=modules, labels=labels, _config=config)
     wanted, length = _under(own, chosen, target, trained_length)
     try:
         handle.difference = _checked(handle, config)
@@ -236,6 +245,7 @@ def attached(
     *,
     target: int | None = None,
     trained_length: int | None = None,
+    kernels: bool = False,
 ) -> Iterator[Attachment]:
     """`attach` for the time of a `with` block; arguments, errors and handle as there.
 
@@ -247,7 +257,7 @@ def attached(
     >>> attachment_of(model) is None
     True
     """
-    handle = attach(model, method, target=target, trained_length=trained_length)
+    handle = attach(model, method, target=target, trained_length=trained_length, kernels=kernels)
     try:
         yield handle
     finally:

@@ -19,6 +19,8 @@ from ropewalk.attachment.tables import SeqLen
 from ropewalk.attention.extensions import Extension
 from ropewalk.attention.logits import LogitRules
 from ropewalk.attention.remap import Remap, attend_remapped
+from ropewalk.backends import choose_attention
+from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest
 from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
@@ -51,13 +53,14 @@ def possible_slices(own: Positions) -> list[Slice]:
 class LayerAttention:
     """What our function knows of one attention layer."""
 
-    extension: Extension
+    extension: Extension | None
     rope: RopeConfig | None
     windowed: bool
     config: Any
     turning: Slice
     seq_len: SeqLen
     layouts: CallLayouts
+    kernels: bool = False
     calls: int = 0
 
     def __call__(
@@ -66,27 +69,56 @@ class LayerAttention:
         """q `[batch, heads, seq, head_dim]`; the output `[batch, seq, heads, head_dim of values]`."""
         if not torch.compiler.is_compiling():
             self.calls += 1
-        if not self.extension.remaps:
-            scaled = self._scaled(q, keys, mask, options)
-            function = attention_function(module, self.config)
-            out: tuple[Tensor, Tensor | None] = function(module, scaled, keys, values, mask, **options)
-            return out
-        return self._remapped(q, keys, values, mask, options), None
+        if self.extension is not None and self.extension.remaps:
+            return self._remapped(self.extension, q, keys, values, mask, options), None
+        if self.extension is not None:
+            q = self._scaled(self.extension, q, keys, mask, options)
+        served = self._by_kernel(module, q, keys, values, mask, options) if self.kernels else None
+        if served is not None:
+            return served, None
+        function = attention_function(module, self.config)
+        out: tuple[Tensor, Tensor | None] = function(module, q, keys, values, mask, **options)
+        return out
 
-    def _scaled(self, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+    def _by_kernel(
+        self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor | None:
+        """The same by our kernel for eager tensors on the CPU without gradients; None where it cannot serve."""
+        if options.get("dropout") or options.get("position_bias") is not None or values.shape[-1] != q.shape[-1]:
+            return None
+        if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
+            return None
+        rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
+        kernel = choose_attention(q, keys, values, sinks=rules.sinks)
+        bounds = self.layouts.bounds(q, keys, mask, self.windowed) if kernel.kernels else None
+        if bounds is None:
+            return None
+        scaling = options.get("scaling") or 1.0 / math.sqrt(q.shape[-1])
+        request = AttentionRequest((AttentionRegion(q, keys, bounds),), values, float(scaling), *rules)
+        return kernel.attend(request).transpose(1, 2).contiguous()
+
+    def _scaled(
+        self, extension: Extension, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
         """Queries times the logits' factor; a windowed layer's mask does not count a row's tokens, its positions do."""
         if self.windowed:
             index = options["position_ids"].clamp(min=0)
         else:
             index = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed).position_ids()
-        factor = self.extension.logit_scale(index)
+        factor = extension.logit_scale(index)
         if isinstance(factor, float):
             return q if factor == 1.0 else q * factor
         by_query = factor[:, None, :, None] if factor.ndim == 2 else factor[:, None]
         return (q * by_query.to(torch.float64 if q.dtype == torch.float64 else torch.float32)).to(q.dtype)
 
     def _remapped(
-        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: dict[str, Any]
+        self,
+        extension: Extension,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
     ) -> Tensor:
         if options.get("position_bias") is not None:
             raise RopeError("attach: this layer adds a bias by position.", cure="Choose a method of frequencies.")
@@ -96,7 +128,7 @@ class LayerAttention:
         width, of_values = q.shape[-1], values.shape[-1]
         rotary = RotaryEmbedding(self._rope_of_head(width))
         layout = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed)
-        remap = Remap(rotary, self.extension, layout, None, self._length(layout.total), q.dtype)
+        remap = Remap(rotary, extension, layout, None, self._length(layout.total), q.dtype)
         if self.turning.trailing:
             q, keys = (x.roll(2 * self.rope.pairs, -1) for x in (q, keys))
         scaling = options.get("scaling")
@@ -144,10 +176,10 @@ def attention_function(module: nn.Module, config: Any) -> Callable[..., Any]:
     return function
 
 
-def check_implementation(config: Any, extension: Extension) -> None:
+def check_implementation(config: Any, extension: Extension | None) -> None:
     """Raise `RopeError` where a rule that remaps positions could not read the masks that this model makes."""
     implementation = config._attn_implementation
-    if extension.remaps and implementation not in _READ_MASKS:
+    if extension is not None and extension.remaps and implementation not in _READ_MASKS:
         raise RopeError(
             "attach: methods in attention read the masks of transformers' sdpa or eager attention.",
             facts={"attn_implementation": implementation},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.masks import TokenLayout, Visibility
@@ -14,6 +16,7 @@ from ropewalk.attention.tables import SlotTables
 from ropewalk.backends.attention_request import Bounds
 from ropewalk.errors import RopeError
 
+MadeT = TypeVar("MadeT")
 _ROOM = 1024  # slots whose tables are made at one time, while a text grows token by token
 
 
@@ -72,16 +75,12 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
         return TokenLayout(
             batch, seq, q.device, start=total - seq, total=total, room=room, cached=True, slot_tables=slot_tables
         )
-    blind = ~seen.any(-1, keepdim=True)
-    columns = torch.arange(total, device=q.device)
-    seen = seen | (blind & (columns == own[:, None]))  # a padded query sees itself alone: finite, and means nothing
+    blind, real = ~seen.any(-1, keepdim=True), seen.any(2)[:, 0]
+    # a padded query sees its row's first key alone, which has index 0 as it has: finite, and means nothing
+    seen = seen | (blind & F.one_hot(real.to(torch.uint8).argmax(-1), total).bool()[:, None, None])
     counts = seen.sum(-1)[:, 0]
     index = (counts - 1).clamp(min=0)
-    if seq == total:
-        index_of_keys = index
-    else:
-        real = (seen & ~blind).any(2)[:, 0]
-        index_of_keys = (real.cumsum(-1) - 1).clamp(min=0)
+    index_of_keys = index if seq == total else (real.cumsum(-1) - 1).clamp(min=0)
     first = seen.to(torch.uint8).argmax(-1)[:, 0]
     last = total - 1 - seen.flip(-1).to(torch.uint8).argmax(-1)[:, 0]
     intervals: tuple[Tensor, Tensor] | None = None
@@ -100,16 +99,39 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
     )  # fmt: skip
 
 
+def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
+    """The interval of keys that each query sees, for a kernel; None where a query sees no interval, or that differs.
+
+    Arguments as for `read_layout`, of layers with a window as well.
+    """
+    seq, total = q.shape[2], keys.shape[2]
+    if mask is None:
+        if 1 < seq < total:
+            return None
+        high = torch.arange(total - seq + 1, total + 1, device=q.device)[None]
+        return Bounds(torch.zeros_like(high), high)
+    if mask.ndim != 4 or mask.shape[1] != 1:
+        return None
+    if mask.dtype != torch.bool and bool(((mask != 0) & (mask > -1e4)).any()):
+        return None  # numbers of their own, as ALiBi's
+    seen = _seen(mask, q.shape[0])[:, 0]
+    counts = seen.sum(-1)
+    low = seen.to(torch.uint8).argmax(-1)
+    inside = torch.arange(total, device=q.device)
+    interval = (inside >= low[..., None]) & (inside < (low + counts)[..., None])
+    return Bounds(low, low + counts) if bool((interval == seen).all()) else None
+
+
 def _seen(mask: Tensor, batch: int) -> Tensor:
     """A mask as bool `[batch, 1, seq, total]`; numbers that are added are 0 where a key is seen."""
-    if mask.ndim != 4:
+    if mask.ndim != 4 or mask.shape[1] != 1:
         raise RopeError(
             "attach: methods in attention read masks `[batch, 1, queries, keys]`.",
             facts={"mask": mask},
             cure='Call model.set_attn_implementation("sdpa") first.',
         )
-    seen = mask if mask.dtype == torch.bool else mask >= -1.0
-    return seen[:, :1].expand(batch, -1, -1, -1)
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    return seen.expand(batch, -1, -1, -1)
 
 
 def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
@@ -129,18 +151,39 @@ def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
         )
 
 
-class CallLayouts:
-    """The layout of the call that is under way, shared by its layers, and tables of slots, shared by calls."""
+class PerCall:
+    """One value for the layers of a call: made by the first that asks, for a mask and a key. Threads may share it."""
 
     def __init__(self) -> None:
-        self._held: tuple[Hashable, weakref.ref[Tensor] | None, TokenLayout] | None = (
-            None  # one write: threads share it
-        )
-        self._slots: dict[Hashable, SlotTables] = {}
+        self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
 
     def forget(self) -> None:
         """A new forward begins."""
         self._held = None
+
+    def of(self, key: Hashable, mask: Tensor | None, make: Callable[[], MadeT]) -> MadeT:
+        """The value that is held, if it is this mask's and this key's; else what `make` gives."""
+        version = None if mask is None or mask.is_inference() else mask._version
+        key, held = (key, version), self._held
+        if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is mask:
+            found: MadeT = held[2]
+            return found
+        made = make()
+        self._held = key, None if mask is None else weakref.ref(mask), made  # one write
+        return made
+
+
+class CallLayouts:
+    """What the layers of the call that is under way share, and tables of slots, shared by calls."""
+
+    def __init__(self) -> None:
+        self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
+        self._slots: dict[Hashable, SlotTables] = {}
+
+    def forget(self) -> None:
+        """A new forward begins."""
+        for held in (self._layout, *self._bounds):
+            held.forget()
 
     def of(
         self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None, seq_len: int | None
@@ -148,20 +191,22 @@ class CallLayouts:
         """`read_layout`, made by the first layer that asks; `position_ids` of the queries must count as it does."""
         if torch.compiler.is_compiling():
             return read_layout(q, keys, mask, None)
-        if torch.is_grad_enabled():
-            layout = read_layout(q, keys, mask, None)
+
+        def make(slots: SlotTables | None) -> TokenLayout:
+            layout = read_layout(q, keys, mask, slots)
             _check_counts(layout, position_ids)
             return layout
+
+        if torch.is_grad_enabled():
+            return make(None)
         mode = q.device, torch.is_inference_mode_enabled()
-        version = None if mask is None or mask.is_inference() else mask._version
-        key = q.shape[0], q.shape[2], keys.shape[2], q.dtype, mode, seq_len, version
-        held = self._held
-        if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is mask:
-            return held[2]
-        layout = read_layout(q, keys, mask, self._slots.setdefault(mode, SlotTables()))
-        _check_counts(layout, position_ids)
-        self._held = key, None if mask is None else weakref.ref(mask), layout
-        return layout
+        slots = self._slots.setdefault(mode, SlotTables())
+        return self._layout.of((*_sizes(q, keys), q.dtype, mode, seq_len), mask, lambda: make(slots))
+
+    def bounds(self, q: Tensor, keys: Tensor, mask: Tensor | None, windowed: bool) -> Bounds | None:
+        """`read_bounds`, made by the first layer with or without a window that asks."""
+        key = *_sizes(q, keys), q.device, torch.is_inference_mode_enabled()
+        return self._bounds[windowed].of(key, mask, lambda: read_bounds(q, keys, mask))
 
     def __getstate__(self) -> dict[str, object]:
         """A copy begins empty: what is kept belongs to one process and to the call that is under way."""
@@ -169,3 +214,7 @@ class CallLayouts:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         CallLayouts.__init__(self)
+
+
+def _sizes(q: Tensor, keys: Tensor) -> tuple[int, int, int]:
+    return q.shape[0], q.shape[2], keys.shape[2]
