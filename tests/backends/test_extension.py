@@ -98,3 +98,14 @@ def test_table_requests_that_do_not_fit(positions, columns, axes, first, rows):
     """Positions, frequencies, axes and results that do not belong together are refused."""
     with pytest.raises((ValueError, RuntimeError)):
         compiled.kernels.tables(1, positions, columns, axes, first, torch.zeros(rows, 4), torch.zeros(rows, 4))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [(0, False, 7, (), False), (0, False, -2, (), False), (0, False, 0, (1, 2), False), (0, True, 0, (2, 2), False)],
+)
+def test_windows_and_blocks_that_do_not_fit(where):
+    """A window beyond the head, and blocks that are not the pairs or not half-split, reach no memory."""
+    x, table = torch.zeros(1, 2, 1, 10), torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="does not fit the tensors"):
+        compiled.kernels.rotate(where, False, 1.0, 1.0, 1, table, table, x, x.clone())
