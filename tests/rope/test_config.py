@@ -164,3 +164,14 @@ def test_axes_that_restart_have_their_own_ladders():
     own = rw.inverse_frequencies(config(axes=axes, axes_restart=True)).inv_freq
     torch.testing.assert_close(shared, torch.tensor([[1, 0.1, 0, 0], [0, 0, 0.01, 0.001]], dtype=torch.float64))
     torch.testing.assert_close(own, torch.tensor([[1, 0.01, 0, 0], [0, 0, 1, 0.01]], dtype=torch.float64))
+
+
+def test_a_later_field_is_printed_only_where_it_is_set() -> None:
+    """Digests of models, and so the ledgers of long runs, depend on what a rope prints."""
+    plain = RopeConfig(8, interleaved=False, axes=(2, 2))
+    assert repr(plain) == (
+        "RopeConfig(head_dim=8, interleaved=False, theta=10000.0, rotary_dim=8, scaling=None, "
+        "max_position_embeddings=None, axes=(2, 2), axes_restart=False)"
+    )
+    assert repr(RopeConfig(8, interleaved=False, axes=(2, 2), axis_blocks=True)).endswith("axis_blocks=True)")
+    assert "inv_freq=(1.0, 0.5)" in repr(RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.5)))

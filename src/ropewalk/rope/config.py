@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
@@ -15,9 +15,10 @@ from ropewalk.rope.scaling import Ladder, Scaling
 from ropewalk.rope.values import as_whole, is_number
 
 DEFAULT_THETA = 10_000.0
+_LATER = {"later": True}  # a field that is not printed at its default, so that digests of older ropes stay
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RopeConfig:
     """What is rotated by how much: every published variant is one of these.
 
@@ -54,8 +55,8 @@ class RopeConfig:
     max_position_embeddings: int | None = None
     axes: tuple[int, ...] | None = None
     axes_restart: bool = False
-    axis_blocks: bool = False
-    inv_freq: tuple[float, ...] | None = None
+    axis_blocks: bool = field(default=False, metadata=_LATER)
+    inv_freq: tuple[float, ...] | None = field(default=None, metadata=_LATER)
     trained: Trained | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +79,15 @@ class RopeConfig:
         self._check_scaling(rotary_dim)
         if self.inv_freq is not None:
             object.__setattr__(self, "inv_freq", self._explicit(self.inv_freq))
+
+    def __repr__(self) -> str:
+        shown = [one for one in fields(self) if one.repr]
+        values = {one.name: getattr(self, one.name) for one in shown if self._is_shown(one)}
+        return f"RopeConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+    def _is_shown(self, one: Field[Any]) -> bool:
+        """Every field but a later one at its default."""
+        return "later" not in one.metadata or getattr(self, one.name) != one.default
 
     def _check_numbers(self, rotary_dim: int) -> None:
         if self.head_dim < 2 or self.head_dim % 2:
