@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ropewalk.rotation.learned import LearnedFrequencies
     from ropewalk.rotation.qk_norm import qk_norm_rotate, rotate_store
     from ropewalk.rotation.rotate import rotate, rotate_qk
+    from ropewalk.verification.verify import verify
 
 __all__ = [
     "Attention",
@@ -77,6 +78,7 @@ __all__ = [
     "scaling",
     "stream",
     "text_positions",
+    "verify",
 ]
 
 _HOMES = {
@@ -117,6 +119,7 @@ _HOMES = {
     "scaling": "ropewalk.rope.scaling",
     "stream": "ropewalk.models.generate",
     "text_positions": "ropewalk.rope.tables",
+    "verify": "ropewalk.verification.verify",
 }
 """The module of each public name: what the imports above say to a type checker."""
 

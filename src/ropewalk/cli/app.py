@@ -21,6 +21,7 @@ COMMANDS = {
     "extend": "Extend a checkpoint's context: apply a method, tune it, or search its factors.",
     "report": "Make the doctor's report again from its record; runs no model.",
     "inspect": "Say what a rope config promises and which known traps it falls into; runs no model.",
+    "verify": "Find out which rotary embedding an engine really applies to a model.",
     "generate": "Continue a prompt, printing the text as it is produced.",
     "train": "Train a decoder language model from scratch.",
     "classify": "Train a text classifier, and label texts with it.",

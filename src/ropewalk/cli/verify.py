@@ -1,0 +1,102 @@
+"""`ropewalk verify`: which rotary embedding an engine really applies to a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ropewalk.cli.settings_options import TOKENS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ropewalk.verification.outcome import Verification
+
+SHOWN = 12  # rows of the table; --json has all
+
+
+def verify(
+    model: Annotated[str, typer.Argument(help='The checkpoint: a Hugging Face folder, a .gguf file, or "tiny".')],
+    engine: Annotated[
+        str,
+        typer.Option(help='A server\'s URL, or "transformers" or "llama.cpp", which are started with the checkpoint.'),
+    ],
+    expect: Annotated[
+        str | None,
+        typer.Option(help='What it should apply: "plain", "yarn:4", or a JSON block [default: what the config says].'),
+    ] = None,
+    up_to: Annotated[
+        int | None, TOKENS, typer.Option(help="The verdict speaks of prompts of so many tokens [default: trained, 4k].")
+    ] = None,
+    max_tokens: Annotated[int, TOKENS, typer.Option(help="The longest prompt that is sent.")] = 4096,
+    text: Annotated[Path | None, typer.Option(help="A UTF-8 file that prompts are taken from.")] = None,
+    served_name: Annotated[
+        str | None, typer.Option(help="The model's name on the server [default: the first that it lists].")
+    ] = None,
+    trained_length: Annotated[
+        int | None, TOKENS, typer.Option(help="Trained length in tokens, where the config does not say.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the misfit of each hypothesis into this .svg or .png.")
+    ] = None,
+) -> None:
+    """Find out which rotary embedding an engine really applies to a model.
+
+    A few prompts are sent for one token each; the log-probabilities are held against our own under each hypothesis.
+    The exit status is 0 as expected, 1 for anything else, 2 where it cannot be told. A key is read from OPENAI_API_KEY.
+    """
+    from rich.console import Console
+
+    from ropewalk.atomic_io import check_writable, write_json, write_whole
+    from ropewalk.figures.verification import figure_kind
+    from ropewalk.verification.verify import verify as run
+
+    if json_file is not None:
+        check_writable(json_file)
+    if figure is not None:
+        figure_kind(figure)
+        check_writable(figure)
+    found = run(
+        model,
+        engine,
+        expect=expect,
+        up_to=up_to,
+        max_tokens=max_tokens,
+        text=text,
+        served_name=served_name,
+        trained_length=trained_length,
+    )
+    document = json.loads(json.dumps(found.to_json()))
+    print_verification(Console(), found)
+    if json_file is not None:
+        write_json(json_file, document, indent=1)
+    if figure is not None:
+        from ropewalk.figures.style import render
+        from ropewalk.figures.verification import misfits
+
+        write_whole(figure, render(misfits(document), figure_kind(figure)))
+    raise typer.Exit(found.exit_status)
+
+
+def print_verification(console: Console, found: Verification) -> None:
+    """The verdict, the table of the hypotheses that fit best, and what it took."""
+    from rich.text import Text
+
+    from ropewalk.cli.tables import stacked
+
+    console.print(Text(f"{found.model} in {found.engine}: {found.outcome.sentence}", style="bold"))
+    rows = {}
+    for standing in [standing for standing in found.standings if standing.misfit is not None][:SHOWN]:
+        lean = "" if standing.lean is None else f"{standing.lean:+.2f} ±{standing.lean_half or 0.0:.2f}"
+        rows[standing.name] = [
+            f"{standing.misfit:.4f}", f"{standing.log_likelihood or 0.0:.1f}", lean, str(standing.questions)
+        ]  # fmt: skip
+    heads = [("misfit (nats)", ""), ("log-likelihood", ""), ("lean from the best", ""), ("prompts", "")]
+    for table in stacked(console, None, heads, rows, names="hypothesis") if rows else ():
+        console.print(table)
+    noise = "" if found.noise is None else f" Its error after a single token is {found.noise:.4f} nats."
+    console.print(Text(f"Tokens: {found.tokenisation}.{noise} {found.requests} requests, {found.seconds:.0f} s."))

@@ -1,0 +1,81 @@
+"""A server with OpenAI's paths on this machine, which answers from a model of ours or misbehaves."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from ropewalk.verification.ours import OurEngine
+
+Reply = tuple[int, Any]
+Handler = Callable[[str, dict[str, Any], dict[str, str]], Reply | None]
+"""From the path, the body and the headers to a status and its content; None leaves it to the model."""
+
+
+@contextmanager
+def serving(engine: OurEngine, handler: Handler | None = None, *, style: str = "llama.cpp") -> Iterator[str]:
+    """The address of a server for the time of a block; `style` is whose form of answers it has."""
+
+    class Requests(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply({})
+
+        def do_POST(self) -> None:
+            self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def reply(self, body: dict[str, Any]) -> None:
+            found = None if handler is None else handler(self.path, body, dict(self.headers))
+            status, content = found or answer(engine, self.path, body, style)
+            data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Requests)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Reply:
+    """What a sound server says."""
+    if path == "/v1/models":
+        return 200, {"data": [{"id": "the-model"}]}
+    if path == "/tokenize":
+        return (404, "no such path") if style == "sglang" else (200, {"tokens": engine.token_ids(body["content"])})
+    assert path == "/v1/completions"
+    assert body["max_tokens"] == 1
+    top = engine.ask(body["prompt"]).top
+    text = engine.reader.tokenizer.decode
+    if style == "llama.cpp":
+        listed = [{"id": token, "token": text([token]), "logprob": value} for token, value in top.items()]
+        given: dict[str, Any] = {"content": [{"top_logprobs": listed}]}
+    elif style == "vllm":
+        given = {"top_logprobs": [{f"token_id:{token}": value for token, value in top.items()}]}
+    else:
+        given = {"top_logprobs": [{text([token]): value for token, value in top.items()}]}
+    return 200, {"choices": [{"logprobs": given}], "usage": {"prompt_tokens": len(body["prompt"])}}
+
+
+def slow(seconds: float) -> Handler:
+    """A server that thinks for too long."""
+
+    def handler(path: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+        if path == "/v1/completions":
+            time.sleep(seconds)
+
+    return handler

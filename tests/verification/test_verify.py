@@ -1,0 +1,246 @@
+"""`rw.verify` on engines that do what they should, and on engines with one fault each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
+from ropewalk.verification.engine import NextTokens, TooLong
+from ropewalk.verification.expectation import expected_positions
+from ropewalk.verification.faults import ClampedPositions, RestartedPositions
+from ropewalk.verification.ours import OurEngine
+from tests.verification.fake_server import serving
+
+
+def under(model, *, rope=None, extension=None):
+    """The model as an engine with another rope (changes of its own) or extension."""
+    own = model.config.ropes[0]
+    changed = dataclasses.replace(own, **(rope or {}))
+    return OurEngine(model.with_positions(rope=changed, extension=extension))
+
+
+YARN = {"scaling": YaRN(4.0, 256)}
+CASES = {
+    "yarn 4": YARN,
+    "the other pairing": {"interleaved": True},
+    "pi 2": {"scaling": Linear(2.0)},
+    "theta 100000": {"theta": 1e5},
+    "theta 1000": {"theta": 1e3},
+}
+MORE = pytest.mark.thorough
+
+
+def test_as_expected(small):
+    """The same rope: all others are refuted, and the verdict says how far it reaches."""
+    found = rw.verify(small, OurEngine(small))
+    assert found.outcome.sentence == "As expected, for prompts of up to 256 tokens: plain RoPE, theta 10000."
+    assert found.exit_status == 0
+    assert max(question.tokens for question in found.questions) <= 256
+    assert found.requests == len(found.questions) + 5
+    best, second = found.standings[:2]
+    assert best.name == "as expected"
+    assert best.misfit < 1e-5 < 1e-3 < second.misfit
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[MORE] * (n > 1)) for n, name in enumerate(CASES)])
+def test_another_rope_is_named(small, name):
+    """One fault each, exit status 1."""
+    found = rw.verify(small, under(small, rope=CASES[name]))
+    assert found.outcome.kind == "other"
+    assert found.outcome.applied == (name,)
+    assert found.exit_status == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        ({}, "no scaling"),
+        ({"scaling": YaRN(4.0, 256, attention_factor=1.0)}, "no attention factor"),
+        pytest.param({"scaling": YaRN(4.0, 1024)}, "original_max_position_embeddings ignored", marks=MORE),
+        pytest.param({"scaling": YaRN(2.0, 256)}, "yarn 2", marks=MORE),
+    ],
+)
+def test_a_scaling_that_goes_wrong(small, fault, name):
+    """Expected YaRN 4, as a block of config.json would say it."""
+    block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    found = rw.verify(small, under(small, rope=fault), expect=json.dumps(block))
+    assert found.outcome.kind == "other"
+    assert name in found.outcome.applied
+    assert "instead of yarn, factor 4" in found.outcome.sentence
+
+
+def test_a_right_scaling(small):
+    """YaRN 4 where YaRN 4 is expected."""
+    assert rw.verify(small, under(small, rope=YARN), expect="yarn:4").outcome.kind == "as expected"
+
+
+def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small):
+    """Dynamic NTK equals plain within it: a verdict from shorter prompts would be worth nothing."""
+    dynamic = under(small, rope={"scaling": DynamicNTK(1.0)})
+    assert rw.verify(small, dynamic, expect="dynamic:4").outcome.kind == "as expected"
+    found = rw.verify(small, OurEngine(small), expect="dynamic:4")
+    assert found.outcome.kind == "other"
+    assert found.outcome.applied[0] == "no scaling"
+    assert max(question.tokens for question in found.questions) > 256
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (ClampedPositions(256), "positions held at 256"),
+        pytest.param(RestartedPositions(256), "positions begun again after 256", marks=MORE),
+    ],
+)
+def test_positions_that_end_at_a_length(small, rule, name):
+    """Found where prompts beyond it are asked for."""
+    found = rw.verify(small, under(small, extension=rule), up_to=400)
+    assert (found.outcome.kind, found.outcome.applied) == ("other", (name,))
+
+
+def test_not_told_apart_for_want_of_length(small):
+    """Positions held at 256 cannot be seen in prompts of 200 tokens: never "as expected"."""
+    found = rw.verify(small, OurEngine(small), up_to=400, max_tokens=200)
+    assert found.outcome.kind == "undecided"
+    assert found.exit_status == 2
+    assert "positions held at 256" in found.outcome.candidates
+    assert found.outcome.needs == 257
+    assert "needs prompts of 257 tokens" in str(found)
+
+
+@MORE
+def test_a_context_that_ends_first(small):
+    """The same where the engine's own context is short."""
+
+    class Short(OurEngine):
+        def ask(self, input_ids):
+            if len(input_ids) > 200:
+                raise TooLong("too long", cure="-")
+            return super().ask(input_ids)
+
+    found = rw.verify(small, Short(small), up_to=400)
+    assert found.outcome.kind == "undecided"
+
+
+class Noisy(OurEngine):
+    """An engine whose every log-probability is off by a normal number, as quantised ones are."""
+
+    def __init__(self, model, deviation):
+        super().__init__(model)
+        self.deviation, self.generator = deviation, torch.Generator().manual_seed(3)
+
+    def ask(self, input_ids):
+        top = super().ask(input_ids).top
+        noise = torch.randn(len(top), generator=self.generator) * self.deviation
+        return NextTokens({token: value + float(e) for (token, value), e in zip(top.items(), noise, strict=True)})
+
+
+def test_noise_is_estimated(small):
+    """At 0.1 nats plain is still told from all that differs by more; the noise is measured."""
+    found = rw.verify(small, Noisy(small, 0.1))
+    assert found.outcome.kind in ("as expected", "undecided")
+    assert found.outcome.applied[0] == "plain RoPE, theta 10000"
+    assert 0.04 < found.noise < 0.16
+
+
+@pytest.mark.parametrize("theta", [10_700.0, pytest.param(14_000.0, marks=MORE), pytest.param(27_000.0, marks=MORE)])
+def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta):
+    """A theta between those of the set: near to what is expected or not, it is none of these."""
+    found = rw.verify(small, under(small, rope={"theta": theta}))
+    assert found.outcome.kind == "none"
+    assert found.exit_status == 1
+
+
+def test_other_weights_are_none_of_these(small):
+    """An engine that serves another model."""
+    torch.manual_seed(1)
+    other = type(small)(small.config)
+    other.tokenizer = small.tokenizer
+    found = rw.verify(small, OurEngine(other.eval()))
+    assert found.outcome.kind == "none"
+    assert str(found).startswith("None of these explains the answers. After a single token")
+
+
+def test_another_tokenizer_is_said_first(small):
+    """No prompt is asked."""
+
+    class Shifted(OurEngine):
+        def token_ids(self, text):
+            return [token + 1 for token in super().token_ids(text)][1:]
+
+    found = rw.verify(small, Shifted(small))
+    assert (found.outcome.kind, found.exit_status, found.questions) == ("tokens", 1, ())
+    assert "tokens instead of" in found.outcome.sentence
+
+
+def test_an_engine_that_adds_a_token_is_refused(small):
+    """Its count of the prompt is not that of the ids sent."""
+
+    class Adds(OurEngine):
+        def ask(self, input_ids):
+            return dataclasses.replace(super().ask(input_ids), prompt_tokens=len(input_ids) + 1)
+
+    with pytest.raises(RopeError, match="another number of tokens"):
+        rw.verify(small, Adds(small))
+
+
+def test_over_http(small):
+    """The whole way through a server, by its URL."""
+    with serving(under(small, rope=YARN), style="vllm") as url:
+        found = rw.verify(small, url)
+    assert found.outcome.applied == ("yarn 4",)
+    assert found.tokenisation.startswith("the same")
+    document = json.loads(json.dumps(found.to_json()))
+    assert document["verdict"]["kind"] == "other"
+    assert document["requests"] == found.requests
+
+
+@MORE
+def test_sliding_layers_that_are_scaled(small):
+    """Scaling on full layers alone is expected; an engine puts it on all."""
+    scaled = dataclasses.replace(small.config.ropes[0], scaling=YaRN(4.0, 256))
+    plain = small.config.ropes[0]
+    config = dataclasses.replace(small.config, rope=(plain, scaled), sliding_window=(32, None))
+    model = type(small)(config)
+    model.load_state_dict(small.state_dict())
+    model.tokenizer = small.tokenizer
+    model.eval()
+    assert rw.verify(model, OurEngine(model), trained_length=256).outcome.kind == "as expected"
+    found = rw.verify(model, OurEngine(model.with_positions(rope=(scaled, scaled))), trained_length=256)
+    assert found.outcome.applied == ("scaling on all layers",)
+
+
+@pytest.mark.parametrize("expect", ["yarn:0.5", "yarn", "yarn:x", '{"rope_type": '])
+def test_expectations_that_are_none(expect):
+    """A message each."""
+    rope = RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256)
+    positions = rw.DecoderConfig(
+        vocab_size=8, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, rope=rope
+    ).positions
+    with pytest.raises(RopeError, match="verify: "):
+        expected_positions(positions, expect, 256)
+
+
+def test_unknown_engine(small):
+    """The names that there are."""
+    with pytest.raises(RopeError, match="unknown engine"):
+        rw.verify(small, "onnx")
+
+
+def test_an_engine_that_needs_another_checkpoint(tmp_path):
+    """llama.cpp reads files, transformers folders."""
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"")
+    from ropewalk.verification.llama_cpp import llama_cpp_server
+    from ropewalk.verification.transformers_engine import TransformersEngine
+
+    with pytest.raises(RopeError, match="started from a Hugging Face folder"):
+        TransformersEngine.load(file)
+    with pytest.raises(RopeError, match=r"started from a \.gguf file"):
+        llama_cpp_server(tmp_path, None).__enter__()
