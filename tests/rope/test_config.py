@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -168,10 +170,10 @@ def test_axes_that_restart_have_their_own_ladders():
 
 def test_a_later_field_is_printed_only_where_it_is_set() -> None:
     """Digests of models, and so the ledgers of long runs, depend on what a rope prints."""
-    plain = RopeConfig(8, interleaved=False, axes=(2, 2))
+    plain = rw.RopeConfig(8, interleaved=False, axes=(0, 0, 1, 1))
     assert repr(plain) == (
         "RopeConfig(head_dim=8, interleaved=False, theta=10000.0, rotary_dim=8, scaling=None, "
-        "max_position_embeddings=None, axes=(2, 2), axes_restart=False)"
+        "max_position_embeddings=None, axes=(0, 0, 1, 1), axes_restart=False)"
     )
-    assert repr(RopeConfig(8, interleaved=False, axes=(2, 2), axis_blocks=True)).endswith("axis_blocks=True)")
-    assert "inv_freq=(1.0, 0.5)" in repr(RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.5)))
+    assert repr(dataclasses.replace(plain, axis_blocks=True)).endswith("axes_restart=False, axis_blocks=True)")
+    assert repr(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.5))).endswith("inv_freq=(1.0, 0.5))")
