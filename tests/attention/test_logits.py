@@ -132,6 +132,7 @@ def test_a_bias_is_added_after_the_cap() -> None:
     assert (weights.sum(-1) < 1).all()
 
 
+@pytest.mark.traced
 def test_a_compiler_gets_the_mathematics() -> None:
     """The same numbers under torch.compile, without a graph break."""
     module, x = make(softcap=2.0, sinks=True), torch.randn(2, SEQ, HIDDEN, dtype=torch.float64)

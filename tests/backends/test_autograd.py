@@ -158,7 +158,7 @@ def test_versions(place):
         "none": ([], lambda: rw.rotate_qk(x, k, cos, sin, **options)),
         "norm": ([], lambda: rw.qk_norm_rotate(x, k, weight, weight, cos, sin, **options)),
     }  # fmt: skip
-    everything = [x, cos, sin, weight, base, view, out, k, *store]
+    everything = [x, cos, sin, weight, base, view, out, k, *(t for t in store if t is not None)]
     for what, (changed, call) in written.items():
         before = [t._version for t in everything]
         call()

@@ -81,6 +81,7 @@ def test_a_scaling_for_each_axis():
     assert axial(scaling=rules).unscaled() == axial()
 
 
+@pytest.mark.rejects  # its annotations say tuples: run-time checks would stop a list
 def test_frozen_hashable_and_compared_whole():
     """Lists become tuples, and every new field is part of the key: no memo confuses two of them."""
     given = rw.RopeConfig(8, interleaved=True, inv_freq=[1, 0.3, 0, -0.02])
@@ -158,6 +159,7 @@ def test_no_method_changes_given_frequencies():
             METHODS["pi"].rope(config, Reach(16, 64))
 
 
+@pytest.mark.traced
 def test_compiled_and_exported():
     """A compiler and an exporter take them like any other config, in one graph."""
     for config, positions in (

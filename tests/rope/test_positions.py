@@ -47,6 +47,7 @@ def test_each_sequence_as_it_is_alone():
         assert torch.equal(rope.rotate(x, position_ids=torch.arange(first, first + x.shape[1]))[0], found)
 
 
+@pytest.mark.traced
 def test_compiled_and_exported():
     """One graph serves other boundaries and offsets, and the sizes that change."""
     ends, offsets, x = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([7, 0]), torch.zeros(6, 1)

@@ -74,6 +74,7 @@ def test_derivatives(options):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_compiled_is_the_plain_expression(options):
     """One graph, the same numbers; and under vmap."""

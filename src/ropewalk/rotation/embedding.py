@@ -135,7 +135,7 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self,
         q: Float[Tensor, "*q_shape head_dim"],
-        k: Float[Tensor, "*k_shape head_dim"],
+        k: Float[Tensor, "*k_shape key_dim"],
         *,
         position_ids: Real[Tensor, "*positions"],
         seq_len: SeqLen = None,

@@ -78,7 +78,7 @@ def rotate(
 
 def rotate_qk(
     q: Float[Tensor, "*batch_seq_heads head_dim"],
-    k: Float[Tensor, "*batch_seq_kv_heads head_dim"],
+    k: Float[Tensor, "*batch_seq_kv_heads key_dim"],
     cos: Float[Tensor, "*rows pairs"],
     sin: Float[Tensor, "*rows pairs"],
     *,

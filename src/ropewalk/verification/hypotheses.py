@@ -14,7 +14,8 @@ from ropewalk.methods import METHODS, Reach
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.rope.scaling import ABF, DynamicNTK, LongRoPE, Scaling, Stacked, YaRN
+from ropewalk.rope.rules.block import TRAINED_KEY
+from ropewalk.rope.scaling import Scaling, Stacked
 from ropewalk.verification.faults import ClampedPositions, RestartedPositions
 
 FACTORS = (2.0, 4.0, 8.0)
@@ -152,7 +153,7 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
     yield from with_rule("the long factors at every length", lambda rope, rule: _one_list(rule, "long_factor"))
     yield from _some_layers(expected)
     for rope in scaled[:1]:
-        if isinstance(rope.scaling, DynamicNTK) and rope.original_length:
+        if _follows_length(rope.scaling) and rope.original_length:
             for times in (1.5, *FACTORS):
                 length = int(times * rope.original_length)
                 yield Hypothesis(f"dynamic scaling fixed at {length} tokens", _mapped(expected, _fixed_at(length)))
@@ -166,10 +167,12 @@ def _twice(rope: RopeConfig, rule: Scaling) -> Scaling | None:
 
 
 def _attention(rope: RopeConfig, rule: Scaling, power: int) -> Scaling | None:
-    if not isinstance(rule, YaRN | LongRoPE):
+    if not _states(rule, "attention_factor"):
         return None
     now = attention_factor_of(rope, _HORIZON)
-    return None if now == 1.0 else dataclasses.replace(rule, attention_factor=now**power)
+    if now == 1.0:
+        return None
+    return dataclasses.replace(rule, attention_factor=now**power)  # type: ignore[type-var]
 
 
 def _lengths(rope: RopeConfig) -> Iterator[tuple[str, float]]:
@@ -181,16 +184,27 @@ def _lengths(rope: RopeConfig) -> Iterator[tuple[str, float]]:
 
 
 def _original(rope: RopeConfig, rule: Scaling, times: float) -> Scaling | None:
-    if not hasattr(rule, "original_max_position_embeddings") or isinstance(rule, LongRoPE):
+    if not _states(rule, TRAINED_KEY) or _states(rule, "long_factor"):
         return None
-    length = max(1, round(rule.original_max_position_embeddings * times))
-    return dataclasses.replace(rule, original_max_position_embeddings=length)  # type: ignore[type-var]
+    length = max(1, round(getattr(rule, TRAINED_KEY) * times))
+    return dataclasses.replace(rule, **{TRAINED_KEY: length})  # type: ignore[type-var]
 
 
 def _one_list(rule: Scaling, name: str) -> Scaling | None:
-    if not isinstance(rule, LongRoPE):
+    if not _states(rule, "long_factor"):
         return None
-    return dataclasses.replace(rule, short_factor=getattr(rule, name), long_factor=getattr(rule, name))
+    one = getattr(rule, name)
+    return dataclasses.replace(rule, short_factor=one, long_factor=one)  # type: ignore[type-var]
+
+
+def _states(rule: Scaling, field: str) -> bool:
+    """Whether the rule has a field of this name."""
+    return field in (one.name for one in dataclasses.fields(rule))  # type: ignore[arg-type]
+
+
+def _follows_length(rule: Scaling | None) -> bool:
+    """Whether its frequencies change with every token more, as those of dynamic NTK do."""
+    return rule is not None and rule.needs_seq_len and rule.switch_length is None
 
 
 def _fixed_at(length: int) -> Callable[[RopeConfig], RopeConfig]:
@@ -251,7 +265,8 @@ def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
 def _theta(positions: Positions) -> str:
     """The theta that a method sets, in words: engines are started with the number."""
     rules = {rope.scaling for rope in positions.present_ropes}
-    return "".join(f" (theta {rule.theta:.0f})" for rule in rules if isinstance(rule, ABF) and len(rules) == 1)
+    thetas = [getattr(rule, "theta", None) for rule in rules]
+    return f" (theta {thetas[0]:.0f})" if len(thetas) == 1 and thetas[0] is not None else ""
 
 
 def _thetas(expected: Positions) -> Iterator[Hypothesis]:
