@@ -61,15 +61,31 @@ def test_the_quoted_answer_is_the_record():
 
 
 def test_the_quoted_table_is_the_record():
-    """Every number of the SmolLM2 table is the recorded one, rounded."""
-    record = json.loads((ROOT / "benchmarks/results/doctor-smollm2-135m.json").read_text())
-    measured = {method["name"]: [f"{loss:.2f}" for loss in method["loss_by_block"]] for method in record["methods"]}
-    rows = re.findall(r"^\| ([\w-]+)[^|]*\|((?: \d\.\d\d \|){8})$", README, re.MULTILINE)
-    quoted = {name: cells.replace("|", " ").split() for name, cells in rows}
-    assert quoted == measured
-    answer = record["recommendation"]
-    low, high = answer["over_crop_ci"]
-    assert f"{answer['over_crop']:+.3f} nats, 95 % interval [{low:+.3f}, {high:+.3f}]" in README
+    """Every number of the SmolLM2 table is the recorded one, rounded, and the verdict is the record's."""
+    record = json.loads((ROOT / "benchmarks/results/doctor-smollm2-135m-first.json").read_text())
+    differences = {one["method"]: one for one in record["verdict"]["evidence"] if one["against"] == "crop"}
+    for method in record["methods"]:
+        name = method["name"]
+        copied = [row["gain"] for row in record["use"] if (row["method"], row["test"]) == (name, "copy")
+                  and row["distance"] in (8864, 11456, 14816)]  # fmt: skip
+        found = [row for row in record["retrieval"] if (row["method"], row["length"]) == (name, 16384)]
+        halves = [row["found"] for row in found if row["depth"] is not None]
+        against = "" if name == "crop" else f"{differences[name]['difference']:+.3f} "
+        cells = [
+            f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}", against.strip(),
+            *(f"{gain:+.2f}" for gain in copied), str(sum(halves)), str(halves[0]),
+        ]  # fmt: skip
+        assert f"| {name} | {' | '.join(cells)} |".replace("|  |", "| |") in README
+    assert record["verdict"]["action"] == "extend"
+    assert record["verdict"]["method"] == "dca"
+    for test, distance in (("copy", 8864), ("exchange", 8192)):
+        of_dca = [row for row in record["use"] if (row["method"], row["test"]) == ("dca", test)]
+        [row] = [row for row in of_dca if row["distance"] == distance]
+        digits = 2 if test == "copy" else 3
+        low, high = row["interval"]
+        assert f"({row['gain']:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}])" in README
+    quoted = re.findall(r"[+-]\d\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\]", record["verdict"]["sentence"])
+    assert all(part in README for part in quoted[:2])
 
 
 def test_the_quoted_long_window_is_the_record():
@@ -154,25 +170,19 @@ def test_every_command_is_in_the_readme(name):
     assert re.search(rf"^\$ ropewalk {name}", README, re.MULTILINE)
 
 
-def test_the_quoted_forwards_of_transformers_are_the_record():
-    """Time and memory at 32,768 tokens, beside transformers' own forward; below the four gigabytes asked for."""
-    lines = (ROOT / "benchmarks/results/doctor_vs_transformers.jsonl").read_text().splitlines()
-    records = [record for record in map(json.loads, lines) if record["dtype"] == "float32"]
-    (found,) = [record for record in records if record["tokens"] == 32_768 and record["device"].endswith("cores")]
-    ours, theirs = (found["peak_rss_bytes"][name] for name in ("ropewalk", "transformers"))
-    time, memory = (found[f"{what}_of_theirs"]["transformers"] for what in ("time", "memory"))
-    said = f"on one of 32,768 tokens {time:.2f} of its time and {memory:.2f} of its memory, {ours / 1e9:.1f} GB against"
-    assert f"{said} {theirs / 1e9:.1f}" in " ".join(README.split())
-    assert ours < 4e9
-
-
-def test_the_quoted_pass_keys_are_the_record():
-    """How many of five each method finds beyond the trained length."""
-    found = json.loads((ROOT / "benchmarks/results/retrieval-smollm2-135m.json").read_text())["retrieval"]["means"]
-    correct = {row["method"]: (row["correct"], row["n"]) for row in found if row["length"] == 12_288}
-    assert correct == {"plain": (4, 5), "yarn": (5, 5), "dca": (5, 5), "crop": (3, 5)}
-    sentence = (
-        "of five pass keys in 12,288 tokens, each distinguished from seven others by its log-probability, YaRN and "
-        "dual chunk attention find 5, plain 4 and `crop` 3"
-    )
-    assert sentence in " ".join(README.split())
+def test_the_quoted_forwards_are_the_record():
+    """Seconds, ratios and the share of a matrix product's rate at 16,384 tokens: the last such line of the record."""
+    lines = map(json.loads, (ROOT / "benchmarks/results/forward.jsonl").read_text().splitlines())
+    record = [line for line in lines if line["tokens"] == 16_384][-1]
+    ours = "ropewalk bfloat16"
+    ratios = {(one["of"], one["over"]): one["ratio"] for one in record["ratios"]}
+    readme = " ".join(README.split())
+    for said in (
+        f"takes {record['median_seconds'][ours]:.0f} s in bfloat16 on two cores",
+        f"{ratios[ours, 'transformers bfloat16']:.2f} of the time of transformers' own forward in bfloat16",
+        f"{ratios[ours, 'transformers float32']:.2f} of the one in float32",
+        f"{ratios[ours, 'llama.cpp Q4_1']:.2f} of llama.cpp's on its 4-bit weights",
+        f"{record['share_of_matrix_product'][ours]:.2f} of the rate of a large matrix product",
+    ):
+        assert said in readme
+    assert all(ratios[f"{name} bfloat16", ours] <= 1.0 for name in ("dca", "self-extend", "rerope"))
