@@ -66,7 +66,7 @@ def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
 def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
     """The shortest prompt in tokens, up to a border of either, for which the two are not the same; None: there is none.
 
-    >>> from ropewalk.rope.scaling import Linear
+    >>> from ropewalk.rope.scaling import DynamicNTK
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
     >>> ropes = rope, dataclasses.replace(rope, scaling=DynamicNTK(2.0))
     >>> first_difference(*(Hypothesis("", Positions((rope,), (None,), (None,))) for rope in ropes))
