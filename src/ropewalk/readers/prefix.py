@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ropewalk.attention.branches import Branches
 from ropewalk.attention.cache import KVCache
-from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import only_hidden
 from ropewalk.models.precision import to_float64
 from ropewalk.readers.head import all_log_probs, logit_slices
 from ropewalk.readers.reader import Advance, QuestionIds
+from ropewalk.readers.requests import check_questions, check_read
 
 ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
 
@@ -40,12 +40,7 @@ class DecoderPrefix:
     @torch.inference_mode()
     def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
         """Put more tokens at the end, at least one."""
-        if not len(input_ids):
-            raise RopeError(
-                "prefix: there are no tokens to read.",
-                facts={"input_ids": list(input_ids), "tokens so far": self._tokens},
-                cure="Begin with the tokenizer's bos where there is no text.",
-            )
+        check_read(input_ids, self._tokens)
         ids = torch.tensor(list(input_ids), device=self.cache.device)
         for start in range(0, len(ids), self.chunk):
             part, ends = ids[start : start + self.chunk], start + self.chunk >= len(ids)
@@ -66,13 +61,7 @@ class DecoderPrefix:
         The tokens of all questions go through the model as branches of one row, 256 at a time: what continuations begin
         with alike is read once, and the prefix is neither copied nor changed.
         """
-        for question, continuations in questions:
-            if not all(len(continuation) for continuation in continuations):
-                raise RopeError(
-                    "prefix: an empty continuation has no probability.",
-                    facts={"question": list(question), "tokens of each": list(map(len, continuations))},
-                    cure="Give at least one token each.",
-                )
+        check_questions(questions)
         trees = [_Tree(question, continuations) for question, continuations in questions]
         found: list[list[float]] = []
         for first, last in _together([len(tree.tokens) for tree in trees], ASK_TOKENS):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ropewalk.errors import RopeError
+from ropewalk.readers.reader import QuestionIds
 
 
 def check_window(input_ids: Tensor, first: int, chunk: int) -> None:
@@ -33,4 +34,25 @@ def check_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch: int
                 "continuation_log_probs: nothing comes before the first token, and an empty text has no probability.",
                 facts={"pair": index, "context tokens": len(context), "continuation tokens": len(continuation)},
                 cure="Begin with the tokenizer's bos where there is no context.",
+            )
+
+
+def check_read(input_ids: Sequence[int], tokens: int) -> None:
+    """Raise `RopeError` where a prefix of so many tokens is to read none."""
+    if not len(input_ids):
+        raise RopeError(
+            "prefix: there are no tokens to read.",
+            facts={"input_ids": list(input_ids), "tokens so far": tokens},
+            cure="Begin with the tokenizer's bos where there is no text.",
+        )
+
+
+def check_questions(questions: Sequence[QuestionIds]) -> None:
+    """Raise `RopeError` for an empty continuation of a question."""
+    for question, continuations in questions:
+        if not all(len(continuation) for continuation in continuations):
+            raise RopeError(
+                "prefix: an empty continuation has no probability.",
+                facts={"question": list(question), "tokens of each": list(map(len, continuations))},
+                cure="Give at least one token each.",
             )

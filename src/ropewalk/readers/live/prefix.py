@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
 from ropewalk.models.precision import to_float64
 from ropewalk.readers.live.cache import copied, taken_back
 from ropewalk.readers.live.model import LiveModel
 from ropewalk.readers.reader import Advance, QuestionIds
+from ropewalk.readers.requests import check_questions, check_read
 
 
 class LivePrefix:
@@ -39,12 +39,7 @@ class LivePrefix:
     @torch.inference_mode()
     def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
         """Put more tokens at the end, at least one."""
-        if not len(input_ids):
-            raise RopeError(
-                "prefix: there are no tokens to read.",
-                facts={"input_ids": list(input_ids), "tokens so far": self._tokens},
-                cure="Begin with the tokenizer's bos where there is no text.",
-            )
+        check_read(input_ids, self._tokens)
         last = torch.empty(0)
         for start in range(0, len(input_ids), self.chunk):
             part = list(input_ids[start : start + self.chunk])
@@ -64,13 +59,7 @@ class LivePrefix:
 
         Questions are read one after the other and taken back: the prefix is neither copied nor changed.
         """
-        for question, continuations in questions:
-            if not all(len(continuation) for continuation in continuations):
-                raise RopeError(
-                    "prefix: an empty continuation has no probability.",
-                    facts={"question": list(question), "tokens of each": list(map(len, continuations))},
-                    cure="Give at least one token each.",
-                )
+        check_questions(questions)
         return [self._answers(list(question), continuations) for question, continuations in questions]
 
     def _answers(self, question: list[int], continuations: Sequence[Sequence[int]]) -> list[float]:
