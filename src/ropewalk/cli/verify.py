@@ -95,7 +95,7 @@ def print_verification(console: Console, found: Verification) -> None:
         rows[standing.name] = [
             f"{standing.misfit:.4f}", f"{standing.log_likelihood or 0.0:.1f}", lean, str(standing.questions)
         ]  # fmt: skip
-    heads = [("misfit (nats)", ""), ("log-likelihood", ""), ("lean from the best", ""), ("prompts", "")]
+    heads = [("misfit (nats)", ""), ("log-likelihood", ""), ("lean", ""), ("prompts", "")]
     for table in stacked(console, None, heads, rows, names="hypothesis") if rows else ():
         console.print(table)
     noise = "" if found.noise is None else f" Its error after a single token is {found.noise:.4f} nats."
