@@ -11,7 +11,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 import ropewalk as rw
-from ropewalk import encodings, scaling
+from ropewalk import distributed, encodings, scaling
 from ropewalk.attention.extensions import Extension
 from ropewalk.methods import METHODS
 
@@ -67,6 +67,12 @@ def reference() -> str:
     parts += [_entry("rw", name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))]
     parts += ["## ropewalk.scaling"]
     parts += [_entry("rw.scaling", name, getattr(scaling, name)) for name in classes]
+    parts += ["## ropewalk.distributed"]
+    parts += [
+        _entry("rw.distributed", name, thing)
+        for name in distributed.__all__
+        if callable(thing := getattr(distributed, name))
+    ]
     parts += ["## ropewalk.encodings"]
     parts += [_entry("rw.encodings", kind.__name__, kind) for kind in encodings.ENCODINGS.values()]
     parts += ["## ropewalk.attention.extensions"]

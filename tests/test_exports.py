@@ -17,7 +17,7 @@ PROMISED = {
     "apply_rotary_pos_emb", "RopeConfig", "scaling", "inverse_frequencies", "RotaryEmbedding", "rotate", "rotate_qk",
     "explain_backends", "freqs_cis", "apply_rotary_complex", "convert_pairing", "text_positions", "KVCache",
     "Attention", "Decoder", "TextClassifier", "load", "RopeError", "positions_from", "page_slots", "rotate_store",
-    "mrope_positions", "grid_positions",
+    "mrope_positions", "grid_positions", "distributed",
 }  # fmt: skip
 
 
@@ -37,7 +37,14 @@ def test_all_is_literal_sorted_and_true():
     assert set(names) >= PROMISED
 
 
-LAZY = ["ropewalk", "ropewalk.comparison", "ropewalk.extend", "ropewalk.training", "ropewalk.training.classification"]
+LAZY = [
+    "ropewalk",
+    "ropewalk.comparison",
+    "ropewalk.distributed",
+    "ropewalk.extend",
+    "ropewalk.training",
+    "ropewalk.training.classification",
+]
 """The packages that import their names when they are used."""
 
 
@@ -66,7 +73,7 @@ def test_the_run_and_the_type_checker_see_the_same_names(name):
 def test_no_public_name_is_shadowed_by_a_module():
     """Importing `ropewalk.x` sets the attribute `x`: no file of the package may bear the name of something else."""
     modules = {path.stem for path in Path(ropewalk.__file__).parent.iterdir()}
-    assert modules & set(literal_all()) <= {"encodings", "scaling"}
+    assert modules & set(literal_all()) <= {"distributed", "encodings", "scaling"}
     assert ropewalk.encodings is sys.modules["ropewalk.encodings"]
     assert ropewalk.scaling is sys.modules["ropewalk.rope.scaling"]
 
@@ -119,7 +126,7 @@ def test_a_first_use_inside_a_compiled_function_does_not_break_the_graph():
 def test_every_public_name_is_documented():
     """Each exported function and class has a docstring with an example."""
     bare = [name for name in literal_all() if ">>>" not in _documentation(getattr(ropewalk, name))]
-    assert set(bare) <= {"encodings", "scaling", "Frequencies"}
+    assert set(bare) <= {"distributed", "encodings", "scaling", "Frequencies"}
 
 
 def _documentation(value: object) -> str:

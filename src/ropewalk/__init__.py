@@ -11,7 +11,7 @@ from ropewalk.lazy import lazy_names
 from ropewalk.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ropewalk import encodings
+    from ropewalk import distributed, encodings
     from ropewalk.attachment.handle import attach, attached
     from ropewalk.attention.attention import Attention
     from ropewalk.attention.cache import KVCache
@@ -59,6 +59,7 @@ __all__ = [
     "attached",
     "axes_from_sections",
     "convert_pairing",
+    "distributed",
     "doctor",
     "encodings",
     "explain_backends",
@@ -100,6 +101,7 @@ _HOMES = {
     "attached": "ropewalk.attachment.handle",
     "axes_from_sections": "ropewalk.rope.axes",
     "convert_pairing": "ropewalk.rope.pairing",
+    "distributed": "ropewalk.distributed",
     "doctor": "ropewalk.diagnosis.doctor",
     "encodings": "ropewalk.encodings",
     "explain_backends": "ropewalk.backends",
@@ -124,7 +126,7 @@ _HOMES = {
 """The module of each public name: what the imports above say to a type checker."""
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _HOMES, modules=("encodings", "scaling"))
+    __getattr__ = lazy_names(__name__, _HOMES, modules=("distributed", "encodings", "scaling"))
 
 
 def __dir__() -> list[str]:

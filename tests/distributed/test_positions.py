@@ -1,0 +1,101 @@
+"""Positions of each rank against definitions that were written anew, torch's own balancer, and the union of ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.distributed import LAYOUTS, positions_for_rank
+
+CP = [1, 2, 4, 8, 64]
+
+
+def by_definition(layout: str, tokens: int, rank: int, cp: int, ulysses: int) -> list[int]:
+    """The tokens of a rank, found by asking of every token whose it is."""
+    ring, own = cp // ulysses, []
+    for token in range(tokens):
+        if layout in ("contiguous", "llama3"):
+            owner = token // (tokens // cp)
+        elif layout == "striped":
+            owner = token % cp
+        else:
+            part = token // (tokens // (2 * ring))
+            ring_rank = min(part, 2 * ring - 1 - part)
+            of_ring = token % (tokens // (2 * ring)) + (tokens // (2 * ring) if part >= ring else 0)
+            owner = ring_rank * ulysses + of_ring // (tokens // cp)
+        if owner == rank:
+            own.append(token)
+    return own
+
+
+CASES = [(layout, cp, 1) for layout in LAYOUTS for cp in CP]
+CASES += [("zigzag-ulysses", cp, ulysses) for cp in CP for ulysses in (2, 4, 8) if cp % ulysses == 0]
+
+
+@pytest.mark.parametrize(("layout", "cp", "ulysses"), CASES)
+def test_each_rank_and_their_union(layout, cp, ulysses):
+    """Every rank has what the definition says, and all ranks together every token once."""
+    tokens = 2 * cp * 3
+    ranks = [positions_for_rank(layout, tokens, rank=rank, cp=cp, ulysses=ulysses) for rank in range(cp)]
+    assert all(found.dtype == torch.int64 and found.shape == (tokens // cp,) for found in ranks)
+    assert [found.tolist() for found in ranks] == [by_definition(layout, tokens, r, cp, ulysses) for r in range(cp)]
+    assert torch.equal(torch.cat(ranks).sort().values, torch.arange(tokens))
+
+
+@pytest.mark.parametrize("cp", CP)
+def test_head_tail_is_torchs(cp):
+    """The balancer of torch's own context parallelism deals out the same tokens, in the same order."""
+    module = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._load_balancer")
+    tokens = 2 * cp * 5
+    indices = module._HeadTailLoadBalancer(tokens, cp, "cpu")._generate_indices()[0]
+    ours = [positions_for_rank("head-tail", tokens, rank=rank, cp=cp) for rank in range(cp)]
+    assert torch.equal(torch.cat(ours), indices)
+
+
+@pytest.mark.parametrize("cp", CP)
+def test_llama3_positions_begin_again_in_each_document(cp):
+    """The ranks one after the other give the packed documents' positions, whichever documents a cut goes through."""
+    lengths = [cp * 3 - 1, 1, cp * 2, cp * 3]
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    tokens = sum(lengths)
+    ranks = [positions_for_rank("llama3", tokens, rank=rank, cp=cp, cu_seqlens=ends) for rank in range(cp)]
+    assert torch.cat(ranks).tolist() == [position for length in lengths for position in range(length)]
+
+
+def test_rotated_shards_are_the_whole_rotated():
+    """Queries turned on their ranks by these positions are those of one process; by local positions they are not."""
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False))
+    x = torch.randn(1, 16, 2, 8)
+    whole = rope.rotate(x, position_ids=torch.arange(16))
+    for layout in LAYOUTS:
+        own = positions_for_rank(layout, 16, rank=1, cp=2)
+        assert torch.equal(rope.rotate(x[:, own], position_ids=own), whole[:, own])
+        assert not torch.allclose(rope.rotate(x[:, own], position_ids=torch.arange(8)), whole[:, own], atol=1e-2)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        ({"layout": "spiral"}, "no such layout"),
+        ({"layout": "head-tail", "tokens": 6}, "4 equal parts"),
+        ({"layout": "contiguous", "tokens": 7}, "2 equal parts"),
+        ({"rank": 2}, "one of 0 .. cp - 1"),
+        ({"rank": -1}, "one of 0 .. cp - 1"),
+        ({"tokens": 0}, "at least 1"),
+        ({"ulysses": 2}, "no Ulysses groups"),
+        ({"layout": "zigzag-ulysses", "ulysses": 3}, "must divide"),
+        ({"cu_seqlens": torch.tensor([0, 8])}, "whatever documents"),
+    ],
+)
+def test_refusals(call, rule):
+    """What cannot be dealt out equally, or would be ignored, is refused."""
+    given = {"layout": "striped", "tokens": 8, "rank": 0, "cp": 2, **call}
+    with pytest.raises(rw.RopeError, match=rule):
+        positions_for_rank(given.pop("layout"), given.pop("tokens"), **given)
+
+
+def test_the_public_door():
+    """`rw.distributed` is there without an import of its own."""
+    assert rw.distributed.positions_for_rank("striped", 6, rank=2, cp=3).tolist() == [2, 5]
