@@ -25,6 +25,7 @@ from ropewalk.attention.forward_inputs import ForwardInputs, masked_bias
 from ropewalk.attention.logits import LogitRules
 from ropewalk.attention.masks import Visibility
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.attention.projections import projected
 from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
 from ropewalk.attention.tables import SeqLen
 from ropewalk.backends import choose
@@ -290,7 +291,8 @@ class Attention(nn.Module):
         self, x: Tensor, inputs: ForwardInputs, layer: int, bias: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         # under tensor parallelism a process computes its own heads alone
-        q, k, v = (_split_heads(proj(x), self.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        parts = projected(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (_split_heads(part, self.head_dim) for part in parts)
         if k.shape[2] != self.num_key_value_heads:
             self._keep_local_heads(k.shape[2], inputs.cache)
         q, keys, values = self._turn(q, k, v, inputs, layer)
@@ -374,7 +376,7 @@ class Attention(nn.Module):
     def _projected(self, out: Tensor) -> Tensor:
         """`[batch, heads, seq, head_dim]` to `[batch, seq, hidden]`."""
         batch, heads, seq, head_dim = out.shape
-        out = self.o_proj(out.transpose(1, 2).reshape(batch, seq, heads * head_dim))
+        (out,) = projected(out.transpose(1, 2).reshape(batch, seq, heads * head_dim), self.o_proj)
         return F.dropout(out, self.residual_dropout) if self.training and self.residual_dropout else out
 
     def _turn(

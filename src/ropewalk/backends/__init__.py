@@ -1,4 +1,4 @@
-"""The only place that chooses how rotations and attention are computed: of each list the first that can."""
+"""The only place that chooses how rotations, attention and linear layers are computed: of a list the first that can."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ropewalk.backends import cpu, cpu_attention, reference, reference_attention, triton
+from ropewalk.backends import (
+    cpu,
+    cpu_attention,
+    cpu_linear,
+    reference,
+    reference_attention,
+    reference_linear,
+    triton,
+)
 from ropewalk.backends.attention_request import AttentionBackend
-from ropewalk.backends.request import Backend
+from ropewalk.backends.request import Backend, LinearBackend
 from ropewalk.eager import PLAIN
 from ropewalk.errors import RopeError, describe
 
@@ -20,6 +28,8 @@ ATTENTION: tuple[AttentionBackend, ...] = (
     cast(AttentionBackend, cpu_attention),
     cast(AttentionBackend, reference_attention),
 )
+
+LINEAR: tuple[LinearBackend, ...] = (cast(LinearBackend, cpu_linear), cast(LinearBackend, reference_linear))
 
 
 def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
@@ -60,6 +70,22 @@ def choose_attention(
             _refuse("attend", backend, module.reasons_not_to_attend(q, k, v, sinks), q)
             return module
     raise _unknown("attend", backend, ATTENTION)
+
+
+def choose_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearBackend:
+    """The backend for linear layers of these weights `[outputs, features]` on `x`: the first that can take them."""
+    return next(module for module in LINEAR if not module.reasons_not_to_multiply(x, weights, biases))
+
+
+def explain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
+    """Which backend would multiply `x` `[..., features]` by a linear layer's weight, and why each other would not.
+
+    >>> import torch
+    >>> print(explain_linear(torch.zeros(1, 64, 8), torch.zeros(2, 8)).splitlines()[-1])
+    reference: runs
+    """
+    reasons = {module.name: module.reasons_not_to_multiply(x, [weight], [bias]) for module in LINEAR}
+    return "\n".join([describe(x), *_verdicts(reasons)])
 
 
 def _refuse(where: str, backend: str, reasons: list[str], x: Tensor) -> None:

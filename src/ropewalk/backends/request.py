@@ -132,6 +132,22 @@ class KernelBackend(Backend, Protocol):
         """Gradients of q and k in their dtype, and of both weights in float32 (float64 for float64 q)."""
 
 
+@runtime_checkable
+class LinearBackend(Protocol):
+    """One way to multiply by the weights of linear layers."""
+
+    name: str
+    kernels: bool  # written by hand: without autograd
+
+    def reasons_not_to_multiply(
+        self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    ) -> list[str]:
+        """Why `x` cannot be multiplied by these here and now; empty if it can."""
+
+    def multiply(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+        """`x` `[..., features]` times each weight `[outputs, features]`, transposed, plus its bias `[outputs]`."""
+
+
 def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
     """Strides of batch, token, head and feature of a tensor in `layout`, in elements."""
     strides = x.stride()

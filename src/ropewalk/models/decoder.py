@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
@@ -18,6 +17,7 @@ from ropewalk.attention.checks import check_unrotated
 from ropewalk.attention.extensions import Extension
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.norm import RMSNorm, residual_stream
+from ropewalk.attention.projections import multiplied
 from ropewalk.attention.static_cache import StaticCache
 from ropewalk.attention.tables import SeqLen
 from ropewalk.encodings import Encoding, EncodingConfig, Sizes
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
             if self.lm_head is not None:
                 return self.lm_head(hidden) if head_fn is None else self.lm_head(hidden, head_fn)  # type: ignore[no-any-return]
             weight = self.embed_tokens.weight
-            return F.linear(hidden, weight) if head_fn is None else head_fn(hidden, weight)
+            return multiplied(hidden, weight) if head_fn is None else head_fn(hidden, weight)
 
     def hidden_states(
         self,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.projections import multiplied
 from ropewalk.attention.tables import SeqLen
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
@@ -237,7 +237,7 @@ def _at_ends(hidden: Tensor, weight: Tensor, *, ends: Tensor, before: Tensor | N
     last = hidden[torch.arange(len(hidden), device=hidden.device), ends.clamp(0, seq - 1)]
     if before is not None:
         last = torch.where(((ends >= 0) & (ends < seq))[:, None], last, before)
-    return F.linear(last, weight) if logits else last
+    return multiplied(last, weight) if logits else last
 
 
 def _is_compiled(model: Decoder) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.norm import LayerNorm, RMSNorm
+from ropewalk.attention.projections import multiplied, projected
 from ropewalk.encodings import Encoding
 from ropewalk.errors import RopeError
 
@@ -49,13 +50,14 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., hidden]` to the same."""
-        up = self.up_proj(x)
         if self.gate_proj is not None:
-            gate = F.silu(self.gate_proj(x))
-            return self.down_proj(gate * up)  # type: ignore[no-any-return]
-        if self.hidden_act == "relu":
-            return self.down_proj(F.relu(up))  # type: ignore[no-any-return]
-        return self.down_proj(F.gelu(up, approximate="tanh" if self.hidden_act == "gelu_tanh" else "none"))  # type: ignore[no-any-return]
+            up, gate = projected(x, self.up_proj, self.gate_proj)
+            inner = F.silu(gate) * up
+        else:
+            (up,) = projected(x, self.up_proj)
+            tanh = "tanh" if self.hidden_act == "gelu_tanh" else "none"
+            inner = F.relu(up) if self.hidden_act == "relu" else F.gelu(up, approximate=tanh)
+        return projected(inner, self.down_proj)[0]
 
 
 class Head(nn.Linear):
@@ -63,7 +65,7 @@ class Head(nn.Linear):
 
     def forward(self, hidden: Tensor, head_fn: HeadFunction[ResultT] | None = None) -> Tensor | ResultT:
         """`[..., hidden]` to logits `[..., vocab]`, or to what `head_fn` makes of it and the weight."""
-        return super().forward(hidden) if head_fn is None else head_fn(hidden, self.weight)
+        return multiplied(hidden, self.weight, self.bias) if head_fn is None else head_fn(hidden, self.weight)
 
 
 def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 #include "simd_avx2.h"
 
 #include "attention_kernels.h"
+#include "linear_kernels.h"
 
 const ropewalk::Kernels& ropewalk::avx2_kernels() {
     static constexpr Kernels kernels{"avx2", rotate, norm_backward, tables, attend_bytes, attend, attend_back_bytes,
-                                     attend_back};
+                                     attend_back, linear};
     return kernels;
 }

@@ -1,9 +1,10 @@
 #include "simd_avx512.h"
 
 #include "attention_kernels.h"
+#include "linear_kernels.h"
 
 const ropewalk::Kernels& ropewalk::avx512_kernels() {
     static constexpr Kernels kernels{"avx512", rotate, norm_backward, tables, attend_bytes, attend, attend_back_bytes,
-                                     attend_back};
+                                     attend_back, linear};
     return kernels;
 }

@@ -1,9 +1,10 @@
 #include "simd_portable.h"
 
 #include "attention_kernels.h"
+#include "linear_kernels.h"
 
 const ropewalk::Kernels& ropewalk::portable_kernels() {
     static constexpr Kernels kernels{"portable", rotate, norm_backward, tables, attend_bytes, attend, attend_back_bytes,
-                                     attend_back};
+                                     attend_back, linear};
     return kernels;
 }

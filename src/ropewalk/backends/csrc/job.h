@@ -71,8 +71,10 @@ constexpr int64_t token_block = 16;
 
 struct Attention;  // attention.h
 struct AttentionBackward;
+struct Linear;  // linear.h
 
-// One instruction set's kernels. Units are blocks of tokens (rotations) or rows (tables), begin <= unit < end.
+// One instruction set's kernels. Units are blocks of tokens (rotations), rows (tables) or
+// outputs of all matrices (linear), begin <= unit < end.
 struct Kernels {
     const char* name;
     void (*rotate)(const Rotation&, int64_t begin, int64_t end);
@@ -84,6 +86,7 @@ struct Kernels {
     void (*attend)(const Attention&, int64_t number, char* memory);
     int64_t (*attend_back_bytes)(const AttentionBackward&);
     void (*attend_back)(const AttentionBackward&, int64_t number, char* memory);
+    void (*linear)(const Linear&, int64_t begin, int64_t end);
 };
 
 // Of the instruction set that is in use.

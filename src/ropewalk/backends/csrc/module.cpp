@@ -200,21 +200,6 @@ int64_t bytes_of(const Rotation& job) {
     return job.batch * job.tokens * heads * job.head_dim * item_size(job.dtype);
 }
 
-// A second thread costs some microseconds, in which one core moves about this much.
-constexpr int64_t bytes_per_thread = int64_t{128} << 10;
-
-int threads_for(int64_t bytes, int threads) {
-    return static_cast<int>(std::min<int64_t>(threads, 1 + bytes / bytes_per_thread));
-}
-
-// Runs without the GIL, unless letting it go would take longer than the work.
-template <typename Work>
-void unlocked(int64_t bytes, const Work& work) {
-    if (bytes < bytes_per_thread) return work();
-    nb::gil_scoped_release release;
-    work();
-}
-
 void run(Rotation& job, int threads) {
     const int64_t bytes = bytes_of(job);
     if (bytes == 0) return;
@@ -422,6 +407,7 @@ NB_MODULE(_kernels, module) {
     module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
                nb::arg());
     define_attention(module);
+    define_linear(module);
     module.def("use_huge_pages", &huge_pages);
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", &instruction_set);
