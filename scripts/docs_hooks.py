@@ -18,37 +18,29 @@ from ropewalk.methods import METHODS
 PLACE = "<!-- every public name -->"
 METHODS_PLACE = "<!-- every method --> *The table of methods stands here in the built site (`make docs`).*"
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-RECORDED = {"figures/doctor.png": "doctor-smollm2-135m.png", "figures/classify.png": "classify-banking77.png"}
-WITH_RECORDS = runpy.run_path(str(Path(__file__).with_name("docs_outputs.py")))["with_records"]
-OF_RECORDS = ("classify", "comparison", "convergence")  # drawn once there is something to draw
-PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(\.\./(figures/(\w+)\.png)\)\]\([^)]*\)$", re.MULTILINE)
+SCRIPTS = Path(__file__).parent
+WITH_RECORDS = runpy.run_path(str(SCRIPTS / "docs_outputs.py"))["with_records"]
+WITH_TABLES = runpy.run_path(str(SCRIPTS / "docs_records.py"))["with_tables"]
+WITH_COMMANDS = runpy.run_path(str(SCRIPTS / "docs_commands.py"))["with_commands"]
+RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the figures of `benchmarks/results` that pages show."""
-    for place, name in RECORDED.items():
-        if (RESULTS / name).exists():
-            files.append(File.generated(config, place, abs_src_path=str(RESULTS / name)))
+    """Add the records and their figures, which pages link and show, as results/NAME."""
+    for path in sorted(RESULTS.iterdir()):
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files
 
 
-def on_page_markdown(markdown: str, *, files: Any, **_: Any) -> str:
-    """Put in the reference and what records say; say where a record's figure is not there yet."""
-
-    def shown(found: re.Match[str]) -> str:
-        if found[3] not in OF_RECORDS or files.get_file_from_path(found[2]) is not None:
-            return found[0]
-        return f"*Not here yet: {found[1][0].lower()}{found[1][1:]}. Its record has not been made.*"
-
-    for place, name in RECORDED.items():  # a clone's pages show the record's own figure
-        if (RESULTS / name).exists():
-            markdown = markdown.replace(f"../../benchmarks/results/{name}", f"../{place}")
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put in the reference, the commands and what records say; a clone's links to records become the site's."""
     if "<!-- needs:" in markdown:
         markdown = WITH_RECORDS(markdown)
+    markdown = WITH_COMMANDS(WITH_TABLES(markdown))
     for place, make in ((PLACE, reference), (METHODS_PLACE, method_table)):
         if place in markdown:
             markdown = markdown.replace(place, make())
-    return PICTURE.sub(shown, markdown)
+    return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
 
 
 def method_table() -> str:

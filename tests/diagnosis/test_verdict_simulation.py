@@ -100,7 +100,7 @@ def test_the_documentation_has_the_records_numbers(windows: int) -> None:
     names = ("a method 0.1 below crop", "the best method 0.1 above crop", "plain 0.1 below crop")
     rights = " | ".join(f"{100 * record['actions']['tiny'][name][n]['right']:.0f} %" for name in names)
     row = f"| {n} | {100 * covers:.1f} % | {100 * wrong:.1f} % | {rights} |"
-    assert row in (ROOT / "docs/extending.md").read_text()
+    assert row in (ROOT / "docs/measure.md").read_text()
 
 
 @pytest.mark.thorough

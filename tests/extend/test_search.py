@@ -514,16 +514,16 @@ def test_text_objective_scores_from_the_first_token_asked_for() -> None:
     assert text_objective(WINDOWS, first=30)(model) == pytest.approx(expected, abs=2e-6)
 
 
-def test_the_readme_quotes_the_record() -> None:
+def test_the_page_quotes_the_record() -> None:
     """The gain on the search's own text and on another book, with its interval, as recorded."""
     root = Path(__file__).parents[2]
     record = json.loads((root / "benchmarks/results/search-tiny.json").read_text())
     held = record["held_out"]
     low, high = held["gain_ci"]
-    readme = " ".join((root / "README.md").read_text().split())
+    page = " ".join((root / "docs/extending.md").read_text().split())
     windows = f"{record['evaluations']} evaluations on {record['windows']} windows change the loss there by"
-    assert f"{windows} {record['gain_on_search_text']:+.3f} nats" in readme
-    assert f"on another book by {held['gain']:+.3f} [{low:+.3f}, {high:+.3f}]" in readme
+    assert f"{windows} {record['gain_on_search_text']:+.3f} nats" in page
+    assert f"on another book by {held['gain']:+.3f} [{low:+.3f}, {high:+.3f}]" in page
     assert record["best"]["loss"] == min(record["losses"]) <= min(start["loss"] for start in record["starts"])
 
 

@@ -1,0 +1,227 @@
+"""The tables that the site draws from benchmarks/results; `<!-- record: NAME -->` on a page stands for one.
+
+python scripts/docs_records.py            # prints all of them
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PLACE = re.compile(r"^<!-- record: ([\w-]+) --> \*.*\*$", re.MULTILINE)
+Record = dict[str, Any]
+
+
+def with_tables(markdown: str) -> str:
+    """A page with its records in place of their marks; a mark without a function is an error."""
+    return PLACE.sub(lambda found: TABLES[found[1]](), markdown)
+
+
+def document(name: str) -> Any:
+    """A record that is one JSON document."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def lines(name: str) -> list[Record]:
+    """A record of one JSON document per line."""
+    return [json.loads(line) for line in (RESULTS / name).read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column holds names."""
+    rule = ["---", *["--:"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+
+
+def where(record: Record) -> str:
+    """The machine and the versions of a record, in one line."""
+    found = record.get("versions", {})
+    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers") if name in found)
+    return (
+        f"{record['device']}, {record['threads']} threads, {versions or 'versions not recorded'}, {record['date'][:10]}"
+    )
+
+
+def milliseconds(microseconds: float) -> str:
+    """Three figures of a median."""
+    value = microseconds / 1000
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def smollm2() -> str:
+    """Loss, copying and retrieval of SmolLM2 at 16,384 tokens, and what is shown of its verdict."""
+    record = document("doctor-smollm2-135m-first.json")
+    against = {one["method"]: one for one in record["verdict"]["evidence"] if one["against"] == "crop"}
+    far = sorted({row["distance"] for row in record["use"] if row["test"] == "copy" and not row["control"]
+                  and row["distance"] > record["trained_length"]})  # fmt: skip
+    rows = []
+    for method in record["methods"]:
+        name = method["name"]
+        gains = {
+            row["distance"]: row["gain"] for row in record["use"] if (row["method"], row["test"]) == (name, "copy")
+        }
+        found = [row for row in record["retrieval"] if (row["method"], row["length"]) == (name, record["target"])]
+        halves = [row for row in found if row["depth"] is not None]
+        rows.append([
+            name, f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}",
+            "" if name == "crop" else f"{against[name]['difference']:+.3f}", *(f"{gains[at]:+.2f}" for at in far),
+            f"{sum(row['found'] for row in halves)} of {sum(row['asked'] for row in halves)}",
+            f"{halves[0]['found']} of {halves[0]['asked']}",
+        ])  # fmt: skip
+    heads = ["method", "within", "beyond", "beyond - crop", *(f"copied from {at:,}" for at in far), "found",
+             "found in the first half"]  # fmt: skip
+    return f"{table(heads, rows)}\n\nThe verdict: {record['verdict']['sentence']}"
+
+
+def smollm2_long() -> str:
+    """Loss, memory and speed at 32,768 tokens."""
+    record = document("doctor-smollm2-135m-32k.json")
+    rows = {method["name"]: method for method in record["methods"]}
+    best = rows[record["recommended"]]
+    return (
+        f"At {record['target']:,} tokens, `{best['name']}` holds {best['loss_beyond']:.2f} nats beyond the trained "
+        f"length, where plain has {rows['plain']['loss_beyond']:.2f}, in "
+        f"{best['peak_rss_bytes'] / 1e9:.2f} GB of memory and at {record['target'] / best['seconds']:.0f} tokens a "
+        f"second ([record](../benchmarks/results/doctor-smollm2-135m-32k.json))."
+    )
+
+
+def rotation() -> str:
+    """The rows that `ropewalk bench` judges: ratios of medians, worst over the shapes measured."""
+    from ropewalk.bench.record import last_run
+    from ropewalk.bench.rows import judge, rows_for
+
+    runs = last_run(RESULTS / "rotation.jsonl")
+    rows = [[outcome.row.name, " or ".join(outcome.row.against).removeprefix("ropewalk, "),
+             "not measured" if outcome.value is None else f"{outcome.value:.2f}", f"{outcome.row.at_most:.2f}"]
+            for outcome in judge(rows_for("cpu"), runs)]  # fmt: skip
+    return f"{table(['rotation', 'over', 'ratio of medians', 'bound'], rows)}\n\n{where(runs[-1])}."
+
+
+def attention() -> str:
+    """Attention alone beside torch's: medians in milliseconds, and the ratio."""
+    found = lines("attention.jsonl")
+    rows = [[f"{one['tokens']:,} tokens, {one['heads']} heads of {one['head_dim']}, {one['kv_heads']} of keys"
+             + (", forward and backward" if one["kind"] == "backward" else ""), one["dtype"],
+             *(milliseconds(one["microseconds"][name]["p50"]) for name in ("ropewalk", "sdpa")),
+             f"{one['over_sdpa']:.2f}"]
+            for one in found]  # fmt: skip
+    return f"{table(['attention', 'dtype', 'ropewalk, ms', 'torch, ms', 'ratio'], rows)}\n\n{where(found[-1])}."
+
+
+def forward() -> str:
+    """Reading a long text with a whole model: medians in seconds, memory, share of a matrix product's rate."""
+    parts = []
+    for one in lines("forward.jsonl"):
+        rows = [[name, f"{seconds:.1f}", f"{one['tokens'] / seconds:.0f}", f"{one['peak_bytes'][name] / 1e9:.2f}",
+                 f"{one['share_of_matrix_product'][name]:.2f}" if name in one["share_of_matrix_product"] else ""]
+                for name, seconds in one["median_seconds"].items()]  # fmt: skip
+        heads = [f"{one['tokens']:,} tokens", "seconds", "tokens/s", "peak GB", "of a matrix product's rate"]
+        parts.append(f"{table(heads, rows)}\n\n{one['model']}, {where(one)}.")
+    return "\n\n".join(parts)
+
+
+def decode() -> str:
+    """One new token behind a cached text."""
+    found = lines("decode.jsonl")
+    rows = [[f"{one['tokens']:,} tokens cached", one["dtype"],
+             *(milliseconds(one["microseconds"][name]["p50"]) for name in ("ropewalk", "transformers")),
+             f"{one['over_transformers']:.2f}"] for one in found]  # fmt: skip
+    heads = ["one token", "dtype", "ropewalk, ms", "transformers, ms", "ratio"]
+    return f"{table(heads, rows)}\n\n{found[-1]['model']}, {where(found[-1])}."
+
+
+def training() -> str:
+    """Training steps: tokens per second of ours and of transformers, the last measurement of each case."""
+    last = {one["case"]: one for one in lines("training.jsonl")}
+    rows = []
+    for case, one in last.items():
+        for dtype in dict.fromkeys(name.split(" ")[1] for name in one["tokens_per_second"]):
+            ours, theirs = (one["tokens_per_second"][f"{name} {dtype}"] for name in ("ropewalk", "transformers"))
+            rows.append([case, dtype, f"{ours:,}", f"{theirs:,}", f"{theirs / ours:.2f}"])
+    heads = ["training", "dtype", "ropewalk, tokens/s", "transformers, tokens/s", "ratio of times"]
+    return f"{table(heads, rows)}\n\n{where(list(last.values())[-1])}."
+
+
+def encodings() -> str:
+    """Loss of each encoding at the trained length, and its rise beyond."""
+    from ropewalk.comparison import summarise
+    from ropewalk.comparison.record import read_record
+
+    first, measured = read_record(RESULTS / "compare.jsonl")
+    settings = first["settings"]
+    trained, lengths = settings["seq_len"], [settings["seq_len"] * multiple for multiple in settings["multiples"]]
+    found = {(row.encoding, row.scaling, row.length): row for row in summarise(measured, trained)}
+    titles = {"learned": "learned table", "rope": "RoPE", "t5": "T5 bias", "alibi": "ALiBi", "kerple": "KERPLE"}
+    kinds = [
+        (name, scaling)
+        for name in settings["encodings"]
+        for scaling in (None, *settings["scalings"] * (name == "rope"))
+    ]
+    rows = []
+    for name, scaling in kinds:
+        cells = [f"{found[name, None, trained].loss:.3f}"]
+        for length in lengths[1:]:
+            row = found[name, scaling, length]
+            low, high = row.rise_interval or (0.0, 0.0)
+            cells.append("none" if row.rise is None else f"{round(row.rise, 3) + 0.0:+.3f} ±{(high - low) / 2:.3f}")
+        rows.append([titles.get(name, name) + (f", {scaling} when tested" if scaling else ""), *cells])
+    return f"{table(['encoding', *(f'at {length:,}' for length in lengths)], rows)}\n\n{where(first)}."
+
+
+def classification() -> str:
+    """Accuracy and macro-F1 of both test sets, ours and the baseline's, with their intervals."""
+    rows = []
+    for name, title in (("banking77", "banking77"), ("polarity", "sentence polarity")):
+        record = document(f"classify-{name}.json")
+        for who, key in (("classifier", "test"), ("TF-IDF + logistic regression", "baseline")):
+            scores = (record[key][score] for score in ("accuracy", "macro_f1"))
+            cells = [f"{one['value']:.3f} ({one['interval'][0]:.3f} to {one['interval'][1]:.3f})" for one in scores]
+            rows.append([f"{title}: {who}", *cells])
+    minutes = document("classify-banking77.json")["training"]["cpu_seconds"] / 60
+    said = f"Training on banking77 took {minutes:.1f} minutes of one core."
+    return f"{table(['test set', 'accuracy', 'macro-F1'], rows)}\n\n{said}"
+
+
+def tuned() -> str:
+    """The built-in model before and after tuning."""
+    record = document("extend-tiny.json")
+    trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
+    rows = [[row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]]
+    return table([f"tiny, {trained:,} to {target:,} tokens", f"within {trained:,}", "beyond"], rows)
+
+
+def models() -> str:
+    """How many of transformers' classes and causal families are exact."""
+    record = document("parity.json")
+    counts = [
+        (sum(row["status"] == "exact" for row in record[kind]), len(record[kind])) for kind in ("classes", "causal")
+    ]
+    return (
+        f"{counts[0][0]} of the {counts[0][1]} rotary classes and {counts[1][0]} of the {counts[1][1]} causal families "
+        f"of transformers {record['transformers']} are exact; the others are refused with a reason, or could not be "
+        "built."
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "smollm2": smollm2, "smollm2-32k": smollm2_long, "rotation": rotation, "attention": attention, "forward": forward,
+    "decode": decode, "training": training, "encodings": encodings, "classification": classification, "tuned": tuned,
+    "models": models,
+}  # fmt: skip
+
+
+def main() -> int:
+    for name, make in TABLES.items():
+        sys.stdout.write(f"{name}\n\n{make()}\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Draw the figure of the README and of the site's first page from a record of the doctor.
+
+    python scripts/front_figure.py [RECORD.json]
+
+Two questions about one model: does the loss hold beyond the trained length, and are far tokens used? Written are
+docs/assets/front-{wide,narrow}-{light,dark}.svg, without a background. Text is drawn as outlines, and every number
+stands in the file's description, which a screen reader reads and a test compares with the record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from ropewalk.figures.style import QUIET, length_ticks, look_of, mark_trained_length, render, style
+from ropewalk.report.figures import loss_curves
+from ropewalk.report.night import night_colors
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "benchmarks" / "results" / "doctor-smollm2-135m-first.json"
+TO = ROOT / "docs" / "assets"
+SIZES = {"wide": (9.4, 3.7), "narrow": (4.3, 6.4)}  # inches: side by side, and one above the other
+NIGHT = {f"#{day}": night for day, night in re.findall(r"--c-(\w{6}): (#\w{6});", night_colors())}
+
+
+def description(record: dict[str, Any]) -> str:
+    """Every number that is drawn, in words."""
+    losses, _ = loss_curves(record)
+    parts = [f"{name}: {', '.join(f'{value:.3f}' for value in values)}" for name, values in losses.items()]
+    copied = []
+    for name, rows in copies(record).items():
+        gains = (f"{at:,} back {gain:+.2f} [{low:+.2f}, {high:+.2f}]" for at, gain, low, high in rows)
+        copied.append(f"{name}: {', '.join(gains)}")
+    return (
+        f"Trained length {record['trained_length']:,} tokens. Loss in nats per token by blocks of "
+        f"{record['blocks'][0][1]:,} positions, {'; '.join(parts)}. Gain in nats per token of words copied from far "
+        f"back, {'; '.join(copied)}."
+    )
+
+
+def copies(record: dict[str, Any]) -> dict[str, list[tuple[int, float, float, float]]]:
+    """By method: distance in tokens, gain in nats per token, and the ends of its 95 % interval."""
+    found: dict[str, list[tuple[int, float, float, float]]] = {}
+    for row in record["use"]:
+        if row["test"] == "copy" and not row["control"]:
+            found.setdefault(row["method"], []).append((row["distance"], row["gain"], *row["interval"]))
+    return {name: sorted(rows) for name, rows in found.items()}
+
+
+def draw(record: dict[str, Any], size: str) -> bytes:
+    """The SVG in the colours of a light page."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    trained, last = record["trained_length"], record["blocks"][-1][1]
+    names = {"plain": "the model as it is", "crop": f"crop: reads the last {trained // 1024}k tokens only",
+             "dca": "dual chunk attention, chosen"}  # fmt: skip
+    with style(), rc_context({"svg.fonttype": "path", "figure.facecolor": "none", "savefig.facecolor": "none"}):
+        figure = Figure(figsize=SIZES[size])
+        losses_axes, use_axes = figure.subplots(*((1, 2) if size == "wide" else (2, 1)))
+        losses, bands = loss_curves(record)
+        middles = [(start + end) / 2 for start, end in record["blocks"]]
+        for axes, title, below in (
+            (losses_axes, "Does the loss hold?", "position in the text (tokens)"),
+            (use_axes, "Are far tokens used?", "how far back the copied words stand (tokens)"),
+        ):
+            axes.set_facecolor("none")
+            axes.set_xlim(0, last)
+            mark_trained_length(axes, trained, last)
+            axes.set_title(title)
+            axes.set_xlabel(below)
+            axes.set_xticks(range(0, last + 1, last // 4))
+            length_ticks(axes)
+        for name, values in losses.items():
+            look, above = look_of(name), 5 if name == "crop" else 3
+            thick = 3.0 if name == record["recommended"] else 1.8
+            shape = {"color": look.color, "linestyle": look.line, "marker": look.marker, "zorder": above}
+            label = names.get(name, name)
+            losses_axes.plot(middles, values, linewidth=thick, label=label, **shape)
+            known = [(x, band) for x, band in zip(middles, bands[name], strict=True) if band is not None]
+            losses_axes.fill_between([x for x, _ in known], [low for _, (low, _) in known],
+                                     [high for _, (_, high) in known], color=look.color,
+                                     alpha=0.15, linewidth=0)  # fmt: skip
+            rows = copies(record)[name]
+            reach = [[gain - low for _, gain, low, _ in rows], [high - gain for _, gain, _, high in rows]]
+            use_axes.errorbar([row[0] for row in rows], [row[1] for row in rows], yerr=reach, linewidth=thick,
+                              elinewidth=1, capsize=2, **shape)  # fmt: skip
+        losses_axes.set_ylabel("loss (nats per token)")
+        use_axes.set_ylabel("gain (nats per token)")
+        use_axes.margins(y=0.12)  # above the curves stands the note on the trained length
+        use_axes.axhline(0.0, color=QUIET, linewidth=0.8)
+        figure.legend(loc="outside lower center", ncols=3 if size == "wide" else 1)
+        return render(figure, "svg")
+
+
+def main() -> int:
+    record = json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else RECORD).read_text(encoding="utf-8"))
+    said = f"<title>SmolLM2-135M beyond its trained length</title>\n <desc>{description(record)}</desc>"
+    for size in SIZES:
+        light = re.sub(r" <metadata>.*?</metadata>", f" {said}", draw(record, size).decode(), count=1, flags=re.DOTALL)
+        light = light.replace("fill: #ffffff", "fill: none")  # the page's own background
+        dark = re.sub(r"#[0-9a-f]{6}\b", lambda found: NIGHT.get(found[0], found[0]), light)
+        for name, text in (("light", light), ("dark", dark)):
+            (TO / f"front-{size}-{name}.svg").write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

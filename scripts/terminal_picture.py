@@ -1,0 +1,72 @@
+"""Run `ropewalk doctor tiny` and draw what it prints as a terminal: docs/assets/doctor-tiny.svg.
+
+    python scripts/terminal_picture.py            # half a minute on an idle machine
+
+The command runs as a user would run it, in a terminal of 100 columns. The record that it writes becomes
+benchmarks/results/doctor-tiny.json; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "docs" / "assets" / "doctor-tiny.svg"
+RECORD = ROOT / "benchmarks" / "results" / "doctor-tiny.json"
+COMMAND, COLUMNS = ("doctor", "tiny", "--methods", "yarn,llama3,dca", "--json", "result.json"), 100
+THEME = TerminalTheme(
+    (27, 29, 32), (222, 222, 218),
+    [(27, 29, 32), (240, 113, 103), (126, 200, 120), (226, 186, 96), (112, 168, 245), (205, 144, 220), (104, 196, 204),
+     (222, 222, 218)],
+)  # fmt: skip
+
+
+def run() -> str:
+    """What the command prints, with a terminal's colours; its record is kept."""
+    with TemporaryDirectory() as folder:  # nothing measured before is taken over
+        environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(COLUMNS),
+                       "XDG_CACHE_HOME": folder}  # fmt: skip
+        command = [str(Path(sys.executable).with_name("ropewalk")), *COMMAND]
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        shutil.copyfile(Path(folder, COMMAND[-1]), RECORD)
+    return done.stdout
+
+
+def picture(printed: str) -> str:
+    """The SVG: fonts of the reader's own machine, nothing that is fetched."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(Text.assemble(("$ ", "green"), (f"ropewalk {' '.join(COMMAND)}", "bold")))
+    console.print(Text.from_ansi(printed.rstrip("\n")))
+    svg = console.export_svg(title="ropewalk", theme=THEME, unique_id="doctor-tiny")
+    svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    svg = svg.replace("Fira Code, monospace", "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace")
+    return re.sub(r"^\s*<!-- .*? -->\n", "", svg, flags=re.MULTILINE)
+
+
+def words(svg: str) -> str:
+    """What the picture shows, line after line, as plain text."""
+    lines: dict[float, list[tuple[float, str]]] = {}
+    for x, y, text in re.findall(r'<text class="doctor-tiny-r\d+" x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>', svg):
+        lines.setdefault(float(y), []).append((float(x), text))
+    return "\n".join(" ".join(unescape(text) for _, text in sorted(parts)) for _, parts in sorted(lines.items()))
+
+
+def main() -> int:
+    PICTURE.write_text(picture(run()), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The tables that the site draws hold what the records hold, and the records what the pages claim."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
+if not DOCS.exists():
+    pytest.skip("the source distribution has neither docs/ nor records", allow_module_level=True)
+MADE = runpy.run_path(str(ROOT / "scripts/docs_records.py"))
+COMMANDS = runpy.run_path(str(ROOT / "scripts/docs_commands.py"))
+
+
+def rows(name):
+    """The cells of a table's rows by its first column; without the head."""
+    found = [line.strip("| ").split(" | ") for line in MADE["TABLES"][name]().splitlines() if line.startswith("| ")]
+    return {" ".join(cells[0].split()): [cell.strip() for cell in cells[1:]] for cells in found[2:]}
+
+
+def lines(name):
+    """A record of one document per line."""
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def test_every_mark_has_its_table_and_every_table_its_mark():
+    """A page with an unknown mark does not build."""
+    marks = re.findall(r"<!-- record: (.*?) -->", "".join(page.read_text() for page in DOCS.rglob("*.md")))
+    assert set(marks) == set(MADE["TABLES"])
+    page = (DOCS / "benchmarks.md").read_text()
+    assert "<!-- record" not in MADE["with_tables"](page)
+    with pytest.raises(KeyError):
+        MADE["with_tables"]("<!-- record: nothing --> *x*")
+
+
+def test_smollm2():
+    """Losses, differences, gains and answers of each method, and the verdict."""
+    record = json.loads((RESULTS / "doctor-smollm2-135m-first.json").read_text())
+    found = rows("smollm2")
+    crop = next(method for method in record["methods"] if method["name"] == "crop")
+    for method in record["methods"]:
+        within, beyond, against, *others = found[method["name"]]
+        assert (within, beyond) == (f"{method['loss_within']:.3f}", f"{method['loss_beyond']:.3f}")
+        if method is not crop:
+            assert against == f"{method['loss_beyond'] - crop['loss_beyond']:+.3f}"
+        assert others[1] == next(
+            f"{row['gain']:+.2f}" for row in record["use"]
+            if (row["method"], row["test"], row["distance"]) == (method["name"], "copy", 11456)
+        )  # fmt: skip
+        asked = [row for row in record["retrieval"]
+                 if (row["method"], row["length"]) == (method["name"], 16384)
+                 and row["depth"] in (0.25, 0.75)]  # fmt: skip
+        assert others[3] == f"{asked[0]['found'] + asked[1]['found']} of {asked[0]['asked'] + asked[1]['asked']}"
+    assert record["verdict"]["sentence"] in MADE["TABLES"]["smollm2"]()
+    long = json.loads((RESULTS / "doctor-smollm2-135m-32k.json").read_text())
+    best = next(method for method in long["methods"] if method["name"] == long["recommended"])
+    assert best["peak_rss_bytes"] < 4e9
+    assert f"{best['loss_beyond']:.2f} nats beyond" in MADE["TABLES"]["smollm2-32k"]()
+
+
+def test_rotation_and_attention():
+    """Ratios of medians; none above what `ropewalk bench` allows."""
+    last = lines("rotation.jsonl")[-1]["run"]
+    [in_place] = [one["microseconds"] for one in lines("rotation.jsonl")
+                  if (one["run"], one["kind"], one.get("dtype")) == (last, "one tensor", "float32")
+                  and "ropewalk, in place" in one["microseconds"]]  # fmt: skip
+    found = rows("rotation")
+    ratio = in_place["ropewalk, in place"]["p50"] / in_place["copy"]["p50"]
+    assert found["in place, float32"][1] == f"{ratio:.2f}"
+    table = re.findall(r"\| ([\d.]+) \| ([\d.]+) \|$", MADE["TABLES"]["rotation"](), re.MULTILINE)
+    assert len(table) == 16
+    assert all(float(ratio) <= float(bound) for ratio, bound in table)
+    text = MADE["TABLES"]["attention"]()
+    for one in lines("attention.jsonl"):
+        times = one["microseconds"]
+        assert f"| {times['ropewalk']['p50'] / times['sdpa']['p50']:.2f} |" in text
+        assert one["over_sdpa"] < 1
+
+
+def test_whole_models():
+    """Seconds of a forward, milliseconds of a token, tokens per second of training; methods cost no more than plain."""
+    text = MADE["TABLES"]["forward"]()
+    for one in lines("forward.jsonl"):
+        assert all(f"| {name} | {seconds:.1f} |" in text for name, seconds in one["median_seconds"].items())
+        ratios = {(each["of"], each["over"]): each["ratio"] for each in one["ratios"]}
+        assert all(
+            ratios.get((f"{name} bfloat16", "ropewalk bfloat16"), 0) <= 1 for name in ("dca", "self-extend", "rerope")
+        )
+    for one in lines("decode.jsonl"):
+        assert f"| {one['microseconds']['ropewalk']['p50'] / 1000:.1f} |" in MADE["TABLES"]["decode"]()
+    last = lines("training.jsonl")[-1]
+    assert (
+        f"| {last['tokens_per_second']['ropewalk bfloat16']} | {last['tokens_per_second']['transformers bfloat16']} |"
+        in (MADE["TABLES"]["training"]())
+    )
+
+
+def test_encodings_and_texts():
+    """Mean loss at the trained length, recomputed; scores of the classifiers with their intervals."""
+    first, *measured = lines("compare.jsonl")
+    found = rows("encodings")
+    for name, title in (("rope", "RoPE"), ("alibi", "ALiBi")):
+        losses = [one["loss"] for one in measured
+                  if (one.get("encoding"), one.get("scaling"), one.get("length")) == (name, None, 128)]  # fmt: skip
+        assert len(losses) == len(first["settings"]["seeds"])
+        assert found[title][0] == f"{sum(losses) / len(losses):.3f}"
+    assert float(found["KERPLE"][4].split()[0]) < float(found["RoPE"][4].split()[0])
+    for name, title in (("banking77", "banking77"), ("polarity", "sentence polarity")):
+        record = json.loads((RESULTS / f"classify-{name}.json").read_text())
+        for who, key in (("classifier", "test"), ("TF-IDF + logistic regression", "baseline")):
+            value, (low, high) = (record[key]["accuracy"][part] for part in ("value", "interval"))
+            assert rows("classification")[f"{title}: {who}"][0] == f"{value:.3f} ({low:.3f} to {high:.3f})"
+    record = json.loads((RESULTS / "extend-tiny.json").read_text())
+    assert rows("tuned") == {
+        row["name"]: [f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]
+    }
+
+
+def test_every_command_has_its_options():
+    """Each command of the help stands on the page, also those of groups, with the options that it takes."""
+    from ropewalk.cli.app import COMMANDS as names
+
+    text = "\n\n".join(COMMANDS["commands"]())
+    page = (DOCS / "commands.md").read_text()
+    for name in names:
+        assert f"\n## ropewalk {name}\n" in f"\n{text}"
+        assert re.search(rf"^\$ ropewalk {name}\b", page, re.MULTILINE)
+    assert "### ropewalk extend tune" in text
+    for option in ("--target TOKENS", "--windows INTEGER", "--report PATH", "--minutes FLOAT"):
+        assert f"| `{option}` |" in text.split("## ropewalk extend")[0]
+    assert COMMANDS["with_commands"](page).endswith(text + "\n")
