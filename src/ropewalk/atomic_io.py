@@ -56,10 +56,23 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with path.open("wb") as stream:
             stream.write(data)
         return
+    with whole_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary sibling to write into; on success it is flushed and takes the place of `path`, else it goes away.
+
+    What a symbolic link points to is replaced, not the link; the folder is made where it is missing. Raises `RopeError`
+    where no file can be written.
+    """
+    check_writable(path)
     path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
     except OSError as error:
         raise RopeError(
             "ropewalk: the file cannot be written.",
@@ -67,10 +80,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
             cure="Choose a folder that exists and that you may write to.",
         ) from error
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield Path(temporary)
+        _flush(Path(temporary))
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:

@@ -49,6 +49,13 @@ def checkpoint(folder: Path, family: str = "llama", **changes: Any) -> Path:
     return folder
 
 
+def checkpoint_with_merges(folder: Path, family: str = "llama", **changes: Any) -> Path:
+    """The same with a trained tokenizer, which llama.cpp asks for."""
+    checkpoint(folder, family, **{"bos_token_id": 0, "eos_token_id": 0, **changes})
+    TextTokenizer.train(["the rain in Spain stays mainly in the plain; Call me Ishmael, 1851. "] * 40, 300).save(folder)
+    return folder
+
+
 def token_ids(tokens: int) -> torch.Tensor:
     """int64 [1, tokens] below 300."""
     return torch.randint(0, 300, (1, tokens), generator=torch.Generator().manual_seed(tokens))

@@ -240,6 +240,16 @@ def test_tiny_its_weights_and_its_tokenizer(tmp_path: Path) -> None:
     assert furthest(found.folder, exact, (50, 256, 257, 600)) < 1e-3
 
 
+@pytest.mark.parametrize(
+    "method", [name if name == "resonance" else pytest.param(name, marks=pytest.mark.thorough) for name in EXPORTABLE]
+)
+def test_tiny_under_every_method(method: str, tmp_path: Path) -> None:
+    """Real weights, by the command's own call: transformers' logits are ours, within the trained length and beyond."""
+    done = apply("tiny", tmp_path / "out", ApplySettings(method=method, target=1024, dtype="float32"))
+    exact = under(load("tiny", dtype=torch.float32), method, Reach(256, 1024))
+    assert furthest(done.exported.folder, exact, (50, 256, 257, 600)) < 1e-3
+
+
 def test_interleaved_heads_are_written_half_split(tmp_path: Path) -> None:
     """A model of ropewalk's own form: transformers computes the same from re-ordered rows."""
     torch.manual_seed(0)

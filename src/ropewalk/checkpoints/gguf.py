@@ -24,10 +24,10 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.rope.pairing import convert_pairing
 
 # Architectures, and whether their converter permutes q and k for llama.cpp's interleaved rotation.
-_PERMUTED = {"llama": True, "smollm3": True, "qwen2": False, "qwen3": False}
+PERMUTED = {"llama": True, "smollm3": True, "qwen2": False, "qwen3": False}
 
-_OUTER = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
-_INNER = {
+OUTER = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+INNER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -40,8 +40,8 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_SIZES = {
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+SIZES = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
     "block_count": "num_hidden_layers",
@@ -77,7 +77,7 @@ def load_gguf(path: Path, dtype: torch.dtype | None = None) -> Decoder:
 
 def builds_gguf(path: Path) -> bool:
     """Whether a file's architecture is built here."""
-    return GGUFFile(path).metadata.get("general.architecture") in _PERMUTED
+    return GGUFFile(path).metadata.get("general.architecture") in PERMUTED
 
 
 def read_gguf_config(path: Path) -> DecoderConfig:
@@ -93,8 +93,8 @@ def _config(file: GGUFFile) -> DecoderConfig:
 def _hugging_face_config(file: GGUFFile) -> dict[str, Any]:
     """The file's metadata as a config.json of its family."""
     meta, arch = file.metadata, file.metadata.get("general.architecture")
-    if arch not in _PERMUTED:
-        raise file.error("unknown architecture.", facts={"general.architecture": arch, "known": sorted(_PERMUTED)})
+    if arch not in PERMUTED:
+        raise file.error("unknown architecture.", facts={"general.architecture": arch, "known": sorted(PERMUTED)})
     if meta.get("split.count", 0) not in (0, 1):
         raise file.error(
             "this is one part of a GGUF that is split into several.",
@@ -106,7 +106,7 @@ def _hugging_face_config(file: GGUFFile) -> dict[str, Any]:
     }
     _check_keys(file, own)
     config: dict[str, Any] = {"model_type": arch}
-    for key, name in _SIZES.items():
+    for key, name in SIZES.items():
         if key == "attention.head_count_kv" and key not in own:
             own[key] = own.get("attention.head_count")
         kind = float if name == "rms_norm_eps" else int
@@ -143,7 +143,7 @@ def _check_keys(file: GGUFFile, own: Mapping[str, Any]) -> None:
     """Refuse metadata that would change the computation and is not built here."""
     for key, value in own.items():
         harmless = key in _HARMLESS and _HARMLESS[key] in (None, value)
-        if not (key in _SIZES or key.startswith("rope.") or harmless):
+        if not (key in SIZES or key.startswith("rope.") or harmless):
             raise file.error(
                 "the metadata holds a key that is not understood, so the model may compute something else.",
                 facts={key: value},
@@ -155,17 +155,17 @@ def _factors(file: GGUFFile) -> dict[str, list[float]]:
     """The per-pair divisors that the file stores as tensors."""
     return {
         name.removesuffix(".weight"): [float(f) for f in file.read(name).flatten()]
-        for name in _ROPE_TENSORS
+        for name in ROPE_TENSORS
         if name in file.tensors
     }
 
 
 def _stored_tensors(file: GGUFFile, config: DecoderConfig) -> dict[str, Stored]:
     """The file's tensors, keyed by the Decoder's names; q and k of permuted architectures are put back when read."""
-    permuted = _PERMUTED[file.metadata["general.architecture"]]
+    permuted = PERMUTED[file.metadata["general.architecture"]]
     stored = {}
     for name, tensor in file.tensors.items():
-        if name in _ROPE_TENSORS:
+        if name in ROPE_TENSORS:
             continue
         back = permuted and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name) is not None
         read = partial(_read, file, name, config.head_dim if back else None)
@@ -179,7 +179,7 @@ def _our_name(name: str) -> str:
     if match is None:
         return name
     layer, part, kind = match.groups()
-    ours = _OUTER.get(part) if layer is None else _INNER.get(part)
+    ours = OUTER.get(part) if layer is None else INNER.get(part)
     if ours is None:
         return name
     return f"{ours}.{kind}" if layer is None else f"layers.{layer}.{ours}.{kind}"

@@ -39,6 +39,15 @@ class GGUFTensor:
     size: int
 
 
+@dataclass(frozen=True)
+class TypedValue:
+    """A metadata value as a file stores it: ggml's number of its type, that of an array's elements, and the value."""
+
+    kind: int
+    element: int | None
+    value: Any
+
+
 class GGUFFile:
     """A GGUF file (versions 2 and 3, little-endian), mapped copy-on-write, its tensors dequantised one at a time.
 
@@ -56,9 +65,10 @@ class GGUFFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise self.error("the file cannot be read.", facts={"error": str(error)}) from error
-        self._at, self._end = 0, len(self._map)
+        self._at, self._end, self._decoded = 0, len(self._map), True
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
+        self._values_at: dict[str, int] = {}
         self._read_header()
 
     def error(self, rule: str, facts: dict[str, Any] | None = None, cure: str = _CURE) -> RopeError:
@@ -93,6 +103,27 @@ class GGUFFile:
         self._forget(tensor)
         return weights
 
+    def stored(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes as they lie in the file, `[..., bytes of a row]`: a view, which `forget` lets go."""
+        tensor = self.tensors[name]
+        flat = np.frombuffer(self._map, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
+        return flat.reshape(*tensor.shape[:-1], -1)
+
+    def forget(self, name: str) -> None:
+        """Let go of the memory that reading a tensor took."""
+        self._forget(self.tensors[name])
+
+    def typed(self, key: str) -> TypedValue:
+        """A metadata value with its type, its strings as the bytes that they are."""
+        self._at, self._decoded = self._values_at[key], False
+        try:
+            kind = self._take("I")
+            element = self._take("I") if kind == _ARRAY else None
+            self._at = self._values_at[key] + 4
+            return TypedValue(kind, element, self._value(kind))
+        finally:
+            self._decoded = True
+
     def _forget(self, tensor: GGUFTensor) -> None:
         """Let the kernel take back the pages that held this tensor alone, as it is in the file."""
         forget_pages(self._map, tensor.offset, tensor.size)
@@ -106,14 +137,14 @@ class GGUFFile:
         self._at += size
         return value
 
-    def _string(self) -> str:
-        """The next string of the file."""
+    def _string(self) -> Any:
+        """The next string of the file; its bytes alone while `typed` reads."""
         length = self._take("Q")
         if self._at + length > self._end:
             raise self._truncated()
         raw = self._map[self._at : self._at + length]
         self._at += length
-        return raw.decode("utf-8", errors="replace")
+        return raw.decode("utf-8", errors="replace") if self._decoded else raw
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         """The next metadata value of the file, which lies in `depth` arrays."""
@@ -166,6 +197,7 @@ class GGUFFile:
         tensors, keys = self._take("Q"), self._take("Q")
         for _ in range(keys):
             key = self._string()
+            self._values_at[key] = self._at
             self.metadata[key] = self._value(self._take("I"))
         infos = []
         for _ in range(tensors):

@@ -32,7 +32,7 @@ def rope_parameters(
     `where` names the file in errors. Raises `RopeError` for a kind of scaling, or a key, that is not known.
     """
     unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
-    kind = metadata.get("rope.scaling.type", "linear" if "rope.scale_linear" in metadata else "none")
+    kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor alone is a linear one
     if unknown or kind not in ("none", "linear", "yarn", "longrope"):
         raise RopeError(
             "load: the GGUF file scales its rope in a way that is not known.",
@@ -50,18 +50,22 @@ def rope_parameters(
     theta = float(metadata.get("rope.freq_base", 10_000.0))
     length = int(metadata.get("rope.scaling.original_context_length") or metadata["context_length"])
     factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0: not said
+    attention = float(metadata.get("rope.scaling.attn_factor", 1.0))
     base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if metadata.get("rope.scaling.finetuned") is True:
         base["finetuned"] = True
     if "rope_freqs" in factors:
-        if kind != "none":
+        if kind != "none" and (kind != "linear" or factor != 1.0):
             raise RopeError(
                 "load: the GGUF file scales its rope twice, by type and by rope_freqs.weight.",
                 facts={"file": where, "rope.scaling.type": kind},
                 cure="Convert the checkpoint again with one of the two.",
             )
         stated = metadata.get("rope.scaling.original_context_length")
-        return base | factors_as_rule(factors["rope_freqs"], theta, head_dim, stated, int(metadata["context_length"]))
+        divisors, context = factors["rope_freqs"], int(metadata["context_length"])
+        if attention != 1.0:  # no rule of transformers has these two
+            return base | _longrope(divisors, divisors, stated or context, attention)
+        return base | factors_as_rule(divisors, theta, head_dim, stated, context)
     if kind == "longrope":
         if set(factors) != {"rope_factors_long", "rope_factors_short"}:
             raise RopeError(
@@ -69,36 +73,34 @@ def rope_parameters(
                 facts={"file": where},
                 cure="Convert the checkpoint again: llama.cpp's converter writes both tensors.",
             )
-        return base | _longrope(factors["rope_factors_short"], factors["rope_factors_long"], length, metadata)
-    if kind == "none" or factor == 1.0:
-        return base
-    if kind == "linear":
-        return base | {"rope_type": "linear", "factor": factor}
-    return base | _yarn(metadata, factor, length)
+        return base | _longrope(factors["rope_factors_short"], factors["rope_factors_long"], length, attention)
+    if kind == "yarn" and factor != 1.0:
+        return base | _yarn(metadata, factor, length, attention)
+    if attention != 1.0:  # llama.cpp applies it whatever the type
+        divisors = [1.0 if kind == "none" else factor] * (head_dim // 2)
+        return base | _longrope(divisors, divisors, length, attention)
+    return base if kind == "none" or factor == 1.0 else base | {"rope_type": "linear", "factor": factor}
 
 
-def _yarn(metadata: Mapping[str, Any], factor: float, length: int) -> dict[str, Any]:
+def _yarn(metadata: Mapping[str, Any], factor: float, length: int, attention: float) -> dict[str, Any]:
     """llama.cpp's YaRN is transformers' with truncated bounds; its attn_factor multiplies 0.1 ln(factor) + 1."""
     block: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
     for key in ("beta_fast", "beta_slow"):
         if f"rope.scaling.yarn_{key}" in metadata:
             block[key] = float(metadata[f"rope.scaling.yarn_{key}"])
-    attention = float(metadata.get("rope.scaling.attn_factor", 1.0))
     if attention != 1.0:
         block["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
     return block
 
 
-def _longrope(
-    short: Sequence[float], long: Sequence[float], length: int, metadata: Mapping[str, Any]
-) -> dict[str, Any]:
+def _longrope(short: Sequence[float], long: Sequence[float], length: int, attention: float) -> dict[str, Any]:
     """LongRoPE as the file stores it: two lists of divisors and one attention factor."""
     return {
         "rope_type": "longrope",
         "short_factor": list(short),
         "long_factor": list(long),
         "original_max_position_embeddings": length,
-        "attention_factor": float(metadata.get("rope.scaling.attn_factor", 1.0)),
+        "attention_factor": attention,
     }
 
 
@@ -128,7 +130,7 @@ def factors_as_rule(
                     "high_freq_factor": rule.high_freq_factor,
                     "original_max_position_embeddings": rule.original_max_position_embeddings,
                 }
-    return _longrope(divisors, divisors, stated or context, {})
+    return _longrope(divisors, divisors, stated or context, 1.0)
 
 
 def _llama3_candidates(divisors: Sequence[float], ladder: Ladder, stated: int | None) -> list[Llama3]:

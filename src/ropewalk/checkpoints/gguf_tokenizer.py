@@ -24,7 +24,7 @@ _TEKKEN = (
 )
 
 # How each `tokenizer.ggml.pre` cuts text before the merges: the expressions are applied in turn.
-_CUTS: dict[str, tuple[str, ...]] = {
+CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), (_GPT2,)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"), (_LLAMA3,)),
@@ -85,10 +85,10 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     """GPT-2's kind: byte-level BPE with the file's merges."""
     kit = need("tokenizers")
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    if pre not in _CUTS:
+    if pre not in CUTS:
         raise RopeError(
             "TextTokenizer: the GGUF file cuts text in a way that is not known.",
-            facts={"file": source, "tokenizer.ggml.pre": pre, "known": sorted(_CUTS)},
+            facts={"file": source, "tokenizer.ggml.pre": pre, "known": sorted(CUTS)},
             cure="Use the model's Hugging Face folder, whose tokenizer.json says how.",
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}
@@ -101,7 +101,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     split = kit.pre_tokenizers.Split
     tokenizer.pre_tokenizer = kit.pre_tokenizers.Sequence(
         [
-            *(split(kit.Regex(cut), behavior="isolated") for cut in _CUTS[pre]),
+            *(split(kit.Regex(cut), behavior="isolated") for cut in CUTS[pre]),
             kit.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

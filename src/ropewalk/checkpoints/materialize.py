@@ -50,8 +50,7 @@ def materialize(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torc
 
 def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> ModuleT:
     """The module that `build` makes, in eval mode, with the stored tensors: each checked before any is read."""
-    with torch.device("meta"), _WithoutValues():
-        model = build()
+    model = without_values(build)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names(wanted, stored, where)
     _check_shapes(wanted, stored, where)
@@ -67,6 +66,17 @@ def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torc
     weights = {name: stored[name].read(dtype) for name in wanted}
     model.load_state_dict(weights, strict=True, assign=True)
     return model.eval()
+
+
+def without_values(build: Callable[[], ModuleT]) -> ModuleT:
+    """The module that `build` makes, on meta: its config and the shapes of its parameters, and no numbers.
+
+    >>> from ropewalk.checkpoints.load import read_config
+    >>> without_values(lambda: Decoder(read_config("tiny"))).embed_tokens.weight.device.type
+    'meta'
+    """
+    with torch.device("meta"), _WithoutValues():
+        return build()
 
 
 class _WithoutValues(TorchFunctionMode):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.cli.extend_output import MODEL, OUT, OVERWRITE, drawing, print_extended, stopped
+from ropewalk.cli.extend_output import MODEL, OUT_OR_FILE, OVERWRITE, drawing, print_extended, stopped
 from ropewalk.extend.settings import ApplySettings
 
 
@@ -15,7 +15,7 @@ def apply(
     *,
     context: typer.Context,
     model: Annotated[str, MODEL],
-    out: Annotated[Path, OUT],
+    out: Annotated[Path, OUT_OR_FILE],
     settings: ApplySettings,
     record: Annotated[
         Path | None,
@@ -24,9 +24,10 @@ def apply(
     overwrite: Annotated[bool, OVERWRITE] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away a stopped tuning beside --out.")] = False,
 ) -> None:
-    """Apply a method and write the checkpoint as a Hugging Face folder.
+    """Apply a method and write the checkpoint as a Hugging Face folder, or as a .gguf file for llama.cpp.
 
-    The folder appears when all of it is done, with README.md, and extend.json where the loss was measured.
+    The folder appears when all of it is done, with README.md, and extend.json where the loss was measured. Weights of a
+    .gguf source go into a .gguf file block by block, as they are.
     """
     from ropewalk.extend import apply as run
     from ropewalk.extend.choice import CHOSEN, refuse_beside_a_record

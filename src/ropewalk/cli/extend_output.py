@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".')
 OUT = typer.Option(help="The folder to write.", show_default=False)
+OUT_OR_FILE = typer.Option(help="The folder to write, or a file MODEL.gguf.", show_default=False)
 OVERWRITE = typer.Option("--overwrite", help="Replace what an export wrote to --out.")
 
 
@@ -51,6 +52,9 @@ def print_extended(done: Extended) -> None:
     rope = done.exported.rope
     if rope is not None:
         console.print(f"rope_parameters: {json.dumps(rope.parameters)[:300]}", markup=False, soft_wrap=True)
+    elif done.exported.folder.suffix == ".gguf":
+        shown = {key: value for key, value in done.exported.config.items() if not isinstance(value, list)}
+        console.print(f"keys: {json.dumps(shown)}", markup=False, soft_wrap=True)
     console.print(f"extend: wrote {done.exported.folder}", markup=False, soft_wrap=True)
 
 

@@ -32,7 +32,8 @@ _WRITTEN = frozenset({"config.json", CARD, RECORD, LOG, FIGURE, SEARCH_RECORD, S
 class Exported:
     """What an export wrote: the folder, its config.json, the rope in it, and the weights' dtype.
 
-    `rope` is None where it is native, or in the block of a family that is not built here.
+    `rope` is None where it is native, or in the block of a family that is not built here. Of a GGUF file `folder` is
+    the file and `config` its keys of the rope.
     """
 
     folder: Path
@@ -44,6 +45,12 @@ class Exported:
 def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None, overwrite: bool) -> Path:
     """The folder to write, or a `RopeError` before any work is done: it holds something, or is the model's own."""
     place = Path(out)
+    if place.suffix == ".gguf":
+        raise RopeError(
+            "extend: only `extend apply` writes .gguf files.",
+            facts={"out": str(place)},
+            cure="Write a folder, then: ropewalk extend apply FOLDER --method as-is --out MODEL.gguf",
+        )
     if not str(out) or place.is_file():
         raise RopeError(
             "extend: --out names the folder to write.", facts={"out": str(out)}, cure="Pass a new folder: --out DIR."

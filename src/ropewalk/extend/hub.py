@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -101,11 +101,10 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> H
         )
     rope = distinct[0]
     length = _stated_length(rope, method, reach)
-    trained, target = reach.trained, reach.target
-    lengths = sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
+    lengths = compared_lengths(reach)
     for block in _candidates(rope, reach):
-        read = _read(block, rope, length)
-        if read is not None and _same(read, rope, lengths):
+        read = read_block(block, rope, length)
+        if read is not None and same_rope(read, rope, lengths):
             return _with_extras(block, read, length)
     raise RopeError(
         f"extend: `{method}` cannot be exported: {_reason(rope)}.",
@@ -156,7 +155,7 @@ def _as_longrope(rope: RopeConfig, reach: Reach) -> dict[str, Any] | None:
     }
 
 
-def _read(block: dict[str, Any], rope: RopeConfig, length: int) -> RopeConfig | None:
+def read_block(block: Mapping[str, Any], rope: RopeConfig, length: int) -> RopeConfig | None:
     """The rope that a Llama with this block has; None where the block is refused."""
     config = {"model_type": "llama", "hidden_size": rope.head_dim, "num_attention_heads": 1, "head_dim": rope.head_dim}
     try:
@@ -165,11 +164,22 @@ def _read(block: dict[str, Any], rope: RopeConfig, length: int) -> RopeConfig | 
         return None
 
 
-def _same(one: RopeConfig, other: RopeConfig, lengths: list[int]) -> bool:
-    """Whether two ropes turn every pair by the same angle at these lengths, and weigh logits the same."""
+def compared_lengths(reach: Reach) -> list[int]:
+    """Tokens at which two ropes are compared: below, at and beyond both ends of the extension."""
+    trained, target = reach.trained, reach.target
+    return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
+
+
+def same_rope(
+    one: RopeConfig, other: RopeConfig, lengths: Sequence[int], *, relative: float = EXACT, absolute: float = 0.0
+) -> bool:
+    """Whether two ropes turn every pair by the same angle at these lengths, and weigh logits the same.
+
+    `absolute`: radians per token below which two frequencies are the same whatever their ratio.
+    """
 
     def close(a: float, b: float) -> bool:
-        return math.isclose(a, b, rel_tol=EXACT, abs_tol=0.0)
+        return math.isclose(a, b, rel_tol=relative, abs_tol=absolute)
 
     if (one.rotary_dim, one.axes) != (other.rotary_dim, other.axes) or first_columns_of(other) is not None:
         return False

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ropewalk.errors import RopeError
 from ropewalk.extend.parts import parts_of
@@ -118,11 +118,15 @@ class MethodSettings(OutputSettings):
 class ApplySettings(MethodSettings):
     """What `extend.apply` does: one method, with the weights as they are.
 
-    `measure` None: where a `validation` text is given.
+    `measure` None: where a `validation` text is given. `quantization` None: "f16", or as a .gguf source has it.
 
     >>> ApplySettings(method="ntk", target=32768).measures
     False
     """
+
+    quantization: Literal["f32", "f16", "q8_0"] | None = setting(
+        "Of the matrices of a .gguf file [default: f16; a .gguf source's blocks are copied].", default=None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,132 @@
+"""What a GGUF file can say of a decoder's ropes: the keys and divisors, or the reason why there are none.
+
+llama.cpp knows theta, linear scaling and YaRN for every architecture; its `llama` also reads one divisor for each pair
+(`rope_freqs`, Llama 3's way, which says any fixed frequencies) or two for LongRoPE. As in `hub`, what was chosen is
+read back and held against the rope. Source: llama.cpp's src/llama-context.cpp and src/models/.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ropewalk.checkpoints.gguf_rope import rope_parameters
+from ropewalk.checkpoints.gguf_writer import GGUFRope
+from ropewalk.errors import RopeError
+from ropewalk.extend.hub import HubRope, compared_lengths, read_block, same_rope
+from ropewalk.methods import Reach
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.rules.yarn import yarn_mscale
+
+WITH_DIVISORS = ("llama",)
+"""The architectures, of those written here, whose graph reads `rope_freqs` and `rope_factors_*`."""
+STILL = 1e30  # the divisor of a pair that does not turn: the one that llama.cpp's converter writes for Gemma 4
+CLOSE = 1e-6  # relative: a GGUF file's numbers are float32
+_NEGLIGIBLE = 1e-15  # radians per token
+
+
+def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: bool = False) -> GGUFRope:
+    """The keys and divisors that say the rope of a `rope_parameters` block.
+
+    `finetuned`: whether the model was trained with its scaling.
+
+    Raises `RopeError` where llama.cpp has no words for it, or `arch` does not read them.
+
+    >>> from ropewalk.extend.hub import hub_rope
+    >>> from ropewalk.methods import METHODS
+    >>> rope = METHODS["pi"].rope(RopeConfig(8, interleaved=False), Reach(16, 64))
+    >>> gguf_rope(hub_rope((rope,), "pi", Reach(16, 64)), "llama", "pi", Reach(16, 64)).keys["rope.scaling.factor"]
+    4.0
+    """
+    rope = hub.rope
+    found = _found(hub, arch, reach)
+    if found is None:
+        nearest = "ntk" if hub.parameters["rope_type"] == "dynamic" else "yarn"
+        reason = (
+            "its frequencies follow the length, and llama.cpp fixes them when it starts"
+            if nearest == "ntk"
+            else f"llama.cpp's `{arch}` reads theta, a linear factor and YaRN, and no divisor for each pair"
+        )
+        raise RopeError(
+            f"extend: `{method}` cannot be written as a GGUF file: {reason}.",
+            facts={"rope": rope, "nearest that can be": f"--method {nearest}"},
+            cure=f"Pass --method {nearest}, or write a folder: --out DIR.",
+        )
+    keys, divisors = found
+    stated = {
+        "context_length": hub.max_position_embeddings,
+        "rope.freq_base": float(_theta(rope)),
+        **keys,
+        **({"rope.scaling.finetuned": finetuned} if rope.scaling is not None else {}),
+    }
+    whole = GGUFRope(stated, divisors)
+    if not _says(whole, rope, reach):
+        raise RopeError(
+            f"extend: `{method}` cannot be written as a GGUF file: its keys would not give these frequencies back.",
+            facts={"rope": rope, "keys": stated},
+            cure="Write a folder: --out DIR.",
+        )
+    return whole
+
+
+def _found(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]] | None:
+    """The scaling keys and the divisors, by the block's type; None where there are no words for it."""
+    block, rope = hub.parameters, hub.rope
+    own = None if rope.scaling is None else rope.scaling.original_length
+    original = {"rope.scaling.original_context_length": own or reach.trained}
+    kind = block["rope_type"]
+    if kind == "default":
+        return {}, {}
+    if kind == "linear":
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(block["factor"]), **original}, {}
+    if kind == "yarn" and block.get("truncate", True):
+        return {"rope.scaling.type": "yarn", **_yarn(block, rope), **original}, {}
+    if arch not in WITH_DIVISORS or kind == "dynamic":
+        return None
+    switch = rope.switch_length
+    plain = columns_of(RopeConfig(rope.head_dim, interleaved=False, theta=rope.theta))
+    attention = {} if _attention(rope) == 1.0 else {"rope.scaling.attn_factor": _attention(rope)}
+    if switch is None or columns_of(rope, switch) == columns_of(rope, switch + 1):
+        return {**attention, **original}, {"rope_freqs": _divisors(plain, columns_of(rope, (switch or 1) + 1))}
+    return (
+        {"rope.scaling.type": "longrope", **attention, **original},
+        {
+            "rope_factors_short": _divisors(plain, columns_of(rope, switch)),
+            "rope_factors_long": _divisors(plain, columns_of(rope, switch + 1)),
+        },
+    )
+
+
+def _yarn(block: Mapping[str, Any], rope: RopeConfig) -> dict[str, float]:
+    """YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
+    factor = float(getattr(rope.scaling, "factor", block["factor"]))
+    found = {"rope.scaling.factor": factor}
+    for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+        if block.get(key, usual) != usual:
+            found[f"rope.scaling.yarn_{key}"] = float(block[key])
+    attention = attention_factor_of(rope) / yarn_mscale(factor, 1.0)
+    if not math.isclose(attention, 1.0, rel_tol=1e-9):
+        found["rope.scaling.attn_factor"] = attention
+    return found
+
+
+def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(old / new if new else STILL for old, new in zip(plain, scaled, strict=True))
+
+
+def _attention(rope: RopeConfig) -> float:
+    """The attention factor, which must be one for all lengths, or the check below says so."""
+    return attention_factor_of(rope, (rope.switch_length or 1) + 1)
+
+
+def _theta(rope: RopeConfig) -> float:
+    return rope.theta if not isinstance(rope.theta, tuple) else math.nan
+
+
+def _says(found: GGUFRope, rope: RopeConfig, reach: Reach) -> bool:
+    """Whether our reader takes the same rope out of the keys."""
+    block = rope_parameters(found.keys, found.divisors, rope.head_dim, "the file to be written")
+    read = read_block(block, rope, int(found.keys["context_length"]))
+    return read is not None and same_rope(read, rope, compared_lengths(reach), relative=CLOSE, absolute=_NEGLIGIBLE)

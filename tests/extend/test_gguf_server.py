@@ -1,0 +1,112 @@
+"""Every GGUF export, served by a real llama.cpp: its log-probabilities are our own forward's under the method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ropewalk.builtin.texts import read_text
+from ropewalk.errors import RopeError
+from ropewalk.extend import ApplySettings, apply
+from ropewalk.methods import METHODS, Reach
+from ropewalk.readers.adapters import open_reader
+from ropewalk.verification.evidence import Probe
+from ropewalk.verification.hypotheses import Hypothesis
+from ropewalk.verification.llama_cpp import llama_cpp_server
+from ropewalk.verification.predictions import predict
+from tests.extend.material import TARGET, TRAINED, checkpoint_with_merges
+from tests.models.material import smollm2
+
+pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
+SAID = [name for name, method in METHODS.items() if method.config is not None and name != "dynamic"]
+FAST = ("yarn", "resonance")  # a rule that llama.cpp has, and divisors with an attention factor
+KEPT = ("plain", "as-is")  # these state the trained length, and the server reads no further
+
+
+def misfits(source: str | Path, file: Path, method: str, reach: Reach, lengths: tuple[int, ...]) -> dict[str, float]:
+    """The largest mean difference in nats of the server's top log-probabilities: to the method, and to plain."""
+    reader = open_reader(source, dtype=torch.float32)
+    tokenizer = reader.tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(read_text(None)[1][40_000 : 40_000 + 8 * max(lengths)])[: max(lengths)]
+    names = {name: METHODS[name].positions(reader.positions, reach) for name in (method, "plain")}
+    ours = {name: predict(reader, Hypothesis(name, where), ids, lengths) for name, where in names.items()}
+    found, answers = dict.fromkeys(names, 0.0), 0
+    with llama_cpp_server(file, tokenizer, context=max(lengths) + 64, threads=1) as engine:
+        assert engine.token_ids("Call me Ishmael, 1851!") == tokenizer.encode("Call me Ishmael, 1851!")
+        for length in lengths:
+            try:
+                answer = engine.ask(ids[:length])
+            except RopeError:  # llama.cpp holds the log-probabilities back with a token that is half a character
+                continue
+            answers += 1
+            assert answer.prompt_tokens == length
+            probe = Probe(length, answer.top, {name: ours[name][length] for name in names})
+            found = {name: max(found[name], probe.misfit(name)) for name in names}
+    assert answers >= 2
+    return found
+
+
+def exported(source: str | Path, folder: Path, method: str, target: int, **settings: Any) -> Path:
+    """The file of a method, in float32 unless it says otherwise."""
+    how = {"method": method, "target": target, "quantization": "f32", **settings}
+    return apply(source, folder / "model.gguf", ApplySettings(**how)).exported.folder
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in SAID]
+)
+def test_tiny_under_every_method(method: str, tmp_path: Path) -> None:
+    """Within the trained length of 256 tokens and beyond it."""
+    lengths = (60, 250) if method in KEPT else (60, 300, 900)
+    file = exported("tiny", tmp_path, method, 1024)
+    found = misfits("tiny", file, method, Reach(256, 1024), lengths)
+    assert found[method] < 0.005
+    assert method in KEPT or found["plain"] > 5 * found[method]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("quantization", ["f16", "q8_0"])
+def test_tiny_with_fewer_bits(quantization: str, tmp_path: Path) -> None:
+    """Quantisation costs more than the cache's float16 and far less than another method."""
+    file = exported("tiny", tmp_path, "yarn", 1024, quantization=quantization)
+    found = misfits("tiny", file, "yarn", Reach(256, 1024), (60, 300, 900))
+    assert found["yarn"] < (0.005 if quantization == "f16" else 0.05)
+    assert found["plain"] > 5 * found["yarn"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("method", ["yarn", "pi", "ntk"])
+def test_every_family(family: str, method: str, tmp_path: Path) -> None:
+    """Random weights in each architecture that is written: names, the order of rows, layers without rotation."""
+    changes = {"no_rope_layers": None, "num_hidden_layers": 4} if family == "smollm3" else {"rope_theta": 1e4}
+    source = checkpoint_with_merges(tmp_path / "source", family, **changes)
+    file = exported(source, tmp_path, method, TARGET)
+    found = misfits(source, file, method, Reach(TRAINED, TARGET), tuple(range(5, 64, 6)))
+    assert found[method] < 0.01
+    assert found["plain"] > 3 * found[method]
+
+
+@pytest.mark.thorough
+def test_longrope_follows_the_length_of_the_servers_context(tmp_path: Path) -> None:
+    """llama.cpp takes the long list where the server's context is longer than the original length."""
+    own = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.6],
+           "long_factor": [1.5, 2.0, 3.0, 4.0], "original_max_position_embeddings": 8, "finetuned": True}  # fmt: skip
+    source = checkpoint_with_merges(tmp_path / "source", rope_parameters=own)
+    file = exported(source, tmp_path, "plain", TARGET)
+    assert misfits(source, file, "plain", Reach(TRAINED, TARGET), tuple(range(10, 16)))["plain"] < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["yarn", "pi"])
+def test_smollm2_copied_block_by_block(method: str, tmp_path: Path) -> None:
+    """A published 4-bit file under YaRN 2 and linear 2, asked below and beyond its 8,192 tokens."""
+    source = smollm2()
+    file = apply(source, tmp_path / "model.gguf", ApplySettings(method=method, target=16384)).exported.folder
+    found = misfits(source, file, method, Reach(8192, 16384), (100, 2000, 9000))
+    assert found[method] < 0.15
+    assert found["plain"] > 2 * found[method]
