@@ -19,14 +19,18 @@ def train(
     settings: ClassifySettings,
     test: Annotated[Path | None, typer.Option(help="CSV file to score on, once, at the end.", metavar="FILE")] = None,
     baseline: Annotated[bool, typer.Option(help="Also score TF-IDF and logistic regression.")] = True,
+    against: Annotated[
+        Path | None, typer.Option(help="Also score the classifier of this folder.", metavar="DIR")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Insist that --out holds a run to continue.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the run that --out holds.")] = False,
 ) -> None:
     """Train a text classifier on the texts of a CSV file.
 
-    It is a bidirectional encoder, trained from scratch. The same command continues a run that was stopped, from its
-    last checkpoint. --out becomes the classifier's folder; with --test it also holds result.json (scores with
-    intervals, each class's own, the baseline's) and confusion.png and .svg.
+    It is a bidirectional encoder, trained from scratch; with --init MODEL, a head on the features of that checkpoint,
+    whose layers --tune can train further. The same command continues a run that was stopped, from where it was. --out
+    becomes the classifier's folder; with --test it also holds result.json (scores with intervals, each class's own, the
+    baseline's) and confusion.png and .svg.
     """
     from ropewalk.cli.training_progress import ClassifierProgress
     from ropewalk.progress.bar import ProgressBar
@@ -36,10 +40,17 @@ def train(
         with ProgressBar("classify", lines=False) as bar:
             progress = ClassifierProgress(bar)
             result = train_classifier(
-                settings, out, test=test, baseline=baseline, resume=resume, restart=restart, report=progress
+                settings,
+                out,
+                test=test,
+                baseline=baseline,
+                against=against,
+                resume=resume,
+                restart=restart,
+                report=progress,
             )
     except KeyboardInterrupt as stop:
-        typer.echo(f"classify: {stop or 'stopped'}. The same command continues from the last checkpoint.", err=True)
+        typer.echo(f"classify: {stop or 'stopped'}. The same command continues.", err=True)
         raise typer.Exit(130) from None
     if result is not None:
         _draw(result, out)
@@ -61,15 +72,15 @@ def predict(
     The result is CSV with the columns text, label and probability (of the label), in the order of the file.
     """
     from ropewalk.atomic_io import check_writable, write_whole
-    from ropewalk.checkpoints.load import load_classifier
     from ropewalk.progress.bar import ProgressBar
+    from ropewalk.readers.classifier import open_classifier
     from ropewalk.training.classification.dataset import read_rows
     from ropewalk.training.classification.predict import predict as label
     from ropewalk.training.classification.predict import predictions_csv
 
     if out is not None:
         check_writable(out)
-    classifier = load_classifier(model)
+    classifier = open_classifier(model)
     rows = read_rows(file, text_column=text_column, label_column=None)
     with ProgressBar("classify", total=len(rows), lines=False) as bar:
         predictions = label(classifier, rows.texts, report=bar.advance_to)
@@ -105,10 +116,13 @@ def _print_scores(result: dict[str, Any]) -> None:
     table = Table("", title=title, title_justify="left")
     for name in ("accuracy", "macro-F1"):
         table.add_column(name, justify="right")
-    for who, key in (("classifier", "test"), ("TF-IDF + regression", "baseline"), ("difference", "difference")):
+    rows = [("classifier", "test"), ("TF-IDF + regression", "baseline"), ("difference", "difference")]
+    if "against" in result:
+        rows += [(result["against"]["model"], "against"), ("difference", "difference_against")]
+    for who, key in rows:
         if key in result:
             scores = [result[key][name] for name in ("accuracy", "macro_f1")]
-            sign = "+" if key == "difference" else ""
+            sign = "+" if key.startswith("difference") else ""
             cells = [
                 f"{score['value']:{sign}.3f} ({score['interval'][0]:{sign}.3f} to {score['interval'][1]:{sign}.3f})"
                 for score in scores

@@ -25,10 +25,10 @@ from ropewalk.extend.live_export import WritableLive
 from ropewalk.extend.parts import parts_of
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.positions import Positions
-from ropewalk.optional import need
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.readers.transformers import TransformersReader
+from ropewalk.training.adapters import add_adapters, merge_adapters
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss
 
@@ -75,9 +75,7 @@ class TunableDecoder(DecoderReader):
             self.model, {name: as_trained(name, weight) for name, weight in self.model.named_parameters()}
         )
         if "lora" in names:
-            kit = need("peft", extra="tune")
-            settings = kit.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(ADAPTED), bias="none")
-            kit.inject_adapter_in_model(settings, twin)
+            add_adapters(twin, rank, ADAPTED)
             for name, weight in twin.named_parameters():  # peft froze all but its own
                 weight.requires_grad_(".lora_" in name or name in chosen)
         return TunableDecoder(twin, self.name)
@@ -117,11 +115,7 @@ class TunableDecoder(DecoderReader):
 
     def merged(self) -> TunableDecoder:
         """The trained model in eval mode, its adapters added to the weights; this reader's own model is changed."""
-        for module in list(self.model.modules()):
-            for name, child in list(module.named_children()):
-                if hasattr(child, "lora_A") and hasattr(child, "get_base_layer"):
-                    child.merge(safe_merge=True)  # type: ignore[operator]
-                    setattr(module, name, child.get_base_layer())  # type: ignore[operator]
+        merge_adapters(self.model)
         self.model.requires_grad_(False).eval()
         return self
 

@@ -11,7 +11,10 @@ from ropewalk.errors import RopeError
 
 @dataclass(frozen=True)
 class Event:
-    """What a run reports: `kind` is "start", "step", "log", "checkpoint", "score" or "done"."""
+    """What a run reports: `kind` is "start", "step", "log", "checkpoint", "score" or "done".
+
+    Before "start" a classifier on a checkpoint reports "features" and "head": `step` of `steps` texts or fits are done.
+    """
 
     kind: str
     step: int

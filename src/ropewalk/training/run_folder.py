@@ -22,8 +22,8 @@ class RunFolder:
     """The folder of one run: run.json, training-log.jsonl, checkpoints/step-*/, and the finished model.
 
     A checkpoint is a folder that was renamed into place when all of it was on the disk: it is whole or it is not there.
-    It holds state.json and what the run puts beside it. `results` names files that are made from the finished model,
-    and go with the run when it is thrown away.
+    It holds state.json and what the run puts beside it. `results` names files that are made from the finished model, or
+    folders that are part of it, and go with the run when it is thrown away.
     """
 
     def __init__(self, out: str | Path, *, results: tuple[str, ...] = ()) -> None:
@@ -116,6 +116,8 @@ class RunFolder:
         (self.path / RUN).unlink(missing_ok=True)  # first: what is left after a kill is no run
         self.remove_checkpoints()
         for name in (LOG, *_MODEL, *self.results):
+            if (self.path / name).is_dir():
+                remove_folder(self.path / name)
             (self.path / name).unlink(missing_ok=True)
 
     def check_same(self, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -205,6 +207,8 @@ class RunFolder:
         remove_folder(staging)
         write(staging)
         for file in sorted(staging.iterdir(), key=lambda path: path.name == "config.json"):
+            if file.is_dir():
+                remove_folder(self.path / file.name)  # of a run that was killed here
             os.replace(file, self.path / file.name)
         staging.rmdir()
 

@@ -49,7 +49,8 @@ class EngineVerdict:
         if self.kind == "other":
             return f"Applies {_either(self.applied)} instead of {self.expected}."
         if self.kind == "none":
-            return f"Neither {self.expected} nor anything else that was tried explains the answers. {self.detail}"
+            closest = f"; the closest is {self.applied[0]}" if self.applied else ""
+            return f"None of these explains the answers{closest}. {self.detail}".rstrip()
         if self.kind == "tokens":
             return f"Another tokenizer: {self.detail}"
         cure = "more prompts" if self.needs is None else f"prompts of {self.needs:,} tokens"

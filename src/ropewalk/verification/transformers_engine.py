@@ -46,13 +46,9 @@ class TransformersEngine(AbstractContextManager[Engine]):
                 facts={"model": str(path)},
                 cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
             )
-        from ropewalk.readers.live.loading import quietly
-
         try:
-            with quietly():
-                load = transformers.AutoModelForCausalLM.from_pretrained
-                model = load(str(path), local_files_only=True, dtype="auto")
-                tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            model = transformers.AutoModelForCausalLM.from_pretrained(str(path), local_files_only=True, dtype="auto")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise RopeError(
                 "verify: transformers cannot load this folder.",

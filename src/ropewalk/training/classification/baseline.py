@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from ropewalk.optional import need
-from ropewalk.training.classification.dataset import Rows
+from ropewalk.training.classification.dataset import Rows, joined
 from ropewalk.training.classification.metrics import Classes
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)
 """Inverse regularisation (scikit-learn's C) tried in cross-validation; without it, the third."""
 FOLDS = 3
-_SCORING = {"accuracy": "accuracy", "macro_f1": "f1_macro", "loss": "neg_log_loss"}
+SCORING = {"accuracy": "accuracy", "macro_f1": "f1_macro", "loss": "neg_log_loss"}
 
 
 def run_baseline(
@@ -30,7 +30,7 @@ def run_baseline(
     `select` in a cross-validation over the same rows (none where a class has one row).
     """
     started = time.perf_counter()
-    rows = train if validation is None else _joined(train, validation)
+    rows = train if validation is None else joined(train, validation)
     choosing = need("sklearn.model_selection", extra="classify")
     folds = min(FOLDS, *Counter(rows.labels).values())
     model, tried = _pipeline(STRENGTHS[2], class_weights), {}
@@ -40,7 +40,7 @@ def run_baseline(
             search = choosing.GridSearchCV(
                 model,
                 {"logisticregression__C": STRENGTHS},
-                scoring=_SCORING[select],
+                scoring=SCORING[select],
                 cv=choosing.StratifiedKFold(folds, shuffle=True, random_state=0),
             ).fit(rows.texts, rows.labels)
             model = search.best_estimator_
@@ -53,7 +53,7 @@ def run_baseline(
         "model": "TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression",
         "scikit-learn": need("sklearn", extra="classify").__version__,
         "C": model[-1].C,
-        f"cross_validation_{_SCORING[select]}_by_C": {f"{c:g}": score for c, score in tried.items()},
+        f"cross_validation_{SCORING[select]}_by_C": {f"{c:g}": score for c, score in tried.items()},
         "folds": folds if tried else None,
         "fitted_on_rows": len(rows),
         "seconds": round(time.perf_counter() - started, 2),
@@ -71,7 +71,3 @@ def _pipeline(strength: float, class_weights: str) -> Any:
             C=strength, max_iter=2000, class_weight=None if class_weights == "none" else class_weights
         ),
     )
-
-
-def _joined(first: Rows, second: Rows) -> Rows:
-    return Rows(first.path, first.texts + second.texts, first.labels + second.labels, first.lines + second.lines)

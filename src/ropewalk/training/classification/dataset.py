@@ -175,6 +175,11 @@ def split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     return rows.take(kept), rows.take(sorted(held_out))
 
 
+def joined(first: Rows, second: Rows) -> Rows:
+    """The rows of both, named after the first file."""
+    return Rows(first.path, first.texts + second.texts, first.labels + second.labels, first.lines + second.lines)
+
+
 def balanced_weights(labels: Sequence[str], classes: Sequence[str]) -> list[float]:
     """rows / (classes * rows of the class), so that each class has the same part in the loss.
 

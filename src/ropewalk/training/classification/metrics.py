@@ -80,6 +80,19 @@ def bootstrap(
     ]
 
 
+def mcnemar(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> dict[str, Any]:
+    """McNemar's exact test of two classifiers on the same rows: rows that one of them alone has right, two-sided p.
+
+    Source: McNemar 1947, Psychometrika 12.
+
+    >>> mcnemar(np.array([True, True, True, False]), np.array([False, False, True, False]))
+    {'ours_alone': 2, 'theirs_alone': 0, 'p': 0.5}
+    """
+    one, other = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    p = float(need("scipy.stats", extra="classify").binomtest(one, one + other).pvalue) if one + other else 1.0
+    return {"ours_alone": one, "theirs_alone": other, "p": p}
+
+
 def _resampled_scores(truth: Classes, predicted: Classes, classes: int) -> Scores:
     """Accuracy and macro-F1, `[2, resamples]`, of labels `[resamples, rows]`: what `scores_of` gives for each row.
 

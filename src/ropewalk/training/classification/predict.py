@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ropewalk.models.checkpoint_classifier import CheckpointClassifier
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.training.classification.batches import by_length, pad
 from ropewalk.training.objective import autocast
 
+Classifier = TextClassifier | CheckpointClassifier
+
 
 def logits_of(
-    model: TextClassifier,
+    model: Classifier,
     ids: Sequence[Sequence[int]],
     *,
     batch_size: int = 128,
@@ -40,7 +43,7 @@ def logits_of(
 
 
 def predict(
-    model: TextClassifier, texts: Sequence[str], *, report: Callable[[int], None] | None = None
+    model: Classifier, texts: Sequence[str], *, report: Callable[[int], None] | None = None
 ) -> list[tuple[str, float]]:
     """The likeliest label of each text, and its probability."""
     probabilities = logits_of(model, [model.encode(text) for text in texts], report=report).softmax(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,15 @@ from ropewalk.training.classification.metrics import (
     Intervals,
     bootstrap,
     confusion_counts,
+    mcnemar,
     per_class,
     scores_of,
 )
-from ropewalk.training.classification.predict import logits_of
+from ropewalk.training.classification.predict import Classifier, logits_of
 
 
 def score(
-    model: TextClassifier,
+    models: Sequence[Classifier],
     run: Mapping[str, Any],
     train: Rows,
     validation: Rows | None,
@@ -38,14 +39,16 @@ def score(
 ) -> dict[str, Any]:
     """The content of result.json: scores as fractions of 1, times in seconds, counts in rows.
 
+    `models`: the one that was trained, and perhaps another one to compare it with.
+
     `confusion` lists [true class, predicted class, rows] off the diagonal, most rows first, by the classes' indices in
     `classes`.
     """
-    labels = list(model.config.labels)
+    labels = list(models[0].config.labels)
     index = {label: i for i, label in enumerate(labels)}
     truth = np.array([index[label] for label in test.labels], dtype=np.int64)
     started = time.perf_counter()
-    predicted = logits_of(model, [model.encode(text) for text in test.texts]).argmax(-1).numpy().astype(np.int64)
+    predicted = _predicted(models[0], test, index)
     took = time.perf_counter() - started
     settings = run["settings"]
     result: dict[str, Any] = {
@@ -60,27 +63,52 @@ def score(
         "training": {
             key: run[key] for key in ("parameters", "epochs_run", "best", "seconds", "cpu_seconds", "threads", "torch")
         }
+        | {key: run[key] for key in ("init", "head", "trained_parameters") if key in run}
         | {"processor": _processor(), "settings": _relative(settings)},
         "intervals": f"{CONFIDENCE:.0%} bootstrap percentile, {RESAMPLES} resamples of the test rows",
         "classes": labels,
     }
-    by_baseline: list[Classes] = []
+    counts = confusion_counts(truth, predicted, len(labels))
+    [own] = bootstrap(truth, predicted, classes=len(labels))
+    result["test"] = _with_intervals(scores_of(truth, predicted), own) | {"seconds": round(took, 2)}
     if baseline:
         labelled, facts = run_baseline(
             train, validation, test, labels, class_weights=settings["class_weights"], select=settings["select"]
         )
-        by_baseline = [labelled]
-    intervals = bootstrap(truth, predicted, *by_baseline, classes=len(labels))
-    counts = confusion_counts(truth, predicted, len(labels))
-    result["test"] = _with_intervals(scores_of(truth, predicted), intervals[0]) | {"seconds": round(took, 2)}
-    if baseline:
-        result["baseline"] = _with_intervals(scores_of(truth, by_baseline[0]), intervals[1]) | facts
-        differences = {name: result["test"][name]["value"] - result["baseline"][name]["value"] for name in SCORES}
-        result["difference"] = _with_intervals(differences, intervals[2])
+        result["baseline"], result["difference"] = _beside(truth, predicted, labelled, len(labels))
+        result["baseline"] |= facts
+    for other in models[1:]:
+        result["against"], result["difference_against"] = _beside(
+            truth, predicted, _predicted(other, test, index), len(labels)
+        )
+        result["against"] |= {"model": _kind(other), "parameters": other.num_parameters()}
     result["per_class"] = per_class(truth, predicted, labels)
     wrong = [(int(a), int(b), int(counts[a, b])) for a, b in np.argwhere(counts) if a != b]
     result["confusion"] = [list(cell) for cell in sorted(wrong, key=lambda cell: (-cell[2], cell))]
     return result
+
+
+def _predicted(model: Classifier, test: Rows, index: Mapping[str, int]) -> Classes:
+    """The classes that a model gives the test rows, as `index` counts them."""
+    own = np.array([index[label] for label in model.config.labels], dtype=np.int64)
+    found: Classes = own[logits_of(model, [model.encode(text) for text in test.texts]).argmax(-1).numpy()]
+    return found
+
+
+def _beside(truth: Classes, ours: Classes, theirs: Classes, classes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Another classifier's scores, and ours less them, paired by row, each with intervals and McNemar's exact test."""
+    _, other, difference = bootstrap(truth, ours, theirs, classes=classes)
+    scores, own = scores_of(truth, theirs), scores_of(truth, ours)
+    gained = {name: own[name] - scores[name] for name in SCORES}
+    test = {"mcnemar": mcnemar(ours == truth, theirs == truth)}
+    return _with_intervals(scores, other), _with_intervals(gained, difference) | test
+
+
+def _kind(model: Classifier) -> str:
+    """What another classifier is, in a few words."""
+    if isinstance(model, TextClassifier):
+        return "encoder from scratch"
+    return f"head on {model.config.checkpoint}"
 
 
 def counts_of(result: Mapping[str, Any]) -> list[list[int]]:
@@ -104,7 +132,7 @@ def _with_intervals(scores: Mapping[str, float], intervals: Intervals) -> dict[s
 
 def _relative(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with file names alone: a record that is shared tells no folders."""
-    names = ("data", "validation", "tokenizer")
+    names = ("data", "validation", "tokenizer", "init")
     return {key: value.rpartition("/")[2] if key in names and value else value for key, value in settings.items()}
 
 

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ropewalk.checkpoints.load import save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.errors import RopeError
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
+from ropewalk.readers.classifier import open_classifier
 from ropewalk.training.checkpoint import read_tensors, write_tensors
 from ropewalk.training.classification.batches import epoch_order, leave_out, pad
 from ropewalk.training.classification.dataset import Rows, balanced_weights, check_known, classes_of, read_rows, split
@@ -32,15 +34,17 @@ WEIGHTS, BEST = "model.safetensors", "best.safetensors"
 class ClassifierTask:
     """The training of one classifier; see `ropewalk.training.task.TrainingTask` for what each method gives.
 
-    `test` is a file to be scored on when the run is finished: it is read with the others, so that what cannot be
-    scored is refused before anything is trained.
+    `test` is a file to be scored on when the run is finished, `against` the folder of another classifier to score
+    beside it: they are read with the others, so that what cannot be scored is refused before anything is trained.
     """
 
     tokenizer: Tokenizer
     model: TextClassifier
 
-    def __init__(self, settings: ClassifySettings, test: str | Path | None = None) -> None:
-        self.settings, self._test_file = settings, test
+    def __init__(
+        self, settings: ClassifySettings, test: str | Path | None = None, against: str | Path | None = None
+    ) -> None:
+        self.settings, self._test_file, self._against = settings, test, against
         self.validation: Rows | None = None
         self.test: Rows | None = None
         self.best: dict[str, Any] | None = None
@@ -63,13 +67,18 @@ class ClassifierTask:
         return self.validation is not None
 
     @property
+    def token_dropout(self) -> float:
+        """Probability that a token is left out in training."""
+        return self.settings.token_dropout
+
+    @property
     def updates_per_epoch(self) -> int:
         """Batches of one epoch."""
         return -(-len(self.train) // self.settings.batch_size)
 
     @property
     def steps(self) -> int:
-        return self.settings.epochs * self.updates_per_epoch
+        return (self.settings.epochs or 0) * self.updates_per_epoch
 
     @property
     def housekeeping(self) -> Housekeeping:
@@ -77,7 +86,7 @@ class ClassifierTask:
         return Housekeeping(
             log_every=self.updates_per_epoch,
             validate_every=self.updates_per_epoch,
-            checkpoint_every=self.steps,
+            checkpoint_every=max(1, self.steps),
             checkpoint_minutes=CHECKPOINT_MINUTES,
         )
 
@@ -94,8 +103,24 @@ class ClassifierTask:
         if self._test_file is not None:
             self.test = read_rows(self._test_file, **columns)
             check_known(self.test, self.labels, settings.data)
+        if self._against is not None:
+            self._check_against(self._against)
         if self.validates or self.test is not None:
             need("sklearn.metrics", extra="classify")  # reported now, not after the first epoch
+
+    def _check_against(self, folder: str | Path) -> None:
+        """Refuse another classifier that has other labels, or no test file to compare on."""
+        labels = open_classifier(folder).config.labels
+        if self.test is None or set(labels) != set(self.labels):
+            raise RopeError(
+                "classify: the other classifier cannot be compared on these rows.",
+                facts={
+                    "against": str(folder),
+                    "test": None if self.test is None else self.test.path,
+                    "labels of one alone": sorted(set(labels) ^ set(self.labels))[:8],
+                },
+                cure="Give --test FILE, and a classifier that was trained on the same classes.",
+            )
 
     def build(self, folder: Path, *, begun: bool) -> None:
         settings = self.settings
@@ -131,11 +156,11 @@ class ClassifierTask:
     def loss(self, step: int, part: int) -> Tensor:
         settings = self.settings
         batch = self._batch(step)
-        ids, mask = pad(leave_out([self.ids[i] for i in batch], settings.token_dropout))
+        ids, mask = pad(leave_out([self.ids[i] for i in batch], self.token_dropout))
         mask = None if mask is None else mask.to(settings.device)
         with autocast(settings.precision, torch.device(settings.device)):
             logits = self.model(ids.to(settings.device), attention_mask=mask)
-        return self._mean_loss(logits.float(), self.targets[batch].to(settings.device), settings.label_smoothing)
+        return self._mean_loss(logits.float(), self.targets[batch].to(settings.device), settings.label_smoothing or 0.0)
 
     def _batch(self, step: int) -> list[int]:
         """The rows of one update."""
@@ -172,7 +197,7 @@ class ClassifierTask:
             self.best = {"epoch": epoch, "rank": rank, **scores}
             self.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in self._state().items()}
         assert self.best is not None
-        self.ended = epoch - self.best["epoch"] >= self.settings.patience
+        self.ended = epoch - self.best["epoch"] >= (self.settings.patience or 1)
         return {f"validation_{name}": value for name, value in scores.items()} | {"best": is_best}
 
     def _rank(self, scores: Mapping[str, float]) -> tuple[float, float]:
