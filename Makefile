@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test test-rest test-all check parity bench figures docs docs-serve slow sanitize format clean
+.PHONY: web test-web demo test test-rest test-all check parity bench figures docs docs-serve slow sanitize format clean
 
 demo: $(READY)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
@@ -37,6 +37,22 @@ parity: $(READY)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py
+
+# The explorer's page in the package, from web/; the lock file pins esbuild, TypeScript and d3.
+web: web/node_modules/.package-lock.json
+	cd web && npm run --silent build
+
+web/node_modules/.package-lock.json: web/package.json web/package-lock.json
+	cd web && npm ci --no-fund --no-audit
+	touch $@
+
+# Everything of web/: its own tests, the build as it stands in the package, and the page in a real browser. Where Chromium
+# is missing, `apt-get install chromium` (as root) brings it.
+test-web: $(READY) web/node_modules/.package-lock.json
+	command -v chromium || apt-get install -y chromium
+	cd web && npm run --silent types && npm test --silent
+	cp src/ropewalk/explorer/page.html build/page.html && $(MAKE) web && cmp build/page.html src/ropewalk/explorer/page.html
+	$(BIN)/python -m pytest -q -rs tests/explorer
 
 # The site, into build/site: opened from the folder, it fetches nothing.
 docs: $(READY)

@@ -1,10 +1,11 @@
 """The confusion table of `ropewalk verify`: engines with a known rope, and what was concluded of each.
 
-    python scripts/confusion_of_verify.py tiny          # ours behind HTTP, and transformers
-    python scripts/confusion_of_verify.py model.gguf    # ours behind HTTP, and llama.cpp where it is installed
+    python scripts/confusion_of_verify.py tiny          # ours behind HTTP, transformers, llama.cpp
+    python scripts/confusion_of_verify.py model.gguf    # the same
 
-Each run is one line of STATE/NAME.jsonl: stopped, the same command continues. The record
-benchmarks/results/verify-confusion.json is made of all lines that are there.
+Each run is one line of STATE/NAME.jsonl: stopped, the same command continues. Our own predictions are kept beside them,
+so that they are computed once for all runs of a model. The record benchmarks/results/verify-confusion.json is made of
+all lines that are there.
 """
 
 from __future__ import annotations
@@ -25,40 +26,54 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import ropewalk as rw  # noqa: E402
 from ropewalk.atomic_io import write_json  # noqa: E402
-from ropewalk.checkpoints.load import load_decoder  # noqa: E402
+from ropewalk.builtin.texts import read_text  # noqa: E402
+from ropewalk.checkpoints.load import load_decoder, save  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
+from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.models.positions import Positions  # noqa: E402
+from ropewalk.readers.decoder import DecoderReader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN  # noqa: E402
-from ropewalk.verification.engine import NextTokens  # noqa: E402
+from ropewalk.verification.engine import TOP, NextTokens, open_engine  # noqa: E402
 from ropewalk.verification.expectation import expected_positions  # noqa: E402
 from ropewalk.verification.faults import ClampedPositions, RestartedPositions  # noqa: E402
 from ropewalk.verification.hypotheses import Hypothesis, first_difference  # noqa: E402
 from ropewalk.verification.llama_cpp import llama_cpp_server  # noqa: E402
 from ropewalk.verification.ours import OurEngine  # noqa: E402
+from ropewalk.verification.predictions import Predictions  # noqa: E402
 from ropewalk.verification.transformers_engine import TransformersEngine  # noqa: E402
+from ropewalk.verification.verify import Check  # noqa: E402
 from tests.verification.fake_server import serving  # noqa: E402
+from tests.verification.tiny_gguf import write_tiny  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
-NOISES = (0.0, 0.03, 0.1)  # nats that a normal number of this deviation puts on every log-probability
 STYLES = ("llama.cpp", "vllm", "sglang")
+LONGEST = 512  # tokens: what a verdict of a run speaks of, at most; faults of length are put to `tiny`, trained to 256
+STARTED = ("plain", "linear 2", "linear 4", "yarn 2", "yarn 4", "yarn 4, from four times the length",
+           "theta a tenth", "theta ten times", "theta three times")  # fmt: skip
 
 
 class Noisy(OurEngine):
-    """Ours, every log-probability off by a normal number: as quantised engines are, and never twice alike."""
+    """Ours, every log-probability off by a normal number: as quantised engines are, and never twice alike.
 
-    def __init__(self, model: Any, deviation: float, seed: int) -> None:
-        super().__init__(model)
-        self.deviation, self.generator = deviation, torch.Generator().manual_seed(seed)
+    - `positions`: what it applies. `deviation`: of the normal number, in nats.
+    """
+
+    def __init__(self, predictions: Predictions, positions: Positions, deviation: float, seed: int) -> None:
+        self.reader, self.predictions = predictions.reader, predictions
+        acts_from = min((getattr(rule, "length", 0) for rule in positions.extensions), default=0)
+        self.applied, self.deviation = Hypothesis("", positions, acts_from), deviation
+        self.generator = torch.Generator().manual_seed(seed)
 
     def ask(self, input_ids: Any) -> NextTokens:
         """The likeliest next tokens."""
-        answer = super().ask(input_ids)
-        errors = torch.randn(len(answer.top), generator=self.generator).tolist()
-        top = {token: value + self.deviation * e for (token, value), e in zip(answer.top.items(), errors, strict=True)}
-        return dataclasses.replace(answer, top=top)
+        answer = self.predictions.of(self.applied, input_ids, [len(input_ids)])[len(input_ids)]
+        top = list(answer.values.items())[:TOP]
+        errors = torch.randn(len(top), generator=self.generator).tolist()
+        return NextTokens(
+            {token: value + self.deviation * e for (token, value), e in zip(top, errors, strict=True)}, len(input_ids)
+        )
 
 
 def applied(own: Positions, trained: int) -> dict[str, Positions]:
@@ -105,89 +120,101 @@ def same(one: Positions, other: Positions, up_to: int, trained: int) -> bool:
     return found is None or found > up_to
 
 
-def settings(source: str, trained: int, up_to: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def settings(name: str, trained: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every run by its key."""
-    names = list(
-        applied(
-            Positions((RopeConfig(8, interleaved=False, max_position_embeddings=trained),), (None,), (None,)), trained
-        )
-    )
-    for noise in NOISES:
-        for number, name in enumerate(names):
+    rope = RopeConfig(8, interleaved=False, max_position_embeddings=trained)
+    up_to = min(trained, LONGEST)
+    for noise in (0.0, 0.03, 0.1) if name == "tiny" else (0.03,):
+        for number, fault in enumerate(applied(Positions((rope,), (None,), (None,)), trained)):
+            if "trained length" in fault and trained > LONGEST:
+                continue
             for expect in ("plain", "yarn:4"):
                 style = STYLES[number % len(STYLES)]
-                for length in (trained, up_to) if expect == "plain" and "trained length" in name else (trained,):
+                beyond = expect == "plain" and "trained length" in fault
+                for length in (up_to, trained * 3 // 2) if beyond else (up_to,):
                     yield (
-                        f"{source} http {style} noise {noise} {name} for {expect} up to {length}",
+                        f"{name} http {style} noise {noise} {fault} for {expect} up to {length}",
                         {
                             "kind": "http",
                             "style": style,
                             "noise": noise,
-                            "applied": name,
+                            "applied": fault,
                             "expect": expect,
                             "up_to": length,
                         },
                     )
-    kind = "llama.cpp" if source.endswith(".gguf") else "transformers"
-    for name in ("plain", "linear 2", "linear 4", "yarn 2", "yarn 4", "yarn 4, from four times the length",
-                 "theta a tenth", "theta ten times", "theta three times"):  # fmt: skip
-        for expect in ("plain", "yarn:4", "pi:2"):
-            run = {"kind": kind, "applied": name, "expect": expect, "up_to": trained}
-            yield f"{source} {kind} {name} for {expect}", run
+    for kind in ("llama.cpp", "transformers"):
+        for fault in STARTED:
+            for expect in ("plain", "yarn:4", "pi:2") if kind == "llama.cpp" or name == "tiny" else ("plain",):
+                run = {"kind": kind, "applied": fault, "expect": expect, "up_to": up_to}
+                yield f"{name} {kind} {fault} for {expect}", run
 
 
 @contextmanager
-def opened(run: dict[str, Any], source: str, model: Any, positions: Positions, seed: int) -> Iterator[Any]:
+def opened(
+    run: dict[str, Any], state: Path, predictions: Predictions, positions: Positions, seed: int
+) -> Iterator[Any]:
     """The engine of a run: a URL, or an engine."""
+    model, source = predictions.reader.model, state / Path(predictions.reader.name).stem
     rope = positions.present_ropes[0] if positions.present_ropes else None
     if run["kind"] == "http":
-        under = model.with_positions(rope=positions.ropes, extension=positions.extensions)
-        with serving(Noisy(under, run["noise"], seed), style=run["style"]) as url:
+        with serving(Noisy(predictions, positions, run["noise"], seed), style=run["style"]) as url:
             yield url
     elif run["kind"] == "transformers":
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(find(source))
+        if not source.exists():
+            save(model, source)
+        config = transformers.AutoConfig.from_pretrained(source)
         config.rope_parameters = rope.to_hf()
         # given with the class: the config of a folder wins over what is set on a model later
         yield TransformersEngine(
-            transformers.AutoModelForCausalLM.from_pretrained(find(source), config=config, dtype="auto").eval(),
-            transformers.AutoTokenizer.from_pretrained(find(source)),
+            transformers.AutoModelForCausalLM.from_pretrained(source, config=config, dtype="auto").eval(),
+            transformers.AutoTokenizer.from_pretrained(source),
         )
     else:
-        rule = rope.scaling
+        rule, file = rope.scaling, find(predictions.reader.name)
+        if file.suffix != ".gguf":
+            file = source.with_suffix(".gguf")
+            if not file.exists():
+                write_tiny(file)
         options: dict[str, Any] = {"rope_freq_base": float(rope.theta)}
         if rule is not None:
             options |= {"rope_scaling_type": 2 if isinstance(rule, YaRN) else 1, "rope_freq_scale": 1 / rule.factor}
         if isinstance(rule, YaRN):
             options["yarn_orig_ctx"] = rule.original_max_position_embeddings
-        with llama_cpp_server(source, model.tokenizer, threads=torch.get_num_threads(), options=options) as engine:
+        with llama_cpp_server(file, model.tokenizer, context=1024, options=options) as engine:
             yield engine
 
 
 def measure(source: str, state: Path, most: int | None) -> None:
     """Run what is due; one line each."""
-    model = load_decoder(source, dtype=torch.float32)
-    own, trained = model.config.positions, model.config.ropes[0].trained_length
-    state.mkdir(parents=True, exist_ok=True)
-    lines = state / f"{Path(source).stem}.jsonl"
+    reader = DecoderReader(load_decoder(source, dtype=torch.float32), source)
+    name, own, trained = Path(source).stem, reader.positions, reader.trained_length
+    predictions, (_, text) = Predictions(reader, state / "predictions"), read_text(None)
+    lines = state / f"{name}.jsonl"
     done = {json.loads(line)["key"] for line in lines.read_text().splitlines()} if lines.exists() else set()
-    due = [item for item in settings(source, trained, trained * 3 // 2) if item[0] not in done]
-    for seed, (key, run) in enumerate(due[:most]):
-        positions = applied(own, trained).get(run["applied"])
+    due = [item for item in settings(name, trained) if item[0] not in done]
+    for key, run in due[:most]:
+        positions = applied(own, trained)[run["applied"]]
         expected = expected_positions(own, run["expect"], trained)
-        begun = time.monotonic()
-        with opened(run, source, model, positions, seed) as engine:
-            found = rw.verify(source, engine, expect=expected, up_to=run["up_to"], max_tokens=2 * trained)
-        right = same(positions, expected, run["up_to"], trained)
+        up_to, begun = run["up_to"], time.monotonic()
+        with (
+            opened(run, state, predictions, positions, int(fingerprint(key)[:8], 16)) as engine,
+            open_engine(engine, source, reader.tokenizer) as asked,
+        ):
+            found = Check(
+                predictions, reader.tokenizer, asked, expected, text, trained=trained, up_to=up_to, max_tokens=2 * up_to
+            ).run()
         entry = {
             "key": key,
             **run,
-            "model": Path(source).stem,
-            "truth": "as expected" if right else "other",
+            "model": name,
+            "truth": "as expected" if same(positions, expected, up_to, trained) else "other",
             "verdict": found.outcome.kind,
             "sentence": found.outcome.sentence,
             "requests": found.requests,
+            "longest_prompt": max((probe.tokens for probe in found.questions), default=1),
             "seconds": round(time.monotonic() - begun, 2),
             "noise_found": found.noise,
         }

@@ -12,7 +12,8 @@ ORDER = ["version", "lazy", "shapes", "errors", "optional", "atomic_io", "ledger
          "eager", "compiled", "families", "rope",
          "backends", "rotation", "encodings", "attention", "models", "methods", "attachment", "checkpoints",
          "builtin", "readers", "audit", "training", "retrieval", "use", "figures", "report", "diagnosis",
-         "verification", "extend", "bench", "comparison", "distributed", "gallery", "cli", "__main__"]  # fmt: skip
+         "verification", "extend", "bench", "comparison", "distributed", "gallery", "explorer", "cli",
+         "__main__"]  # fmt: skip
 # the two doors: the package's own list of names, and the version that the command line prints
 DOORS = {"__init__"}
 

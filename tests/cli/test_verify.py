@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -11,6 +12,13 @@ from ropewalk.cli.app import main
 from ropewalk.verification.ours import OurEngine
 from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def run(*arguments):
@@ -31,7 +39,7 @@ def test_a_server_is_verified(small, tmp_path, capsys, monkeypatch):  # noqa: F8
         printed = capsys.readouterr().out
         assert status == 0
         assert run(tmp_path / "small", "--engine", url, "--expect", "yarn:4") == 1
-    assert "Applies no scaling instead of yarn, factor 4" in " ".join(capsys.readouterr().out.split())
+    assert "Applies no scaling instead of yarn (factor 4" in " ".join(capsys.readouterr().out.split())
     found = json.loads(record.read_text())
     assert found["verdict"]["exit_status"] == 0
     assert found["verdict"]["sentence"] in " ".join(printed.split())
@@ -40,6 +48,20 @@ def test_a_server_is_verified(small, tmp_path, capsys, monkeypatch):  # noqa: F8
     assert rows
     assert "as expected" in drawn.read_text()
     assert "misfit (nats)" in drawn.read_text()
+
+
+def test_predictions_are_kept_in_the_cache(small, tmp_path, cache, capsys):  # noqa: F811
+    """By default in the user's; where there can be none, the check runs without."""
+    save(small, tmp_path / "small")
+    with serving(OurEngine(small)) as url:
+        assert run(tmp_path / "small", "--engine", url) == 0
+        kept = list(cache.glob("ropewalk/verify/*/results/*.jsonl"))
+        assert len(kept) == 1
+        assert run(tmp_path / "small", "--engine", url, "--state", tmp_path / "here") == 0
+        assert len(list(tmp_path.glob("here/*/results/*.jsonl"))) == 1
+        shutil.rmtree(cache)
+        cache.write_text("no folder")
+        assert run(tmp_path / "small", "--engine", url) == 0
 
 
 def test_bad_input_is_a_message(tmp_path, capsys):

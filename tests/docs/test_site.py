@@ -40,7 +40,7 @@ def test_nothing_is_fetched_from_elsewhere(site):
     """Scripts, styles, fonts and pictures lie in the folder; styles ask for no address."""
     for page in site.rglob("*.html"):
         loaded = [one or other for one, other in LOADED.findall(page.read_text(encoding="utf-8"))]
-        assert loaded
+        assert loaded or page.parent.name == "explorer"  # one file that holds everything
         assert [address for address in loaded if re.match(r"(https?:)?//", address)] == []
     for style in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import)[\s\"']*(https?:)?//", style.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A real llama.cpp server, started plain and with YaRN; ROPEWALK_TEST_GGUF names a small .gguf file to serve."""
+"""A real llama.cpp server: of the built-in model here, of the file that ROPEWALK_TEST_GGUF names in the slow tests."""
 
 from __future__ import annotations
 
@@ -6,34 +6,49 @@ import os
 
 import pytest
 
-from ropewalk.readers.adapters import open_reader
-from ropewalk.verification.evidence import Probe
-from ropewalk.verification.expectation import expected_positions
-from ropewalk.verification.hypotheses import Hypothesis
+import ropewalk as rw
+from ropewalk.checkpoints.load import load_decoder
 from ropewalk.verification.llama_cpp import llama_cpp_server
-from ropewalk.verification.predictions import predict
+from tests.verification.tiny_gguf import write_tiny
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
 FILE = os.environ.get("ROPEWALK_TEST_GGUF")
-WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of "
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(FILE is None, reason="ROPEWALK_TEST_GGUF is not set")]
+YARN = {"rope_scaling_type": 2, "rope_freq_scale": 0.25}
+CASES = [
+    ({}, None, "as expected", "as expected"),
+    (YARN | {"yarn_orig_ctx": 256}, "yarn:4", "as expected", "as expected"),
+    ({}, "yarn:4", "other", "no scaling"),
+    (YARN | {"yarn_orig_ctx": 1024}, "yarn:4", "other", "yarn with original_max_position_embeddings 1024"),
+    (YARN | {"yarn_orig_ctx": 256, "rope_freq_scale": 0.5}, "yarn:4", "other", "yarn 2"),
+    ({"rope_scaling_type": 1, "rope_freq_scale": 0.5}, "pi:2", "as expected", "as expected"),
+    ({"rope_scaling_type": 1, "rope_freq_scale": 0.25}, "pi:2", "other", "scaling twice, which is pi 4 (linear)"),
+    ({"rope_freq_base": 1e5}, None, "other", "theta 100000"),
+]
 
 
-def test_a_server_with_yarn_is_told_from_a_plain_one():
-    """Each answers nearest to what our own forward says under its own rope; the tokens are the same."""
-    reader = open_reader(FILE, name="model")
-    trained = reader.trained_length
-    yarn = expected_positions(reader.positions, "yarn:4", trained)
-    ids = reader.tokenizer.encode_prompt(WORDS * 2)
-    ours = {
-        name: predict(reader, Hypothesis(name, positions), ids, [len(ids)])[len(ids)]
-        for name, positions in (("plain", reader.positions), ("yarn", yarn))
-    }
-    options = {"rope_scaling_type": 2, "rope_freq_scale": 0.25, "yarn_orig_ctx": trained}
-    for name, other, given in (("plain", "yarn", {}), ("yarn", "plain", options)):
-        with llama_cpp_server(FILE, reader.tokenizer, context=512, threads=1, options=given) as engine:
-            assert engine.token_ids(WORDS) == reader.tokenizer.encode(WORDS)
-            answer = engine.ask(ids)
-        question = Probe(len(ids), answer.top, ours)
-        assert answer.prompt_tokens == len(ids)
-        assert 2 * question.misfit(name) < question.misfit(other)
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The built-in model, its GGUF file, and a folder for our predictions, which all tests share."""
+    folder = tmp_path_factory.mktemp("llama_cpp")
+    return load_decoder("tiny").float(), write_tiny(folder / "tiny.gguf"), folder / "state"
+
+
+@pytest.mark.parametrize(("options", "expect", "kind", "name"), CASES)
+def test_what_a_server_was_started_with(tiny, options, expect, kind, name):
+    """llama.cpp's own reading of its options, asked over HTTP: named, with its own tokenizer's tokens compared."""
+    model, file, state = tiny
+    with llama_cpp_server(file, model.tokenizer, context=512, threads=1, options=options) as engine:
+        found = rw.verify(model, engine, expect=expect, state=state)
+    assert found.engine == "llama.cpp"
+    assert (found.outcome.kind, found.standings[0].name) == (kind, name), found.outcome.sentence
+    assert found.tokenisation.startswith("the same")
+    assert found.noise < 2e-3, "float32 weights"
+    assert found.standings[0].misfit < 5e-3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FILE is None, reason="ROPEWALK_TEST_GGUF is not set")
+def test_quantised_weights():
+    """Started by its name, from a file of a few bits a weight: as expected, and not YaRN."""
+    assert rw.verify(FILE, "llama.cpp", up_to=512).outcome.kind == "as expected"
+    assert rw.verify(FILE, "llama.cpp", up_to=512, expect="yarn:4").outcome.kind == "other"

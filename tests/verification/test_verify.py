@@ -30,7 +30,7 @@ YARN = {"scaling": YaRN(4.0, 256)}
 CASES = {
     "yarn 4": YARN,
     "the other pairing": {"interleaved": True},
-    "pi 2": {"scaling": Linear(2.0)},
+    "pi 2 (linear)": {"scaling": Linear(2.0)},
     "theta 100000": {"theta": 1e5},
     "theta 1000": {"theta": 1e3},
 }
@@ -40,7 +40,7 @@ MORE = pytest.mark.thorough
 def test_as_expected(small):
     """The same rope: all others are refuted, and the verdict says how far it reaches."""
     found = rw.verify(small, OurEngine(small))
-    assert found.outcome.sentence == "As expected, for prompts of up to 256 tokens: plain RoPE, theta 10000."
+    assert found.outcome.sentence == "As expected, for prompts of up to 256 tokens: plain RoPE (theta 10000)."
     assert found.exit_status == 0
     assert max(question.tokens for question in found.questions) <= 256
     assert found.requests == len(found.questions) + 5
@@ -62,9 +62,12 @@ def test_another_rope_is_named(small, name):
     ("fault", "name"),
     [
         ({}, "no scaling"),
-        ({"scaling": YaRN(4.0, 256, attention_factor=1.0)}, "no attention factor"),
-        pytest.param({"scaling": YaRN(4.0, 1024)}, "original_max_position_embeddings ignored", marks=MORE),
+        ({"scaling": YaRN(4.0, 256, attention_factor=1.0)}, "yarn without its attention factor"),
+        pytest.param({"scaling": YaRN(4.0, 1024)}, "yarn with original_max_position_embeddings 1024", marks=MORE),
         pytest.param({"scaling": YaRN(2.0, 256)}, "yarn 2", marks=MORE),
+        pytest.param({"scaling": YaRN(4.0, 256, variant="paper")}, "yarn by the paper's formula", marks=MORE),
+        pytest.param({"theta": 1e5}, "no scaling, theta 100000", marks=MORE),
+        pytest.param({"interleaved": True}, "no scaling, the other pairing", marks=MORE),
     ],
 )
 def test_a_scaling_that_goes_wrong(small, fault, name):
@@ -73,7 +76,7 @@ def test_a_scaling_that_goes_wrong(small, fault, name):
     found = rw.verify(small, under(small, rope=fault), expect=json.dumps(block))
     assert found.outcome.kind == "other"
     assert name in found.outcome.applied
-    assert "instead of yarn, factor 4" in found.outcome.sentence
+    assert "instead of yarn (factor 4" in found.outcome.sentence
 
 
 def test_a_right_scaling(small):
@@ -145,7 +148,7 @@ def test_noise_is_estimated(small):
     """At 0.1 nats plain is still told from all that differs by more; the noise is measured."""
     found = rw.verify(small, Noisy(small, 0.1))
     assert found.outcome.kind in ("as expected", "undecided")
-    assert found.outcome.applied[0] == "plain RoPE, theta 10000"
+    assert found.outcome.applied[0] == "plain RoPE (theta 10000)"
     assert 0.04 < found.noise < 0.16
 
 
@@ -164,7 +167,9 @@ def test_other_weights_are_none_of_these(small):
     other.tokenizer = small.tokenizer
     found = rw.verify(small, OurEngine(other.eval()))
     assert found.outcome.kind == "none"
-    assert str(found).startswith("None of these explains the answers. After a single token")
+    assert str(found).startswith(
+        "Neither plain RoPE (theta 10000) nor anything else that was tried explains the answers. After a"
+    )
 
 
 def test_another_tokenizer_is_said_first(small):

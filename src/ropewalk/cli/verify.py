@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,7 @@ def verify(
         typer.Option(help='What it should apply: "plain", "yarn:4", or a JSON block [default: what the config says].'),
     ] = None,
     up_to: Annotated[
-        int | None, TOKENS, typer.Option(help="The verdict speaks of prompts of so many tokens [default: trained, 4k].")
+        int | None, TOKENS, typer.Option(help="The verdict speaks of prompts of so many tokens [default: trained, 1k].")
     ] = None,
     max_tokens: Annotated[int, TOKENS, typer.Option(help="The longest prompt that is sent.")] = 4096,
     text: Annotated[Path | None, typer.Option(help="A UTF-8 file that prompts are taken from.")] = None,
@@ -38,6 +39,10 @@ def verify(
     ] = None,
     trained_length: Annotated[
         int | None, TOKENS, typer.Option(help="Trained length in tokens, where the config does not say.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Keep our own predictions here: the next check is quick [default: the user's cache]."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     figure: Annotated[
@@ -69,6 +74,7 @@ def verify(
         text=text,
         served_name=served_name,
         trained_length=trained_length,
+        state=state or _cache(),
     )
     document = json.loads(json.dumps(found.to_json()))
     print_verification(Console(), found)
@@ -80,6 +86,18 @@ def verify(
 
         write_whole(figure, render(misfits(document), figure_kind(figure)))
     raise typer.Exit(found.exit_status)
+
+
+def _cache() -> Path | None:
+    """A folder of the user's cache; None where it cannot be written to: a check in a container needs none."""
+    from ropewalk.ledger import cache_folder
+
+    folder = cache_folder("verify", "")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def print_verification(console: Console, found: Verification) -> None:

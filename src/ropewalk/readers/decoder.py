@@ -20,6 +20,7 @@ from ropewalk.readers.likelihood import continuation_log_probs
 from ropewalk.readers.losses import window_losses
 from ropewalk.readers.prefix import ASK_TOKENS, DecoderPrefix
 from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses
+from ropewalk.readers.top import Top, top_after
 
 
 class DecoderReader:
@@ -125,6 +126,12 @@ class DecoderReader:
         prefix = DecoderPrefix(self.model, cache, chunk=chunk)
         prefix.read(input_ids, advance=advance)
         return prefix
+
+    def top_after(
+        self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK
+    ) -> list[Top]:
+        """For each n of `lengths`: the `count` likeliest tokens after the first n, from one pass."""
+        return top_after(self.model, input_ids, lengths, count=count, seq_len=seq_len, chunk=chunk)
 
     def continuation_log_probs(
         self,

@@ -17,6 +17,7 @@ from ropewalk.models.precision import to_float64
 from ropewalk.readers.head import all_log_probs, logit_slices
 from ropewalk.readers.reader import Advance, QuestionIds
 from ropewalk.readers.requests import check_questions, check_read
+from ropewalk.readers.top import likeliest
 
 ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
 
@@ -98,8 +99,7 @@ class DecoderPrefix:
 
     def top(self, count: int) -> list[tuple[int, float]]:
         """The `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
-        best = self._next.topk(min(count, len(self._next)))
-        return [(int(token), float(value)) for token, value in zip(best.indices, best.values, strict=True)]
+        return likeliest(self._next, count)
 
     @torch.inference_mode()
     def fork(self) -> DecoderPrefix:

@@ -142,6 +142,14 @@ class Reader(Protocol):
     ) -> Prefix:
         """Read at least one token into a cache with room for `seq_len` in all, at the frequencies of that length."""
 
+    def top_after(
+        self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK
+    ) -> list[list[tuple[int, float]]]:
+        """For each n of `lengths`, which ascend: the `count` likeliest tokens after the first n, from one pass.
+
+        With their log-probabilities in nats, the likeliest first; at the frequencies of `seq_len` tokens.
+        """
+
     def continuation_log_probs(
         self,
         pairs: Sequence[tuple[Sequence[int], Sequence[int]]],

@@ -26,6 +26,7 @@ from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.digest import digest_of
 from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses
 from ropewalk.readers.requests import check_pairs, check_window
+from ropewalk.readers.top import Top, likeliest
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 
 if TYPE_CHECKING:
@@ -174,6 +175,20 @@ class TransformersReader:
         prefix = LivePrefix(live, live.new_cache(seq_len), chunk=chunk)
         prefix.read(input_ids, advance=advance)
         return prefix
+
+    @torch.inference_mode()
+    def top_after(
+        self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK
+    ) -> list[Top]:
+        """For each n of `lengths`: the `count` likeliest tokens after the first n, from one pass."""
+        live = self._at(seq_len)
+        cache, found, last = live.new_cache(seq_len), list[Top](), lengths[-1]
+        for start in range(0, last, chunk):
+            part = torch.tensor([list(input_ids[start : min(start + chunk, last)])], device=live.device)
+            hidden = live.hidden(part, cache, start)[0]
+            rows = [length - 1 - start for length in lengths if start < length <= start + len(hidden)]
+            found += [likeliest(live.logits(hidden[row : row + 1])[0].log_softmax(-1), count) for row in rows]
+        return found
 
     @torch.inference_mode()
     def continuation_log_probs(

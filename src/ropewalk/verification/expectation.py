@@ -11,10 +11,9 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import Reach, main_rope, method_named
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import Scaling
 from ropewalk.verification.hypotheses import Hypothesis, first_difference
 
-LONGEST_DEFAULT = 4096  # tokens: how far a verdict speaks unless asked for more
+LONGEST_DEFAULT = 1024  # tokens: how far a verdict speaks unless asked for more
 
 
 def expected_positions(own: Positions, expect: str | Positions | None, trained: int) -> Positions:
@@ -74,7 +73,7 @@ def _of_block(own: Positions, expect: str) -> Positions:
 
 
 def length_to_verify(expected: Positions, trained: int) -> int:
-    """Tokens that a verdict speaks of: the trained length, at most 4,096, or beyond where the scaling begins to act.
+    """Tokens that a verdict speaks of: the trained length, at most 1,024, or beyond where the scaling begins to act.
 
     >>> from ropewalk.rope.scaling import DynamicNTK
     >>> rope = RopeConfig(64, interleaved=False, max_position_embeddings=256, scaling=DynamicNTK(4.0))
@@ -95,19 +94,17 @@ def described(positions: Positions) -> str:
     """The ropes in words.
 
     >>> described(Positions((RopeConfig(64, interleaved=False),), (None,), (None,)))
-    'plain RoPE, theta 10000'
+    'plain RoPE (theta 10000)'
     """
     rope = main_rope(positions.ropes)
     if rope is None:
         return "no rotation"
     extensions = {type(extension).__name__ for extension in positions.extensions if extension is not None}
-    theta = "" if isinstance(rope.theta, tuple) or rope.inv_freq is not None else f", theta {rope.theta:g}"
-    scaled = "plain RoPE" if rope.scaling is None else _rule(rope.scaling)
-    return scaled + theta + "".join(f", {name}" for name in sorted(extensions))
-
-
-def _rule(rule: Scaling) -> str:
-    """A rule by its name and its numbers that are no lists."""
-    numbers = {name: getattr(rule, name, None) for name in ("factor", "original_max_position_embeddings")}
-    shown = [f"{name} {value:g}" for name, value in numbers.items() if isinstance(value, int | float)]
-    return ", ".join([rule.rope_type, *shown])
+    name, numbers = "plain RoPE", []
+    if rope.scaling is not None:
+        name = rope.scaling.rope_type
+        given = {key: getattr(rope.scaling, key, None) for key in ("factor", "original_max_position_embeddings")}
+        numbers = [f"{key} {value:g}" for key, value in given.items() if isinstance(value, int | float)]
+    if not isinstance(rope.theta, tuple) and rope.inv_freq is None:
+        numbers.append(f"theta {rope.theta:.0f}")
+    return name + (f" ({', '.join(numbers)})" if numbers else "") + "".join(f", {name}" for name in sorted(extensions))

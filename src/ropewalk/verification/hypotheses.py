@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
@@ -37,10 +37,16 @@ class Hypothesis:
 
     def at(self, length: int) -> tuple[object, ...]:
         """All that decides what the model computes for a prompt of so many tokens: equal where that is the same."""
-        return tuple(
-            (None if rope is None else _numbers(rope, length), extension if length > self.unchanged_below else None)
-            for rope, extension in zip(self.positions.ropes, self.positions.extensions, strict=True)
-        )
+        if length not in self._at:
+            self._at[length] = tuple(
+                (None if rope is None else _numbers(rope, length), extension if length > self.unchanged_below else None)
+                for rope, extension in zip(self.positions.ropes, self.positions.extensions, strict=True)
+            )
+        return self._at[length]
+
+    @cached_property
+    def _at(self) -> dict[int, tuple[object, ...]]:
+        return {}
 
     @property
     def borders(self) -> set[int]:
@@ -83,14 +89,15 @@ def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
 
     The set grows from `expected`: its own factor, halved and doubled, its lengths, its layers.
     """
-    found = [Hypothesis("as expected", expected, _unchanged_below(expected, trained))]
-    seen = {_key(found[0])}
+    first = Hypothesis("as expected", expected, _unchanged_below(expected, trained))
+    found = {_key(first): first}
     for hypothesis in _all(expected, trained):
-        key = _key(hypothesis)
-        if key not in seen:
-            seen.add(key)
-            found.append(hypothesis)
-    return found
+        same = found.setdefault(_key(hypothesis), hypothesis)
+        if (
+            same is not hypothesis and same.name == "scaling twice"
+        ):  # by two factors of 2 it is what one of 4 gives: either may be meant
+            found[_key(same)] = dataclasses.replace(same, name=f"{same.name}, which is {hypothesis.name}")
+    return list(found.values())
 
 
 def _key(hypothesis: Hypothesis) -> tuple[object, ...]:
@@ -114,12 +121,15 @@ def _all(expected: Positions, trained: int) -> Iterator[Hypothesis]:
     yield Hypothesis("no scaling", unscaled)
     yield from _faults_of_scaling(bare)
     yield from _methods(bare, trained)
-    yield from _thetas(bare)
-    yield Hypothesis(
-        "the other pairing", _mapped(bare, lambda r: dataclasses.replace(r, interleaved=not r.interleaved))
-    )
+    for positions, without in ((bare, ""), (unscaled, "no scaling, ")):
+        yield from _thetas(positions, without)
+        yield Hypothesis(f"{without}the other pairing", _mapped(positions, _other_pairing))
     yield Hypothesis("no rotation", dataclasses.replace(bare, ropes=(None,) * bare.num_layers))
     yield from _positions(expected, trained)
+
+
+def _other_pairing(rope: RopeConfig) -> RopeConfig:
+    return dataclasses.replace(rope, interleaved=not rope.interleaved)
 
 
 def _mapped(positions: Positions, change: Callable[[RopeConfig], RopeConfig]) -> Positions:
@@ -130,7 +140,7 @@ def _mapped(positions: Positions, change: Callable[[RopeConfig], RopeConfig]) ->
 
 
 def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
-    """What happens to a scaling that is there: twice, on some layers, without its factor, from another length."""
+    """What happens to a scaling that is there: twice, on some layers, by another formula, from another length."""
     scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
     if not scaled:
         return
@@ -145,10 +155,13 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
             yield Hypothesis(name, positions)
 
     yield from with_rule("scaling twice", _twice)
-    for name, power in (("no attention factor", 0), ("attention factor twice", 2)):
-        yield from with_rule(name, partial(_attention, power=power))
-    for name, times in _lengths(scaled[0]):
-        yield from with_rule(name, partial(_original, times=times))
+    rule = scaled[0].scaling.rope_type if scaled[0].scaling else ""
+    for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
+        yield from with_rule(f"{rule} {name}", partial(_attention, power=power))
+    for length, times in _lengths(scaled[0]):
+        yield from with_rule(f"{rule} with {TRAINED_KEY} {length}", partial(_original, times=times))
+    yield from with_rule(f"{rule} by the paper's formula", partial(_with_field, field="variant", value="paper"))
+    yield from with_rule(f"{rule} without rounded bounds", partial(_with_field, field="truncate", value=False))
     yield from with_rule("the short factors at every length", lambda rope, rule: _one_list(rule, "short_factor"))
     yield from with_rule("the long factors at every length", lambda rope, rule: _one_list(rule, "long_factor"))
     yield from _some_layers(expected)
@@ -175,12 +188,11 @@ def _attention(rope: RopeConfig, rule: Scaling, power: int) -> Scaling | None:
     return dataclasses.replace(rule, attention_factor=now**power)  # type: ignore[type-var]
 
 
-def _lengths(rope: RopeConfig) -> Iterator[tuple[str, float]]:
-    """Lengths that are taken for the original one, as multiples of it: times the factor, and divided by it."""
+def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:
+    """Lengths that are taken for the original one, and their ratio to it: times the factor, and divided by it."""
     before, after = rope.original_length, rope.scaled_length
     if before and after and after != before:
-        yield "original_max_position_embeddings ignored", after / before
-        yield "original_max_position_embeddings divided by the factor", before / after
+        yield from ((max(1, round(before * times)), times) for times in (after / before, before / after))
 
 
 def _original(rope: RopeConfig, rule: Scaling, times: float) -> Scaling | None:
@@ -188,6 +200,10 @@ def _original(rope: RopeConfig, rule: Scaling, times: float) -> Scaling | None:
         return None
     length = max(1, round(getattr(rule, TRAINED_KEY) * times))
     return dataclasses.replace(rule, **{TRAINED_KEY: length})  # type: ignore[type-var]
+
+
+def _with_field(rope: RopeConfig, rule: Scaling, field: str, value: object) -> Scaling | None:
+    return dataclasses.replace(rule, **{field: value}) if _states(rule, field) else None  # type: ignore[type-var]
 
 
 def _one_list(rule: Scaling, name: str) -> Scaling | None:
@@ -258,18 +274,25 @@ def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
                     continue  # a method that this rope cannot take
                 where = "" if len(lengths) == 1 else f" from {length}"
                 yield Hypothesis(
-                    f"{method.name} {factor:g}{where}{_theta(positions)}", positions, method.equal_below(reach)
+                    f"{method.name} {factor:g}{where}{_known_as(method.name, positions)}",
+                    positions,
+                    method.equal_below(reach),
                 )
 
 
-def _theta(positions: Positions) -> str:
-    """The theta that a method sets, in words: engines are started with the number."""
-    rules = {rope.scaling for rope in positions.present_ropes}
-    thetas = [getattr(rule, "theta", None) for rule in rules]
-    return f" (theta {thetas[0]:.0f})" if len(thetas) == 1 and thetas[0] is not None else ""
+def _known_as(method: str, positions: Positions) -> str:
+    """What configs and engines call it, where that is something else: the theta that it sets, or its rope_type."""
+    rules = {rope.scaling for rope in positions.present_ropes if rope.scaling is not None}
+    if len(rules) != 1:
+        return ""
+    (rule,) = rules
+    theta = getattr(rule, "theta", None)
+    if theta is not None:
+        return f" (theta {theta:.0f})"
+    return f" ({rule.rope_type})" if method == "pi" else ""
 
 
-def _thetas(expected: Positions) -> Iterator[Hypothesis]:
+def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
     """Another theta: the usual ones, and a tenth and ten times each rope's own."""
     own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
     thetas = {*THETAS, *(theta * x for theta in own for x in (0.1, 10.0))} - own
@@ -279,7 +302,7 @@ def _thetas(expected: Positions) -> Iterator[Hypothesis]:
         return rope if given else dataclasses.replace(rope, theta=theta)
 
     for theta in sorted(theta for theta in thetas if theta > 1.0) if own else ():
-        yield Hypothesis(f"theta {theta:g}", _mapped(expected, partial(change, theta=theta)))
+        yield Hypothesis(f"{prefix}theta {theta:.0f}", _mapped(expected, partial(change, theta=theta)))
 
 
 def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:

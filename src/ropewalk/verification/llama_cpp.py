@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
@@ -28,7 +30,7 @@ def llama_cpp_server(
 ) -> Iterator[Engine]:
     """A server of a .gguf file on a free port of this machine, as `xllamacpp` (PyPI) brings it.
 
-    - `context`: tokens. `threads`: None leaves the choice to llama.cpp.
+    - `context`: tokens. `threads`: None takes as many as torch does.
     - `options`: more fields of llama.cpp's parameters, such as `rope_freq_base`, `rope_freq_scale`, `yarn_orig_ctx`;
       what the file says of its rope applies without any.
 
@@ -46,8 +48,7 @@ def llama_cpp_server(
     settings.model.path = str(path)
     settings.n_ctx, settings.n_parallel, settings.port = context, 1, 0
     settings.warmup, settings.verbosity = False, -1
-    if threads is not None:
-        settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads or torch.get_num_threads()
     for name, value in (options or {}).items():
         setattr(settings, name, value)
     try:
@@ -59,7 +60,7 @@ def llama_cpp_server(
             cure="Check that this version of llama.cpp reads the architecture.",
         ) from error
     try:
-        with OpenAIEngine(server.listening_address, tokenizer) as engine:
+        with OpenAIEngine(server.listening_address, tokenizer, name="llama.cpp") as engine:
             yield engine
     finally:
         del server  # stops it

@@ -26,13 +26,22 @@ class OpenAIEngine(AbstractContextManager[Engine]):
 
     - `url`: of the server, with or without "/v1"; user and password are refused. `model`: its name there; None takes
       the first of `/v1/models`.
-    - `tokenizer`: reads the tokens of servers that answer with text. `timeout`: seconds for one answer.
+    - `tokenizer`: reads the tokens of servers that answer with text. `timeout`: seconds for one answer. `name`: what
+      reports call it; None: its address.
 
     A key is read from the environment variable OPENAI_API_KEY, is sent as a bearer token, and appears in no message and
     no record. Raises `RopeError` for an address that is none.
     """
 
-    def __init__(self, url: str, tokenizer: Tokenizer, *, model: str | None = None, timeout: float = 120.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        tokenizer: Tokenizer,
+        *,
+        model: str | None = None,
+        timeout: float = 120.0,
+        name: str | None = None,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
             raise RopeError(
@@ -42,7 +51,7 @@ class OpenAIEngine(AbstractContextManager[Engine]):
             )
         path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/v1")
         self.root = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
-        self.tokenizer, self._model = tokenizer, model
+        self.tokenizer, self._model, self._name = tokenizer, model, name
         urllib3 = need("urllib3", extra="verify")
         self._errors = urllib3.exceptions
         retry = urllib3.Retry(
@@ -53,8 +62,8 @@ class OpenAIEngine(AbstractContextManager[Engine]):
 
     @property
     def name(self) -> str:
-        """The server's address."""
-        return self.root
+        """The server's address, unless it was given a name."""
+        return self._name or self.root
 
     @cached_property
     def model(self) -> str:

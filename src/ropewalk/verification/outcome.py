@@ -49,8 +49,7 @@ class EngineVerdict:
         if self.kind == "other":
             return f"Applies {_either(self.applied)} instead of {self.expected}."
         if self.kind == "none":
-            closest = f"; the closest is {self.applied[0]}" if self.applied else ""
-            return f"None of these explains the answers{closest}. {self.detail}".rstrip()
+            return f"Neither {self.expected} nor anything else that was tried explains the answers. {self.detail}"
         if self.kind == "tokens":
             return f"Another tokenizer: {self.detail}"
         cure = "more prompts" if self.needs is None else f"prompts of {self.needs:,} tokens"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.readers.reader import Reader
+from ropewalk.readers.top import Top
 from ropewalk.verification.hypotheses import Hypothesis
+from ropewalk.version import __version__
 
-KEPT = 1000  # likeliest tokens that are kept of a prediction; the others count as unlikely as the last of them
+KEPT = 400  # likeliest tokens that are kept of a prediction; the others count as unlikely as the last of them
 DESIGN_TOP = 20  # tokens by which two predictions are compared before an engine is asked
 Values = npt.NDArray[np.float64]
 
@@ -33,26 +38,55 @@ class Prediction:
         return np.array([self.values.get(token, self.least) for token in tokens])
 
 
-def predict(
-    reader: Reader, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]
-) -> dict[int, Prediction]:
-    """What follows the first n of these ids, for each n in `lengths`, under a hypothesis.
+class Predictions:
+    """What our own model says under each hypothesis, kept by all that it depends on.
 
-    One pass over the longest serves them all, except where frequencies depend on the length of the prompt: an engine
-    that gets a prompt of n tokens computes those of n.
+    - `reader`: our model. `folder`: where predictions are kept for the next run; None keeps them for this one.
+
+    Two hypotheses that are the same for a prompt are read once.
     """
-    under, found = reader.under(hypothesis.positions), {}
-    if hypothesis.positions.needs_seq_len:
-        for length in lengths:
-            found[length] = Prediction(under.prefix(input_ids[:length], seq_len=length).top(KEPT))
-        return found
-    ordered = sorted(lengths)
-    prefix = under.prefix(input_ids[: ordered[0]], seq_len=ordered[-1])
-    for before, length in zip([ordered[0], *ordered], ordered, strict=False):
-        if length > before:
-            prefix.read(input_ids[before:length])
-        found[length] = Prediction(prefix.top(KEPT))
-    return found
+
+    def __init__(self, reader: Reader, folder: Path | None = None) -> None:
+        self.reader = reader
+        key = "" if folder is None else fingerprint(__version__, KEPT, reader.library, reader.dtype, reader.digest())
+        self.ledger = Ledger(None if folder is None else folder / key, kind="verify", key=key)
+        self.ledger.resume()
+        self._known = {key: top for found in self.ledger.results.values() for key, top in found.items()}
+
+    def of(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> dict[int, Prediction]:
+        """What follows the first n of these ids, for each n in `lengths`, under a hypothesis."""
+        keys = {length: self._key(hypothesis, input_ids[:length]) for length in sorted(lengths)}
+        due = [length for length, key in keys.items() if key not in self._known]
+        if due:
+            read = zip(due, self._read(hypothesis, input_ids, due), strict=True)
+            found = {keys[length]: _packed(top) for length, top in read}
+            self.ledger.add(fingerprint(*found), found)
+            self._known |= found
+        return {length: Prediction(_unpacked(self._known[key])) for length, key in keys.items()}
+
+    @staticmethod
+    def _key(hypothesis: Hypothesis, input_ids: Sequence[int]) -> str:
+        at = hypothesis.at(len(input_ids))
+        return fingerprint(at, hypothesis.positions.sliding_windows, list(input_ids))
+
+    def _read(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> list[Top]:
+        """One pass over the longest serves all lengths, except where frequencies depend on the length of the prompt: an
+        engine that gets a prompt of n tokens computes those of n."""
+        under = self.reader.under(hypothesis.positions)
+        passes = [[length] for length in lengths] if hypothesis.positions.needs_seq_len else [lengths]
+        return [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
+
+
+def _packed(top: Top) -> str:
+    """Token ids as int32 and nats as float32, in base64."""
+    ids, nats = (np.array(values) for values in zip(*top, strict=True))
+    return base64.b64encode(ids.astype("<i4").tobytes() + nats.astype("<f4").tobytes()).decode()
+
+
+def _unpacked(text: str) -> Top:
+    data = base64.b64decode(text)
+    ids, nats = np.frombuffer(data[: len(data) // 2], "<i4"), np.frombuffer(data[len(data) // 2 :], "<f4")
+    return list(zip(ids.tolist(), nats.tolist(), strict=True))
 
 
 def distance(one: Prediction, other: Prediction) -> float:

@@ -46,9 +46,13 @@ class TransformersEngine(AbstractContextManager[Engine]):
                 facts={"model": str(path)},
                 cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
             )
+        from ropewalk.readers.live.loading import quietly
+
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(str(path), local_files_only=True, dtype="auto")
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            with quietly():
+                load = transformers.AutoModelForCausalLM.from_pretrained
+                model = load(str(path), local_files_only=True, dtype="auto")
+                tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise RopeError(
                 "verify: transformers cannot load this folder.",

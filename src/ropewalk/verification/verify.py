@@ -22,7 +22,7 @@ from ropewalk.verification.evidence import Lean, Probe, lean, likelihoods, misfi
 from ropewalk.verification.expectation import described, expected_positions, length_to_verify
 from ropewalk.verification.hypotheses import Hypothesis, first_difference, hypotheses
 from ropewalk.verification.outcome import EngineVerdict, HypothesisFit, Kind, Verification
-from ropewalk.verification.predictions import candidates, choose, predict, stretch
+from ropewalk.verification.predictions import Predictions, candidates, choose, stretch
 
 MAX_TOKENS = 4096  # the longest prompt, unless asked for more
 FIRST, GROWTH = 192, 3  # tokens of the first prompts; each further round's are so many times longer
@@ -46,6 +46,7 @@ def verify(
     text: str | Path | None = None,
     served_name: str | None = None,
     trained_length: int | None = None,
+    state: str | Path | None = None,
 ) -> Verification:
     """Which rotary embedding an engine really applies to a model, from the log-probabilities of a few next tokens.
 
@@ -56,12 +57,14 @@ def verify(
       are started here; a live transformers model; or an `Engine`. A key is read from OPENAI_API_KEY.
     - `expect`: what it should apply. None: what the checkpoint's config says. "plain", "METHOD:FACTOR" such as
       "yarn:4", a JSON block of `rope_parameters`, or `Positions`.
-    - `up_to`: the verdict speaks of prompts of so many tokens. None: the trained length and at most 4,096, or beyond
+    - `up_to`: the verdict speaks of prompts of so many tokens. None: the trained length and at most 1,024, or beyond
       the length from which on the expected scaling acts.
     - `max_tokens`: the longest prompt that is sent. `text`: a UTF-8 file that prompts are taken from; None is the
       packaged novel.
     - `served_name`: the model's name on the server; None takes the first that it lists.
     - `trained_length`: tokens, where the config does not say.
+    - `state`: a folder where our own predictions are kept for the next run, by the model and all else that they depend
+      on; None keeps none.
 
     **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 2 not decided), `.to_json()`.
     **Raises:** `RopeError` where the engine cannot be reached, refuses, or gives no log-probabilities.
@@ -71,7 +74,7 @@ def verify(
     >>> from ropewalk.verification.ours import OurEngine
     >>> from ropewalk.checkpoints.load import load
     >>> print(verify("tiny", OurEngine(load("tiny"))))
-    As expected, for prompts of up to 256 tokens: plain RoPE, theta 10000.
+    As expected, for prompts of up to 256 tokens: plain RoPE (theta 10000).
     """
     begun = time.monotonic()
     reader = _reader(model)
@@ -92,8 +95,11 @@ def verify(
     expected = expected_positions(reader.positions, expect, trained)
     source = model if isinstance(model, str | Path) else reader.name
     _, words = read_text(text)
+    predictions = Predictions(reader, None if state is None else Path(state))
     with open_engine(engine, source, tokenizer, served_name=served_name) as opened:
-        check = Check(reader, tokenizer, opened, expected, words, trained=trained, up_to=up_to, max_tokens=max_tokens)
+        check = Check(
+            predictions, tokenizer, opened, expected, words, trained=trained, up_to=up_to, max_tokens=max_tokens
+        )
         return dataclasses.replace(check.run(), seconds=time.monotonic() - begun)
 
 
@@ -108,7 +114,7 @@ class Check:
 
     def __init__(
         self,
-        reader: Reader,
+        predictions: Predictions,
         tokenizer: Tokenizer,
         engine: Engine,
         expected: Positions,
@@ -118,7 +124,8 @@ class Check:
         up_to: int | None,
         max_tokens: int,
     ) -> None:
-        self.reader, self.tokenizer, self.engine, self.text = reader, tokenizer, engine, text
+        self.predictions, self.reader = predictions, predictions.reader
+        self.tokenizer, self.engine, self.text = tokenizer, engine, text
         self.expected, self.max_tokens = described(expected), max_tokens
         self.all = {hypothesis.name: hypothesis for hypothesis in hypotheses(expected, trained=trained)}
         self.first = next(iter(self.all.values()))
@@ -190,7 +197,7 @@ class Check:
         """One round: predictions of what is left, the prompts that part it best, the engine's answers."""
         ids = [*self.tokenizer.prefix_ids, *stretch(self.tokenizer.encode, self.text, place, last)][:last]
         lengths = candidates(first, last)
-        read = {name: predict(self.reader, hypothesis, ids, lengths) for name, hypothesis in self.alive.items()}
+        read = {name: self.predictions.of(hypothesis, ids, lengths) for name, hypothesis in self.alive.items()}
         best = self._best()
         for length in choose(read, best, lengths, QUESTIONS):
             try:
@@ -201,7 +208,8 @@ class Check:
                     raise
                 return False
             self.questions.append(Probe(length, answer, {name: read[name][length] for name in read}))
-        keep = {name for name in self.alive if name == self._best() or not self._lean(self._best(), name).refuted}
+        best = self._best()
+        keep = {name for name in self.alive if name == best or not self._lean(best, name).refuted}
         self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
         return True
 
@@ -239,7 +247,7 @@ class Check:
         errors = []
         for token in ids:
             answer = self._answer([token])
-            prediction = predict(self.reader, self.first, [token], [1])[1]
+            prediction = self.predictions.of(self.first, [token], [1])[1]
             errors.append(Probe(1, answer, {"": prediction}).misfit(""))
         return float(np.median(errors))
 
@@ -275,10 +283,10 @@ class Check:
         error, allowed = misfit(self.questions, best), NOISE * max(self.noise or 0.0, LEAST_NOISE)
         moved = error > EXACT and any(self._lean(best, name).leaves for name in self.all if name != best)
         if error > allowed or moved:
-            way = "" if error > allowed else "mostly in one direction, "
+            way = "" if error > allowed else ", mostly in one direction"
             detail = (
-                f"It misses them by {error:.3f} nats on average, {way}"
-                f"and the engine's own error, after a single token, is {self.noise:.3f}."
+                f"The closest, {named[0]}, misses them by {error:.3f} nats on average{way}; "
+                f"the engine's own error, after a single token, is {self.noise:.3f}."
             )
             return outcome("none", detail=detail)
         if self.first.name not in applied:
@@ -294,7 +302,8 @@ class Check:
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
         read = [name for name in self.all if any(name in question.predictions for question in self.questions)]
         likely = likelihoods(self.questions, read) if read else {}
-        standings = [self._standing(name, likely.get(name)) for name in self.all]
+        best = self._best()
+        standings = [self._standing(name, best, likely.get(name)) for name in self.all]
         standings.sort(
             key=lambda standing: -1e9 if standing.log_likelihood is None else standing.log_likelihood, reverse=True
         )
@@ -311,9 +320,8 @@ class Check:
             seconds=0.0,
         )
 
-    def _standing(self, name: str, likely: float | None) -> HypothesisFit:
+    def _standing(self, name: str, best: str, likely: float | None) -> HypothesisFit:
         read = [question for question in self.questions if name in question.predictions]
-        best = self._best()
         found = self._lean(best, name) if read and name != best else None
         return HypothesisFit(
             name=name,

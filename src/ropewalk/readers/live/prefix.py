@@ -13,6 +13,7 @@ from ropewalk.readers.live.cache import copied, taken_back
 from ropewalk.readers.live.model import LiveModel
 from ropewalk.readers.reader import Advance, QuestionIds
 from ropewalk.readers.requests import check_questions, check_read
+from ropewalk.readers.top import likeliest
 
 
 class LivePrefix:
@@ -89,8 +90,7 @@ class LivePrefix:
 
     def top(self, count: int) -> list[tuple[int, float]]:
         """The `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
-        best = self._next.topk(min(count, len(self._next)))
-        return [(int(token), float(value)) for token, value in zip(best.indices, best.values, strict=True)]
+        return likeliest(self._next, count)
 
     @torch.inference_mode()
     def fork(self) -> LivePrefix:

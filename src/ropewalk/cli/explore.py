@@ -1,0 +1,40 @@
+"""`ropewalk explore`: the page of interactive pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explore(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECORD_OR_MODEL]",
+            help="A record of the doctor (.json), or a model whose ropes are shown: a config.json, a Hugging Face "
+            'folder, a .gguf, OWNER/NAME of the hub, or "tiny".',
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the page into this file, and do not open it.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.
+
+    The file fetches nothing.
+
+    For example: ropewalk explore doctor-report/report.json
+    """
+    from ropewalk.atomic_io import check_writable, write_whole
+    from ropewalk.explorer.open import page_of, show
+
+    if out is not None:
+        check_writable(out)
+    page = page_of(source)
+    if out is None:
+        typer.echo(show(page))
+    else:
+        write_whole(out, page)
+        typer.echo(str(out))

@@ -1,0 +1,135 @@
+"""The explorer in a real browser: every control of every picture is moved, nothing fails, nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropewalk.explorer.open import page_of
+from tests.explorer.browser import Watched, browser, why_not
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+MOVE = """section => {
+    // every kind of control, moved to another value as a hand would
+    const moved = [];
+    const changed = (element, type) => element.dispatchEvent(new Event(type, { bubbles: true }));
+    for (const input of section.querySelectorAll('input[type="range"]')) {
+        for (const value of [input.min, input.max, (Number(input.min) + Number(input.max)) / 2]) {
+            input.value = value;
+            changed(input, 'input');
+        }
+        moved.push(input.id);
+    }
+    for (const select of section.querySelectorAll('select')) {
+        for (const option of select.options) {
+            select.value = option.value;
+            changed(select, 'change');
+        }
+        moved.push(select.id);
+    }
+    const clicked = '.controls input[type="checkbox"], .controls button:not([data-asks])';
+    for (const element of section.querySelectorAll(clicked)) {
+        element.click();
+        moved.push(element.id || element.textContent);
+    }
+    return moved;
+}"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """One browser for the file."""
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page, as a file."""
+    path: Path = tmp_path_factory.mktemp("explorer") / "explorer.html"
+    path.write_text(page_of(), encoding="utf-8")
+    return path.as_uri()
+
+
+def pictures(watched: Watched) -> list[str]:
+    """The ids of all pictures, each of them mounted."""
+    ids: list[str] = watched.page.eval_on_selector_all("main > section", "all => all.map(one => one.id)")
+    for name in ids:
+        watched.go(name)
+        watched.page.wait_for_selector(f"#{name} .controls")
+    return ids
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_control_of_every_picture_moves(chromium, address, width):
+    """No error, no request, a caption for each, and nothing wider than the screen."""
+    watched = Watched(chromium, address, width=width)
+    for name in pictures(watched):
+        before = watched.page.inner_html(f"#{name} .drawn")
+        moved = watched.page.eval_on_selector(f"#{name}", MOVE)
+        watched.page.wait_for_timeout(60)
+        assert moved, f"{name} has no control"
+        assert watched.page.inner_html(f"#{name} .drawn") != before, f"{name} does not change"
+        assert watched.page.inner_text(f"#{name} .caption").strip(), f"{name} says nothing in words"
+        assert watched.errors == [], name
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
+    watched.assert_quiet()
+
+
+def test_a_link_brings_back_what_was_set(chromium, address):
+    """The state stands in the address; a new page, a changed address and a reset all follow it."""
+    watched = Watched(chromium, f"{address}#clocks&clocks.position=123")
+    caption = watched.page.locator("#clocks .caption")
+    assert "position 123" in caption.inner_text()
+    watched.page.locator("#clocks input[type=range]").first.focus()
+    watched.page.keyboard.press("ArrowRight")
+    watched.page.wait_for_timeout(300)
+    assert "position 124" in caption.inner_text()
+    assert watched.page.evaluate("location.hash") == "#clocks&clocks.position=124"
+    assert watched.page.get_attribute("#clocks .permalink", "href") == "#clocks&clocks.position=124"
+    watched.go("#clocks&clocks.position=9")
+    assert "position 9," in caption.inner_text()
+    watched.page.locator("#clocks .links button").click()
+    watched.page.wait_for_timeout(100)
+    assert "position 40," in caption.inner_text()
+    watched.assert_quiet()
+
+
+def test_every_control_has_a_name(chromium, address):
+    """For those who hear the page: labels of inputs, names of buttons, of drawings and of what the keyboard reaches."""
+    watched = Watched(chromium, address)
+    pictures(watched)
+    unnamed = watched.page.evaluate(
+        """() => [...document.querySelectorAll('input, select, textarea, button, [role="img"], [tabindex="0"]')]
+            .filter(one => !one.closest('[hidden]'))
+            .filter(one => !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim()))
+            .map(one => one.outerHTML.slice(0, 120))"""
+    )
+    assert unnamed == []
+    assert watched.page.locator("h1").count() == 1
+
+
+def test_a_chart_is_read_with_the_keyboard(chromium, address):
+    """The arrow keys move its cursor, and the values stand in words."""
+    watched = Watched(chromium, f"{address}#wavelengths")
+    chart = watched.page.locator("#wavelengths .chart svg[role=img]").first
+    chart.focus()
+    chart.press("End")
+    readout = watched.page.locator("#wavelengths .readout").first
+    last = readout.inner_text()
+    chart.press("ArrowLeft")
+    assert "pair: " in last
+    assert readout.inner_text() != last
+    watched.assert_quiet()
+
+
+def test_the_first_interaction_comes_within_a_second(chromium, address):
+    """From the navigation to the first picture's controls; the limit leaves room for a busy machine."""
+    watched = Watched(chromium, address)
+    watched.page.wait_for_selector("main section .controls")
+    seconds = watched.page.evaluate("performance.now()") / 1000
+    assert seconds < 5, f"{seconds:.2f} s"

@@ -1,0 +1,89 @@
+"""What our model says is computed once: for all hypotheses that agree, and for the next run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import ropewalk as rw
+from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.decoder import DecoderReader
+from ropewalk.rope.scaling import DynamicNTK, YaRN
+from ropewalk.verification.faults import ClampedPositions
+from ropewalk.verification.hypotheses import Hypothesis
+from ropewalk.verification.ours import OurEngine
+from ropewalk.verification.predictions import Predictions
+
+IDS = list(range(40, 100))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The lengths of every pass of our model."""
+    passes = []
+    real = DecoderReader.top_after
+
+    def counted(self, input_ids, lengths, **options):
+        passes.append(list(lengths))
+        return real(self, input_ids, lengths, **options)
+
+    monkeypatch.setattr(DecoderReader, "top_after", counted)
+    return passes
+
+
+def hypothesis(model, *, rule=None, extension=None, unchanged_below=0):
+    """The model's own rope, scaled or with an extension."""
+    rope = dataclasses.replace(model.config.ropes[0], scaling=rule)
+    own = model.config.positions
+    extensions = (extension,) * own.num_layers
+    return Hypothesis("", dataclasses.replace(own.with_rope(rope), extensions=extensions), unchanged_below)
+
+
+def test_what_agrees_for_a_prompt_is_read_once(small, reads):
+    """Positions held at 50 are plain up to there; dynamic NTK is read at each length on its own."""
+    predictions = Predictions(reader_of(small))
+    plain = predictions.of(hypothesis(small), IDS, [20, 40, 60])
+    held = hypothesis(small, extension=ClampedPositions(50), unchanged_below=50)
+    found = predictions.of(held, IDS, [20, 40, 60])
+    assert reads == [[20, 40, 60], [60]]
+    assert found[40].values == plain[40].values
+    assert found[60].values != plain[60].values
+    predictions.of(hypothesis(small, rule=DynamicNTK(4.0)), IDS, [20, 60])
+    assert len(reads) == 2, "within the trained length it is plain"
+    predictions.of(hypothesis(small, rule=YaRN(4.0, 256)), [*IDS[:-1], 7], [20, 60])
+    assert reads[2:] == [[20, 60]]
+
+
+def test_they_are_kept_for_the_next_run(small, reads, tmp_path):
+    """The same bits come back; another weight is another model."""
+    first = Predictions(reader_of(small), tmp_path).of(hypothesis(small), IDS, [30])[30]
+    second = Predictions(reader_of(small), tmp_path).of(hypothesis(small), IDS, [30])[30]
+    assert reads == [[30]]
+    assert (first.values, first.least) == (second.values, second.least)
+    other = type(small)(small.config)
+    other.load_state_dict(small.state_dict())
+    other.norm.weight.data[0] += 1
+    third = Predictions(reader_of(other.eval()), tmp_path).of(hypothesis(small), IDS, [30])[30]
+    assert len(reads) == 2
+    assert third.values != first.values
+
+
+def test_a_second_check_reads_nothing(small, reads, tmp_path):
+    """The same verdict from what the first one left; the engine is asked again."""
+    found = [rw.verify(small, OurEngine(small), state=tmp_path) for _ in range(2)]
+    passes = len(reads)
+    rw.verify(small, OurEngine(small), state=tmp_path)
+    assert len(reads) == passes
+    assert found[0].standings == found[1].standings
+    assert found[0].requests == found[1].requests
+
+
+def test_likeliest_first(small):
+    """400 are kept; what is not among them counts as the last."""
+    prediction = Predictions(reader_of(small)).of(hypothesis(small), IDS, [30])[30]
+    values = list(prediction.values.values())
+    assert values == sorted(values, reverse=True)
+    missing = next((token for token in range(small.config.vocab_size) if token not in prediction.values), None)
+    if missing is not None:
+        assert prediction.of([missing])[0] == values[-1]

@@ -1,0 +1,73 @@
+// Builds src/ropewalk/explorer/page.html from web/, or with --test the tests into build/test.
+import { createHash } from "node:crypto";
+import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { dirname, join, relative, sep } from "node:path";
+import { fileURLToPath } from "node:url";
+import { build } from "esbuild";
+
+const HERE = dirname(fileURLToPath(import.meta.url));
+const EXPLORER = join(HERE, "..", "src", "ropewalk", "explorer");
+const SETTINGS = ["build.mjs", "package.json", "package-lock.json", "tsconfig.json"];
+
+/** Every file that the built page depends on, by its path below web/ with forward slashes, in order. */
+function sources() {
+  const found = readdirSync(join(HERE, "src"), { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map((entry) => relative(HERE, join(entry.parentPath, entry.name)).split(sep).join("/"));
+  return [...SETTINGS, ...found].sort();
+}
+
+/** SHA-256 over names and contents; tests/explorer/test_built.py computes the same. */
+function digest() {
+  const hash = createHash("sha256");
+  for (const name of sources()) hash.update(`${name}\0`).update(readFileSync(join(HERE, name))).update("\0");
+  return hash.digest("hex");
+}
+
+async function bundled(entry) {
+  const { outputFiles } = await build({
+    entryPoints: [join(HERE, entry)],
+    bundle: true,
+    minify: true,
+    write: false,
+    format: "iife",
+    target: "es2022",
+    legalComments: "none",
+    charset: "utf8",
+    logLevel: "warning",
+  });
+  // "</script" in the text of a program would end the element that holds it
+  return outputFiles[0].text.trim().replaceAll("</script", "<\\/script");
+}
+
+async function page() {
+  const parts = {
+    SOURCES: digest(),
+    STYLE: await bundled("src/style.css"),
+    SCRIPT: await bundled("src/main.ts"),
+  };
+  const template = readFileSync(join(HERE, "src", "page.html"), "utf8");
+  const text = template.replaceAll(/@@(SOURCES|STYLE|SCRIPT)@@/g, (_, name) => parts[name]);
+  writeFileSync(join(EXPLORER, "page.html"), text);
+  console.log(`page.html: ${Math.round(text.length / 1024)} KiB`);
+}
+
+async function tests() {
+  const out = join(HERE, "build", "test");
+  rmSync(out, { recursive: true, force: true });
+  await build({
+    entryPoints: readdirSync(join(HERE, "test"))
+      .filter((name) => name.endsWith(".test.ts"))
+      .map((name) => join(HERE, "test", name)),
+    bundle: true,
+    platform: "node",
+    format: "esm",
+    target: "node20",
+    outdir: out,
+    outExtension: { ".js": ".mjs" },
+    sourcemap: "inline",
+    logLevel: "warning",
+  });
+}
+
+await (process.argv.includes("--test") ? tests() : page());

@@ -1,0 +1,62 @@
+import type { Rule } from "./rope.ts";
+
+/** What Python writes into the page (src/ropewalk/explorer/data.py): the two describe one form. */
+export interface ExplorerData {
+  readonly version: string;
+  /** The folder of the site's pages, relative to this file; null where there is no site beside it. */
+  readonly site: string | null;
+  readonly presets: readonly Preset[];
+  readonly methods: readonly Method[];
+  /** The preset and the record that the command was asked to open. */
+  readonly opened: { readonly preset: string | null; readonly record: number | null };
+}
+
+/** One rope of a model, as it was trained, and what every method of frequencies makes of it. */
+export interface Preset {
+  readonly id: string;
+  readonly title: string;
+  readonly headDim: number;
+  readonly interleaved: boolean;
+  readonly theta: number;
+  /** max_position_embeddings, where the config has it. */
+  readonly maxLength: number | null;
+  readonly trainedLength: number | null;
+  /** Radians per token of each pair under plain RoPE, and as the model was trained. */
+  readonly plain: readonly number[];
+  readonly invFreq: readonly number[];
+  /** What the config says, where it says more than theta. */
+  readonly rule: Rule | null;
+  readonly methods: Readonly<Record<string, readonly MethodTable[]>>;
+}
+
+/** A method at one factor: by what it multiplies each pair's frequency. */
+export interface MethodTable {
+  readonly factor: number;
+  readonly ratio: readonly number[];
+  readonly attentionFactor: number;
+  /** The rule, where a config can write it. */
+  readonly rule: Rule | null;
+}
+
+/** A method's record (src/ropewalk/methods), and its rule of relative positions, sampled. */
+export interface Method {
+  readonly name: string;
+  readonly changes: string;
+  readonly costs: string;
+  readonly config: string;
+  readonly source: string;
+  /** A CSS colour for light and dark pages, and an SVG dash pattern. */
+  readonly color: string;
+  readonly dash: string;
+  readonly kind: "frequencies" | "attention" | "other";
+  readonly needsTuning: boolean;
+  readonly forgets: boolean;
+  /** At each factor: the relative position (in trained lengths; null: not seen) by distance from the last query. */
+  readonly positions: readonly { readonly factor: number; readonly at: readonly (readonly [number, number | null])[] }[];
+}
+
+/** The JSON that stands in the page under an id; null where there is none. */
+export function readJson<T>(id: string): T | null {
+  const text = document.getElementById(id)?.textContent?.trim();
+  return text ? (JSON.parse(text) as T) : null;
+}

@@ -1,0 +1,68 @@
+import { readJson, type ExplorerData } from "./data.ts";
+import type { PageContext, Picture } from "./picture.ts";
+import { PICTURES } from "./pictures/index.ts";
+import { browserAddress, FragmentState } from "./state.ts";
+import { h } from "./ui/dom.ts";
+
+const data = readJson<ExplorerData>("ropewalk-data");
+const main = document.querySelector("main");
+const contents = document.querySelector("nav ol");
+if (data === null || main === null || contents === null) throw new Error("the page holds no data");
+
+const state = new FragmentState(browserAddress());
+const context: PageContext = { data, state };
+const unmounted = new Map<Element, () => void>();
+const observer = new IntersectionObserver(
+  (entries) => {
+    for (const entry of entries) if (entry.isIntersecting) mount(entry.target);
+  },
+  { rootMargin: "800px 0px" },
+);
+
+for (const [index, picture] of PICTURES.entries()) {
+  contents.append(h("li", {}, h("a", { href: `#${picture.id}` }, picture.title)));
+  const section = sectionOf(picture, index + 1);
+  main.append(section);
+  observer.observe(section);
+}
+showTarget();
+addEventListener("hashchange", showTarget);
+
+/** A picture's section: heading, what to try, and an empty body until it comes near the screen. */
+function sectionOf(picture: Picture, number: number): HTMLElement {
+  const body = h("div", { class: "body" });
+  const link = h("a", { class: "permalink", href: `#${picture.id}` }, "Link to this view");
+  const reset = h("button", { type: "button", class: "plain" }, "Reset");
+  const heading = h("h2", { id: `${picture.id}-title` }, h("span", { class: "number" }, String(number)), picture.title);
+  const section = h(
+    "section",
+    { id: picture.id, "aria-labelledby": `${picture.id}-title`, tabindex: -1 },
+    heading,
+    h("p", { class: "try" }, picture.tryThis),
+    body,
+    h("p", { class: "links" }, link, reset),
+  );
+  reset.addEventListener("click", () => state.clear(picture.id));
+  state.subscribe(picture.id, () => link.setAttribute("href", state.link(picture.id)));
+  link.setAttribute("href", state.link(picture.id));
+  unmounted.set(section, () => picture.mount(body, context));
+  return section;
+}
+
+function mount(section: Element): void {
+  const start = unmounted.get(section);
+  unmounted.delete(section);
+  observer.unobserve(section);
+  start?.();
+}
+
+/** Scroll to the picture that the address names; pictures above it are mounted first, or they would push it away. */
+function showTarget(): void {
+  const target = document.getElementById(state.picture);
+  if (target === null) return;
+  mount(target);
+  target.scrollIntoView();
+  for (const item of contents?.querySelectorAll("a") ?? []) {
+    item.toggleAttribute("aria-current", item.getAttribute("href") === `#${state.picture}`);
+  }
+}

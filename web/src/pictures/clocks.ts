@@ -1,0 +1,80 @@
+import type { Picture } from "../picture.ts";
+import { plain, wavelength } from "../rope.ts";
+import { Controls } from "../ui/controls.ts";
+import { h, setAttributes, svg } from "../ui/dom.ts";
+import { dragged } from "../ui/drag.ts";
+import { significant, tokens } from "../ui/format.ts";
+import { caption, layout } from "../ui/layout.ts";
+
+const DIM = 64;
+const RADIUS = 40;
+
+/** A wall of clocks: one hand for each pair of a head, turned by the position. */
+export const clocks: Picture = {
+  id: "clocks",
+  title: "The wall of clocks",
+  tryThis:
+    "Drag the position and watch the hands: the first turns once in six tokens, the last hardly moves. Then raise theta.",
+  mount(root, { state }) {
+    const controls = new Controls(this.id, state);
+    const position = controls.slider({ key: "position", label: "Position", min: 0, max: 16384, value: 40, format: tokens });
+    const fine = controls.slider({ key: "fine", label: "Position, token by token", min: 0, max: 128, value: 0 });
+    const theta = controls.slider({
+      key: "theta", label: "Theta", min: 100, max: 10_000_000, value: 10_000, log: true, format: (x) => significant(x),
+    });
+    const trained = controls.slider({
+      key: "trained", label: "Trained length", min: 256, max: 131_072, value: 4096, log: true, format: tokens,
+    });
+    const wall = h("div", { class: "wall", role: "img" });
+    const text = caption();
+    const faces = Array.from({ length: DIM / 2 }, (_, pair) => face(pair));
+    wall.append(...faces.map(({ element }) => element));
+    let start = { at: 0, x: 0 };
+    wall.addEventListener("pointerdown", (event) => {
+      start = { at: position.value, x: event.clientX - wall.getBoundingClientRect().left };
+    });
+    dragged(wall, (x) => position.set(Math.min(16384, Math.max(0, Math.round(start.at + (x - start.x) / 4)))));
+    layout(root, [wall, text], controls.element);
+    return controls.draw(() => {
+      const frequencies = plain({ theta: theta.value, dim: DIM });
+      const at = position.value + fine.value;
+      frequencies.forEach((f, pair) => faces[pair]?.show(at * f, trained.value * f < 2 * Math.PI));
+      const slow = frequencies.filter((f) => wavelength(f) > trained.value).length;
+      const last = wavelength(frequencies.at(-1) ?? 1);
+      const summary =
+        `At position ${tokens(at)}, the first clock has turned ${significant(at / (2 * Math.PI))} times and the last ` +
+        `${significant(at / last)} times. ${slow} of ${DIM / 2} clocks (orange) never finish a turn within ` +
+        `${tokens(trained.value)} tokens, so beyond that length the model meets angles that it has not seen.`;
+      text.textContent = summary;
+      wall.setAttribute("aria-label", `${DIM / 2} clocks. ${summary}`);
+    });
+  },
+};
+
+/** One clock: `show` turns its hand and shades the sector from its first angle. */
+function face(pair: number): { element: HTMLElement; show(angle: number, slow: boolean): void } {
+  const hand = svg("line", { x1: 0, y1: 0, class: "hand" });
+  const sector = svg("path", { class: "sector" });
+  const drawing = svg(
+    "svg",
+    { viewBox: "-50 -50 100 100" },
+    svg("circle", { r: RADIUS, class: "dial" }),
+    sector,
+    svg("line", { x1: RADIUS - 7, y1: 0, x2: RADIUS, y2: 0, class: "tick" }),
+    hand,
+  );
+  const element = h("div", { class: "clock" }, drawing, h("span", {}, String(pair)));
+  return {
+    element,
+    show(angle, slow) {
+      const [x, y] = [RADIUS * Math.cos(angle), -RADIUS * Math.sin(angle)];
+      setAttributes(hand, { x2: 0.9 * x, y2: 0.9 * y });
+      const whole = angle >= 2 * Math.PI;
+      const arc = `A${RADIUS},${RADIUS} 0 ${angle > Math.PI ? 1 : 0} 0 ${x},${y}`;
+      setAttributes(sector, {
+        d: whole ? `M${RADIUS},0A${RADIUS},${RADIUS} 0 1 0 ${-RADIUS},0A${RADIUS},${RADIUS} 0 1 0 ${RADIUS},0` : `M0,0L${RADIUS},0${arc}Z`,
+      });
+      element.classList.toggle("slow", slow);
+    },
+  };
+}

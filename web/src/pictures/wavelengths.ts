@@ -1,0 +1,78 @@
+import type { Preset } from "../data.ts";
+import type { Picture } from "../picture.ts";
+import { plain, wavelength } from "../rope.ts";
+import { Chart, type Point } from "../ui/chart.ts";
+import { Controls } from "../ui/controls.ts";
+import { shortTokens, significant, tokens } from "../ui/format.ts";
+import { caption, layout } from "../ui/layout.ts";
+
+const OWN = "own";
+
+/** Tokens of a full turn of each pair against the trained length, of published models and of one's own numbers. */
+export const wavelengths: Picture = {
+  id: "wavelengths",
+  title: "Wavelengths and the trained length",
+  tryThis:
+    "Pick a model, then choose “own numbers” and raise theta until every pair outlasts the trained length, or none does.",
+  mount(root, { data, state }) {
+    const controls = new Controls(this.id, state);
+    const first = data.opened.preset ?? data.presets[0]?.id ?? OWN;
+    const chosen = controls.select({
+      key: "model",
+      label: "Model",
+      value: first,
+      choices: [...data.presets.map(({ id, title }) => ({ value: id, label: title })), { value: OWN, label: "Own numbers" }],
+    });
+    const theta = controls.slider({
+      key: "theta", label: "Theta", min: 1000, max: 1e8, value: 10_000, log: true, format: (x) => significant(x),
+    });
+    const trained = controls.slider({
+      key: "trained", label: "Trained length", min: 256, max: 1_048_576, value: 4096, log: true, format: tokens,
+    });
+    const dim = controls.slider({ key: "dim", label: "Features that turn", min: 16, max: 256, step: 16, value: 128 });
+    const chart = new Chart(340);
+    const text = caption();
+    layout(root, [chart.element, text], controls.element);
+    return controls.draw(() => {
+      const preset = data.presets.find(({ id }) => id === chosen.value);
+      for (const one of [theta, trained, dim]) one.element.hidden = preset !== undefined;
+      const own = plain({ theta: theta.value, dim: dim.value });
+      show(chart, text, preset, preset?.invFreq ?? own, preset ? preset.trainedLength : trained.value);
+    });
+  },
+};
+
+function show(
+  chart: Chart,
+  text: HTMLElement,
+  preset: Preset | undefined,
+  invFreq: readonly number[],
+  trained: number | null,
+): void {
+  const turning = invFreq.filter((f) => f > 0);
+  const lengths = turning.map(wavelength);
+  const slow = trained === null ? 0 : lengths.filter((length) => length > trained).length;
+  const still = invFreq.length - turning.length;
+  const summary =
+    (trained === null
+      ? "The config does not say to which length the model was trained. "
+      : `${slow} of ${invFreq.length} pairs need more than the trained ${tokens(trained)} tokens for one turn. `) +
+    (still > 0 ? `${still} pairs do not turn at all. ` : "") +
+    `The slowest needs ${tokens(Math.max(...lengths))} tokens.`;
+  const points = (values: readonly number[]): Point[] => values.map((f, i) => [i, f > 0 ? wavelength(f) : NaN]);
+  const scaled = preset !== undefined && preset.plain.some((f, i) => f !== preset.invFreq[i]);
+  const highest = Math.max(...points(preset?.plain ?? invFreq).map(([, y]) => y || 1), ...lengths, trained ?? 1);
+  chart.update({
+    summary: `Wavelength of each pair. ${summary}`,
+    x: { label: "pair", domain: [0, invFreq.length - 1], format: (x) => String(Math.round(x)) },
+    y: { label: "tokens of one full turn", domain: [4, highest * 2], log: true, format: shortTokens },
+    series: [
+      ...(scaled ? [{ label: "theta alone", color: "var(--quiet)", dash: "3 3", points: points(preset.plain) }] : []),
+      { label: scaled ? "with the model’s scaling" : "wavelength", color: "var(--accent)", dots: true, points: points(invFreq) },
+      ...(trained === null
+        ? []
+        : [{ label: "trained length", color: "var(--warm)", dash: "6 4", points: [[0, trained], [invFreq.length - 1, trained]] as Point[] }]),
+    ],
+  });
+  text.textContent = summary;
+}

@@ -1,0 +1,195 @@
+import type { StateStore } from "../state.ts";
+import { atNextFrame, freshId, h } from "./dom.ts";
+import { significant } from "./format.ts";
+
+export interface Control<T> {
+  readonly value: T;
+  readonly element: HTMLElement;
+  set(value: T): void;
+}
+
+interface Described {
+  /** The value's name in the address. */
+  readonly key: string;
+  readonly label: string;
+}
+
+export interface SliderOptions extends Described {
+  readonly min: number;
+  readonly max: number;
+  readonly value: number;
+  readonly step?: number;
+  /** Equal movements multiply by equal factors. */
+  readonly log?: boolean;
+  readonly format?: (value: number) => string;
+}
+
+export interface Choice {
+  readonly value: string;
+  readonly label: string;
+  readonly group?: string;
+}
+
+const NOTCHES = 1000; // of a logarithmic slider
+
+/**
+ * The controls of one picture. The state is the only place that holds a value: a control shows it and sets it, so that
+ * a link, the browser's history and another control change the picture in the same way.
+ */
+export class Controls {
+  readonly element = h("div", { class: "controls" });
+  private readonly refresh: (() => void)[] = [];
+
+  constructor(
+    private readonly picture: string,
+    private readonly state: StateStore,
+  ) {}
+
+  /** Call `draw` now and after each change, at most once a frame. Returns what ends it. */
+  draw(draw: () => void): () => void {
+    const later = atNextFrame(draw);
+    draw();
+    return this.state.subscribe(this.picture, () => {
+      for (const one of this.refresh) one();
+      later();
+    });
+  }
+
+  slider(options: SliderOptions): Control<number> {
+    const { key, label, min, max, log = false, step = log ? 0 : 1, format = (x: number) => significant(x) } = options;
+    const toNotch = (x: number) => (log ? (NOTCHES * Math.log(x / min)) / Math.log(max / min) : x);
+    const fromNotch = (n: number) => (log ? tidy(min * (max / min) ** (n / NOTCHES), step) : n);
+    const read = () => {
+      const given = Number(this.state.get(this.picture, key) ?? NaN);
+      return Number.isFinite(given) ? Math.min(max, Math.max(min, given)) : options.value;
+    };
+    const id = freshId("slider");
+    const input = h("input", {
+      type: "range",
+      id,
+      min: log ? 0 : min,
+      max: log ? NOTCHES : max,
+      step: log ? 1 : step,
+    });
+    const output = h("output", { for: id, "aria-hidden": true });
+    const show = () => {
+      input.value = String(toNotch(read()));
+      output.textContent = format(read());
+      input.setAttribute("aria-valuetext", format(read()));
+    };
+    const set = (value: number) => this.write(key, String(value), String(options.value));
+    input.addEventListener("input", () => set(fromNotch(Number(input.value))));
+    const element = h("div", { class: "control slider" }, h("label", { for: id }, label), output, input);
+    return this.added(element, show, { read, set });
+  }
+
+  select(options: Described & { readonly choices: readonly Choice[]; readonly value: string }): Control<string> {
+    const { key, label, choices } = options;
+    const id = freshId("select");
+    const input = h("select", { id });
+    const groups = new Map<string, HTMLElement>();
+    for (const { value, label: text, group } of choices) {
+      let place: HTMLElement = input;
+      if (group !== undefined) {
+        place = groups.get(group) ?? input.appendChild(h("optgroup", { label: group }));
+        groups.set(group, place);
+      }
+      place.append(h("option", { value }, text));
+    }
+    const read = () => {
+      const given = this.state.get(this.picture, key);
+      return given !== null && choices.some(({ value }) => value === given) ? given : options.value;
+    };
+    const show = () => {
+      input.value = read();
+    };
+    const set = (value: string) => this.write(key, value, options.value);
+    input.addEventListener("change", () => set(input.value));
+    const element = h("div", { class: "control" }, h("label", { for: id }, label), input);
+    return this.added(element, show, { read, set });
+  }
+
+  toggle(options: Described & { readonly value: boolean }): Control<boolean> {
+    const id = freshId("toggle");
+    const input = h("input", { type: "checkbox", id });
+    const fallback = options.value ? "1" : "0";
+    const read = () => (this.state.get(this.picture, options.key) ?? fallback) === "1";
+    const set = (value: boolean) => this.write(options.key, value ? "1" : "0", fallback);
+    const show = () => {
+      input.checked = read();
+    };
+    input.addEventListener("change", () => set(input.checked));
+    const element = h("div", { class: "control toggle" }, input, h("label", { for: id }, options.label));
+    return this.added(element, show, { read, set });
+  }
+
+  /** Several of some names, each switched on and off; the mark beside a name has its colour. */
+  chips(
+    options: Described & {
+      readonly choices: readonly (Choice & { readonly color?: string; readonly hint?: string })[];
+      readonly value: readonly string[];
+    },
+  ): Control<readonly string[]> {
+    const fallback = options.value.join(",");
+    const known = new Set(options.choices.map(({ value }) => value));
+    const read = () =>
+      (this.state.get(this.picture, options.key) ?? fallback).split(",").filter((name) => known.has(name));
+    const set = (names: readonly string[]) => this.write(options.key, names.join(","), fallback);
+    const buttons = options.choices.map(({ value, label, color, hint }) => {
+      const mark = h("span", { class: "mark", "aria-hidden": true });
+      mark.style.background = color ?? "var(--ink)";
+      const button = h("button", { type: "button", title: hint }, mark, label);
+      button.addEventListener("click", () => {
+        const now = new Set(read());
+        if (!now.delete(value)) now.add(value);
+        set(options.choices.map((choice) => choice.value).filter((name) => now.has(name)));
+      });
+      return [value, button] as const;
+    });
+    const show = () => {
+      const now = new Set(read());
+      for (const [name, button] of buttons) button.setAttribute("aria-pressed", String(now.has(name)));
+    };
+    const legend = h("legend", {}, options.label);
+    const element = h("fieldset", { class: "control chips" }, legend, ...buttons.map(([, button]) => button));
+    return this.added(element, show, { read, set });
+  }
+
+  button(label: string, action: () => void): HTMLButtonElement {
+    const button = h("button", { type: "button", class: "plain" }, label);
+    button.addEventListener("click", action);
+    this.element.append(button);
+    return button;
+  }
+
+  /** Several values at once, in one change; null is the default. */
+  setAll(values: Readonly<Record<string, string | null>>): void {
+    this.state.set(this.picture, values);
+  }
+
+  private write(key: string, value: string, fallback: string): void {
+    this.state.set(this.picture, { [key]: value === fallback ? null : value });
+  }
+
+  private added<T>(
+    element: HTMLElement,
+    show: () => void,
+    { read, set }: { read: () => T; set: (value: T) => void },
+  ): Control<T> {
+    this.element.append(element);
+    this.refresh.push(show);
+    show();
+    return {
+      get value() {
+        return read();
+      },
+      element,
+      set,
+    };
+  }
+}
+
+/** A number of a logarithmic slider, rounded to what a reader would type. */
+function tidy(value: number, step: number): number {
+  return step > 0 ? Math.round(value / step) * step : Number(value.toPrecision(3));
+}

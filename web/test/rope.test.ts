@@ -1,0 +1,37 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import golden from "./golden/rope.json";
+import { angles, axisFrequencies, frequencies, rotate, type Rule } from "../src/rope.ts";
+
+function close(found: readonly number[], expected: readonly number[], tolerance: number, what: string): void {
+  assert.equal(found.length, expected.length, what);
+  expected.forEach((value, i) => {
+    const error = Math.abs((found[i] ?? NaN) - value) / Math.max(Math.abs(value), 1e-12);
+    assert.ok(error <= tolerance, `${what}: [${i}] is ${found[i]}, Python has ${value}`);
+  });
+}
+
+for (const one of golden.rules) {
+  const name = `${one.rule?.rope_type ?? "default"}, theta ${one.ladder.theta}, ${one.seqLen} tokens`;
+  test(`frequencies as Python's: ${name}`, () => {
+    const found = frequencies(one.ladder, one.rule as Rule | null, one.seqLen);
+    close(found.invFreq, one.invFreq, 1e-12, name);
+    close([found.attentionFactor], [one.attentionFactor], 1e-12, `${name}: attention factor`);
+  });
+}
+
+for (const one of golden.rotations) {
+  const name = `${one.interleaved ? "interleaved" : "half-split"}, axes ${one.axes}, restart ${one.restart}`;
+  test(`rotation as Python's: ${name}`, () => {
+    const matrix = axisFrequencies(one.ladder, one.axes, one.restart);
+    const turned = rotate(one.x, angles(one.position, matrix), one.interleaved);
+    turned.forEach((value, i) => {
+      // an angle of 1e6 radians is known to 1e-10 in float64
+      assert.ok(Math.abs(value - (one.turned[i] ?? NaN)) < 1e-9, `${name}: [${i}] is ${value}, not ${one.turned[i]}`);
+    });
+  });
+}
+
+test("a rule that is not classic is refused", () => {
+  assert.throws(() => frequencies({ theta: 1e4, dim: 8 }, { rope_type: "unheard-of" }), /no classic rule/);
+});
