@@ -41,7 +41,9 @@ def _described(command: Any, name: str, parent: Any, level: int) -> Iterator[str
                 rows.append(record)
         if rows:
             lines = [f"| `{what.strip()}` | {_plain(said)} |" for what, said in rows]
-            yield "\n".join(["| option | |", "|---|---|", *lines]).replace("`  ", "`")
+            yield "\n".join(['<div class="stack" markdown>\n', "| | |", "|---|---|", *lines, "\n</div>"]).replace(
+                "`  ", "`"
+            )
         for other, inner in getattr(command, "commands", {}).items():
             yield from _described(inner, other, context, level + 1)
 

@@ -17,13 +17,14 @@ from ropewalk.explorer.data import explorer_data
 from ropewalk.explorer.page import explorer_page
 from ropewalk.methods import METHODS
 
-PLACE = "<!-- every public name -->"
+NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
 METHODS_PLACE = "<!-- every method --> *The table of methods stands here in the built site (`make docs`).*"
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 SCRIPTS = Path(__file__).parent
 WITH_RECORDS = runpy.run_path(str(SCRIPTS / "docs_outputs.py"))["with_records"]
 WITH_TABLES = runpy.run_path(str(SCRIPTS / "docs_records.py"))["with_tables"]
 WITH_COMMANDS = runpy.run_path(str(SCRIPTS / "docs_commands.py"))["with_commands"]
+FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
 
@@ -41,10 +42,23 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     if "<!-- needs:" in markdown:
         markdown = WITH_RECORDS(markdown)
     markdown = WITH_COMMANDS(WITH_TABLES(markdown))
-    for place, make in ((PLACE, reference), (METHODS_PLACE, method_table)):
-        if place in markdown:
-            markdown = markdown.replace(place, make())
+    markdown = NAMES.sub(lambda found: names_of(found[1]), markdown)
+    if METHODS_PLACE in markdown:
+        markdown = markdown.replace(METHODS_PLACE, method_table())
+    markdown = FRONT.sub(_by_scheme, markdown)
     return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
+
+
+def _by_scheme(found: re.Match[str]) -> str:
+    """A picture for light and dark once for each: the reader's choice on the page counts, not the system's."""
+    sources = re.findall(r'<source media="(.*?)" srcset="(.*?)">', found[0])
+    pictures = []
+    for scheme in ("light", "dark"):
+        own = [(media, file) for media, file in sources if "max-width" in media and scheme in file]
+        narrow = "".join(f'<source media="{media.split(" and ")[0]}" srcset="{file}">' for media, file in own)
+        image = re.search(r"<img .*?>", found[0], re.DOTALL)[0].replace("-light.svg", f"-{scheme}.svg")  # type: ignore[index]
+        pictures.append(f'<picture class="only-{scheme}">{narrow}{image}</picture>')
+    return f"<p>{''.join(pictures)}</p>"
 
 
 def method_table() -> str:
@@ -56,73 +70,38 @@ def method_table() -> str:
     return "\n".join(lines)
 
 
-def reference() -> str:
-    """Every public name with its signature and its docstring, as Markdown."""
-    classes = [name for name in scaling.__dict__ if _is_rule(getattr(scaling, name))]
-    parts = ["## ropewalk"]
-    parts += [_entry("rw", name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))]
-    parts += ["## ropewalk.scaling"]
-    parts += [_entry("rw.scaling", name, getattr(scaling, name)) for name in classes]
-    parts += ["## ropewalk.distributed"]
-    parts += [
-        _entry("rw.distributed", name, thing)
-        for name in distributed.__all__
-        if callable(thing := getattr(distributed, name))
-    ]
-    parts += ["## ropewalk.encodings"]
-    parts += [_entry("rw.encodings", kind.__name__, kind) for kind in encodings.ENCODINGS.values()]
-    parts += ["## ropewalk.attention.extensions"]
-    parts += [_entry("rw.attention.extensions", name, kind) for name, kind in Extension.registry.items()]
-    return "\n\n".join(parts)
+def names_of(rooms: str) -> str:
+    """Every public name whose module lies in one of these rooms, as mkdocstrings takes it.
+
+    Four more have what `ropewalk.__all__` leaves out: `scalings`, `encodings`, `extensions` (each rule has its entry)
+    and `distributed`.
+    """
+    entries: list[tuple[str, Any]] = []
+    for room in rooms.split():
+        if room == "scalings":
+            rules = [name for name in scaling.__dict__ if _is_rule(getattr(scaling, name))]
+            entries += [(f"rw.scaling.{name}", getattr(scaling, name)) for name in rules]
+        elif room == "encodings":
+            entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
+        elif room == "distributed":
+            things = ((name, getattr(distributed, name)) for name in distributed.__all__)
+            entries += [(f"rw.distributed.{name}", thing) for name, thing in things if callable(thing)]
+        elif room == "extensions":
+            entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in Extension.registry.items()]
+        else:
+            entries += [
+                (f"rw.{name}", thing) for name, thing in public_names() if thing.__module__.split(".")[1] == room
+            ]
+    return "\n\n".join(
+        f"::: {thing.__module__}.{thing.__qualname__}\n    options:\n      heading: {name}\n      toc_label: {name}"
+        for name, thing in entries
+    )
+
+
+def public_names() -> list[tuple[str, Any]]:
+    """What `ropewalk.__all__` names, without modules."""
+    return [(name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))]
 
 
 def _is_rule(thing: object) -> bool:
     return inspect.isclass(thing) and issubclass(thing, scaling.Scaling) and thing is not scaling.Scaling
-
-
-def _entry(where: str, name: str, thing: Any) -> str:
-    """One name: heading, signature, docstring; a class's own public methods below it."""
-    parts = [f"### {where}.{name}", _signature(f"{where}.{name}", thing), as_markdown(inspect.getdoc(thing) or "")]
-    if inspect.isclass(thing):
-        for method, function in vars(thing).items():
-            if not method.startswith("_") and inspect.isfunction(
-                inspect.unwrap(getattr(function, "__func__", function))
-            ):
-                said = inspect.getdoc(getattr(thing, method)) or ""
-                parts += [f"**`.{method}`**", _signature(f".{method}", getattr(thing, method)), as_markdown(said)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _signature(name: str, thing: Any) -> str:
-    """The call with its arguments and defaults; types are in the text below it, and in the source."""
-    try:
-        found = inspect.signature(thing)
-    except (TypeError, ValueError):
-        return ""
-    bare = [
-        one.replace(annotation=inspect.Parameter.empty)
-        for one in found.parameters.values()
-        if one.name not in ("self", "cls", "_")
-    ]
-    call = str(inspect.Signature(bare))
-    if len(name) + len(call) > 80:
-        stars = ["*"] if any(one.kind is one.KEYWORD_ONLY for one in bare) and "*, " in call else []
-        positional = [str(one) for one in bare if one.kind is not one.KEYWORD_ONLY]
-        named = [str(one) for one in bare if one.kind is one.KEYWORD_ONLY]
-        call = "(\n    " + ",\n    ".join(positional + stars + named) + ",\n)"
-    return f"```python\n{name}{call}\n```"
-
-
-def as_markdown(docstring: str) -> str:
-    """Examples become blocks of code; the rest of our docstrings is Markdown already."""
-    lines, out, inside = docstring.splitlines(), [], False
-    for index, line in enumerate(lines):
-        if line.startswith(">>>") and not inside:
-            out += ["", "```pycon"]
-            inside = True
-        if inside and not line.strip() and not any(later.startswith(">>>") for later in lines[index + 1 : index + 2]):
-            out.append("```")
-            inside = False
-        out.append(line)
-    text = "\n".join([*out, "```"] if inside else out)
-    return re.sub(r"([^\n])\n(- )", lambda found: f"{found[1]}\n\n{found[2]}", text, count=1)

@@ -34,8 +34,9 @@ def lines(name: str) -> list[Record]:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column holds names."""
-    rule = ["---", *["--:"] * (len(heads) - 1)]
+    """A Markdown table; columns of numbers stand at the right."""
+    numbers = [all(re.match(r"[+-]?\d|$", row[column]) for row in rows) for column in range(len(heads))]
+    rule = ["--:" if number and column else "---" for column, number in enumerate(numbers)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
 
 

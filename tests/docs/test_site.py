@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("material", reason="mkdocs-material is in the extra `docs`")
+for package in ("material", "mkdocstrings"):
+    pytest.importorskip(package, reason="it is in the extra `docs`")
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "mkdocs.yml").exists():
     pytest.skip("the source distribution has no mkdocs.yml", allow_module_level=True)
@@ -47,12 +49,44 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 
 def test_the_reference_has_every_public_name(site):
-    """Each with its docstring's first words."""
+    """A heading for each, on one page, with its signature and its docstring's first words."""
     import ropewalk as rw
 
-    text = (site / "reference.html").read_text(encoding="utf-8")
-    assert [name for name in rw.__all__ if f"rw.{name}" not in text] == []
+    text = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
+    heads = re.findall(r"<h3[^>]*>\s*(?:<code>|<span[^>]*>)?\s*([\w.]+)", text)
+    names = [f"rw.{name}" for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))]
+    assert len(names) > 30
+    assert [name for name in names if heads.count(name) != 1] == []
+    assert "rw.scaling.YaRN" in heads
+    assert "rw.encodings.ALiBi" in heads
+    assert "rw.distributed.positions_for_rank" in heads
+    assert "rw.attention.extensions.ReRoPE" in heads
     assert "Turn each feature pair of" in text
+    assert "&gt;&gt;&gt;" in text
+
+
+def test_search_and_formulas_need_no_network(site):
+    """The search works without a server, KaTeX lies beside, and no script asks for an address."""
+    assert (site / "search" / "search_index.js").exists()
+    page = (site / "lesson" / "02-turning-pairs.html").read_text(encoding="utf-8")
+    assert page.count('class="arithmatex"') >= 5
+    assert 'src="../assets/formulas.js"' in page
+    assert 'src="../assets/iframe-worker/shim.js"' in page
+    for name in ("katex.min.js", "katex.min.css", "LICENSE", "fonts/KaTeX_Main-Regular.woff2"):
+        assert (site / "assets" / "katex" / name).exists()
+    style = (site / "assets" / "katex" / "katex.min.css").read_text(encoding="utf-8")
+    assert all((site / "assets" / "katex" / name).exists() for name in re.findall(r"url\((.*?)\)", style))
+    for page in site.rglob("*.html"):
+        assert not re.search(r"unpkg|jsdelivr|cdnjs|googleapis", page.read_text(encoding="utf-8")), page
+
+
+def test_the_first_page_has_the_figure_for_light_and_dark(site):
+    """The reader's choice of colours on the page decides which is shown."""
+    page = (site / "index.html").read_text(encoding="utf-8")
+    for scheme in ("light", "dark"):
+        [picture] = re.findall(rf'<picture class="only-{scheme}">.*?</picture>', page)
+        assert f"front-wide-{scheme}.svg" in picture
+        assert f"front-narrow-{scheme}.svg" in picture
 
 
 def test_every_method_has_its_row(site):
