@@ -14,6 +14,7 @@ import ropewalk as rw
 from ropewalk import distributed, encodings, scaling
 from ropewalk.attention.extensions import Extension
 from ropewalk.explorer.data import explorer_data
+from ropewalk.explorer.model_data import packed_model
 from ropewalk.explorer.page import explorer_page
 from ropewalk.methods import METHODS
 
@@ -32,7 +33,7 @@ def on_files(files: Any, *, config: Any) -> Any:
     """Add the records and their figures, which pages link and show, as results/NAME; and the explorer."""
     for path in sorted(RESULTS.iterdir()):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
-    page = explorer_page(explorer_data(site=".."))
+    page = explorer_page(explorer_data(site=".."), packed_model())
     files.append(File.generated(config, "explorer/index.html", content=page))
     return files
 

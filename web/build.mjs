@@ -1,9 +1,10 @@
-// Builds src/ropewalk/explorer/page.html from web/, or with --test the tests into build/test.
+// Builds src/ropewalk/explorer/page.html from web/, or with --test [FOLDER] the tests into build/test.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
+import wabt from "wabt";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
 const EXPLORER = join(HERE, "..", "src", "ropewalk", "explorer");
@@ -24,9 +25,31 @@ function digest() {
   return hash.digest("hex");
 }
 
+/** `import source from "worker:./worker.ts"` gives another program, bundled into one string; a .wat is assembled. */
+const parts = {
+  name: "parts",
+  setup(builder) {
+    builder.onResolve({ filter: /^worker:/ }, ({ path, resolveDir }) => ({
+      path: relative(HERE, join(resolveDir, path.slice("worker:".length))),
+      namespace: "worker",
+    }));
+    builder.onLoad({ filter: /.*/, namespace: "worker" }, async ({ path }) => ({
+      contents: await bundled(path),
+      loader: "text",
+    }));
+    builder.onLoad({ filter: /\.wat$/ }, async ({ path }) => ({ contents: await assembled(path), loader: "binary" }));
+  },
+};
+
+async function assembled(path) {
+  const program = (await wabt()).parseWat(path, readFileSync(path, "utf8"), { simd: true });
+  return program.toBinary({}).buffer;
+}
+
 async function bundled(entry) {
   const { outputFiles } = await build({
     entryPoints: [join(HERE, entry)],
+    plugins: [parts],
     bundle: true,
     minify: true,
     write: false,
@@ -41,28 +64,29 @@ async function bundled(entry) {
 }
 
 async function page() {
-  const parts = {
+  const texts = {
     SOURCES: digest(),
     STYLE: await bundled("src/style.css"),
     SCRIPT: await bundled("src/main.ts"),
   };
   const template = readFileSync(join(HERE, "src", "page.html"), "utf8");
-  const text = template.replaceAll(/@@(SOURCES|STYLE|SCRIPT)@@/g, (_, name) => parts[name]);
+  const text = template.replaceAll(/@@(SOURCES|STYLE|SCRIPT)@@/g, (_, name) => texts[name]);
   writeFileSync(join(EXPLORER, "page.html"), text);
   console.log(`page.html: ${Math.round(text.length / 1024)} KiB`);
 }
 
-async function tests() {
-  const out = join(HERE, "build", "test");
+async function tests(out) {
   rmSync(out, { recursive: true, force: true });
   await build({
-    entryPoints: readdirSync(join(HERE, "test"))
+    entryPoints: readdirSync(join(HERE, "test"), { recursive: true })
       .filter((name) => name.endsWith(".test.ts"))
       .map((name) => join(HERE, "test", name)),
+    plugins: [parts],
     bundle: true,
     platform: "node",
     format: "esm",
     target: "node20",
+    outbase: join(HERE, "test"),
     outdir: out,
     outExtension: { ".js": ".mjs" },
     sourcemap: "inline",
@@ -70,4 +94,5 @@ async function tests() {
   });
 }
 
-await (process.argv.includes("--test") ? tests() : page());
+const [option, folder = join(HERE, "build", "test")] = process.argv.slice(2);
+await (option === "--test" ? tests(folder) : page());

@@ -54,7 +54,8 @@ class Watched:
             self.errors.append(message.text)
 
     def _asked(self, route: Any) -> None:
-        if route.request.url.split("#")[0] == self.address.split("#")[0]:
+        # a blob is what the page itself made: the program of its worker
+        if route.request.url.startswith("blob:") or route.request.url.split("#")[0] == self.address.split("#")[0]:
             route.continue_()
         else:
             self.requests.append(route.request.url)

@@ -9,12 +9,13 @@ from pathlib import Path
 from ropewalk.atomic_io import write_whole
 from ropewalk.audit.sources import read_source
 from ropewalk.explorer.data import explorer_data
+from ropewalk.explorer.model_data import packed_model
 from ropewalk.explorer.page import explorer_page
 
 
 def page_of(source: str | None = None) -> str:
     """The page, with a model first in it where one is named. Raises `RopeError` for what cannot be read."""
-    return explorer_page(explorer_data(None if source is None else read_source(source)))
+    return explorer_page(explorer_data(None if source is None else read_source(source)), packed_model())
 
 
 def show(page: str) -> str:
