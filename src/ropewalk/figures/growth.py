@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.figures.style import BLUE, GREEN, ORANGE, OTHER, PURPLE, QUIET, RED, SKY, caption, length_ticks, style
-from ropewalk.methods import Look
+from ropewalk.figures.style import BLUE, GREEN, ORANGE, OTHER, QUIET, RED, caption, length_ticks, style
+from ropewalk.methods import METHODS, Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,11 +20,17 @@ _LOOKS = {
     "transformers float32": Look(BLUE, "--", "v"),
     "llama.cpp Q4_1": Look(GREEN, "-", "P"),
     "llama.cpp f16": Look(GREEN, "--", "X"),
-    "dca bfloat16": Look(PURPLE, "-", "<"),
-    "self-extend bfloat16": Look(PURPLE, "--", ">"),
-    "rerope bfloat16": Look(SKY, "-", "p"),
 }
 _BOUNDS = {"bfloat16": "-", "float32": "--"}
+
+
+def _look(name: str) -> Look:
+    """Of a contender, or of a method in a dtype: its record's colour and marker."""
+    method, _, dtype = name.rpartition(" ")
+    if name in _LOOKS or method not in METHODS:
+        return _LOOKS.get(name, OTHER)
+    look = METHODS[method].look
+    return Look(look.color, _BOUNDS.get(dtype, "-"), look.marker)
 
 
 def growth(records: Sequence[Mapping[str, Any]]) -> Figure:
@@ -51,7 +57,7 @@ def growth(records: Sequence[Mapping[str, Any]]) -> Figure:
         for name in sorted(
             points, key=lambda name: (list(_LOOKS).index(name) if name in _LOOKS else len(_LOOKS), name)
         ):
-            look, lengths = _LOOKS.get(name, OTHER), sorted(points[name])
+            look, lengths = _look(name), sorted(points[name])
             for axes, which in ((time, 0), (memory, 1)):
                 axes.plot(
                     lengths,
