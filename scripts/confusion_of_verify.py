@@ -27,9 +27,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ropewalk.atomic_io import write_json  # noqa: E402
+from ropewalk.bench.record import environment  # noqa: E402
 from ropewalk.builtin.texts import read_text  # noqa: E402
 from ropewalk.checkpoints.load import load_decoder, save  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
+from ropewalk.extend import ApplySettings, apply  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.models.positions import Positions  # noqa: E402
 from ropewalk.readers.decoder import DecoderReader  # noqa: E402
@@ -45,7 +47,6 @@ from ropewalk.verification.predictions import Predictions  # noqa: E402
 from ropewalk.verification.transformers_engine import TransformersEngine  # noqa: E402
 from ropewalk.verification.verify import Check  # noqa: E402
 from tests.verification.fake_server import serving  # noqa: E402
-from tests.verification.tiny_gguf import write_tiny  # noqa: E402
 
 RECORD = ROOT / "benchmarks/results/verify-confusion.json"
 STYLES = ("llama.cpp", "vllm", "sglang")
@@ -97,6 +98,7 @@ def applied(own: Positions, trained: int) -> dict[str, Positions]:
         "yarn 2": yarn(2.0),
         "yarn 4": yarn(4.0),
         "yarn 8": yarn(8.0),
+        "yarn 5": yarn(5.0),
         "yarn 4, no attention factor": yarn(4.0, attention_factor=1.0),
         "yarn 4, from four times the length": yarn(4.0, 4.0),
         "yarn 4, from a quarter of the length": yarn(4.0, 0.25),
@@ -173,11 +175,12 @@ def opened(
             transformers.AutoTokenizer.from_pretrained(source),
         )
     else:
-        rule, file = rope.scaling, find(predictions.reader.name)
+        name = predictions.reader.name
+        rule, file = rope.scaling, find(name)
         if file.suffix != ".gguf":
             file = source.with_suffix(".gguf")
             if not file.exists():
-                write_tiny(file)
+                apply(name, file, ApplySettings(method="plain", quantization="f32"))
         options: dict[str, Any] = {"rope_freq_base": float(rope.theta)}
         if rule is not None:
             options |= {"rope_scaling_type": 2 if isinstance(rule, YaRN) else 1, "rope_freq_scale": 1 / rule.factor}
@@ -225,10 +228,11 @@ def measure(source: str, state: Path, most: int | None) -> None:
 
 
 def record(state: Path) -> dict[str, Any]:
-    """The table of all lines, and every wrong "as expected" by itself."""
+    """The table of all lines, and every wrong verdict by itself."""
     runs = [json.loads(line) for path in sorted(state.glob("*.jsonl")) for line in path.read_text().splitlines()]
     table = Counter((run["truth"], run["verdict"]) for run in runs)
     return {
+        **environment(),
         "runs": len(runs),
         "table": {
             truth: {verdict: n for (t, verdict), n in sorted(table.items()) if t == truth}
@@ -238,8 +242,6 @@ def record(state: Path) -> dict[str, Any]:
         "wrong_other": [
             r["key"] for r in runs if r["truth"] == "as expected" and r["verdict"] in ("other", "none", "tokens")
         ],
-        "requests_median": sorted(run["requests"] for run in runs)[len(runs) // 2] if runs else None,
-        "seconds_median": sorted(run["seconds"] for run in runs)[len(runs) // 2] if runs else None,
         "each": runs,
     }
 

@@ -16,7 +16,7 @@ from ropewalk.readers.adapters import open_reader
 from ropewalk.verification.evidence import Probe
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.llama_cpp import llama_cpp_server
-from ropewalk.verification.predictions import predict
+from ropewalk.verification.predictions import Predictions
 from tests.extend.material import TARGET, TRAINED, checkpoint_with_merges
 from tests.models.material import smollm2
 
@@ -33,7 +33,8 @@ def misfits(source: str | Path, file: Path, method: str, reach: Reach, lengths: 
     assert tokenizer is not None
     ids = tokenizer.encode(read_text(None)[1][40_000 : 40_000 + 8 * max(lengths)])[: max(lengths)]
     names = {name: METHODS[name].positions(reader.positions, reach) for name in (method, "plain")}
-    ours = {name: predict(reader, Hypothesis(name, where), ids, lengths) for name, where in names.items()}
+    predictions = Predictions(reader)
+    ours = {name: predictions.of(Hypothesis(name, where), ids, lengths) for name, where in names.items()}
     found, answers = dict.fromkeys(names, 0.0), 0
     with llama_cpp_server(file, tokenizer, context=max(lengths) + 64, threads=1) as engine:
         assert engine.token_ids("Call me Ishmael, 1851!") == tokenizer.encode("Call me Ishmael, 1851!")

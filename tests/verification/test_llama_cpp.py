@@ -8,8 +8,8 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import load_decoder
+from ropewalk.extend import ApplySettings, apply
 from ropewalk.verification.llama_cpp import llama_cpp_server
-from tests.verification.tiny_gguf import write_tiny
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
 FILE = os.environ.get("ROPEWALK_TEST_GGUF")
@@ -30,7 +30,8 @@ CASES = [
 def tiny(tmp_path_factory):
     """The built-in model, its GGUF file, and a folder for our predictions, which all tests share."""
     folder = tmp_path_factory.mktemp("llama_cpp")
-    return load_decoder("tiny").float(), write_tiny(folder / "tiny.gguf"), folder / "state"
+    file = apply("tiny", folder / "tiny.gguf", ApplySettings(method="plain", quantization="f32")).exported.folder
+    return load_decoder("tiny").float(), file, folder / "state"
 
 
 @pytest.mark.parametrize(("options", "expect", "kind", "name"), CASES)

@@ -12,7 +12,7 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
-from ropewalk.verification.engine import NextTokens, TooLong
+from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
 from ropewalk.verification.expectation import expected_positions
 from ropewalk.verification.faults import ClampedPositions, RestartedPositions
 from ropewalk.verification.ours import OurEngine
@@ -129,6 +129,28 @@ def test_a_context_that_ends_first(small):
 
     found = rw.verify(small, Short(small), up_to=400)
     assert found.outcome.kind == "undecided"
+
+
+class Silent(OurEngine):
+    """An engine that answers only prompts whose number of tokens is no multiple of `step`."""
+
+    step = 2
+
+    def ask(self, input_ids):
+        if len(input_ids) % self.step == 0:
+            raise NoAnswer("no log-probabilities", cure="-")
+        return super().ask(input_ids)
+
+
+def test_a_prompt_without_an_answer_is_passed_over(small):
+    """llama.cpp says nothing with half a character; only an engine that never answers is refused."""
+    found = rw.verify(small, Silent(small))
+    assert found.outcome.kind == "as expected"
+    assert all(question.tokens % 2 for question in found.questions)
+    engine = Silent(small)
+    engine.step = 1
+    with pytest.raises(NoAnswer):
+        rw.verify(small, engine)
 
 
 class Noisy(OurEngine):

@@ -42,13 +42,17 @@ class Engine(Protocol):
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
         """The likeliest next tokens after these ids.
 
-        Raises `RopeError` where the engine cannot be reached, refuses, or gives no log-probabilities; and
-        `TooLong` where the prompt does not fit its context.
+        Raises `RopeError` where the engine cannot be reached or refuses; `NoAnswer` where there are no log-
+        probabilities, and `TooLong` where the prompt does not fit its context.
         """
 
 
 class TooLong(RopeError):
     """The prompt does not fit the engine's context."""
+
+
+class NoAnswer(RopeError):
+    """No log-probabilities after this prompt: llama.cpp keeps them with a token that is half a character."""
 
 
 def open_engine(

@@ -20,6 +20,7 @@ from ropewalk.verification.faults import ClampedPositions, RestartedPositions
 
 FACTORS = (2.0, 4.0, 8.0)
 THETAS = (1e4, 1e5, 5e5, 1e6)
+NEAR = (0.8, 1.25)  # times the expected theta or factor: so close the answers must come to it
 CHUNKS = (512, 2048)  # tokens of one forward in engines: where positions of a chunk are taken for those of the row
 _HORIZON = 2**21  # tokens: two hypotheses that are the same as far as this are one
 
@@ -160,6 +161,13 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
         yield from with_rule(f"{rule} {name}", partial(_attention, power=power))
     for length, times in _lengths(scaled[0]):
         yield from with_rule(f"{rule} with {TRAINED_KEY} {length}", partial(_original, times=times))
+    for times in NEAR:
+        factor = getattr(scaled[0].scaling, "factor", None)
+        if isinstance(factor, int | float) and factor * times > 1.0:
+            yield from with_rule(
+                f"{rule} with factor {factor * times:g}",
+                partial(_with_field, field="factor", value=factor * times),
+            )
     yield from with_rule(f"{rule} by the paper's formula", partial(_with_field, field="variant", value="paper"))
     yield from with_rule(f"{rule} without rounded bounds", partial(_with_field, field="truncate", value=False))
     yield from with_rule("the short factors at every length", lambda rope, rule: _one_list(rule, "short_factor"))
@@ -293,9 +301,9 @@ def _known_as(method: str, positions: Positions) -> str:
 
 
 def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
-    """Another theta: the usual ones, and a tenth and ten times each rope's own."""
+    """Another theta: the usual ones, and those near each rope's own, a tenth and ten times of it."""
     own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
-    thetas = {*THETAS, *(theta * x for theta in own for x in (0.1, 10.0))} - own
+    thetas = {*THETAS, *(theta * x for theta in own for x in (0.1, *NEAR, 10.0))} - own
 
     def change(rope: RopeConfig, theta: float) -> RopeConfig:
         given = rope.inv_freq is not None or isinstance(rope.theta, tuple)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
-from ropewalk.verification.engine import TOP, Engine, NextTokens, TooLong
+from ropewalk.verification.engine import TOP, Engine, NextTokens, NoAnswer, TooLong
 
 KEY = "OPENAI_API_KEY"
 RETRIES = 3  # of a connection that fails, and of the statuses below: a server that is still loading answers 503
@@ -129,7 +129,7 @@ class OpenAIEngine(AbstractContextManager[Engine]):
             found = [(self._id(token, None), value) for token, value in listed.items()]
         top = {token: float(value) for token, value in found if token is not None and value is not None}
         if len(top) < 2:
-            raise RopeError(
+            raise NoAnswer(
                 "verify: the server gives no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "choice": choices[0] if choices else content},
                 cure="Use an engine whose /v1/completions answers `logprobs` (llama.cpp, vLLM, SGLang).",

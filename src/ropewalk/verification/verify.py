@@ -15,9 +15,12 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
+from ropewalk.progress import Progress, SilentProgress
+from ropewalk.progress.shown import expect as begin_stage
+from ropewalk.progress.shown import shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader
-from ropewalk.verification.engine import Engine, TooLong, open_engine
+from ropewalk.verification.engine import Engine, NoAnswer, TooLong, open_engine
 from ropewalk.verification.evidence import Lean, Probe, lean, likelihoods, misfit
 from ropewalk.verification.expectation import described, expected_positions, length_to_verify
 from ropewalk.verification.hypotheses import Hypothesis, first_difference, hypotheses
@@ -26,7 +29,7 @@ from ropewalk.verification.predictions import Predictions, candidates, choose, s
 
 MAX_TOKENS = 4096  # the longest prompt, unless asked for more
 FIRST, GROWTH = 192, 3  # tokens of the first prompts; each further round's are so many times longer
-QUESTIONS = 6  # of a round
+QUESTIONS, LATER_QUESTIONS = 6, 16  # of the first round, and of each other: what is left by then is close
 ROUNDS = 4
 ONE_TOKEN = 4  # prompts of a single token
 NOISE = 3.0  # how many times the error on single tokens a right hypothesis may miss the answers by
@@ -47,6 +50,7 @@ def verify(
     served_name: str | None = None,
     trained_length: int | None = None,
     state: str | Path | None = None,
+    progress: Progress | bool | None = None,
 ) -> Verification:
     """Which rotary embedding an engine really applies to a model, from the log-probabilities of a few next tokens.
 
@@ -64,7 +68,7 @@ def verify(
     - `served_name`: the model's name on the server; None takes the first that it lists.
     - `trained_length`: tokens, where the config does not say.
     - `state`: a folder where our own predictions are kept for the next run, by the model and all else that they depend
-      on; None keeps none.
+      on; None keeps none. `progress`: as the doctor's: None shows a bar on a terminal and in a notebook.
 
     **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 2 not decided), `.to_json()`.
     **Raises:** `RopeError` where the engine cannot be reached, refuses, or gives no log-probabilities.
@@ -96,10 +100,11 @@ def verify(
     source = model if isinstance(model, str | Path) else reader.name
     _, words = read_text(text)
     predictions = Predictions(reader, None if state is None else Path(state))
-    with open_engine(engine, source, tokenizer, served_name=served_name) as opened:
+    with open_engine(engine, source, tokenizer, served_name=served_name) as opened, shown("verify", progress) as bar:
         check = Check(
-            predictions, tokenizer, opened, expected, words, trained=trained, up_to=up_to, max_tokens=max_tokens
-        )
+            predictions, tokenizer, opened, expected, words, trained=trained, up_to=up_to, max_tokens=max_tokens,
+            progress=bar,
+        )  # fmt: skip
         return dataclasses.replace(check.run(), seconds=time.monotonic() - begun)
 
 
@@ -123,10 +128,12 @@ class Check:
         trained: int,
         up_to: int | None,
         max_tokens: int,
+        progress: Progress | None = None,
     ) -> None:
+        self.progress = progress or SilentProgress()
         self.predictions, self.reader = predictions, predictions.reader
         self.tokenizer, self.engine, self.text = tokenizer, engine, text
-        self.expected, self.max_tokens = described(expected), max_tokens
+        self.expected, self.trained = described(expected), trained
         self.all = {hypothesis.name: hypothesis for hypothesis in hypotheses(expected, trained=trained)}
         self.first = next(iter(self.all.values()))
         self.left_out = tuple(name for name in self.all if name != self.first.name and not self._readable(name))
@@ -176,9 +183,9 @@ class Check:
 
     def _rounds(self) -> Iterator[tuple[int, int]]:
         """The lengths of each round's prompts in tokens, from and to: as short as may tell what is still open."""
-        first, last = FIRST // 4, FIRST
+        first, last, longest = FIRST // 4, FIRST, max(self.up_to, self.trained)
         for _ in range(ROUNDS):
-            last = min(last, max(self.up_to, first + FIRST // 3), self.limit)
+            last = min(last, max(longest, first + FIRST // 3), self.limit)
             if first > last:
                 return
             yield first, last
@@ -186,7 +193,7 @@ class Check:
             if needed > last:  # only longer prompts can tell
                 first, last = needed, needed + max(FIRST // 2, needed // 8)
             else:
-                last = max(last, min(GROWTH * last, self.up_to))
+                last = max(last, min(GROWTH * last, longest))
                 first = last // 4
 
     def _needs(self, name: str) -> int:
@@ -196,12 +203,20 @@ class Check:
     def _ask(self, place: float, first: int, last: int) -> bool:
         """One round: predictions of what is left, the prompts that part it best, the engine's answers."""
         ids = [*self.tokenizer.prefix_ids, *stretch(self.tokenizer.encode, self.text, place, last)][:last]
-        lengths = candidates(first, last)
-        read = {name: self.predictions.of(hypothesis, ids, lengths) for name, hypothesis in self.alive.items()}
+        lengths = candidates(first, last, 24 if self.questions else 8)
+        begin_stage(self.progress, last * len(self.alive))
+        read = {}
+        for name, hypothesis in self.alive.items():
+            self.progress.begin(f"what {name} would say after {last:,} tokens", last)
+            read[name] = self.predictions.of(hypothesis, ids, lengths)
+            self.progress.advance(last)
+        self.progress.begin(f"asking {self.engine.name}", 0)
         best = self._best()
-        for length in choose(read, best, lengths, QUESTIONS):
+        for length in choose(read, best, lengths, LATER_QUESTIONS if self.questions else QUESTIONS):
             try:
                 answer = self._answer(ids[:length])
+            except NoAnswer:
+                continue
             except TooLong:
                 self.limit = min(self.limit, length - 1)
                 if not self.questions:
@@ -244,11 +259,17 @@ class Check:
     def _one_token(self) -> float:
         """The engine's error in nats where no rope matters: after a single token there is nothing to turn against."""
         ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[:ONE_TOKEN]
-        errors = []
+        errors, refused = [], None
         for token in ids:
-            answer = self._answer([token])
+            try:
+                answer = self._answer([token])
+            except NoAnswer as error:
+                refused = error
+                continue
             prediction = self.predictions.of(self.first, [token], [1])[1]
             errors.append(Probe(1, answer, {"": prediction}).misfit(""))
+        if refused is not None and not errors:
+            raise refused
         return float(np.median(errors))
 
     # what is concluded
@@ -294,9 +315,10 @@ class Check:
         if not left:
             return outcome("as expected")
         needs = [first_difference(self.all[best], self.all[name]) or 2 for name in left]
-        longest = max(question.tokens for question in self.questions)
+        longest = max((question.tokens for question in self.questions), default=FIRST)
         further = [length for length in needs if length > longest]
-        length = max(further) if further else GROWTH * longest if GROWTH * longest <= self.up_to else None
+        grown = GROWTH * longest
+        length = max(further) if further else grown if grown <= max(self.up_to, self.trained) else None
         return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length)
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
