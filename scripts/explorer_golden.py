@@ -16,6 +16,7 @@ from ropewalk import scaling
 from ropewalk.explorer.presets import rule_of
 from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.mrope import mrope_positions
 
 PATH = Path(__file__).resolve().parents[1] / "web" / "test" / "golden" / "rope.json"
 RULES = (
@@ -34,7 +35,11 @@ RULES = (
 
 def golden() -> dict[str, Any]:
     """Everything in the file: plain data."""
-    return {"rules": [case for rule in RULES for case in _rule_cases(rule)], "rotations": list(_rotations())}
+    return {
+        "rules": [case for rule in RULES for case in _rule_cases(rule)],
+        "rotations": list(_rotations()),
+        "rows": list(_rows()),
+    }
 
 
 def _rule_cases(rule: scaling.Scaling | None) -> list[dict[str, Any]]:
@@ -77,6 +82,23 @@ def _rotations() -> Any:
                 "x": x.flatten().tolist(),
                 "turned": turned.flatten().tolist(),
             }
+
+
+def _rows() -> Any:
+    """Text, images and videos, (frames, height, width) in tokens: the three coordinates of each token."""
+    for pictures in ([], [("image", 1, 3, 5)], [("image", 1, 6, 2), ("video", 7, 2, 3)], [("video", 3, 4, 4)]):
+        types, segments = [0] * 4, [{"kind": "text", "tokens": 4}]
+        for kind, frames, height, width in pictures:
+            types += [1 if kind == "image" else 2] * (frames * height * width) + [0] * 3
+            segments += [
+                {"kind": kind, "frames": frames, "height": height, "width": width},
+                {"kind": "text", "tokens": 3},
+            ]
+        grids = {which: [grid[1:] for grid in pictures if grid[0] == which] for which in ("image", "video")}
+        positions, _ = mrope_positions(
+            torch.tensor(types), images=grids["image"], videos=grids["video"], spatial_merge_size=1
+        )
+        yield {"segments": segments, "positions": positions.tolist()}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python scripts/explorer_numbers.py [NAME ...]
 
-Names: presets (two minutes). Without one, all.
+Names: presets (a minute), heads, pairings (with ROPEWALK_SMOLLM2 set also SmolLM2: two minutes), records.
+Without one, all.
 """
 
 from __future__ import annotations
@@ -14,10 +15,35 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import finite, write_whole
+from ropewalk.explorer.heads import head_entries
+from ropewalk.explorer.pairings import pairing_entries
 from ropewalk.explorer.presets import published_presets
+from ropewalk.explorer.records import record_entry
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "explorer" / "numbers"
-MADE: dict[str, Callable[[], Any]] = {"presets": published_presets}
+RESULTS = FOLDER.parents[3] / "benchmarks" / "results"
+RECORDS = {
+    "SmolLM2 135M to 16,384 tokens, four windows": "doctor-smollm2-135m-first",
+    "SmolLM2 135M to 16,384 tokens, more methods": "doctor-smollm2-135m",
+    "SmolLM2 135M to 32,768 tokens, one window": "doctor-smollm2-135m-32k",
+    "tiny to 1,024 tokens": "doctor-tiny",
+}
+
+
+def records() -> list[dict[str, Any]]:
+    """The records that the repository holds, with a title each."""
+    return [
+        {"title": title, **record_entry(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))}
+        for title, name in RECORDS.items()
+    ]
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "presets": published_presets,
+    "heads": head_entries,
+    "pairings": pairing_entries,
+    "records": records,
+}
 
 
 def as_text(found: Any) -> str:

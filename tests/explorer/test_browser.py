@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,66 @@ def test_a_chart_is_read_with_the_keyboard(chromium, address):
     assert "pair: " in last
     assert readout.inner_text() != last
     watched.assert_quiet()
+
+
+def test_a_readers_own_files(chromium, address, tmp_path):
+    """A record of the doctor is drawn, a damaged one is refused in words; so is a config that is pasted."""
+    watched = Watched(chromium, f"{address}#loss")
+    caption, picker = watched.page.locator("#loss .caption"), watched.page.locator("#loss input[type=file]")
+    record = Path(__file__).parents[2] / "benchmarks" / "results" / "doctor-tiny.json"
+    picker.set_input_files(str(record))
+    caption.get_by_text(re.compile("tiny|1,024")).wait_for()
+    assert watched.page.locator("#loss select").input_value() == "own"
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    picker.set_input_files(str(tmp_path / "config.json"))
+    watched.page.locator("#loss .note.wrong").get_by_text("no record of the doctor").wait_for()
+
+    watched.go("methods")
+    field = watched.page.locator("#methods textarea")
+    field.fill(
+        '{"head_dim": 64, "rope_scaling": {"rope_type": "linear", "factor": 8}, "max_position_embeddings": 2048}'
+    )
+    watched.page.locator("#methods .caption").get_by_text(
+        "pasted: linear multiplies the slowest pair by 0.125"
+    ).wait_for()
+    field.fill('{"head_dim": 64, "rope_scaling": {"rope_type": "unheard-of"}}')
+    watched.page.locator("#methods .note.wrong").get_by_text("does not compute").wait_for()
+    watched.assert_quiet()
+
+
+def test_dragging(chromium, address):
+    """The bar between query and key moves both and keeps the score; a clock's wall moves the position."""
+    watched = Watched(chromium, f"{address}#drag")
+    rail = watched.page.locator("#drag .rail")
+    rail.scroll_into_view_if_needed()
+    box = rail.bounding_box()
+    at = lambda position: (box["x"] + 18 + position * (box["width"] - 36) / 512, box["y"] + 30)  # noqa: E731
+    before = watched.page.locator("#drag .caption").inner_text()
+    watched.page.mouse.move(*at(210))
+    watched.page.mouse.down()
+    watched.page.mouse.move(*at(290), steps=5)
+    watched.page.mouse.up()
+    watched.page.wait_for_timeout(60)
+    after = watched.page.locator("#drag .caption").inner_text()
+    score = re.compile(r"100 tokens apart, score [\d.]+")
+    assert score.search(before)[0] == score.search(after)[0]
+    assert "Query at 260" in before
+    assert "Query at 260" not in after
+    watched.assert_quiet()
+
+
+def test_the_page_is_readable_in_the_dark(chromium, address):
+    """Text stands out from what lies behind it, in both settings of the browser."""
+    for dark in (False, True):
+        watched = Watched(chromium, address, dark=dark)
+        watched.page.wait_for_selector("#clocks .caption")
+        ink, card = (
+            watched.page.eval_on_selector("section", f"one => getComputedStyle(one).{key}")
+            for key in ("color", "backgroundColor")
+        )
+        lightness = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (ink, card)]
+        assert (lightness[0] > lightness[1]) is dark
+        assert abs(lightness[0] - lightness[1]) > 450
 
 
 def test_the_first_interaction_comes_within_a_second(chromium, address):

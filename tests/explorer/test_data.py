@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ropewalk.attention.extensions import ReRoPE, StreamingLLM
 from ropewalk.audit.sources import read_source
+from ropewalk.encodings import ENCODINGS
+from ropewalk.errors import RopeError
 from ropewalk.explorer import methods as explorer_methods
+from ropewalk.explorer.biases import encoding_entries
 from ropewalk.explorer.data import explorer_data, numbers
 from ropewalk.explorer.methods import method_entries, relative_positions
+from ropewalk.explorer.open import page_of
 from ropewalk.explorer.page import embedded, explorer_page
 from ropewalk.explorer.presets import preset_of
+from ropewalk.explorer.records import record_entry
+from ropewalk.gallery.heads import head_scores
+from ropewalk.gallery.material import rotary_model, windows
 from ropewalk.methods import METHODS
 from ropewalk.methods.reach import Reach
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_registered_method_is_there_with_its_colour():
@@ -73,3 +85,49 @@ def test_embedded_json_cannot_end_its_element():
 def test_a_marker_inside_the_data_stays():
     """What stands in the data is put in once, and not read for markers again."""
     assert '"@@MODEL@@"' in explorer_page({"a": "@@MODEL@@"}, model="AAAA")
+
+
+def test_encodings_are_what_their_formulas_say():
+    """ALiBi of four heads and RoPE, computed here; each registered encoding is there."""
+    entries = {entry["name"]: entry for entry in encoding_entries()}
+    assert set(entries) == {"rope", *ENCODINGS}
+    alibi = entries["alibi"]["heads"]
+    assert [head[10][3] for head in alibi] == [pytest.approx(-7 * 2.0 ** (-2 * (h + 1)), rel=1e-2) for h in range(4)]
+    frequencies = [10_000 ** (-2 * i / 16) for i in range(8)]
+    score = 4 * (sum(math.cos(7 * f) for f in frequencies) / 8 - 1)  # |q| |k| / sqrt(16) = 16 / 4
+    assert entries["rope"]["heads"][0][10][3] == pytest.approx(score, rel=1e-2)
+    assert entries["none"]["heads"][0][10][3] == 0
+
+
+def test_the_records_in_the_package_are_the_repositorys():
+    """As scripts/explorer_numbers.py reads them."""
+    made = runpy.run_path(str(ROOT / "scripts" / "explorer_numbers.py"))
+    if not made["RESULTS"].exists():
+        pytest.skip("the source distribution has no records")
+    assert numbers("records") == json.loads(json.dumps(made["records"]()))
+
+
+def test_heads_of_the_built_in_model_are_the_gallerys():
+    """The curve of a head from its numbers, against `ropewalk.gallery.heads`."""
+    found = numbers("heads")
+    model = rotary_model("tiny")
+    distances = np.arange(0.0, 64.0)
+    expected = head_scores(model, windows(model, 16, 256), distances)
+    turned = np.outer(np.array(found["invFreq"]), distances)
+    for head in found["heads"]:
+        curve = np.array(head["re"]) @ np.cos(turned) - np.array(head["im"]) @ np.sin(turned) + head["rest"]
+        assert curve == pytest.approx(expected[f"layer {head['layer']}, head {head['head']}"], abs=1e-3)
+
+
+def test_a_record_that_is_opened_stands_first(tmp_path):
+    """And with it what the page reads of it; another file is taken for a config."""
+    document = json.loads((ROOT / "benchmarks" / "results" / "doctor-tiny.json").read_text())
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(document))
+    page = page_of(str(path))
+    data = json.loads(page.split('id="ropewalk-data">')[1].split("</script>")[0])
+    assert data["opened"] == {"preset": None, "record": 0}
+    assert data["records"][0] == {"title": "tiny (opened)", **json.loads(json.dumps(record_entry(document)))}
+    path.write_text('{"protocol": 1, "methods": []}')
+    with pytest.raises(RopeError, match=r"no record|not a record"):
+        page_of(str(path))

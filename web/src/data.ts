@@ -7,6 +7,10 @@ export interface ExplorerData {
   readonly site: string | null;
   readonly presets: readonly Preset[];
   readonly methods: readonly Method[];
+  readonly encodings: readonly Encoding[];
+  readonly heads: Heads;
+  readonly pairings: readonly Pairing[];
+  readonly records: readonly DoctorRecord[];
   /** The preset and the record that the command was asked to open. */
   readonly opened: { readonly preset: string | null; readonly record: number | null };
 }
@@ -53,6 +57,76 @@ export interface Method {
   readonly forgets: boolean;
   /** At each factor: the relative position (in trained lengths; null: not seen) by distance from the last query. */
   readonly positions: readonly { readonly factor: number; readonly at: readonly (readonly [number, number | null])[] }[];
+}
+
+/** What an encoding adds to the scores of equal tokens: `heads[head][query][key]`, keys up to the query. */
+export interface Encoding {
+  readonly name: string;
+  readonly title: string;
+  readonly line: string;
+  /** Numbers that training changes; shown as they are drawn. */
+  readonly learned: number;
+  readonly heads: readonly (readonly (readonly number[])[])[];
+}
+
+/** A trained model's heads: the mean score at distance D is sum re cos(D f) - im sin(D f), and rest. */
+export interface Heads {
+  readonly model: string;
+  readonly text: string;
+  readonly trainedLength: number;
+  readonly invFreq: readonly number[];
+  readonly heads: readonly {
+    readonly layer: number;
+    readonly head: number;
+    readonly re: readonly number[];
+    readonly im: readonly number[];
+    readonly rest: number;
+  }[];
+}
+
+/** What the wrong pairing does to a trained model. */
+export interface Pairing {
+  readonly model: string;
+  readonly interleaved: boolean;
+  /** Nats per token of guessing all tokens alike. */
+  readonly uniform: number;
+  readonly prompt: string;
+  readonly note: string;
+  readonly cases: readonly {
+    readonly name: string;
+    /** Mean, and the interval of the difference put around it. */
+    readonly loss: readonly [mean: number, low: number, high: number];
+    readonly continuation: string;
+  }[];
+}
+
+/** What the page reads of the doctor's report.json. */
+export interface DoctorRecord {
+  readonly title?: string;
+  readonly model: string;
+  readonly trained_length: number;
+  readonly target: number;
+  readonly blocks: readonly (readonly [number, number])[];
+  readonly recommended: string | null;
+  readonly methods: readonly {
+    readonly name: string;
+    readonly loss_by_block: readonly number[];
+    readonly ci_by_block: readonly (readonly [number, number] | null)[];
+    readonly same_as: string | null;
+  }[];
+  readonly use?: readonly UseRow[] | null;
+  readonly verdict?: { readonly sentence?: string | null } | null;
+  readonly protocol?: { readonly sentence?: string } | null;
+}
+
+export interface UseRow {
+  readonly method: string;
+  readonly test: string;
+  readonly distance: number;
+  readonly gain: number;
+  readonly interval: readonly [number, number] | null;
+  readonly control?: boolean;
+  readonly needed: number | null;
 }
 
 /** The JSON that stands in the page under an id; null where there is none. */

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import golden from "./golden/rope.json";
+import { mropePositions, type Segment } from "../src/mrope.ts";
 import { angles, axisFrequencies, frequencies, rotate, type Rule } from "../src/rope.ts";
 
 function close(found: readonly number[], expected: readonly number[], tolerance: number, what: string): void {
@@ -29,6 +30,12 @@ for (const one of golden.rotations) {
       // an angle of 1e6 radians is known to 1e-10 in float64
       assert.ok(Math.abs(value - (one.turned[i] ?? NaN)) < 1e-9, `${name}: [${i}] is ${value}, not ${one.turned[i]}`);
     });
+  });
+}
+
+for (const { segments, positions } of golden.rows) {
+  test(`coordinates as Python's: ${segments.map(({ kind }) => kind).join(", ")}`, () => {
+    assert.deepEqual(mropePositions(segments as Segment[]).map(({ position }) => position), positions);
   });
 }
 

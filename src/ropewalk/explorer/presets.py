@@ -18,18 +18,19 @@ from ropewalk.rope.scaling import Stacked
 FACTORS = (2, 4, 8, 16, 32)
 """The factors at which tables of methods are written; a method that the page cannot compute shows these."""
 
+BUILT_IN = "tiny"
 LONGEST = 524_288  # tokens of the longest target of a table: `abf` searches, and takes ten seconds there
 LONGEST_OPENED = 131_072  # the same for a model that a command opens: one or two seconds each
 
 
 def published_presets() -> list[dict[str, Any]]:
-    """The ropes of the configs that ship with the gallery; takes a minute."""
-    return [entry for name in packaged_configs() for entry in preset_of(name)]
+    """The ropes of the configs that ship with the gallery, and the built-in model's; takes a minute."""
+    return [entry for name in (*packaged_configs(), BUILT_IN) for entry in preset_of(name)]
 
 
 def preset_of(name: str) -> list[dict[str, Any]]:
-    """The ropes of one packaged config."""
-    return preset_entries(published(name), TITLES[name], name, LONGEST)
+    """The ropes of one of them."""
+    return preset_entries(published(name), TITLES.get(name, "tiny, the built-in model"), name, LONGEST)
 
 
 def preset_entries(source: Source, title: str, name: str, longest: int = LONGEST_OPENED) -> list[dict[str, Any]]:

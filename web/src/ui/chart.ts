@@ -3,7 +3,7 @@ import { axisBottom, axisLeft } from "d3-axis";
 import { scaleLinear, scaleLog, type ScaleContinuousNumeric } from "d3-scale";
 import { select } from "d3-selection";
 import { area, line } from "d3-shape";
-import { h, setAttributes, svg, whenResized } from "./dom.ts";
+import { freshId, h, setAttributes, svg, whenResized } from "./dom.ts";
 import { significant } from "./format.ts";
 
 export type Point = readonly [x: number, y: number];
@@ -37,12 +37,10 @@ export interface Drawing {
   readonly series: readonly Series[];
   /** Vertical lines with a word each. */
   readonly marks?: readonly { readonly x: number; readonly label: string }[];
-  /** A shaded stretch of x. */
-  readonly shade?: readonly [number, number];
 }
 
 type D3Scale = ScaleContinuousNumeric<number, number>;
-const MARGIN = { top: 18, right: 14, bottom: 42, left: 54 };
+const MARGIN = { top: 26, right: 14, bottom: 42, left: 54 };
 const nearest = bisector((point: Point) => point[0]).center;
 
 /**
@@ -81,10 +79,13 @@ export class Chart {
     this.x = scaleOf(drawing.x).range([MARGIN.left, width - MARGIN.right]);
     this.y = scaleOf(drawing.y).range([height - MARGIN.bottom, MARGIN.top]);
     frame.replaceChildren();
-    if (drawing.shade) frame.append(this.rectangle(drawing.shade));
     frame.append(...this.axes(drawing, width));
-    for (const series of drawing.series) frame.append(...this.lines(series));
-    for (const mark of drawing.marks ?? []) frame.append(this.mark(mark, width));
+    const clip = freshId("plot");
+    const inner = this.rectangle(drawing.x.domain);
+    const lines = svg("g", { "clip-path": `url(#${clip})` });
+    for (const series of drawing.series) lines.append(...this.lines(series));
+    frame.append(svg("clipPath", { id: clip }, inner), lines);
+    frame.append(...this.marks(drawing.marks ?? [], width));
     frame.append(svg("g", { class: "cursor" }));
     this.showCursor();
   }
@@ -115,7 +116,7 @@ export class Chart {
   private lines(series: Series): SVGElement[] {
     const { x, y } = this;
     const path = line<Point>()
-      .defined(([, value]) => Number.isFinite(value))
+      .defined(([, value]) => Number.isFinite(y(value))) // nothing at or below 0 is on a logarithmic scale
       .x(([at]) => x(at))
       .y(([, value]) => y(value));
     const made: SVGElement[] = [];
@@ -136,7 +137,7 @@ export class Chart {
     drawn.style.stroke = series.color;
     made.push(drawn);
     for (const [at, value] of series.dots ? series.points : []) {
-      if (!Number.isFinite(value)) continue;
+      if (!Number.isFinite(y(value))) continue;
       const dot = svg("circle", { cx: x(at), cy: y(value), r: 3.2 });
       dot.style.fill = series.color;
       made.push(dot);
@@ -148,18 +149,23 @@ export class Chart {
     const [left, right] = [from, to].map((at) => this.x(clampTo(at, this.x.domain())));
     const width = Math.max(0, (right ?? 0) - (left ?? 0));
     const height = this.height - MARGIN.top - MARGIN.bottom;
-    return svg("rect", { class: "shade", x: left, y: MARGIN.top, width, height });
+    // dots at the edge stay whole
+    return svg("rect", { x: (left ?? 0) - 5, y: MARGIN.top - 5, width: width + 10, height: height + 10 });
   }
 
-  private mark({ x: at, label }: { x: number; label: string }, width: number): SVGElement {
-    const x = this.x(at);
-    const left = x > width * 0.6;
-    return svg(
-      "g",
-      { class: "rule" },
-      svg("line", { x1: x, x2: x, y1: MARGIN.top, y2: this.height - MARGIN.bottom }),
-      svg("text", { x: x + (left ? -5 : 5), y: MARGIN.top + 11, "text-anchor": left ? "end" : "start" }, label),
-    );
+  /** Vertical lines; a word that would lie on the one before it is left out. */
+  private marks(marks: NonNullable<Drawing["marks"]>, width: number): SVGElement[] {
+    let end = -Infinity;
+    return marks.map(({ x: at, label }) => {
+      const x = this.x(at);
+      const left = x > width * 0.6;
+      const room = 7 * label.length;
+      const shown = (left ? x - 5 - room : x) > end;
+      if (shown) end = left ? x : x + 5 + room;
+      const text = { x: x + (left ? -5 : 5), y: MARGIN.top + 11, "text-anchor": left ? "end" : "start" };
+      const line = svg("line", { x1: x, x2: x, y1: MARGIN.top, y2: this.height - MARGIN.bottom });
+      return svg("g", { class: "rule" }, line, ...(shown ? [svg("text", text, label)] : []));
+    });
   }
 
   /** Every x at which a line has a point. */
@@ -206,6 +212,7 @@ export class Chart {
     const parts = drawing.series.flatMap((series) => {
       const found = series.points[nearest(series.points as Point[], snapped)];
       if (series.faint || found === undefined || !Number.isFinite(found[1])) return [];
+      if (!Number.isFinite(this.y(found[1]))) return [entry(series, show(found[1]))];
       const dot = svg("circle", { cx: this.x(found[0]), cy: this.y(found[1]), r: 4 });
       dot.style.fill = series.color;
       group.append(dot);
@@ -243,7 +250,7 @@ function ticksOf({ domain: [low, high], log, base = 10 }: Scale, scale: D3Scale,
   const first = Math.floor(Math.log(low) / Math.log(base));
   const last = Math.ceil(Math.log(high) / Math.log(base));
   const powers = Array.from({ length: last - first + 1 }, (_, i) => base ** (first + i));
-  const steps = base === 10 && powers.length <= 3 ? [1, 2, 5] : [1];
+  const steps = base === 10 && powers.length <= 3 ? [1, 1.5, 2, 3, 5, 7] : [1];
   const stride = Math.max(1, Math.ceil(powers.length / (count * 2)));
   return powers
     .filter((_, i) => i % stride === 0)

@@ -129,7 +129,7 @@ export class Controls {
       readonly choices: readonly (Choice & { readonly color?: string; readonly hint?: string })[];
       readonly value: readonly string[];
     },
-  ): Control<readonly string[]> {
+  ): Control<readonly string[]> & { keep(names: readonly string[]): void } {
     const fallback = options.value.join(",");
     const known = new Set(options.choices.map(({ value }) => value));
     const read = () =>
@@ -152,7 +152,12 @@ export class Controls {
     };
     const legend = h("legend", {}, options.label);
     const element = h("fieldset", { class: "control chips" }, legend, ...buttons.map(([, button]) => button));
-    return this.added(element, show, { read, set });
+    const control = this.added(element, show, { read, set });
+    /** Offer these alone. */
+    const keep = (names: readonly string[]) => {
+      for (const [name, button] of buttons) button.hidden = !names.includes(name);
+    };
+    return { get value() { return control.value; }, element, set, keep };
   }
 
   button(label: string, action: () => void): HTMLButtonElement {
