@@ -8,6 +8,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from mkdocs.structure.files import File
 
 import ropewalk as rw
@@ -24,6 +25,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 SCRIPTS = Path(__file__).parent
 WITH_RECORDS = runpy.run_path(str(SCRIPTS / "docs_outputs.py"))["with_records"]
 WITH_TABLES = runpy.run_path(str(SCRIPTS / "docs_records.py"))["with_tables"]
+NOTEBOOKS = runpy.run_path(str(SCRIPTS / "docs_notebooks.py"))
 WITH_COMMANDS = runpy.run_path(str(SCRIPTS / "docs_commands.py"))["with_commands"]
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
@@ -35,11 +37,17 @@ def on_files(files: Any, *, config: Any) -> Any:
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     page = explorer_page(explorer_data(site=".."), packed_model())
     files.append(File.generated(config, "explorer/index.html", content=page))
+    for lesson in NOTEBOOKS["pages"]():
+        made = nbformat.writes(NOTEBOOKS["notebook"](lesson))
+        files.append(File.generated(config, f"lesson/{lesson.stem}.ipynb", content=made))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put in the reference, the commands and what records say; a clone's links to records become the site's."""
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Put in the reference, the commands, what records say, notebooks; a clone's links to records become the site's."""
+    if page.file.src_uri.startswith("lesson/"):
+        head, rest = markdown.split("\n", 1)
+        markdown = f"{head}\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
     if "<!-- needs:" in markdown:
         markdown = WITH_RECORDS(markdown)
     markdown = WITH_COMMANDS(WITH_TABLES(markdown))

@@ -1,0 +1,78 @@
+"""Each step of the lesson is a notebook that runs with nothing but the installed package, and prints what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbformat", reason="it is in the extra `docs`")
+ROOT = Path(__file__).parents[2]
+if not (ROOT / "docs" / "lesson").exists():
+    pytest.skip("the source distribution has no docs/", allow_module_level=True)
+NOTEBOOKS = runpy.run_path(str(ROOT / "scripts/docs_notebooks.py"))
+PAGES = NOTEBOOKS["pages"]()
+# These train or measure for 5 to 15 seconds, and tests/docs/test_lesson.py runs the same code of the pages.
+COSTLY = {"08-extrapolation", "09-many-layers", "11-generation", "12-long-range", "13-classification"}
+
+
+@pytest.fixture(scope="module", params=PAGES, ids=lambda page: page.stem)
+def made(request):
+    """A page and its notebook."""
+    return request.param, NOTEBOOKS["notebook"](request.param)
+
+
+def test_it_holds_the_whole_page(made):
+    """All of its text, code and figures; no picture or page that lies elsewhere."""
+    page, notebook = made
+    text = "".join(cell["source"] for cell in notebook["cells"])
+    before = page.read_text(encoding="utf-8")
+    assert text.startswith(before.splitlines()[0])
+    for line in before.splitlines():
+        plain = "](" not in line and "```" not in line and "needs:" not in line
+        assert not plain or line in text or any(
+            line in output["text"] for cell in notebook["cells"] for output in cell.get("outputs", ())
+        ), line  # fmt: skip
+    assert "](../figures" not in text
+    assert ".md)" not in text
+    pictures = [name for cell in notebook["cells"] for name in cell.get("attachments", ())]
+    assert pictures
+    assert all(f"](attachment:{name})" in text for name in pictures)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    code = "\n\n".join(cell["source"] for cell in cells)
+    blocks = NOTEBOOKS["OUTPUTS"]["BLOCK"].finditer(before)
+    assert code == "\n\n".join(found["code"].rstrip("\n") for found in blocks if not found["needs"])
+    assert not any("benchmarks/" in cell["source"] or "tests/" in cell["source"] for cell in cells)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in COSTLY)) for page in PAGES],
+    ids=lambda page: page.stem,
+)
+def test_it_runs_from_anywhere(page, tmp_path, monkeypatch):
+    """Cell after cell in an empty folder, to the same output."""
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    torch.manual_seed(0)
+    names: dict[str, object] = {"__name__": "__main__"}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for cell in NOTEBOOKS["notebook"](page)["cells"]:
+            if cell["cell_type"] != "code":
+                continue
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                exec(compile(cell["source"], page.name, "exec"), names)
+            wanted = "".join(output["text"] for output in cell["outputs"])
+            assert "".join(line.rstrip() + "\n" for line in said.getvalue().splitlines()) == wanted
+    finally:
+        torch.set_num_threads(threads)
