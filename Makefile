@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# what the demo needs, and no more; a checkout that is set up for development has it
+DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: web test-web demo test test-rest test-all check parity bench figures docs docs-serve slow sanitize format clean
+.PHONY: web test-web demo test test-rest test-all check parity bench figures docs docs-serve dist slow sanitize format clean
 
-demo: $(READY)
+demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
 
 # What to run while working: two processes, each of which takes whole files. One thread each, also in the processes that
@@ -78,14 +80,28 @@ sanitize: $(READY)
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TRITON_INTERPRET=0 \
 	  $(BIN)/python scripts/pytest_with.py build/sanitize/_kernels*.so -q tests/backends tests/rotation
 
+# What would be released, into dist: the source archive, a wheel built from it, and that wheel checked and named for
+# every Linux that can run it. Other machines: `cibuildwheel`, which reads pyproject.toml.
+dist: $(VENV)/.dist
+	rm -rf dist build/dist
+	env -u PIP_CONSTRAINT $(BIN)/python -m build --outdir build/dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/*.whl
+	cp build/dist/*.tar.gz dist/
+
+$(VENV)/.dist: $(READY)
+	$(BIN)/python -m pip install --quiet -e '.[release]'
+	touch $@
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/ropewalk/backends/csrc/*)
+$(READY): EXTRAS := dev
+$(VENV)/.demo: EXTRAS := cli,figures
+$(READY) $(VENV)/.demo: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/ropewalk/backends/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0 numpy
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -e '.[$(EXTRAS)]'
 	touch $@
 
 $(VENV)/.bench: $(READY)
