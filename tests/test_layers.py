@@ -8,7 +8,7 @@ from pathlib import Path
 import ropewalk
 
 PACKAGE = Path(ropewalk.__file__).parent
-ORDER = ["version", "lazy", "shapes", "errors", "optional", "atomic_io", "ledger", "statistics", "progress",
+ORDER = ["version", "lazy", "shapes", "errors", "optional", "atomic_io", "launch", "ledger", "statistics", "progress",
          "eager", "compiled", "families", "rope",
          "backends", "rotation", "encodings", "attention", "models", "methods", "attachment", "checkpoints",
          "builtin", "readers", "audit", "training", "retrieval", "use", "figures", "report", "diagnosis",

@@ -4,6 +4,9 @@ A ledger is a folder. Each writer appends its results to a file of its own, one 
 disk; nothing is ever rewritten, so writers need no lock between them. A job is leased by creating a file exclusively,
 which is atomic on every file system that several machines share (SQLite's locks are not). A line that a kill cut short
 is ignored when it is read. The folder is named after its fingerprint: what all of its results depend on, to the bit.
+
+Processes of one launch (torchrun) open it together: rank 0 begins or resumes it, the others join. Where they do not all
+see the folder of rank 0, results and leases go through the launch's store as well, and each keeps them in its own.
 """
 
 from __future__ import annotations
@@ -15,15 +18,18 @@ import os
 import platform
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import finite, remove_folder, write_json
 from ropewalk.errors import RopeError
+from ropewalk.launch.exchange import Exchange
+from ropewalk.launch.processes import Launch, current
 
 HEAD, RESULTS, LEASES = "ledger.json", "results", "leases"
+MARK = ".launch-"  # the beginning of a file's name: who sees it sees the folder of rank 0
 FORMAT = 1
 STALE_SECONDS = 120.0  # a lease that was not renewed for so long is that of a process which is gone
 RENEW_SECONDS = 20.0
@@ -70,6 +76,7 @@ class Ledger:
         self._writer = f"{_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._read: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._exchange: Exchange | None = None
 
     def __contains__(self, job: str) -> bool:
         return job in self.results
@@ -84,8 +91,66 @@ class Ledger:
         """Begin again: throw away what the folder holds. Returns 0: nothing is resumed.
 
         Raises `RopeError` for a folder with anything else in it, and for one in which another process is at work.
+        Of a launch rank 0 does it; one that was restarted goes on instead, and returns how many results there are.
         """
         self.results = {}
+        return self._opened(self._begin)
+
+    def resume(self) -> int:
+        """Read what the folder holds, and be ready to add to it; returns how many results there are.
+
+        Raises `RopeError` if the folder holds something else, or the results of another fingerprint.
+        """
+        return self._opened(self._resume)
+
+    def _opened(self, opening: Callable[[], int]) -> int:
+        """Open by `opening`; of a launch rank 0 does, and the others join it."""
+        launch = current()
+        if self.folder is None or not (launch.several or launch.run):
+            return opening()
+        name = launch.numbered(f"{self.kind}/{self.key}")
+        mark = launch.first(name, lambda: self._open_for_all(opening, launch, name))
+        if launch.together:
+            return self._follow(launch)
+        count = self._resume()
+        if not launch.every(f"{name}/sees", (self.folder / mark).exists()):
+            self._exchange = Exchange(launch.store, name, self._writer)
+            if launch.is_first:
+                for job, result in self.results.items():
+                    self._exchange.publish(_line(job, result))
+        return count
+
+    def _open_for_all(self, opening: Callable[[], int], launch: Launch, name: str) -> str:
+        """Open the folder on rank 0, and leave a mark by which the others know it; returns the mark's name.
+
+        The folder of a launch that was restarted, or of one that bears the same name, is not begun again.
+        """
+        assert self.folder is not None
+        run = None if launch.run is None or not name.endswith("/1") else launch.run
+        head = self._head(self.folder) if self._is_there() else None
+        if head is not None and run is not None and head.get("run") == run:
+            self._resume()
+        else:
+            opening()
+            write_json(self.folder / HEAD, {**(self._head(self.folder) or {}), **({} if run is None else {"run": run})})
+        for old in self.folder.glob(f"{MARK}*"):
+            old.unlink(missing_ok=True)
+        mark = f"{MARK}{uuid.uuid4().hex}"
+        (self.folder / mark).touch()
+        return mark
+
+    def _follow(self, launch: Launch) -> int:
+        """Give rank 0's results to all, which compute each that follows together: the others keep them in memory."""
+        from ropewalk.launch.group import from_first
+
+        if launch.is_first:
+            self._resume()
+        else:
+            self.folder = None
+        self.results = from_first(self.results)
+        return len(self.results)
+
+    def _begin(self) -> int:
         if self.folder is None:
             return 0
         if self._is_there():
@@ -101,13 +166,9 @@ class Ledger:
                 )
             remove_folder(self.folder)
         self._read = {}
-        return self.resume()
+        return self._resume()
 
-    def resume(self) -> int:
-        """Read what the folder holds, and be ready to add to it; returns how many results there are.
-
-        Raises `RopeError` if the folder holds something else, or the results of another fingerprint.
-        """
+    def _resume(self) -> int:
         if self.folder is None:
             return len(self.results)
         head = self._head(self.folder) if self._is_there() else {}
@@ -144,11 +205,23 @@ class Ledger:
                     with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a kill, and written after
                         row = json.loads(line)
                         self.results.setdefault(str(row["job"]), dict(row["result"]))
-            return len(self.results)
+        if self._exchange is not None:
+            with current().reached():
+                rows = [json.loads(line) for line in self._exchange.news()]
+            for row in rows:
+                if row["job"] not in self.results:
+                    self._keep(row["job"], row["result"])
+        return len(self.results)
 
     def add(self, job: str, result: Mapping[str, Any]) -> None:
         """Keep one result: a line at the end of this writer's own file, on the disk when this returns."""
-        line = json.dumps({"job": job, "result": finite(dict(result))}, allow_nan=False) + "\n"
+        self._keep(job, result)
+        if self._exchange is not None:
+            with current().reached():
+                self._exchange.publish(_line(job, result))
+
+    def _keep(self, job: str, result: Mapping[str, Any]) -> None:
+        line = _line(job, result)
         with self._lock:
             self.results[job] = json.loads(line)["result"]
             if self.folder is None:
@@ -175,8 +248,31 @@ class Ledger:
         The claim is a file that only one process can create. It is renewed while the block runs; one that was not
         renewed for two minutes belongs to a process that is gone, and is taken over. In memory it is always True.
         """
+        if current().together:
+            yield True  # all processes of the launch compute it
+            return
+        with self._held(job) as ours:
+            yield ours
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Hold a lease of this writer's own for the time of the block: `begin` of another process is refused."""
+        with self._held(f"writer {self._writer}"):
+            yield
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every process of the launch sees the folder."""
+        return self._exchange is None
+
+    @contextmanager
+    def _held(self, job: str) -> Iterator[bool]:
         if self.folder is None:
             yield True
+            return
+        if self._exchange is not None:
+            with self._exchange.lease(job) as ours:
+                yield ours
             return
         path = self.folder / LEASES / hashlib.sha256(job.encode()).hexdigest()[:32]
         if not self._claim(path, job):
@@ -191,12 +287,6 @@ class Ledger:
             done.set()
             renewing.join()
             path.unlink(missing_ok=True)
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Hold a lease of this writer's own for the time of the block: `begin` of another process is refused."""
-        with self.lease(f"writer {self._writer}"):
-            yield
 
     def _claim(self, path: Path, job: str) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +316,7 @@ class Ledger:
         """Whether something is in the folder's place; a head that another process is just writing does not count."""
         assert self.folder is not None
         if self.folder.is_dir():
-            return any(not path.name.startswith(f".{HEAD}.") for path in self.folder.iterdir())
+            return any(not path.name.startswith((f".{HEAD}.", MARK)) for path in self.folder.iterdir())
         return self.folder.exists()
 
     @staticmethod
@@ -244,6 +334,10 @@ class Ledger:
             facts={"folder": str(self.folder)},
             cure="Name a new folder.",
         )
+
+
+def _line(job: str, result: Mapping[str, Any]) -> str:
+    return json.dumps({"job": job, "result": finite(dict(result))}, allow_nan=False) + "\n"
 
 
 def _renew(path: Path, done: threading.Event) -> None:

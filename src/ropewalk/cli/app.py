@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from ropewalk.errors import RopeError
+from ropewalk.launch.processes import Launch, joined
 from ropewalk.optional import install_command
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ COMMANDS = {
 
 A command is imported when it runs: most of them import torch, which takes seconds, and the help needs none of it.
 """
+
+SHARED = (("doctor",), ("compare",), ("extend", "search"))
+"""The commands whose work several processes share, where torchrun or another launcher starts them."""
+_NOT_SHARED = (
+    "ropewalk: this command runs in one process. Start it without torchrun; shared out are "
+    + ", ".join(" ".join(one) for one in SHARED)
+    + "."
+)
 
 
 def build(chosen: str | None = None) -> typer.Typer:
@@ -95,9 +104,18 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ImportError:
         return _fail(f"ropewalk: the command line is not installed. Install it: {install_command('cli')}")
     try:
-        build(_command(words))(args=words, prog_name="ropewalk")
+        launch = Launch.of_environment(os.environ)
+        if launch.several and not _is_shared(words):
+            return _fail(_NOT_SHARED) if launch.is_first else 2
+        with joined(launch):
+            try:
+                with _quiet(launch):
+                    build(_command(words))(args=words, prog_name="ropewalk")
+            except RopeError as error:
+                message = _by_command(str(error), words)
+                return _fail(message) if launch.says_first(message) else 2
     except RopeError as error:
-        return _fail(_by_command(str(error), words))
+        return _fail(str(error))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -109,6 +127,22 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _stopped()
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     return 0
+
+
+@contextmanager
+def _quiet(launch: Launch) -> Iterator[None]:
+    """Of several processes only rank 0 prints."""
+    if launch.is_first:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def _is_shared(words: Sequence[str]) -> bool:
+    """Whether several processes may share the command's work; help is printed by rank 0 in any case."""
+    named = tuple(word for word in words if not word.startswith("-"))
+    return not words or bool({"-h", "--help"} & set(words)) or any(named[: len(one)] == one for one in SHARED)
 
 
 def _silence() -> None:
@@ -138,8 +172,9 @@ def _command(arguments: Sequence[str]) -> str | None:
 
 
 def _stopped() -> int:
-    with suppress(OSError):
-        sys.stderr.write("ropewalk: stopped.\n")
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError):
+            sys.stderr.write("ropewalk: stopped.\n")
     return 130
 
 

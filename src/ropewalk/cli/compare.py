@@ -41,6 +41,7 @@ def compare(
     from ropewalk.comparison import PRESETS, packaged_text
     from ropewalk.comparison import compare as run
     from ropewalk.comparison.record import read_record
+    from ropewalk.launch.processes import current
     from ropewalk.progress.bar import ProgressBar
 
     if quick and full:
@@ -60,6 +61,8 @@ def compare(
     except KeyboardInterrupt:
         typer.echo("compare: stopped. The same command continues from the last checkpoints.", err=True)
         raise typer.Exit(130) from None
+    if not current().is_first:
+        return
     _show(console, *read_record(record))
     for path in [] if figure is None else _draw(record, figure):
         console.print(f"Figure: {path}", highlight=False, markup=False, soft_wrap=True)

@@ -31,6 +31,8 @@ def doctor(
     from ropewalk.cli.doctor_output import print_diagnosis
     from ropewalk.diagnosis.doctor_run import RunInterrupted
     from ropewalk.diagnosis.prepare import prepare
+    from ropewalk.launch.processes import current
+    from ropewalk.readers.sharded import sharing_windows
     from ropewalk.report.write import RECORD, check_folder, write_report
 
     if json_file is not None:
@@ -38,13 +40,16 @@ def doctor(
     if report is not None:
         check_folder(report)
     try:
-        found = prepare(model, settings).measure()
+        with sharing_windows(settings.shard_window):
+            found = prepare(model, settings).measure()
     except RunInterrupted as stop:
         sys.stderr.write(
             f"\nStopped: {stop.kept} {stop.kind} are kept, {stop.due} are due. "
             "Run the same command with --resume to go on.\n"
         )
         raise typer.Exit(130) from None
+    if not current().is_first:
+        return
     command = command_line(context, leave_out=("json_file", "report", "resume", "state"))
     found = dataclasses.replace(found, environment={**found.environment, "command": command})
     document = found.to_json(json_file)

@@ -30,6 +30,7 @@ def search(
     """
     from ropewalk.atomic_io import check_writable
     from ropewalk.extend import search as run
+    from ropewalk.launch.processes import current
     from ropewalk.progress.bar import ProgressBar
 
     if record is not None:
@@ -48,7 +49,7 @@ def search(
     except KeyboardInterrupt:
         raise stopped("stopped; every finished evaluation is kept") from None
     _print(done)
-    if record is not None:
+    if record is not None and current().is_first:
         _write_record(done, record)
         typer.echo(f"extend: wrote {record}")
     if done.exported is not None:

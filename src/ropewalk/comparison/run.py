@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import signal
 import threading
 import time
@@ -23,6 +22,7 @@ from ropewalk.comparison.record import RECORD, begin_record, job_name, open_ledg
 from ropewalk.comparison.settings import CompareSettings
 from ropewalk.comparison.worker import CONTINUE, END, GRACE, PAUSE, STOP, run_job, start_worker
 from ropewalk.errors import RopeError
+from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.training.data import split_text
 from ropewalk.training.interrupt import polite_interrupt
@@ -42,7 +42,7 @@ def compare(
       kept in its ledger, so several processes, on several machines that share the folder, may work on one comparison.
       The record's first line holds the settings and the machine; then come the lines of each finished run: `kind`
       "loss" for each length (see `measure`), and "run" (its convergence, seconds, parameters).
-    - `workers`: processes, each of one thread (None: one for each core).
+    - `workers`: processes, each of one thread (None: one for each core; under a launcher, of this process's share).
 
     Ctrl-C and SIGTERM let each run write a checkpoint, begin no other, and raise KeyboardInterrupt; a second one ends
     the runs at once. Should this process be killed, its workers checkpoint and end too. Raises `RopeError` for texts
@@ -52,7 +52,7 @@ def compare(
     comparison = _Comparison(settings, out)
     waiting = comparison.publish()
     if waiting:
-        tokenizer = _tokenizer(settings, out)
+        tokenizer = Path(current().first(f"compare/{comparison.key}/tokenizer", lambda: str(_tokenizer(settings, out))))
         held_out(settings, TextTokenizer.from_folder(tokenizer.parent))  # what cannot be measured is not trained
         _Pool(comparison, tokenizer, report or (lambda *_: None)).run(waiting, workers)
     return comparison.record
@@ -70,12 +70,19 @@ class _Comparison:
         self.first_line = begin_record(self.record, asked)
         self.key = fingerprint(json.dumps(asked, sort_keys=True))
         self.ledger: Ledger = open_ledger(out, self.key)
+        if not self.ledger.is_shared:
+            raise RopeError(
+                "compare: the processes do not see one folder.",
+                facts={"out": str(out), "processes": current().ranks},
+                cure="Name an --out on a file system that all machines share: runs are continued from its checkpoints.",
+            )
 
     def publish(self) -> list[Job]:
         """Write the record of all finished runs, in the settings' order; returns the jobs that are left."""
         self.ledger.refresh()
         finished = [job for job in self.settings.jobs if job_name(*job) in self.ledger]
-        write_record(self.record, self.first_line, [self.ledger[job_name(*job)]["lines"] for job in finished])
+        if current().is_first:
+            write_record(self.record, self.first_line, [self.ledger[job_name(*job)]["lines"] for job in finished])
         return [job for job in self.settings.jobs if job not in finished]
 
 
@@ -92,7 +99,7 @@ class _Pool:
 
     def run(self, waiting: list[Job], workers: int | None) -> None:
         """Run the jobs to their end; see `compare` for what ends them early."""
-        workers = min(workers or os.cpu_count() or 1, len(waiting))
+        workers = min(workers or current().cores(), len(waiting))
         self.pool = ProcessPoolExecutor(
             workers, mp_context=self.context, initializer=start_worker, initargs=(self.events, self.flag)
         )

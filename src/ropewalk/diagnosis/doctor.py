@@ -10,6 +10,7 @@ from ropewalk.diagnosis.diagnosis import Diagnosis
 from ropewalk.diagnosis.prepare import prepare, with_tokenizer
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource
 from ropewalk.progress import Progress
+from ropewalk.readers.sharded import sharing_windows
 
 
 def doctor(
@@ -39,6 +40,7 @@ def doctor(
     minutes: float | None = None,
     dtype: str = "float32",
     device: str = "cpu",
+    shard_window: bool = False,
     state: str | Path | None = None,
     resume: bool = False,
     progress: Progress | bool | None = None,
@@ -66,6 +68,8 @@ def doctor(
     - `minutes`: measure the windows and methods that fit, by an estimate; plain and crop always. None: all.
     - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own. "auto" is bfloat16
       where the machine multiplies it faster (AVX512-BF16, AMX, CUDA from sm_80), else float32.
+    - `shard_window`: under torchrun, the rows of each window over all processes, for windows that one device cannot
+      hold.
     - `state`: the folder that keeps each result as soon as it is there; None: one in the user's cache. `resume`:
       continue, or join, the same run; else it begins again. Several processes may share one folder.
     - `progress`: None: a bar on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that is
@@ -81,6 +85,8 @@ def doctor(
     ['plain', 'pi', 'crop']
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "tokenizer", "progress")}
-    return prepare(
-        model if tokenizer is None else with_tokenizer(model, tokenizer), DoctorSettings(**given), progress
-    ).measure(progress)
+    settings = DoctorSettings(**given)
+    with sharing_windows(settings.shard_window):
+        return prepare(model if tokenizer is None else with_tokenizer(model, tokenizer), settings, progress).measure(
+            progress
+        )

@@ -26,6 +26,7 @@ from ropewalk.diagnosis.use import (
     likely_methods,
     use_model,
 )
+from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.progress import Display, Progress
@@ -85,7 +86,7 @@ class DoctorRun:
                 say(display, line)
             if self.resumed:
                 say(display, f"Resumed: {self.resumed} measurements were there already.")
-            if isinstance(display, Display):
+            if isinstance(display, Display) and not current().together:  # a trial is one process's
                 display.begin("a short trial", 0)
                 found = self.estimate()
                 say(display, "All is measured already." if found is None else f"This takes {found.sentence}.")

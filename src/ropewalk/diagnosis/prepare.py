@@ -181,7 +181,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
                 cure="Move it before: model.to(...).",
             )
         reader = reader_of(model)
-        return source_of(reader), reader
+        return source_of(reader), _sharded(reader, settings)
     source = read_source(model)
     try:
         device = torch.device(settings.device)
@@ -193,7 +193,17 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
             cure="Try --device cpu.",
         ) from error
     dtype, _ = chosen_dtype(settings.dtype, str(device))
-    return source, open_reader(model, name=source.name, dtype=dtype, device=device)
+    reader = open_reader(model, name=source.name, dtype=dtype, device=device)
+    return source, _sharded(reader, settings)
+
+
+def _sharded(reader: Reader, settings: DoctorSettings) -> Reader:
+    """The reader, its windows over all processes where that was asked for."""
+    if not settings.shard_window:
+        return reader
+    from ropewalk.readers.sharded import ShardedReader
+
+    return ShardedReader.of(reader)
 
 
 def texts_of(text: TextSource) -> list[tuple[str, str]]:

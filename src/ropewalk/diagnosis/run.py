@@ -62,7 +62,7 @@ def run(
                 ids,
                 trained_length=protocol.trained_length,
                 stride=protocol.stride,
-                beginning=plain.get(job.window),
+                beginning=plain.get(job.window) if job.window in plain else _beginning(as_plain, ids, protocol, chunk),
                 chunk=chunk,
                 advance=shown.advance,
             )
@@ -81,6 +81,18 @@ def run(
 
     complete(ledger, due, lambda job: plan.key(job.method, job.window), measure, workers=workers, stop=stop)
     return gather(plan, ledger)
+
+
+def _beginning(plain: Reader | None, ids: Tensor, protocol: Protocol, chunk: int) -> Losses | None:
+    """The losses of a window's first tokens as plain's pass over all of it finds them, to the bit: by whole chunks.
+
+    So crop's numbers do not depend on which process has read plain. The token after the last chunk is read for the loss
+    of its last row alone.
+    """
+    whole = -(-protocol.trained_length // chunk) * chunk
+    if plain is None:
+        return None
+    return plain.window_losses(ids[: whole + 1], seq_len=protocol.target, chunk=chunk)
 
 
 def _sums(losses: Losses, protocol: Protocol, method: str, seconds: float) -> WindowResult:

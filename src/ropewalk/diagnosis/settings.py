@@ -147,6 +147,13 @@ class DoctorSettings:
         metadata={"help": f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 where that is fast."},
     )
     device: str = field(default="cpu", metadata={"help": "Device to compute on: cpu, cuda, ..."})
+    shard_window: bool = field(
+        default=False,
+        metadata={
+            "help": "Under torchrun: put the rows of each window on all processes, for windows that one device cannot "
+            "hold; else each process measures windows of its own."
+        },
+    )
     state: str | Path | None = field(
         default=None,
         metadata={
@@ -187,6 +194,14 @@ class DoctorSettings:
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise RopeError(
                 "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
+            )
+        alone = [name for name in ("workers", "minutes", "evaluator") if getattr(self, name) is not None]
+        alone += ["retrieval"] if "retrieval" in self.measured else []
+        if self.shard_window and alone:
+            raise RopeError(
+                "doctor: --shard-window measures losses and the use of far tokens, one window after the other.",
+                facts={"given": [f"--{name}" for name in alone]},
+                cure="Leave these out, or --shard-window.",
             )
         unknown = [name for name in self.measured if name not in MEASURED]
         if unknown or "loss" not in self.measured:

@@ -1,4 +1,4 @@
-"""Work on several processes and machines, by torch.distributed: which tokens, and so which positions, a rank has."""
+"""Work on several processes and machines, by torch.distributed: jobs that are shared out, and a rank's positions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.distributed.positions import LAYOUTS, positions_for_rank
+    from ropewalk.launch.processes import Launch, joined
 
-__all__ = ["LAYOUTS", "positions_for_rank"]
+__all__ = ["LAYOUTS", "Launch", "joined", "positions_for_rank"]
 
 _HOMES = {
     "LAYOUTS": "ropewalk.distributed.positions",
+    "Launch": "ropewalk.launch.processes",
+    "joined": "ropewalk.launch.processes",
     "positions_for_rank": "ropewalk.distributed.positions",
 }
 

@@ -17,11 +17,13 @@ from ropewalk.extend.evaluation import Evaluation
 from ropewalk.extend.evolution import Evolution
 from ropewalk.extend.factors import Factors, Space, search_space
 from ropewalk.extend.jobs import open_ledger, result_of
+from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import Reach
 from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import CHUNK, Advance, Reader
+from ropewalk.readers.workers import complete
 from ropewalk.rope.config import RopeConfig
 
 BUDGET = 200
@@ -128,6 +130,7 @@ def search_factors(
         spent = sum(line.seconds for line in evaluate.done)
         return "time" if seconds is not None and spent >= seconds else None
 
+    evaluate.ahead(space.starts)
     for start in space.starts:
         evaluate(start)
     best_start = evaluate.best
@@ -141,11 +144,14 @@ def search_factors(
     reason = ended()
     while reason is None:
         generation: list[float] = []
-        for logarithms in evolution.ask():
+        number = len(evaluate.done) + 1
+        points = [space.factors(asked, f"candidate {n}") for n, asked in enumerate(evolution.ask(), number)]
+        if seconds is None:
+            evaluate.ahead(points)
+        for point in points:
             reason = ended()
             if reason is not None:
                 break
-            point = space.factors(logarithms, f"candidate {len(evaluate.done) + 1}")
             generation.append(evaluate(point).loss)
         if len(generation) == evolution.population:
             evolution.tell(generation, evaluate.best.factors)
@@ -184,19 +190,25 @@ class _Evaluator:
     def __call__(self, factors: Factors) -> Evaluation:
         """The evaluation of the next point."""
         number = len(self.done) + 1
-
-        def compute() -> dict[str, Any]:
-            step = f"{number}/{self.limit}" if self.limit else str(number)
-            best = f", best {self.best.loss:.4f} ({self.best.factors.name})" if self.done else ""
-            self.progress.begin(f"{step} {factors.name}{best}", self.tokens)
-            started = time.perf_counter()
-            losses = tuple(float(value) for value in self.objective(self.space.apply(self.reader, factors)))
-            return Evaluation(factors, losses, time.perf_counter() - started).to_json()
-
-        kept = Evaluation.from_json(result_of(self.ledger, str(number), compute))
+        kept = Evaluation.from_json(result_of(self.ledger, str(number), lambda: self._compute(number, factors)))
         _check_same(kept.factors, factors, number, self.ledger.folder)
         self.done.append(dataclasses.replace(kept, factors=factors))
         return self.done[-1]
+
+    def ahead(self, points: Sequence[Factors]) -> None:
+        """Share the next points out among the processes of a launch, as far as the limit allows; one alone waits."""
+        if current().several:
+            room = len(points) if self.limit is None else self.limit - len(self.done)
+            jobs = list(enumerate(points[:room], len(self.done) + 1))
+            complete(self.ledger, jobs, lambda job: str(job[0]), lambda job: self._compute(*job))
+
+    def _compute(self, number: int, factors: Factors) -> dict[str, Any]:
+        step = f"{number}/{self.limit}" if self.limit else str(number)
+        best = f", best {self.best.loss:.4f} ({self.best.factors.name})" if self.done else ""
+        self.progress.begin(f"{step} {factors.name}{best}", self.tokens)
+        started = time.perf_counter()
+        losses = tuple(float(value) for value in self.objective(self.space.apply(self.reader, factors)))
+        return Evaluation(factors, losses, time.perf_counter() - started).to_json()
 
 
 def text_objective(windows: Tensor, *, first: int, chunk: int = CHUNK, advance: Advance | None = None) -> Objective:

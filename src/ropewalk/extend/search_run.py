@@ -25,6 +25,7 @@ from ropewalk.extend.jobs import search_folder
 from ropewalk.extend.outcome import record
 from ropewalk.extend.settings import SearchSettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
+from ropewalk.launch.processes import current
 from ropewalk.methods import Reach
 from ropewalk.models.precision import dtype_named
 from ropewalk.models.tokens import Tokenizer
@@ -151,7 +152,7 @@ def search(
         protocol=_protocol_sentence(settings, material, reach.trained, reach.target),
         exported=None,
     )
-    if place is None:
+    if place is None or not current().is_first:
         return searched
     exported = _export(searched, source, place, settings, overwrite=overwrite, draw=draw)
     return replace(searched, exported=exported)

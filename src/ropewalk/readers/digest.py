@@ -32,6 +32,7 @@ def _weight_digest(weight: torch.Tensor) -> bytes:
     version = weight._version
     kept = _DIGESTS.get(weight)
     if kept is None or kept[0] != version:
-        flat = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        whole: torch.Tensor = getattr(weight, "full_tensor", lambda: weight)()  # of a DTensor a process has a part
+        flat = whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         kept = _DIGESTS[weight] = (version, hashlib.sha256(flat.numpy().data).digest())
     return kept[1]

@@ -60,7 +60,7 @@ def window_losses(
             of_chunk = model(
                 ids[None, start:stop],
                 cache=cache,
-                head_fn=partial(_losses_of_rows, targets=ids[scored[0] + 1 : scored[1] + 1], first=scored[0] - start),
+                head_fn=partial(losses_of_rows, targets=ids[scored[0] + 1 : scored[1] + 1], first=scored[0] - start),
             )
             losses[scored[0] + 1 : scored[1] + 1] = of_chunk.cpu()
             if advance is not None:
@@ -70,7 +70,7 @@ def window_losses(
     return losses[first:].double().numpy()
 
 
-def _losses_of_rows(hidden: Tensor, weight: Tensor, *, targets: Tensor, first: int) -> Tensor:
+def losses_of_rows(hidden: Tensor, weight: Tensor, *, targets: Tensor, first: int) -> Tensor:
     """Nats of `targets` after the tokens from `first` on, float32."""
     return target_losses(hidden[0, first : first + len(targets)], weight, targets)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from ropewalk.errors import RopeError
+from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import Reader
@@ -90,7 +91,7 @@ def fitting_workers(reader: Reader, target: int, jobs: int) -> int:
 
     A worker for each core spends nothing on threads that wait for each other, and finds the same numbers.
     """
-    if reader.device.type != "cpu":
+    if reader.device.type != "cpu" or current().together:
         return 1
     return max(1, min(torch.get_num_threads(), jobs, CACHE_BYTES // max(1, reader.cache_bytes(target))))
 

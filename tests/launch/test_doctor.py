@@ -1,0 +1,124 @@
+"""The doctor on several processes: every number is the single process's, whoever dies and whoever sees which folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ropewalk as rw
+from ropewalk.builtin.texts import read_text
+from tests.launch.ranks import free_port, run_all, start
+
+SETTINGS = {
+    "trained_length": 128,
+    "target": 192,
+    "windows": 2,
+    "methods": ["yarn", "rerope"],
+    "measure": ["loss", "use"],
+}
+
+CODE = """
+import json, os, signal, sys
+import ropewalk as rw
+from ropewalk.diagnosis import run
+settings, state = json.loads(sys.argv[1]), sys.argv[2].replace("RANK", os.environ["RANK"])
+if os.environ.get("DIES") == os.environ["RANK"]:
+    run._sums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with rw.distributed.joined():
+    found = rw.doctor("tiny", text=[("whale", open(sys.argv[3]).read())], state=state, progress=False, **settings)
+json.dump(found.to_json(), sys.stdout)
+"""
+
+
+def numbers(document: Any) -> Any:
+    """A document without what differs from run to run: seconds, memory, the machine, and sentences that name times."""
+    if isinstance(document, dict):
+        left_out = {"environment", "sentence", "reason"}
+        return {
+            name: numbers(value)
+            for name, value in document.items()
+            if name not in left_out and "seconds" not in name and "rss" not in name
+        }
+    return [numbers(value) for value in document] if isinstance(document, list) else document
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a text for two windows."""
+    path = tmp_path_factory.mktemp("text") / "whale.txt"
+    path.write_text(read_text(None)[1][40_000:46_000])
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one process finds."""
+    state = tmp_path_factory.mktemp("state") / "alone"
+    found = rw.doctor("tiny", text=[("whale", text.read_text())], state=state, progress=False, **SETTINGS)
+    return numbers(json.loads(json.dumps(found.to_json())))
+
+
+def test_a_rank_that_is_killed_loses_one_job(text, alone, tmp_path):
+    """Rank 1 gets SIGKILL in its first job, whose lease it holds: rank 0 does that job and all the others."""
+    port, arguments = free_port(), (json.dumps(SETTINGS), str(tmp_path / "state"), str(text))
+    ranks = [start(CODE, rank, 2, port, tmp_path, *arguments, DIES="1") for rank in range(2)]
+    ranks[1].communicate(timeout=240)  # reaped: a process that nobody has waited for still counts as running
+    out, _ = ranks[0].communicate(timeout=240)
+    assert [process.returncode for process in ranks] == [0, -signal.SIGKILL]
+    assert numbers(json.loads(out)) == alone
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("folder", ["shared", "apart-RANK"])
+def test_the_numbers_of_one_process(text, alone, tmp_path, ranks, folder):
+    """Each rank of 2 and 4 has them all, by a common folder and by the store; and each did a part of the work."""
+    state = tmp_path / folder
+    for out in run_all(CODE, ranks, tmp_path, json.dumps(SETTINGS), str(state), str(text)):
+        assert numbers(json.loads(out)) == alone
+    first = Path(str(state).replace("RANK", "0"))
+    kept = [len(path.read_text().splitlines()) for path in (first / "losses" / "results").glob("*.jsonl")]
+    due = SETTINGS["windows"] * (len(SETTINGS["methods"]) + 2)  # plain and crop beside them
+    assert sum(kept) == due
+    if folder == "shared":
+        assert len(kept) > 1
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_and_goes_on(text, alone, tmp_path):
+    """A rank gets SIGKILL under torchrun, which restarts all of them: what was kept is not measured again."""
+    code = CODE.replace('os.environ.get("DIES")', '("1" if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else "")')
+    code = code.replace("json.dump(", 'os.environ["RANK"] == "0" and json.dump(').replace(
+        "sys.stdout)", "open(sys.argv[4], 'w'))"
+    )
+    (tmp_path / "code.py").write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]
+    command += [str(tmp_path / "code.py"), json.dumps(SETTINGS), str(tmp_path / "state"), str(text)]
+    done = subprocess.run(
+        [*command, str(tmp_path / "out.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert numbers(json.loads((tmp_path / "out.json").read_text())) == alone
+
+
+def test_only_rank_0_prints_and_errors_are_said_once(tmp_path):
+    """A command that cannot be shared out, and a bad option: one message, status 2 on both."""
+    code = "from ropewalk.cli.app import main; import sys; main(sys.argv[1:])"
+    for arguments, message in ((["inspect", "tiny"], "runs in one process"), (["doctor", "x/y/z"], "x/y/z")):
+        port = free_port()
+        running = [start(code, rank, 2, port, tmp_path, *arguments) for rank in range(2)]
+        printed = [process.communicate(timeout=120) for process in running]
+        assert [process.returncode for process in running] == [2, 2]
+        assert "".join(error for _, error in printed).count(message) == 1, printed
