@@ -118,13 +118,18 @@ def attention() -> str:
 
 def forward() -> str:
     """Reading a long text with a whole model: medians in seconds, memory, share of a matrix product's rate."""
+    from ropewalk.methods import METHODS
+
     parts = []
-    for one in lines("forward.jsonl"):
+    last = {one["tokens"]: one for one in lines("forward.jsonl")}
+    for _, one in sorted(last.items()):
         rows = [[name, f"{seconds:.1f}", f"{one['tokens'] / seconds:.0f}", f"{one['peak_bytes'][name] / 1e9:.2f}",
                  f"{one['share_of_matrix_product'][name]:.2f}" if name in one["share_of_matrix_product"] else ""]
                 for name, seconds in one["median_seconds"].items()]  # fmt: skip
         heads = [f"{one['tokens']:,} tokens", "seconds", "tokens/s", "peak GB", "of a matrix product's rate"]
-        parts.append(f"{table(heads, rows)}\n\n{one['model']}, {where(one)}.")
+        over = [f"{each['of']} {each['ratio']:.2f}" for each in one["ratios"] if each["of"].split(" ")[0] in METHODS]
+        methods = f" Over plain in the same dtype: {', '.join(over)}." if over else ""
+        parts.append(f"{table(heads, rows)}\n\n{one['model']}, {where(one)}.{methods}")
     return "\n\n".join(parts)
 
 
