@@ -38,13 +38,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
 
     class Counting:
-        name, kernels, most_regions = "cpu", True, cpu_attention.most_regions
+        name, kernels, before_torch, most_regions = "cpu", True, True, cpu_attention.most_regions
         reasons_not_to_attend = staticmethod(cpu_attention.reasons_not_to_attend)
 
         @staticmethod
-        def attend(request: Any) -> Tensor:
+        def attend(request: Any, log_sums: Tensor | None = None) -> Tensor:
             seen.append(request.regions[0].q.shape[2])
-            return cpu_attention.attend(request)
+            return cpu_attention.attend(request, log_sums)
+
+        @staticmethod
+        def attend_backward(*call: Any) -> tuple[Tensor, Tensor, Tensor]:
+            return cpu_attention.attend_backward(*call)
 
     monkeypatch.setattr(backends, "ATTENTION", (Counting, *backends.ATTENTION[1:]))
     with torch.no_grad():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ropewalk import compiled
-from ropewalk.backends import attention_autograd, cpu_attention
+from ropewalk.backends import cpu_attention
 from ropewalk.backends.attention_autograd import attended
 from ropewalk.backends.attention_request import AttentionBackend, AttentionRequest
 from tests.backends.attention_cases import CASES, Case, request_of
@@ -196,7 +196,7 @@ FAULTS: dict[str, Change] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_faults_are_found(fault: Change, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least one case fails, by its numbers."""
-    monkeypatch.setattr(attention_autograd.cpu_attention, "attend_backward", fault)
+    monkeypatch.setattr(cpu_attention, "attend_backward", fault)
     caught = 0
     for case in (Case(heads=6, kv_heads=2, queries=20, keys=40), Case(softcap=3.0, spread=4.0), Case(seen="apart")):
         try:

@@ -89,7 +89,7 @@ class LayerAttention:
         if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
             return None
         rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
-        kernel = choose_attention(q, keys, values, sinks=rules.sinks)
+        kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=True)
         bounds = self.layouts.bounds(q, keys, mask, self.windowed) if kernel.kernels else None
         if bounds is None:
             return None

@@ -38,7 +38,10 @@ def attend(
         return torch.zeros_like(q)  # the CPU's flash kernel divides by zero and takes the process with it
     if bias is not None and rules.none:
         return _attend_with_bias(q, keys, values, bias, dropout)
-    kernel = None if dropout or bias is not None else choose_attention(q, keys, values, sinks=rules.sinks)
+    kernel = None
+    if not dropout and bias is None:
+        torch_serves = rules.none and seen.is_simple
+        kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=torch_serves)
     if kernel is not None and kernel.kernels:
         bounds = seen.bounds()
         if bounds is not None and len(bounds) <= kernel.most_regions:

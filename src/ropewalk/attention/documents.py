@@ -110,21 +110,21 @@ def attend_varlen(
     window: int | None,
     rules: LogitRules = NO_RULES,
 ) -> Tensor | None:
-    """All documents in one call of our CPU kernel or of torch's varlen kernel; None where neither serves these tensors.
+    """All documents in one call of our kernels or of torch's varlen kernel; None where neither serves these tensors.
 
     q `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`; returns q's shape. torch's serves 16
     bits on CUDA from Ampere on, and is left out where deterministic algorithms are asked for, and under `rules`.
     """
     if not documents.lengths:
         return None
-    ours = choose_attention(q, keys, values, sinks=rules.sinks)
+    kernel = varlen_kernel(q) if rules.none else None
+    ours = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=kernel is not None)
     if ours.kernels:
         wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
         region = AttentionRegion(wide, k, documents.bounds(causal, window))
         request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]), *rules)
         return attended(ours, request)[0].transpose(0, 1)
-    kernel = varlen_kernel(q)
-    if kernel is None or not rules.none:
+    if kernel is None:
         return None
     if causal:
         reach = (-1 if window is None else window - 1, 0)

@@ -41,6 +41,11 @@ class Visibility:
     def __post_init__(self) -> None:
         self._memo = Memo()  # not a default factory, which dynamo does not trace
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether no mask is needed, but at most the kernel's own causal rule."""
+        return self.mask is None and self.build is None and not self.band
+
     def whole_mask(self) -> Tensor | None:
         """The mask, built if it has not been yet."""
         if self.mask is None and self.build is not None:

@@ -252,9 +252,9 @@ def attend_remapped(
 ) -> Tensor:
     """Attention under an extension; q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]` unrotated.
 
-    Returns q's shape. On the CPU our kernel takes all regions in one softmax; where it does not
-    serve, torch's takes each region, joined in float32 (float64 for float64). Elsewhere, and under `rules` for logits,
-    scores are written out for 256 queries at a time.
+    Returns q's shape. Our kernels take all regions in one softmax; where they do not serve, on the CPU torch's takes
+    each region, joined in float32 (float64 for float64). Elsewhere, and then under `rules`, scores are written out for
+    256 queries at a time.
     """
     kernel = choose_attention(q, keys, values, sinks=rules.sinks) if not dropout and q.numel() else None
     request = None

@@ -16,6 +16,7 @@ from ropewalk.backends import (
     reference_attention,
     reference_linear,
     triton,
+    triton_attention,
 )
 from ropewalk.backends.attention_request import AttentionBackend
 from ropewalk.backends.request import Backend, LinearBackend
@@ -26,6 +27,7 @@ BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast
 
 ATTENTION: tuple[AttentionBackend, ...] = (
     cast(AttentionBackend, cpu_attention),
+    cast(AttentionBackend, triton_attention),
     cast(AttentionBackend, reference_attention),
 )
 
@@ -54,15 +56,24 @@ def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
 
 
 def choose_attention(
-    q: Tensor, k: Tensor, v: Tensor, backend: str | None = None, *, sinks: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    backend: str | None = None,
+    *,
+    sinks: Tensor | None = None,
+    torch_serves: bool = False,
 ) -> AttentionBackend:
     """The backend for attention of these tensors: the named one, or the first of the list that can take them.
 
-    Where it has no `kernels` the caller may prefer torch's own attention to it. Raises `RopeError` if the named backend
-    does not exist, or with its reasons if it cannot run.
+    `torch_serves`: torch's own fused attention can do it; then kernels are left out that are not faster. Where the one
+    chosen has no `kernels` the caller may prefer torch's to it. Raises `RopeError` if the named backend does not exist,
+    or with its reasons if it cannot run.
     """
     if backend is None:
         for module in ATTENTION:
+            if torch_serves and module.kernels and not module.before_torch:
+                continue
             if not module.reasons_not_to_attend(q, k, v, sinks):
                 return module
     for module in ATTENTION:
@@ -119,7 +130,8 @@ def explain_backends(x: Tensor) -> str:
 def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
     """Which backend would attend, and why each other would not, one line each.
 
-    Where it is the reference, layers call torch's `scaled_dot_product_attention`.
+    Where it is the reference, or Triton's kernels and no more is asked for than order, layers call torch's
+    `scaled_dot_product_attention`.
 
     >>> import torch
     >>> q = torch.zeros(1, 2, 4, 8, dtype=torch.float64)

@@ -70,6 +70,7 @@ class AttentionBackend(Protocol):
 
     name: str
     kernels: bool  # written by hand: without autograd
+    before_torch: bool  # preferred to torch's fused attention where that serves as well
     most_regions: int
 
     def reasons_not_to_attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
@@ -77,3 +78,20 @@ class AttentionBackend(Protocol):
 
     def attend(self, request: AttentionRequest) -> Tensor:
         """`[batch, heads, queries, head_dim]` in the queries' dtype."""
+
+
+@runtime_checkable
+class AttentionKernels(AttentionBackend, Protocol):
+    """A backend whose kernels are written by hand: it also has the gradients, which autograd cannot find."""
+
+    def attend(self, request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
+        """As above; into `log_sums`, float32 `[batch, heads, queries]`, go the logarithms of the softmaxes' sums."""
+
+    def attend_backward(
+        self, request: AttentionRequest, region: AttentionRegion, log_sums: Tensor, less: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of one region's queries and keys, and its part of the values', from the gradient of the result.
+
+        `log_sums` as `attend` wrote them; `less`: the sum over features of result times `grad`, float32 `[batch, heads,
+        queries]`.
+        """

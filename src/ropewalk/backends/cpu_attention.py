@@ -13,6 +13,7 @@ from ropewalk.eager import reasons_for_mathematics
 
 name = "cpu"
 kernels = True
+before_torch = True
 most_regions = 8
 
 _native: Any = compiled.kernels

@@ -11,6 +11,7 @@ from ropewalk.backends.request import Turn
 
 name = "reference"
 kernels = False
+before_torch = False
 most_regions = 1 << 30
 
 
