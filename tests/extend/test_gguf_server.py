@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
+from ropewalk.extend.serve import serve_config
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
 from ropewalk.verification.evidence import Probe
@@ -26,7 +28,9 @@ FAST = ("yarn", "resonance")  # a rule that llama.cpp has, and divisors with an 
 KEPT = ("plain", "as-is")  # these state the trained length, and the server reads no further
 
 
-def misfits(source: str | Path, file: Path, method: str, reach: Reach, lengths: tuple[int, ...]) -> dict[str, float]:
+def misfits(
+    source: str | Path, file: Path, method: str, reach: Reach, lengths: tuple[int, ...], **options: Any
+) -> dict[str, float]:
     """The largest mean difference in nats of the server's top log-probabilities: to the method, and to plain."""
     reader = open_reader(source, dtype=torch.float32)
     tokenizer = reader.tokenizer
@@ -36,7 +40,7 @@ def misfits(source: str | Path, file: Path, method: str, reach: Reach, lengths: 
     predictions = Predictions(reader)
     ours = {name: predictions.of(Hypothesis(name, where), ids, lengths) for name, where in names.items()}
     found, answers = dict.fromkeys(names, 0.0), 0
-    with llama_cpp_server(file, tokenizer, context=max(lengths) + 64, threads=1) as engine:
+    with llama_cpp_server(file, tokenizer, context=max(lengths) + 64, threads=1, options=options) as engine:
         assert engine.token_ids("Call me Ishmael, 1851!") == tokenizer.encode("Call me Ishmael, 1851!")
         for length in lengths:
             try:
@@ -53,7 +57,7 @@ def misfits(source: str | Path, file: Path, method: str, reach: Reach, lengths: 
 
 def exported(source: str | Path, folder: Path, method: str, target: int, **settings: Any) -> Path:
     """The file of a method, in float32 unless it says otherwise."""
-    how = {"method": method, "target": target, "quantization": "f32", **settings}
+    how = {"method": method, "target": target or None, "quantization": "f32", **settings}
     return apply(source, folder / "model.gguf", ApplySettings(**how)).exported.folder
 
 
@@ -100,6 +104,18 @@ def test_longrope_follows_the_length_of_the_servers_context(tmp_path: Path) -> N
     source = checkpoint_with_merges(tmp_path / "source", rope_parameters=own)
     file = exported(source, tmp_path, "plain", TARGET)
     assert misfits(source, file, "plain", Reach(TRAINED, TARGET), tuple(range(10, 16)))["plain"] < 0.01
+
+
+@pytest.mark.thorough
+def test_the_flags_that_serve_config_prints(tmp_path: Path) -> None:
+    """A plain file with YaRN flags reads beyond the length that it states, and answers as YaRN does."""
+    file = exported("tiny", tmp_path, "plain", 0)
+    words = shlex.split(serve_config(file, "llama.cpp", method="yarn", target=1024).steps[0])
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert (flags["--rope-scaling"], flags["--ctx-size"]) == ("yarn", "1024")
+    options = {"rope_scaling_type": 2, "rope_freq_scale": 1 / float(flags["--rope-scale"]),
+               "yarn_orig_ctx": int(flags["--yarn-orig-ctx"])}  # fmt: skip
+    assert misfits("tiny", file, "yarn", Reach(256, 1024), (60, 900), **options)["yarn"] < 0.005
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ COMMANDS = {
     "extend": "Extend a checkpoint's context: apply a method, tune it, or search its factors.",
     "report": "Make the doctor's report again from its record; runs no model.",
     "inspect": "Say what a rope config promises and which known traps it falls into; runs no model.",
+    "serve-config": "Print how vLLM, SGLang, llama.cpp, Ollama or transformers is told to serve an extended model.",
     "verify": "Find out which rotary embedding an engine really applies to a model.",
     "generate": "Continue a prompt, printing the text as it is produced.",
     "train": "Train a decoder language model from scratch.",
@@ -31,7 +32,8 @@ COMMANDS = {
     "explore": "Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.",
     "figure": "Draw a figure of the lesson from numbers that are computed now.",
 }
-"""Each command and its line in `ropewalk --help`; `ropewalk.cli.<name>` holds the function or group of that name.
+"""Each command and its line in `ropewalk --help`; `ropewalk.cli.<name>` holds the function or group of that name
+(a dash is an underscore there).
 
 A command is imported when it runs: most of them import torch, which takes seconds, and the help needs none of it.
 """
@@ -65,7 +67,8 @@ def build(chosen: str | None = None) -> typer.Typer:
         if name != chosen:
             app.command(name, help=line)(_another)
             continue
-        command = getattr(import_module(f"ropewalk.cli.{name}"), name)
+        module = name.replace("-", "_")
+        command = getattr(import_module(f"ropewalk.cli.{module}"), module)
         if isinstance(command, typer.Typer):
             app.add_typer(command)
         else:

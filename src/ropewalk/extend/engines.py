@@ -1,0 +1,201 @@
+"""What is known of serving engines: how each is told a rope, and what it ignores, with the version and the source.
+
+Nothing here was concluded by analogy. "run" was run by us; everything else was read where `source` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers")
+READS_GGUF = ("llama.cpp", "ollama")
+"""The engines that are given a .gguf file here; the others are given a Hugging Face folder."""
+MULTIPLIES_LENGTH = ("linear", "dynamic")
+"""The rules whose factor vLLM and SGLang multiply `max_position_embeddings` by, so that the trained length stays there.
+
+Source: vLLM's `_get_and_verify_max_len`, SGLang's `get_context_length`.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caveat:
+    """One thing that an engine is known to ignore, or to do otherwise.
+
+    - `engines`: whose. `says`: what, and what to do. `versions`: where it was seen. `source`: where that is written.
+    - `rules`: of these `rope_type`s alone; empty: of all. `keys`: where the block has one of these keys. `scaled`:
+      where there is any extension. `composite`: where the config holds its language model under `text_config`.
+    """
+
+    engines: tuple[str, ...]
+    says: str
+    versions: str
+    source: str
+    rules: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    scaled: bool = True
+    composite: bool = False
+
+    def concerns(self, engine: str, block: Collection[str], rule: str, *, scaled: bool, composite: bool) -> bool:
+        """Whether it matters for a rope: `block` are its keys, `rule` its `rope_type`."""
+        return (
+            engine in self.engines
+            and (not self.rules or rule in self.rules)
+            and (not self.keys or any(key in block for key in self.keys))
+            and (scaled or not self.scaled)
+            and (composite or not self.composite)
+        )
+
+
+_STATIC = ("linear", "yarn", "llama3", "longrope", "default")
+
+CAVEATS: tuple[Caveat, ...] = (
+    Caveat(
+        engines=("vllm", "sglang", "llama.cpp", "ollama", "transformers"),
+        says="The factor is fixed when the engine starts, so short prompts are read under it too. One user measured "
+        "15 to 20 % less in agentic tasks with YaRN 4 on Qwen3-32B, another 39 to 26.5 on Arena-Hard with Qwen3-8B. "
+        "Serve short prompts from the model without it.",
+        versions="vLLM 0.8.5.post1 and 0.9.2rc2",
+        source="vllm-project/vllm#18728, QwenLM/Qwen3#1567",
+        rules=_STATIC,
+    ),
+    Caveat(
+        engines=("vllm",),
+        says="--rope-scaling is gone: the server stops at the flag. --hf-overrides takes its place.",
+        versions="from 0.11.1",
+        source="vllm-project/vllm#28006, quoted in vllm-project/recipes#856",
+    ),
+    Caveat(
+        engines=("vllm",),
+        says="Older servers know the block as `rope_scaling`, with `rope_theta` beside it and not in it.",
+        versions="before the change of November 2025 (0.10.2's example has the old keys)",
+        source="vllm-project/vllm#28542, docs.vllm.ai v0.10.2",
+    ),
+    Caveat(
+        engines=("vllm",),
+        says="`attention_factor` in a yarn block is dropped: 0.1 ln(factor) + 1 is taken.",
+        versions="0.25, open in July 2026",
+        source="vllm-project/vllm#48351",
+        rules=("yarn",),
+        keys=("attention_factor",),
+    ),
+    Caveat(
+        engines=("vllm",),
+        says="`mscale` and `mscale_all_dim` in a yarn block are ignored.",
+        versions="0.25.0; read since September 2026",
+        source="vllm-project/vllm#48621, #56446",
+        rules=("yarn",),
+        keys=("mscale", "mscale_all_dim"),
+    ),
+    Caveat(
+        engines=("vllm",),
+        says="One list of divisors is used for every prompt: `long_factor` once --max-model-len is beyond the original "
+        "length.",
+        versions="main at 63c2b7a",
+        source="vllm's phi3_long_rope_scaled_rope.py",
+        rules=("longrope",),
+    ),
+    Caveat(
+        engines=("vllm",),
+        says="One base is fixed for max_position_embeddings x factor tokens; with factor 1 nothing is extended. "
+        "Use --method ntk.",
+        versions="main at 3cfbaf3",
+        source="vllm's dynamic_ntk_scaling_rope.py",
+        rules=("dynamic",),
+    ),
+    Caveat(
+        engines=("sglang",),
+        says="Without --context-length the server keeps the length that it derives from the config.",
+        versions="2024 to 2025",
+        source="sgl-project/sglang#2108, QwenLM/Qwen3#1443",
+    ),
+    Caveat(
+        engines=("sglang",),
+        says="A --context-length beyond what it derives is refused; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 allows "
+        "it. The overrides here state a length that is derived.",
+        versions="since November 2024",
+        source="sgl-project/sglang#2943, #1778",
+    ),
+    Caveat(
+        engines=("sglang",),
+        says="Some model classes read `rope_scaling` from the config and not `rope_parameters`, so that a block of "
+        "transformers 5 was dropped in silence. LFM2 was mended in May 2026.",
+        versions="before that change",
+        source="sgl-project/sglang#26187",
+    ),
+    Caveat(
+        engines=("sglang",),
+        says="Overrides are put on the outer config, and the language model reads `text_config`: nothing happens, in "
+        "silence. Change config.json instead (`ropewalk extend apply`).",
+        versions="June 2026",
+        source="sgl-project/sglang#27974",
+        composite=True,
+    ),
+    Caveat(
+        engines=("sglang",),
+        says="Its YaRN multiplies 0.1 ln(factor) + 1 by a factor of its own: an `attention_factor` copied there was "
+        "applied twice for Laguna until August 2026; other models were not checked.",
+        versions="before that change",
+        source="sgl-project/sglang#33558",
+        rules=("yarn",),
+        keys=("attention_factor",),
+    ),
+    Caveat(
+        engines=("llama.cpp",),
+        says="A prompt beyond the file's context_length is refused whatever --ctx-size says. YaRN flags raise that "
+        "limit since August 2026; before, they need --override-kv ARCH.context_length=int:LENGTH beside them. Flags "
+        "for a base or a linear factor raise nothing, so these two are written into the file.",
+        versions="run: xllamacpp 2026.10.11549",
+        source="ggml-org/llama.cpp#17459, #22140, #28030",
+    ),
+    Caveat(
+        engines=("llama.cpp",),
+        says="The list of divisors is chosen by the length of the server's context, not of the prompt.",
+        versions="run: xllamacpp 2026.10.11549",
+        source="llama.cpp's llama_model::get_rope_factors",
+        rules=("longrope",),
+    ),
+    Caveat(
+        engines=("ollama",),
+        says="A Modelfile has no parameter for scaling: the keys must be in the .gguf file.",
+        versions="docs/modelfile.md at 037a28b",
+        source="ollama/ollama#3508, docs/modelfile.md",
+    ),
+    Caveat(
+        engines=("ollama",),
+        says="Where Ollama runs a model by its own engine, not by llama.cpp, its llama and qwen3 read "
+        "`rope.freq_scale`, which no converter writes, and neither `rope.scaling.factor` nor YaRN's keys: the scaling "
+        "would be lost in silence. Run `ropewalk verify`.",
+        versions="model/models/qwen3/model.go at 0312c5a, llama/model.go at 02e2ab6; other versions were not read",
+        source="ollama/ollama, and its open #12308",
+        rules=("linear", "yarn"),
+    ),
+    Caveat(
+        engines=("transformers",),
+        says="The frequencies are computed when the model is built: changing `model.config` later changes nothing.",
+        versions="5",
+        source="MakazhanAlpamys/Soup#793",
+    ),
+    Caveat(
+        engines=("transformers",),
+        says="Version 4 does not know `rope_parameters`: there the block is `rope_scaling`, with `config.rope_theta`.",
+        versions="4",
+        source="huggingface/transformers#42513, vllm-project/vllm#28542",
+    ),
+    Caveat(
+        engines=("transformers",),
+        says="With a cache, keys stay rotated by the base of their moment: long answers differ from one forward pass.",
+        versions="all",
+        source="huggingface/transformers#25104",
+        rules=("dynamic",),
+    ),
+)
+
+
+def caveats_of(engine: str, block: Collection[str], rule: str, *, scaled: bool, composite: bool) -> list[Caveat]:
+    """What is known of an engine that matters for a rope.
+
+    >>> [caveat.source for caveat in caveats_of("vllm", {"mscale"}, "yarn", scaled=True, composite=False)][-1]
+    'vllm-project/vllm#48621, #56446'
+    """
+    return [one for one in CAVEATS if one.concerns(engine, block, rule, scaled=scaled, composite=composite)]

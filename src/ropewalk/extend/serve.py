@@ -1,0 +1,303 @@
+"""`serve_config`: how an engine is told to serve a model under a method, what it ignores, and when that pays."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ropewalk.atomic_io import read_json
+from ropewalk.checkpoints.gguf import read_gguf_config
+from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.hub import is_hub_name
+from ropewalk.checkpoints.sources import find
+from ropewalk.errors import RopeError
+from ropewalk.extend.engines import ENGINES, MULTIPLIES_LENGTH, READS_GGUF, Caveat, caveats_of
+from ropewalk.extend.hub import HubRope, hub_rope
+from ropewalk.extend.source import GIVEN
+from ropewalk.methods import Reach, method_named, settled_by_length
+from ropewalk.methods.trained import is_unsettled, settle
+from ropewalk.report.record import method_of, read_record, understood
+from ropewalk.rope.config import RopeConfig
+from ropewalk.statistics import Interval, over_windows, signed
+
+LONGER = "longer.gguf"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a method costs and brings by the position in the text, from a doctor's record.
+
+    - `factor`, `target`: of the record. `within`: its loss minus plain's within the trained length in nats per token,
+      `within_interval` between windows (None: one window).
+    - `pays_from`: the first position in tokens from which on its mean loss is below plain's in every block, or None.
+    """
+
+    method: str
+    factor: float
+    target: int
+    within: float
+    within_interval: Interval
+    pays_from: int | None
+
+    @property
+    def sentence(self) -> str:
+        """Both in words."""
+        within = f"within the trained length {signed(self.within, self.within_interval)} nats per token"
+        pays = "its loss is nowhere below plain's."
+        if self.pays_from is not None:
+            pays = (
+                f"by the mean it pays from {self.pays_from:,} tokens on. Send shorter prompts to the model as it was."
+            )
+        return f"{self.method} {self.factor:g}: {within}; {pays}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """How an engine is told to serve a model.
+
+    - `length`: tokens of its context. `block`: the `rope_parameters` that it must apply.
+    - `steps`: shell commands, in turn. `file`: a file to write first (its name and its lines), or None.
+    - `caveats`: what the engine is known to ignore. `costs`: from the doctor's records.
+    """
+
+    engine: str
+    model: str
+    method: str
+    length: int
+    block: Mapping[str, Any]
+    steps: tuple[str, ...]
+    file: tuple[str, str] | None
+    caveats: tuple[Caveat, ...]
+    costs: tuple[Cost, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        caveats = [{name: getattr(one, name) for name in ("says", "versions", "source")} for one in self.caveats]
+        file = None if self.file is None else {"name": self.file[0], "content": self.file[1]}
+        costs = [{**dataclasses.asdict(cost), "sentence": cost.sentence} for cost in self.costs]
+        own = {name: getattr(self, name) for name in ("engine", "model", "method", "length", "block", "steps")}
+        return {"kind": "serve-config", **own, "file": file, "caveats": caveats, "costs": costs}
+
+
+def serve_config(
+    model: str | os.PathLike[str],
+    engine: str,
+    *,
+    method: str | None = None,
+    target: int | None = None,
+    factor: float | None = None,
+    trained_length: int | None = None,
+    records: Sequence[str | os.PathLike[str] | Mapping[str, Any]] = (),
+) -> ServeConfig:
+    """The commands, flags and files by which an engine serves a model under a method, and what it is known to ignore.
+
+    **Arguments:**
+    - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; its weights are not read.
+    - `engine`: one of `ropewalk.extend.engines.ENGINES`.
+    - `method`: by the doctor's name. None: that of the first record; without records as the checkpoint is.
+    - `target`: tokens; None: `factor` times the trained length, the record's target, or four times the trained length.
+    - `trained_length`: tokens, where the config does not say.
+    - `records`: of `ropewalk doctor --json`; several, measured to several targets, give the cost by factor.
+
+    **Returns:** a `ServeConfig`. **Raises:** `RopeError` for a method that the engine cannot be told, and its nearest.
+
+    >>> serve_config("tiny", "vllm", method="yarn", target=1024).steps[0][:38]
+    'vllm serve tiny --max-model-len 1024 -'
+    """
+    if engine not in ENGINES:
+        raise RopeError(
+            "serve-config: unknown engine.", facts={"engine": engine}, cure=f"Choose from {', '.join(ENGINES)}."
+        )
+    documents = [dict(one) if isinstance(one, Mapping) else read_record(Path(one)) for one in records]
+    if documents and method is None:
+        method = _recommended(documents[0])
+    source = _Source.open(model, trained_length)
+    if target is None and factor is not None:
+        target = math.ceil(source.trained * factor)
+    elif target is None and documents:
+        target = int(documents[0]["target"])
+    chosen = method or "as-is"
+    if not method_named(chosen).extends and target is not None:
+        raise RopeError(
+            f"serve-config: `{chosen}` does not extend, and the target would be ignored.",
+            facts={"method": chosen, "target": target},
+            cure="Name a method: --method yarn; or leave --target out.",
+        )
+    trained = source.trained
+    reach = Reach(trained, trained if not method_named(chosen).extends else target or 4 * trained)
+    hub = hub_rope((method_named(chosen).rope(source.rope, reach),), chosen, reach)
+    length = hub.max_position_embeddings
+    steps, file = _steps(engine, source, hub, chosen, reach)
+    rule = str(hub.parameters["rope_type"])
+    scaled = method_named(chosen).extends or rule != "default"
+    return ServeConfig(
+        engine=engine,
+        model=str(model),
+        method=chosen,
+        length=length,
+        block=hub.parameters,
+        steps=steps,
+        file=file,
+        caveats=tuple(caveats_of(engine, hub.parameters, rule, scaled=scaled, composite=source.composite)),
+        costs=tuple(cost for document in documents if (cost := cost_of(document, chosen)) is not None),
+    )
+
+
+def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
+    """What a doctor's record says of a method's cost within the trained length, and from where on it pays.
+
+    None where the method was not measured.
+    """
+    with understood(document):
+        entry, plain = method_of(document, method), method_of(document, "plain")
+        if entry is not None and entry.get("same_as"):
+            entry = method_of(document, entry["same_as"])
+        if entry is None or plain is None:
+            return None
+        rows = zip(entry["loss_by_window_and_block"], plain["loss_by_window_and_block"], strict=True)
+        by_block = list(zip(*[[a - b for a, b in zip(x, y, strict=True)] for x, y in rows], strict=True))
+        trained, blocks = int(document["trained_length"]), document["blocks"]
+        inside = [number for number, (_, end) in enumerate(blocks) if end <= trained]
+        windows = [[column[window] for column in by_block] for window in range(len(by_block[0]))]
+        within, interval = over_windows([sum(row[n] for n in inside) / len(inside) for row in windows])
+        pays = None
+        for (start, _), column in zip(reversed(blocks), reversed(by_block), strict=True):
+            if sum(column) / len(column) >= 0:
+                break
+            pays = int(start)
+        target = int(document["target"])
+        return Cost(method=method, factor=target / trained, target=target, within=within, within_interval=interval,
+                    pays_from=pays)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Source:
+    """A checkpoint's rope, without its weights: `arch` is a .gguf file's architecture, None of a folder."""
+
+    name: str
+    rope: RopeConfig
+    trained: int
+    arch: str | None
+    composite: bool
+
+    @classmethod
+    def open(cls, model: str | os.PathLike[str], trained_length: int | None) -> _Source:
+        path, arch, composite = find(model, weights=False), None, False
+        if path.is_file() and path.suffix != ".json":
+            present = dict.fromkeys(rope for rope in read_gguf_config(path).ropes if rope is not None)
+            rope, arch = next(iter(present)), str(GGUFFile(path).metadata["general.architecture"])
+        else:
+            content = read_json(path if path.is_file() else path / "config.json")
+            rope, composite = RopeConfig.from_hf(content), isinstance(content.get("text_config"), Mapping)
+        if is_unsettled(rope) and trained_length is not None:
+            answer = settled_by_length(rope, trained_length)
+            rope = rope if answer is None else settle(rope, answer, GIVEN)
+        named = Path(model).exists() or is_hub_name(str(model))
+        trained = trained_length or rope.trained_length
+        if trained is None:
+            raise RopeError(
+                "serve-config: the model does not say its trained length.",
+                facts={"rope": rope},
+                cure="Pass --trained-length TOKENS.",
+            )
+        return cls(name=str(model) if named else str(path), rope=rope, trained=trained, arch=arch, composite=composite)
+
+
+def _recommended(document: Mapping[str, Any]) -> str:
+    """The method that a record recommends."""
+    verdict = document.get("verdict") or {}
+    if verdict.get("action") != "extend":
+        raise RopeError(
+            "serve-config: the doctor does not recommend to extend this model.",
+            facts={"action": verdict.get("action"), "verdict": verdict.get("sentence")},
+            cure="Name a method all the same: --method yarn.",
+        )
+    return str(verdict["method"])
+
+
+def _steps(
+    engine: str, source: _Source, hub: HubRope, method: str, reach: Reach
+) -> tuple[tuple[str, ...], tuple[str, str] | None]:
+    """The commands, and the file that one of them reads."""
+    changed, length = method != "as-is", hub.max_position_embeddings
+    model = shlex.quote(source.name)
+    if engine not in READS_GGUF and source.arch is not None:
+        raise RopeError(
+            f"serve-config: {engine} is told the rope of a Hugging Face folder, and this is a .gguf file.",
+            facts={"model": source.name},
+            cure="Pass the folder; or write one: ropewalk extend apply FILE.gguf --out DIR.",
+        )
+    if engine == "vllm":
+        overrides = f" --hf-overrides {_quoted(_override(source, hub, 'rope_parameters'))}" if changed else ""
+        return (f"vllm serve {model} --max-model-len {length}{overrides}",), None
+    if engine == "sglang":
+        if changed and source.composite:
+            folder = (_apply(model, method, reach, "longer"), f"{_SGLANG} longer --context-length {length}")
+            return folder, None
+        overrides = f" --json-model-override-args {_quoted(_override(source, hub, 'rope_scaling'))}" if changed else ""
+        return (f"{_SGLANG} {model} --context-length {length}{overrides}",), None
+    if engine == "transformers":
+        return (), ("serve.py", _script(source, hub) if changed else _PLAIN_SCRIPT.format(model=source.name))
+    flags = _llama_flags(source, hub) if changed and engine == "llama.cpp" and source.arch is not None else None
+    if flags is not None:
+        return (f"llama-server -m {model} --ctx-size {length}{flags}",), None
+    writes = changed or source.arch is None
+    file = LONGER if writes else source.name
+    steps = (_apply(model, method, reach, LONGER),) if writes else ()
+    if engine == "llama.cpp":
+        return (*steps, f"llama-server -m {shlex.quote(file)} --ctx-size {length}"), None
+    place = file if file.startswith(("/", ".")) else f"./{file}"
+    lines = f"FROM {place}\nPARAMETER num_ctx {length}\n"
+    return (*steps, "ollama create longer -f Modelfile"), ("Modelfile", lines)
+
+
+_SGLANG = "python -m sglang.launch_server --model-path"
+_PLAIN_SCRIPT = """from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("{model}")
+"""
+
+
+def _apply(model: str, method: str, reach: Reach, out: str) -> str:
+    target = f" --target {reach.target}" if reach.extends else ""
+    return f"ropewalk extend apply {model}{target} --method {method} --out {out}"
+
+
+def _override(source: _Source, hub: HubRope, key: str) -> dict[str, Any]:
+    """The keys to put over the config: the whole block, theta in it, since it takes the place of the config's own."""
+    found: dict[str, Any] = {key: dict(hub.parameters)}
+    if hub.parameters["rope_type"] not in MULTIPLIES_LENGTH:
+        found["max_position_embeddings"] = hub.max_position_embeddings
+    return {"text_config": found} if source.composite else found
+
+
+def _quoted(content: Any) -> str:
+    return shlex.quote(json.dumps(content))
+
+
+def _script(source: _Source, hub: HubRope) -> str:
+    """Python for transformers: the block goes into the config before the model is built."""
+    config = "config.get_text_config()" if source.composite else "config"
+    return (
+        "from transformers import AutoConfig, AutoModelForCausalLM\n\n"
+        f'config = AutoConfig.from_pretrained("{source.name}")\n'
+        f"{config}.rope_parameters = {dict(hub.parameters)!r}\n"
+        f"{config}.max_position_embeddings = {hub.max_position_embeddings}\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{source.name}", config=config)\n'
+    )
+
+
+def _llama_flags(source: _Source, hub: HubRope) -> str | None:
+    """llama-server's YaRN flags for a file whose own keys say no scaling; None where only keys can say the rope."""
+    block = hub.parameters
+    plain = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
+    if source.rope.scaling is not None or block["rope_type"] != "yarn" or not block.keys() <= plain:
+        return None
+    original = block["original_max_position_embeddings"]
+    return f" --rope-scaling yarn --rope-scale {block['factor']:.10g} --yarn-orig-ctx {original}"

@@ -1,0 +1,48 @@
+"""`ropewalk serve-config`: commands on standard output, errors as messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropewalk.cli.app import main
+
+
+def run(*arguments: str) -> int:
+    """The exit status of the command."""
+    with pytest.raises(SystemExit) as end:
+        main(["serve-config", *arguments])
+    return int(end.value.code or 0)
+
+
+def test_commands_caveats_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command comes first, on one line; then what is known, with its source."""
+    file = tmp_path / "serve.json"
+    assert run("tiny", "--engine", "vllm", "--method", "yarn", "--factor", "4", "--json", str(file)) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("vllm serve ")
+    assert '"factor": 4.0' in out.splitlines()[0]
+    assert "vllm-project/vllm#18728" in out
+    document = json.loads(file.read_text())
+    assert (document["kind"], document["length"], document["steps"][0]) == ("serve-config", 1024, out.splitlines()[0])
+
+
+def test_a_file_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ollama's Modelfile."""
+    assert run("tiny", "--engine", "ollama", "--method", "yarn", "--target", "1k") == 0
+    assert "# Modelfile\nFROM ./longer.gguf\nPARAMETER num_ctx 1024\n" in capsys.readouterr().out
+
+
+def test_a_record_says_from_where_on_it_pays(capsys: pytest.CaptureFixture[str]) -> None:
+    """The packaged model's own record."""
+    record = "benchmarks/results/doctor-tiny.json"
+    assert run("tiny", "--engine", "llama.cpp", "--method", "llama3", "--from", record) == 0
+    assert "llama3 4: within the trained length +0.0" in capsys.readouterr().out
+
+
+def test_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2."""
+    assert run("tiny", "--engine", "vllm", "--method", "yarn", "--factor", "4", "--target", "1k") == 2
+    assert "say the same" in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""`serve_config`: what is printed is run where it can be, and read back as the engine's library reads it elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ropewalk import RopeConfig
+from ropewalk.checkpoints.load import load
+from ropewalk.errors import RopeError
+from ropewalk.extend import ApplySettings, apply
+from ropewalk.extend.engines import CAVEATS, ENGINES, caveats_of
+from ropewalk.extend.hub import same_rope
+from ropewalk.extend.serve import Cost, cost_of, serve_config
+from ropewalk.methods import METHODS
+from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, checkpoint_with_merges, reader_under, token_ids
+
+FREQUENCIES = [name for name, method in METHODS.items() if method.config is not None and method.extends]
+
+
+def override(step: str, flag: str) -> dict[str, Any]:
+    """The JSON that a command passes to a flag, as a shell reads it."""
+    words = shlex.split(step)
+    return dict(json.loads(words[words.index(flag) + 1]))
+
+
+@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("method", FREQUENCIES)
+def test_overrides_are_the_method(engine: str, method: str, tmp_path: Path) -> None:
+    """Put over the source's config by transformers, as both engines do, they are the method's rope and its length."""
+    source = checkpoint(tmp_path / "a model")
+    found = serve_config(source, engine, method=method, target=TARGET)
+    assert len(found.steps) == 1
+    flags = {
+        "vllm": ("--hf-overrides", "--max-model-len"),
+        "sglang": ("--json-model-override-args", "--context-length"),
+    }
+    words = shlex.split(found.steps[0])
+    config = transformers.AutoConfig.from_pretrained(source)
+    config.update(override(found.steps[0], flags[engine][0]))
+    wanted = METHODS[method].rope(load(source).config.ropes[0], REACH)
+    assert same_rope(RopeConfig.from_hf(config.to_dict()), wanted, [TRAINED, TRAINED + 1, TARGET])
+    length = int(words[words.index(flags[engine][1]) + 1])
+    factor = config.rope_parameters.get("factor", 1.0) if method == "pi" else 1.0
+    assert length == config.max_position_embeddings * factor or method == "dynamic"
+
+
+def test_the_script_for_transformers_is_run(tmp_path: Path) -> None:
+    """Its model computes what our forward does under the method."""
+    source = checkpoint(tmp_path / "source")
+    name, content = serve_config(source, "transformers", method="yarn", target=TARGET).file or ("", "")
+    assert name == "serve.py"
+    scope: dict[str, Any] = {}
+    exec(compile(content, name, "exec"), scope)
+    model, ours = scope["model"].float().eval(), reader_under(source, "yarn").module
+    ids = token_ids(TARGET)
+    with torch.no_grad():
+        assert (model(ids).logits - ours(ids)).abs().max() < 1e-3
+
+
+def test_llama_cpp_and_ollama_get_a_file(tmp_path: Path) -> None:
+    """From a folder, and for what flags cannot say; a file gets flags where they suffice."""
+    source = checkpoint_with_merges(tmp_path / "source")
+    found = serve_config(source, "llama.cpp", method="resonance", target=TARGET)
+    assert found.steps == (
+        f"ropewalk extend apply {source} --target {TARGET} --method resonance --out longer.gguf",
+        f"llama-server -m longer.gguf --ctx-size {TARGET}",
+    )
+    found = serve_config(source, "ollama", method="yarn", target=TARGET)
+    assert found.file == ("Modelfile", f"FROM ./longer.gguf\nPARAMETER num_ctx {TARGET}\n")
+    made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).exported.folder
+    flags = serve_config(made, "llama.cpp", method="yarn", target=TARGET).steps
+    assert flags == (
+        f"llama-server -m {made} --ctx-size {TARGET} --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 16",
+    )
+    assert len(serve_config(made, "llama.cpp", method="pi", target=TARGET).steps) == 2
+    assert serve_config(made, "ollama").steps == ("ollama create longer -f Modelfile",)
+
+
+def test_as_the_checkpoint_is(tmp_path: Path) -> None:
+    """A folder that an export wrote needs its length alone."""
+    source = apply(checkpoint(tmp_path / "source"), tmp_path / "longer", ApplySettings(method="yarn", target=TARGET))
+    folder = source.exported.folder
+    assert serve_config(folder, "vllm").steps == (f"vllm serve {folder} --max-model-len {TARGET}",)
+    assert serve_config(folder, "sglang").steps[0].endswith(f"--context-length {TARGET}")
+    assert serve_config(folder, "vllm").block["rope_type"] == "yarn"
+    plain = serve_config(checkpoint(tmp_path / "plain"), "vllm")
+    assert (plain.length, plain.caveats) == (TRAINED, ())
+
+
+def test_a_nested_config(tmp_path: Path) -> None:
+    """vLLM's overrides go under text_config; SGLang would lose them in silence, so it gets a folder."""
+    text = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
+    found = override(serve_config(tmp_path, "vllm", method="yarn").steps[0], "--hf-overrides")
+    assert found["text_config"]["rope_parameters"]["rope_type"] == "yarn"
+    found = serve_config(tmp_path, "sglang", method="yarn")
+    assert "override" not in " ".join(found.steps)
+    assert any("27974" in caveat.source for caveat in found.caveats)
+
+
+def test_caveats_have_a_source_and_concern_what_they_should() -> None:
+    """An attention factor in a yarn block is dropped by vLLM; without one nothing is said."""
+    assert all(re.search(r"#\d+|\.py|\.md|get_rope_factors", caveat.source) for caveat in CAVEATS)
+    assert all(set(caveat.engines) <= set(ENGINES) for caveat in CAVEATS)
+
+    def sources(engine: str, *keys: str, rule: str = "yarn") -> str:
+        return " ".join(one.source for one in caveats_of(engine, keys, rule, scaled=True, composite=False))
+
+    assert "48351" in sources("vllm", "attention_factor")
+    assert "48351" not in sources("vllm")
+    assert "48351" not in sources("vllm", "attention_factor", rule="longrope")
+    assert "28030" in sources("llama.cpp")
+
+
+def record(gains: list[list[float]], **more: Any) -> dict[str, Any]:
+    """A doctor's document: by window and block, what a method's loss lies above plain's."""
+    plain = [[3.0] * 4 for _ in gains]
+    methods = [
+        {"name": "plain", "same_as": None, "loss_by_window_and_block": plain},
+        {"name": "yarn", "same_as": None,
+         "loss_by_window_and_block": [[3.0 + gain for gain in row] for row in gains]},
+        {"name": "other", "same_as": "yarn", "loss_by_window_and_block": plain},
+    ]  # fmt: skip
+    blocks = [[0, 8], [8, 16], [16, 32], [32, 64]]
+    own = {"model": "m", "trained_length": 16, "target": 64, "blocks": blocks, "methods": methods}
+    return {**own, "verdict": {"action": "extend", "method": "yarn", "sentence": "x"}, **more}
+
+
+def test_from_which_length_on_it_pays() -> None:
+    """Within: the mean of the blocks within. Beyond: the first block after which the mean gain never turns again."""
+    found = cost_of(record([[0.1, 0.3, -0.2, -1.0], [0.1, 0.1, -0.4, -1.0]]), "yarn")
+    assert found is not None
+    assert found.within == pytest.approx(0.15)
+    low, high = found.within_interval or (0.0, 0.0)
+    assert low < 0.15 < high
+    assert (found.factor, found.pays_from) == (4.0, 16)
+    assert "pays from 16 tokens on" in found.sentence
+    assert cost_of(record([[0.1, -0.3, 0.2, -1.0]]), "other") == Cost(
+        method="other", factor=4.0, target=64, within=pytest.approx(-0.1), within_interval=None, pays_from=32
+    )
+    nowhere = cost_of(record([[0.1, -0.3, -0.2, 1.0]]), "yarn")
+    assert nowhere is not None
+    assert nowhere.pays_from is None
+    assert "nowhere below plain's" in nowhere.sentence
+    assert cost_of(record([[0.0] * 4]), "pi") is None
+
+
+def test_records_choose_the_method_and_give_the_cost_by_factor(tmp_path: Path) -> None:
+    """The first record's method and target; a cost for each record."""
+    source = checkpoint(tmp_path / "source")
+    one, two = record([[0.1] * 4]), record([[0.05] * 4], target=32)
+    found = serve_config(source, "vllm", records=[two, one])
+    assert (found.method, found.length, [cost.factor for cost in found.costs]) == ("yarn", 32, [2.0, 4.0])
+    assert json.loads(json.dumps(found.to_json()))["costs"][0]["factor"] == 2.0
+    with pytest.raises(RopeError, match="does not recommend"):
+        serve_config(source, "vllm", records=[record([[0.1] * 4], verdict={"action": "cut", "sentence": "x"})])
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    """An engine, a method, a file for an engine of folders, a target that nothing reads."""
+    source = checkpoint_with_merges(tmp_path / "source")
+    with pytest.raises(RopeError, match="unknown engine"):
+        serve_config(source, "tgi")
+    with pytest.raises(RopeError, match="cannot be exported"):
+        serve_config(source, "vllm", method="rerope", target=TARGET)
+    with pytest.raises(RopeError, match="would be ignored"):
+        serve_config(source, "vllm", target=TARGET)
+    made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).exported.folder
+    with pytest.raises(RopeError, match="and this is a"):
+        serve_config(made, "vllm", method="yarn")
