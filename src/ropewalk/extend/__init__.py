@@ -9,10 +9,11 @@ from ropewalk.lazy import lazy_names
 if TYPE_CHECKING:
     from ropewalk.extend.apply_run import apply
     from ropewalk.extend.search_run import search
+    from ropewalk.extend.serve import serve_config
     from ropewalk.extend.settings import ApplySettings, SearchSettings, TuneSettings
     from ropewalk.extend.tune_run import tune
 
-__all__ = ["ApplySettings", "SearchSettings", "TuneSettings", "apply", "search", "tune"]
+__all__ = ["ApplySettings", "SearchSettings", "TuneSettings", "apply", "search", "serve_config", "tune"]
 
 _HOMES = {
     "ApplySettings": "ropewalk.extend.settings",
@@ -20,6 +21,7 @@ _HOMES = {
     "TuneSettings": "ropewalk.extend.settings",
     "apply": "ropewalk.extend.apply_run",
     "search": "ropewalk.extend.search_run",
+    "serve_config": "ropewalk.extend.serve",
     "tune": "ropewalk.extend.tune_run",
 }
 

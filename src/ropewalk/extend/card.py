@@ -41,7 +41,7 @@ _SUPPORT: dict[str, dict[str, str]] = {
         "the block where its own formula would give another number (transformers names them as unknown, and ignores "
         "them).",
         LLAMA: "the converter writes the divisors for Phi-3 alone. Of other families it writes the type and not the "
-        "divisors, so this rope is lost: use transformers or vLLM, or export another method for llama.cpp.",
+        "divisors, so this rope is lost: write a .gguf file by `ropewalk extend apply` instead (Llama's architecture).",
     },
 }
 
