@@ -52,7 +52,7 @@ class GGUFRope:
 
 
 @runtime_checkable
-class _Source(Protocol):
+class _TensorBytes(Protocol):
     """What the `gguf` library's writer asks of a tensor whose information it has."""
 
     @property
@@ -68,7 +68,7 @@ class _Entry:
     name: str
     shape: tuple[int, ...]
     kind: int
-    source: _Source
+    source: _TensorBytes
     done: Callable[[], None] = lambda: None
 
 

@@ -24,7 +24,7 @@ def apply(
     overwrite: Annotated[bool, OVERWRITE] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away a stopped tuning beside --out.")] = False,
 ) -> None:
-    """Apply a method and write the checkpoint as a Hugging Face folder, or as a .gguf file for llama.cpp.
+    """Apply a method and write a Hugging Face folder, or a .gguf file.
 
     The folder appears when all of it is done, with README.md, and extend.json where the loss was measured. Weights of a
     .gguf source go into a .gguf file block by block, as they are.

@@ -32,9 +32,9 @@ def serve_config(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all of it to this file.")] = None,
 ) -> None:
-    """Print the commands and files by which an engine serves a model under a method, and what it is known to ignore.
+    """Print how an engine is told to serve an extended model, and what it is known to ignore.
 
-    The weights are not read and no engine is started. Check a server that runs with `ropewalk verify`.
+    Commands, flags and files. The weights are not read and no engine is started; `ropewalk verify` checks one that runs.
     """
     from rich.console import Console
 

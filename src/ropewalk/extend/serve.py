@@ -107,8 +107,8 @@ def serve_config(
 
     **Returns:** a `ServeConfig`. **Raises:** `RopeError` for a method that the engine cannot be told, and its nearest.
 
-    >>> serve_config("tiny", "vllm", method="yarn", target=1024).steps[0][:38]
-    'vllm serve tiny --max-model-len 1024 -'
+    >>> serve_config("tiny", "ollama", method="yarn", target=1024).file
+    ('Modelfile', 'FROM ./longer.gguf\\nPARAMETER num_ctx 1024\\n')
     """
     if engine not in ENGINES:
         raise RopeError(
@@ -117,7 +117,7 @@ def serve_config(
     documents = [dict(one) if isinstance(one, Mapping) else read_record(Path(one)) for one in records]
     if documents and method is None:
         method = _recommended(documents[0])
-    source = _Source.open(model, trained_length)
+    source = _Served.open(model, trained_length)
     if target is None and factor is not None:
         target = math.ceil(source.trained * factor)
     elif target is None and documents:
@@ -177,7 +177,7 @@ def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Source:
+class _Served:
     """A checkpoint's rope, without its weights: `arch` is a .gguf file's architecture, None of a folder."""
 
     name: str
@@ -187,7 +187,7 @@ class _Source:
     composite: bool
 
     @classmethod
-    def open(cls, model: str | os.PathLike[str], trained_length: int | None) -> _Source:
+    def open(cls, model: str | os.PathLike[str], trained_length: int | None) -> _Served:
         path, arch, composite = find(model, weights=False), None, False
         if path.is_file() and path.suffix != ".json":
             present = dict.fromkeys(rope for rope in read_gguf_config(path).ropes if rope is not None)
@@ -222,7 +222,7 @@ def _recommended(document: Mapping[str, Any]) -> str:
 
 
 def _steps(
-    engine: str, source: _Source, hub: HubRope, method: str, reach: Reach
+    engine: str, source: _Served, hub: HubRope, method: str, reach: Reach
 ) -> tuple[tuple[str, ...], tuple[str, str] | None]:
     """The commands, and the file that one of them reads."""
     changed, length = method != "as-is", hub.max_position_embeddings
@@ -269,7 +269,7 @@ def _apply(model: str, method: str, reach: Reach, out: str) -> str:
     return f"ropewalk extend apply {model}{target} --method {method} --out {out}"
 
 
-def _override(source: _Source, hub: HubRope, key: str) -> dict[str, Any]:
+def _override(source: _Served, hub: HubRope, key: str) -> dict[str, Any]:
     """The keys to put over the config: the whole block, theta in it, since it takes the place of the config's own."""
     found: dict[str, Any] = {key: dict(hub.parameters)}
     if hub.parameters["rope_type"] not in MULTIPLIES_LENGTH:
@@ -281,7 +281,7 @@ def _quoted(content: Any) -> str:
     return shlex.quote(json.dumps(content))
 
 
-def _script(source: _Source, hub: HubRope) -> str:
+def _script(source: _Served, hub: HubRope) -> str:
     """Python for transformers: the block goes into the config before the model is built."""
     config = "config.get_text_config()" if source.composite else "config"
     return (
@@ -293,7 +293,7 @@ def _script(source: _Source, hub: HubRope) -> str:
     )
 
 
-def _llama_flags(source: _Source, hub: HubRope) -> str | None:
+def _llama_flags(source: _Served, hub: HubRope) -> str | None:
     """llama-server's YaRN flags for a file whose own keys say no scaling; None where only keys can say the rope."""
     block = hub.parameters
     plain = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
