@@ -34,7 +34,7 @@ def serve_config(
 ) -> None:
     """Print how an engine is told to serve an extended model, and what it is known to ignore.
 
-    Commands, flags and files. The weights are not read and no engine is started; `ropewalk verify` checks one that runs.
+    Commands, flags and files. The weights are not read and no engine is started. `ropewalk verify` checks a server.
     """
     from rich.console import Console
 
