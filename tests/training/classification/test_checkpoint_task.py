@@ -25,6 +25,7 @@ from ropewalk.training import Event
 from ropewalk.training.classification import ClassifySettings, features, train_classifier
 from ropewalk.training.classification.checkpoint_task import feature_layers
 from ropewalk.training.classification.dataset import read_rows
+from ropewalk.training.classification.head import fit_head
 from ropewalk.training.classification.metrics import mcnemar
 from ropewalk.training.classification.predict import logits_of, predict
 from tests.readers.random_models import folder_of
@@ -95,16 +96,22 @@ def test_the_head_is_scikit_learns_on_the_models_states(data: str, test_file: st
         load_decoder(tmp_path / "run")
 
 
-def test_two_classes_have_a_logit_each(short: str, tmp_path: Path) -> None:
-    """What scikit-learn keeps as one row; probabilities are those of the one."""
-    rows = [row for row in texts(90) if row[1] != "knot"]
-    data = write(tmp_path / "two.csv", rows)
-    train_classifier(settings(data, short), tmp_path / "run")
-    model = load_classifier(tmp_path / "run")
-    assert model.classifier.weight.shape == (2, 192)
-    torch.testing.assert_close(model.classifier.weight[0], -model.classifier.weight[1])
-    found = predict(model, [text for text, _ in rows])
-    assert np.mean([mine == true for (mine, _), (_, true) in zip(found, rows, strict=True)]) > 0.9
+def test_two_classes_have_a_logit_each() -> None:
+    """What scikit-learn keeps as one row of weights; probabilities are its own."""
+    generator = np.random.default_rng(0)
+    states = torch.tensor(generator.normal(3.0, 2.0, (80, 1, 6))).half()
+    labels = [
+        "no" if noise + row[0] > 3.0 else "yes"
+        for row, noise in zip(states[:, 0], generator.normal(size=80), strict=True)
+    ]
+    found = fit_head(
+        features.Features((4,), {"mean": states, "last": states}, 0.0, 0.0), labels, ("no", "yes"), ("mean",),
+        class_weights="none", select="loss", report=lambda done, fits: None,
+    )  # fmt: skip
+    x = StandardScaler().fit_transform(states[:, 0].double().numpy())
+    regression = LogisticRegression(C=found.facts["C"], max_iter=2000, tol=1e-8).fit(x, labels)
+    logits = x @ found.arrays["weight"].T + found.arrays["bias"]
+    np.testing.assert_allclose(torch.tensor(logits).softmax(-1), regression.predict_proba(x), atol=1e-3)
 
 
 def test_layer_and_pooling_are_the_best_of_those_tried(data: str, short: str, tmp_path: Path) -> None:
@@ -137,8 +144,11 @@ def test_features_are_taken_up_where_they_were_left(
     with pytest.raises(KeyboardInterrupt):
         train_classifier(settings(data, short), tmp_path / "run", report=stop)
     assert not (tmp_path / "run" / "config.json").exists()
+    with pytest.raises(KeyboardInterrupt):
+        train_classifier(settings(data, short), tmp_path / "run", report=stop, restart=True)
+    assert computed == [32] * 4  # --restart throws them away
     train_classifier(settings(data, short), tmp_path / "run")
-    assert computed == [32, 32, 32, 24]
+    assert computed == [32] * 5 + [24]
     for name in ("model.safetensors", "checkpoint/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
@@ -259,6 +269,14 @@ def test_another_classifier_is_scored_beside(data: str, test_file: str, short: s
     difference = result["difference_against"]
     assert difference["accuracy"]["value"] == pytest.approx(right[0].mean() - right[1].mean())
     assert difference["mcnemar"]["ours_alone"] == (right[0] & ~right[1]).sum() > 0
+    config = json.loads((tmp_path / "scratch" / "config.json").read_text())
+    (tmp_path / "scratch" / "config.json").write_text(json.dumps({**config, "labels": config["labels"][::-1]}))
+    weights = load_file(tmp_path / "scratch" / "model.safetensors")
+    turned = {name: each.flip(0) if name.startswith("classifier.") else each for name, each in weights.items()}
+    save_file(turned, tmp_path / "scratch" / "model.safetensors")
+    same = train_classifier(settings(data, short), tmp_path / "run", against=tmp_path / "scratch", **run)
+    assert same is not None
+    assert same["against"] == result["against"]
     again = train_classifier(settings(data, short), tmp_path / "run", against=tmp_path / "run", **run)
     assert again is not None
     assert again["difference_against"]["accuracy"]["interval"] == [0.0, 0.0]
