@@ -195,6 +195,36 @@ def classification() -> str:
     return f"{table(['test set', 'accuracy', 'macro-F1'], rows)}\n\n{said}"
 
 
+OF_INIT = (
+    ("banking77", "banking77, frozen features"),
+    ("polarity", "sentence polarity, frozen features"), ("polarity-300", "sentence polarity, 300 training rows"),
+)  # fmt: skip
+
+
+def classification_init() -> str:
+    """Accuracy of classifiers on SmolLM2-135M and of the baseline, McNemar's test between the two, and from scratch."""
+    rows = []
+    for name, title in OF_INIT:
+        record = document(f"classify-init-{name}.json")
+        scratch = document(f"classify-{name.partition('-')[0]}.json")
+        cells = []
+        for key in ("test", "baseline", "difference"):
+            one, sign = record[key]["accuracy"], "+" if key == "difference" else ""
+            ends = " to ".join(f"{end:{sign}.3f}" for end in one["interval"])
+            cells.append(f"{one['value']:{sign}.3f} ({ends})")
+        head, p = record["training"]["head"], record["difference"]["mcnemar"]["p"]
+        spent = head["features_cpu_seconds"] + head["fit_cpu_seconds"] + record["training"]["cpu_seconds"]
+        same = scratch["data"]["train_sha256"] == record["data"]["train_sha256"]
+        low, high = scratch["test"]["accuracy"]["interval"]
+        value = f"{scratch['test']['accuracy']['value']:.3f} ({low:.3f} to {high:.3f})" if same else ""
+        rows.append([title, *cells, f"{p:.2g}", value, f"{spent / 60:.1f}"])
+    names = ["test set", "SmolLM2-135M", "TF-IDF", "difference", "p", "encoder from scratch", "minutes of one core"]
+    said = (
+        "p is McNemar's exact test of the first two, two-sided; the minutes are those of training with all its choices."
+    )
+    return f"{table(names, rows)}\n\n{said}"
+
+
 def tuned() -> str:
     """The built-in model before and after tuning."""
     record = document("extend-tiny.json")
@@ -218,7 +248,8 @@ def models() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "smollm2": smollm2, "smollm2-32k": smollm2_long, "rotation": rotation, "attention": attention, "forward": forward,
-    "decode": decode, "training": training, "encodings": encodings, "classification": classification, "tuned": tuned,
+    "decode": decode, "training": training, "encodings": encodings, "classification": classification,
+    "classification-init": classification_init, "tuned": tuned,
     "models": models,
 }  # fmt: skip
 

@@ -115,6 +115,14 @@ def test_encodings_and_texts():
         for who, key in (("classifier", "test"), ("TF-IDF + logistic regression", "baseline")):
             value, (low, high) = (record[key]["accuracy"][part] for part in ("value", "interval"))
             assert rows("classification")[f"{title}: {who}"][0] == f"{value:.3f} ({low:.3f} to {high:.3f})"
+    for name, title in MADE["OF_INIT"]:
+        record = json.loads((RESULTS / f"classify-init-{name}.json").read_text())
+        cells = rows("classification-init")[title]
+        for cell, key in zip(cells, ("test", "baseline"), strict=False):
+            value, (low, high) = (record[key]["accuracy"][part] for part in ("value", "interval"))
+            assert cell == f"{value:.3f} ({low:.3f} to {high:.3f})"
+        gained = record["test"]["accuracy"]["value"] - record["baseline"]["accuracy"]["value"]
+        assert cells[2].split()[0] == f"{gained:+.3f}"
     record = json.loads((RESULTS / "extend-tiny.json").read_text())
     assert rows("tuned") == {
         row["name"]: [f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]
