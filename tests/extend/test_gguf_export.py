@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import tokenizers
 import torch
 
 from ropewalk.checkpoints import gguf_writer
+from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.gguf_vocabulary import vocabulary_metadata
 from ropewalk.checkpoints.load import load, load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
@@ -21,6 +23,7 @@ from ropewalk.extend import ApplySettings, apply
 from ropewalk.extend.gguf_rope import WITH_DIVISORS
 from ropewalk.methods import METHODS
 from ropewalk.rope.scaling import LongRoPE
+from tests.checkpoints.test_tokenizer import sentencepiece_metadata
 from tests.extend.material import FAMILIES, LENGTHS, TARGET, checkpoint_with_merges, furthest, reader_under, token_ids
 from tests.models.material import gguf_name, permuted, write_gguf
 
@@ -215,12 +218,32 @@ def test_the_way_to_cut_text_is_found_or_refused() -> None:
         assert found["tokenizer.ggml.token_type"][-1] == 5
     with pytest.raises(RopeError, match="cuts text in a way that is not known here"):
         vocabulary_metadata(trained_tokenizer(split(" ", behavior="isolated")), 700)
-    with pytest.raises(RopeError, match="no byte-level BPE"):
+    with pytest.raises(RopeError, match="neither byte-level BPE"):
         vocabulary_metadata(TextTokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))), 1)
     with pytest.raises(RopeError, match="ids that the embedding has no rows for"):
         vocabulary_metadata(trained_tokenizer(split(regex(CUTS["gpt-2"][0]), behavior="isolated")), 100)
     with pytest.raises(RopeError, match="has no merges"):
         vocabulary_metadata(TextTokenizer.bytes(), 300)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_sentencepiece_vocabulary(prefix: bool) -> None:
+    """Scores in the order of the merges, types of bytes and of the unknown token; the same ids come back."""
+    said = {**sentencepiece_metadata(), "tokenizer.ggml.add_space_prefix": prefix}
+    source = tokenizer_from_metadata(said, "test")
+    found = vocabulary_metadata(source, 280)
+    for key in ("model", "bos_token_id", "eos_token_id", "unknown_token_id", "add_space_prefix"):
+        assert found[f"tokenizer.ggml.{key}"] == said.get(f"tokenizer.ggml.{key}"), key
+    count = len(said["tokenizer.ggml.tokens"])
+    assert found["tokenizer.ggml.tokens"][:count] == said["tokenizer.ggml.tokens"]
+    assert found["tokenizer.ggml.token_type"][:count] == said["tokenizer.ggml.token_type"]
+    again = tokenizer_from_metadata(found, "test")
+    for text in ("the cat at the tea", "  theat\n the<think>the é你", "", "cathethe thathe ste"):
+        assert again.encode(text, add_special=True) == source.encode(text, add_special=True)
+    content = json.loads(source.tokenizer.to_str())
+    content["model"]["merges"] = content["model"]["merges"][1:]
+    with pytest.raises(RopeError, match="that its merges never make"):
+        vocabulary_metadata(TextTokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)), 1, (2,)), 280)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ropewalk.builtin.texts import read_text
+from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
 from ropewalk.extend.serve import serve_config
@@ -19,6 +20,7 @@ from ropewalk.verification.evidence import Probe
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.verification.llama_cpp import llama_cpp_server
 from ropewalk.verification.predictions import Predictions
+from tests.checkpoints.test_tokenizer import sentencepiece_metadata
 from tests.extend.material import TARGET, TRAINED, checkpoint_with_merges
 from tests.models.material import smollm2
 
@@ -104,6 +106,18 @@ def test_longrope_follows_the_length_of_the_servers_context(tmp_path: Path) -> N
     source = checkpoint_with_merges(tmp_path / "source", rope_parameters=own)
     file = exported(source, tmp_path, "plain", TARGET)
     assert misfits(source, file, "plain", Reach(TRAINED, TARGET), tuple(range(10, 16)))["plain"] < 0.01
+
+
+@pytest.mark.thorough
+def test_llama_cpp_cuts_text_as_a_sentencepiece_tokenizer_does(tmp_path: Path) -> None:
+    """Its own tokenizer, by the scores that follow from the merges, gives the source's ids."""
+    source = checkpoint_with_merges(tmp_path / "source", bos_token_id=1, eos_token_id=2)
+    tokenizer = tokenizer_from_metadata(sentencepiece_metadata(), "test")
+    tokenizer.save(source)
+    file = exported(source, tmp_path, "yarn", TARGET)
+    with llama_cpp_server(file, tokenizer, context=64, threads=1) as engine:
+        for text in ("the cat at the tea", "theat the é你 a", "cathethe thathe ste"):
+            assert engine.token_ids(text) in (tokenizer.encode(text), tokenizer.encode(text, add_special=True))
 
 
 @pytest.mark.thorough

@@ -7,6 +7,7 @@ the known ones apart.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
 
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_IS_BYTE = re.compile(r"<0x[0-9A-F]{2}>").fullmatch
 _NAMES = ("smollm", "llama-bpe", "qwen2", "gpt-2", "tekken", "default")  # one for each way to cut, the likelier first
 _LLAMA_CPP = "Convert it by llama.cpp's convert_hf_to_gguf.py, then pass that .gguf file: its tokenizer is kept."
 _ODD = (
@@ -29,32 +31,30 @@ _PROSE = (
     "and nothing particular to interest me on shore, I thought I would sail about a little and see the watery part of "
     "the world.\n\ndef area(width: float, height: float = 2.5) -> float:\n    return width * height  # square metres\n"
 )
-Value = str | bool | int | list[str] | list[int]
+Value = str | bool | int | list[str] | list[int] | list[float]
 
 
 def vocabulary_metadata(tokenizer: Tokenizer, size: int) -> dict[str, Value]:
-    """The keys `tokenizer.ggml.*` of a byte-level BPE tokenizer, for a model whose embedding has `size` rows.
+    """The keys `tokenizer.ggml.*` of a tokenizer, for a model whose embedding has `size` rows.
 
-    Raises `RopeError` for other kinds of tokenizers, and for one that cuts text in no way known here.
+    Byte-level BPE, and SentencePiece's BPE with byte fallback, whose scores follow from the merges' order. Raises
+    `RopeError` for other kinds, and for one that cuts text in no way known here.
     """
     if not isinstance(tokenizer, TextTokenizer):
         raise _error("is of no kind that is known here", {"tokenizer": type(tokenizer).__name__})
     content: dict[str, Any] = json.loads(tokenizer.tokenizer.to_str())
     model = content["model"]
     steps = _steps(content.get("pre_tokenizer"))
-    if model["type"] != "BPE" or model.get("byte_fallback") or "ByteLevel" not in steps:
-        raise _error("is no byte-level BPE", {"model": model["type"], "steps": steps})
+    if model["type"] != "BPE" or not (model.get("byte_fallback") or "ByteLevel" in steps):
+        raise _error("is neither byte-level BPE nor SentencePiece's", {"model": model["type"], "steps": steps})
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     if not merges:
-        raise _error("has no merges, and llama.cpp loads no byte-level BPE without", {"tokens": tokenizer.vocab_size})
+        raise _error("has no merges, and llama.cpp loads no BPE without", {"tokens": tokenizer.vocab_size})
     if any(merge.count(" ") != 1 for merge in merges):
         raise _error("has a merge with a blank in it", {"merges": [m for m in merges if m.count(" ") != 1][:3]})
     tokens, types = _tokens(tokenizer, content["added_tokens"], size)
     metadata: dict[str, Value] = {
-        "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.add_bos_token": bool(tokenizer.prefix_ids),
     }
     if tokenizer.bos_id is not None:
@@ -63,7 +63,40 @@ def vocabulary_metadata(tokenizer: Tokenizer, size: int) -> dict[str, Value]:
         metadata[f"tokenizer.ggml.{key}_token_id"] = number
     if tokenizer.chat_template is not None:
         metadata["tokenizer.chat_template"] = tokenizer.chat_template
-    return {**metadata, "tokenizer.ggml.pre": _cut(tokenizer, metadata)}
+    if not model.get("byte_fallback"):
+        metadata |= {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.token_type": types,
+            "tokenizer.ggml.merges": merges,
+        }
+        return _reading(tokenizer, metadata, [{"tokenizer.ggml.pre": name} for name in _NAMES])
+    unknown = model.get("unk_token")
+    types = [_UNKNOWN if token == unknown else _BYTE if _IS_BYTE(token) else kind
+             for token, kind in zip(tokens, types, strict=True)]  # fmt: skip
+    metadata |= {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": _scores(tokens, types, merges),
+    }
+    if unknown in tokens:
+        metadata["tokenizer.ggml.unknown_token_id"] = tokens.index(unknown)
+    return _reading(tokenizer, metadata, [{"tokenizer.ggml.add_space_prefix": prefix} for prefix in (True, False)])
+
+
+def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[float]:
+    """What SentencePiece would merge by: the higher, the earlier a token's first merge stands."""
+    ranks: dict[str, float] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", "", 1), -1.0 - rank)
+    usable = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
+    more = [
+        token
+        for token in usable - ranks.keys()
+        if any(token[:cut] in usable and token[cut:] in usable for cut in range(1, len(token)))
+    ]
+    if more:
+        raise _error("has tokens that its merges never make, and llama.cpp would", {"tokens": sorted(more)[:8]})
+    return [ranks.get(token, 0.0) for token in tokens]
 
 
 def _tokens(tokenizer: TextTokenizer, added: list[Mapping[str, Any]], size: int) -> tuple[list[str], list[int]]:
@@ -77,14 +110,14 @@ def _tokens(tokenizer: TextTokenizer, added: list[Mapping[str, Any]], size: int)
     return tokens, types
 
 
-def _cut(tokenizer: TextTokenizer, metadata: Mapping[str, Value]) -> str:
-    """The first name under which the metadata gives this tokenizer's ids."""
+def _reading(tokenizer: TextTokenizer, metadata: dict[str, Value], choices: list[dict[str, Value]]) -> dict[str, Value]:
+    """The metadata with the first of these keys under which it gives this tokenizer's ids."""
     texts = (_ODD, _PROSE)
     wanted = [tokenizer.encode(text, add_special=True) for text in texts]
-    for name in _NAMES:
-        read = tokenizer_from_metadata({**metadata, "tokenizer.ggml.pre": name}, "the file to be written")
+    for choice in choices:
+        read = tokenizer_from_metadata({**metadata, **choice}, "the file to be written")
         if [read.encode(text, add_special=True) for text in texts] == wanted:
-            return name
+            return {**metadata, **choice}
     raise _error("cuts text in a way that is not known here", {"known": sorted(CUTS)})
 
 
