@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: web test-web demo test test-rest test-all check parity bench figures docs docs-serve dist slow sanitize format clean
+.PHONY: plan web test-web demo test test-rest test-all check parity bench figures docs docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
@@ -55,6 +55,10 @@ test-web: $(READY) web/node_modules/.package-lock.json
 	cd web && npm run --silent types && npm test --silent
 	cp src/ropewalk/explorer/page.html build/page.html && $(MAKE) web && cmp build/page.html src/ropewalk/explorer/page.html
 	$(BIN)/python -m pytest -q -rs tests/explorer
+
+# What a rank holds and sends on meshes of up to 4,096, into docs/scale.md: on the meta device, in seconds.
+plan: $(READY)
+	$(BIN)/python scripts/plan_scale.py
 
 # The site, into build/site: opened from the folder, it fetches nothing.
 docs: $(READY)

@@ -16,10 +16,14 @@ from typer.testing import CliRunner
 from ropewalk.audit.sources import read_source
 from ropewalk.cli.generate import generate
 from ropewalk.cli.settings_options import with_options
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
-from ropewalk.readers.adapters import open_reader
+from ropewalk.methods import METHODS
+from ropewalk.methods.reach import Reach
+from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.transformers import TransformersReader
+from tests.launch.ranks import run_all
 from tests.readers.random_models import folder_of
 from tests.readers.test_transformers import CLOSE, ids_of, log_probs
 
@@ -130,3 +134,78 @@ def test_generate_says_which_library_computes(gemma: Path) -> None:
     assert found.stdout.startswith("The whale")
     assert "computed by transformers" in found.stderr
     assert "Gemma3ForCausalLM" in found.stderr
+
+
+def test_a_device_map_is_handed_to_transformers(tmp_path: Path) -> None:
+    """A family of ours goes through transformers then, with the same losses under every sort of method."""
+    llama, ids = folder_of("llama", tmp_path / "llama"), ids_of(50)
+    ours, spread = open_reader(llama), open_reader(llama, device_map="cpu")
+    assert isinstance(spread, TransformersReader)
+    reach = Reach(trained=16, target=50)
+    for name in ("plain", "yarn", "rerope"):
+        losses = [
+            reader.under(METHODS[name].positions(reader.positions, reach)).window_losses(ids, chunk=16)
+            for reader in (ours, spread)
+        ]
+        assert abs(losses[0] - losses[1]).max() < CLOSE
+    with pytest.raises(RopeError, match="by one rule"):
+        open_reader(llama, device_map="cpu", tp_plan="auto")
+    with pytest.raises(RopeError, match="each say where"):
+        DoctorSettings(device_map="auto", device="cuda")
+
+
+def test_layers_with_the_hooks_of_several_devices(tmp_path: Path) -> None:
+    """accelerate's hooks, which carry a layer's inputs to its device, stay in place under every method."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    llama, ids, reach = folder_of("llama", tmp_path / "llama"), ids_of(50), Reach(trained=16, target=50)
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    carried = []
+
+    class Counting(hooks.AlignDevicesHook):  # type: ignore[misc, name-defined]
+        def pre_forward(self, module, *args, **kwargs):  # type: ignore[no-untyped-def]
+            carried.append(module)
+            return super().pre_forward(module, *args, **kwargs)
+
+    for module in list(model.model.layers.modules()):
+        hooks.add_hook_to_module(module, Counting(execution_device="cpu", io_same_device=True))
+    for name in ("plain", "yarn", "rerope"):
+        losses = []
+        for reader in (reader_of(AutoModelForCausalLM.from_pretrained(llama)), reader_of(model)):
+            carried.clear()
+            variant = reader.under(METHODS[name].positions(reader.positions, reach))
+            losses.append(variant.window_losses(ids, chunk=16))
+        assert carried
+        assert abs(losses[0] - losses[1]).max() == 0
+
+
+PARALLEL = """
+import json, sys
+import torch
+from ropewalk.launch.processes import joined
+from ropewalk.methods import METHODS
+from ropewalk.methods.reach import Reach
+from ropewalk.readers.adapters import open_reader
+from ropewalk.readers.sharded import sharing_windows
+with joined(), sharing_windows(True):
+    reader = open_reader(sys.argv[1], tp_plan="auto")
+    heads = reader.model.model.layers[0].self_attn.q_proj.weight.to_local().shape
+    found = {"digest": reader.digest(), "part": list(heads)}
+    for name in ("plain", "yarn", "rerope", "dca"):
+        variant = reader.under(METHODS[name].positions(reader.positions, Reach(trained=16, target=50)))
+        found[name] = variant.window_losses(torch.tensor(json.loads(sys.argv[2])), chunk=16).tolist()
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.mark.thorough
+def test_a_tensor_parallel_plan_on_two_processes(tmp_path: Path) -> None:
+    """Each has half of the heads, the digest of the whole, and the losses of one process."""
+    llama, ids, reach = folder_of("llama", tmp_path / "llama"), ids_of(50), Reach(trained=16, target=50)
+    alone = reader_of(AutoModelForCausalLM.from_pretrained(llama))
+    for out in run_all(PARALLEL, 2, tmp_path, str(llama), json.dumps(ids.tolist())):
+        found = json.loads(out)
+        assert found.pop("part") == [16, 32]
+        assert found.pop("digest") == alone.digest()
+        for name, losses in found.items():
+            variant = alone.under(METHODS[name].positions(alone.positions, reach))
+            assert abs(variant.window_losses(ids, chunk=16) - losses).max() < CLOSE

@@ -97,5 +97,5 @@ def test_refusals():
     with pytest.raises(RopeError, match="this is one alone"), sharing_windows(True):
         pass
     for more in ({"minutes": 3.0}, {"workers": 2}, {"retrieval": "numbers"}):
-        with pytest.raises(RopeError, match="one window after the other"):
+        with pytest.raises(RopeError, match="one after the other"):
             DoctorSettings(shard_window=True, **more)

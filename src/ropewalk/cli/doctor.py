@@ -40,7 +40,7 @@ def doctor(
     if report is not None:
         check_folder(report)
     try:
-        with sharing_windows(settings.shard_window):
+        with sharing_windows(settings.together):
             found = prepare(model, settings).measure()
     except RunInterrupted as stop:
         sys.stderr.write(

@@ -40,6 +40,8 @@ def doctor(
     minutes: float | None = None,
     dtype: str = "float32",
     device: str = "cpu",
+    device_map: str | None = None,
+    tp_plan: str | None = None,
     shard_window: bool = False,
     state: str | Path | None = None,
     resume: bool = False,
@@ -68,6 +70,8 @@ def doctor(
     - `minutes`: measure the windows and methods that fit, by an estimate; plain and crop always. None: all.
     - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own. "auto" is bfloat16
       where the machine multiplies it faster (AVX512-BF16, AMX, CUDA from sm_80), else float32.
+    - `device_map`, `tp_plan`: for a model larger than one device, as transformers' `from_pretrained` takes them, in
+      place of `device`; with `tp_plan` all processes of torchrun compute each window together.
     - `shard_window`: under torchrun, the rows of each window over all processes, for windows that one device cannot
       hold.
     - `state`: the folder that keeps each result as soon as it is there; None: one in the user's cache. `resume`:
@@ -86,7 +90,7 @@ def doctor(
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "tokenizer", "progress")}
     settings = DoctorSettings(**given)
-    with sharing_windows(settings.shard_window):
+    with sharing_windows(settings.together):
         return prepare(model if tokenizer is None else with_tokenizer(model, tokenizer), settings, progress).measure(
             progress
         )

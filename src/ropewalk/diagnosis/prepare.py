@@ -174,10 +174,11 @@ def with_tokenizer(model: object, tokenizer: Any) -> object:
 def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
     """The model's config, and its reader on its device."""
     if not isinstance(model, str | Path):
-        if settings.changes("dtype") or settings.changes("device"):
+        given = [name for name in ("dtype", "device", "device_map", "tp_plan") if settings.changes(name)]
+        if given:
             raise RopeError(
                 "doctor: a model that is passed as an object has its dtype and its device already.",
-                facts={"dtype": settings.dtype, "device": settings.device},
+                facts={name: getattr(settings, name) for name in given},
                 cure="Move it before: model.to(...).",
             )
         reader = reader_of(model)
@@ -193,7 +194,8 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
             cure="Try --device cpu.",
         ) from error
     dtype, _ = chosen_dtype(settings.dtype, str(device))
-    reader = open_reader(model, name=source.name, dtype=dtype, device=device)
+    where = {"device_map": settings.device_map, "tp_plan": settings.tp_plan}
+    reader = open_reader(model, name=source.name, dtype=dtype, device=device, **where)
     return source, _sharded(reader, settings)
 
 

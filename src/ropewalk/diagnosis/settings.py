@@ -147,6 +147,18 @@ class DoctorSettings:
         metadata={"help": f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 where that is fast."},
     )
     device: str = field(default="cpu", metadata={"help": "Device to compute on: cpu, cuda, ..."})
+    device_map: str | None = field(
+        default=None,
+        metadata={
+            "help": "transformers' device_map, in place of --device: auto spreads the layers over the devices here."
+        },
+    )
+    tp_plan: str | None = field(
+        default=None,
+        metadata={
+            "help": "transformers' tp_plan, in place of --device: auto gives each process of torchrun its heads."
+        },
+    )
     shard_window: bool = field(
         default=False,
         metadata={
@@ -196,12 +208,20 @@ class DoctorSettings:
                 "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
             )
         alone = [name for name in ("workers", "minutes", "evaluator") if getattr(self, name) is not None]
-        alone += ["retrieval"] if "retrieval" in self.measured else []
-        if self.shard_window and alone:
+        alone += ["retrieval"] if "retrieval" in self.measured and self.shard_window else []
+        if self.together and alone:
             raise RopeError(
-                "doctor: --shard-window measures losses and the use of far tokens, one window after the other.",
+                "doctor: processes that compute each window together measure one after the other, --shard-window no "
+                "retrieval.",
                 facts={"given": [f"--{name}" for name in alone]},
-                cure="Leave these out, or --shard-window.",
+                cure="Leave these out, or --shard-window and --tp-plan.",
+            )
+        placed = [name for name in ("device_map", "tp_plan", "shard_window", "device") if self.changes(name)]
+        if len(placed) > 1 and placed != ["shard_window", "device"]:
+            raise RopeError(
+                "doctor: these settings each say where the model is computed.",
+                facts={"given": [f"--{name.replace('_', '-')}" for name in placed]},
+                cure="Pass one of them; --shard-window goes with --device.",
             )
         unknown = [name for name in self.measured if name not in MEASURED]
         if unknown or "loss" not in self.measured:
@@ -222,6 +242,11 @@ class DoctorSettings:
         of_retrieval = ("retrieval_lengths", "retrieval_samples", "retrieval_form", "retrieval_chat", "scoring")
         given = [name for name in of_retrieval if self.changes(name)]
         refuse_ignored(given, "retrieval" in self.measured, "--retrieval", "Add --retrieval numbers")
+
+    @property
+    def together(self) -> bool:
+        """Whether all processes of a launch compute each window together."""
+        return self.shard_window or self.tp_plan is not None
 
     def changes(self, name: str) -> bool:
         """Whether a setting differs from its default."""

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from ropewalk.distributed.plan import RankPlan, plan_rank
     from ropewalk.distributed.positions import LAYOUTS, positions_for_rank
     from ropewalk.launch.processes import Launch, joined
 
-__all__ = ["LAYOUTS", "Launch", "joined", "positions_for_rank"]
+__all__ = ["LAYOUTS", "Launch", "RankPlan", "joined", "plan_rank", "positions_for_rank"]
 
 _HOMES = {
     "LAYOUTS": "ropewalk.distributed.positions",
     "Launch": "ropewalk.launch.processes",
+    "RankPlan": "ropewalk.distributed.plan",
     "joined": "ropewalk.launch.processes",
+    "plan_rank": "ropewalk.distributed.plan",
     "positions_for_rank": "ropewalk.distributed.positions",
 }
 

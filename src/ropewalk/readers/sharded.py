@@ -48,8 +48,8 @@ def sharing_windows(on: bool) -> Iterator[None]:
     launch = current()
     if not launch.several:
         raise RopeError(
-            "doctor: --shard-window puts the rows of each window on several processes, and this is one alone.",
-            cure="Start it with torchrun --nproc-per-node N -m ropewalk doctor ..., or leave --shard-window out.",
+            "doctor: --shard-window and --tp-plan compute each window on several processes, and this is one alone.",
+            cure="Start it with torchrun --nproc-per-node N -m ropewalk doctor ..., or leave them out.",
         )
     with process_group(launch), all_together():
         yield

@@ -36,6 +36,12 @@ def load_live(path: Path, dtype: torch.dtype | None, device: torch.device | str)
     return model, _tokenizer_of(path, model)
 
 
+def load_spread(folder: Path, dtype: torch.dtype | None, **options: Any) -> tuple[Any, Tokenizer | None]:
+    """As `load_live`, on the devices that `device_map` or `tp_plan` give the model of a folder."""
+    model = _of_folder(folder, config_of(folder), dtype, **options).eval()
+    return model, _tokenizer_of(folder, model)
+
+
 def config_of(folder: Path) -> Any:
     """The transformers config of a folder. Raises `RopeError` where transformers has no such architecture."""
     content, kit = read_json(folder / "config.json"), need("transformers", "transformers")
@@ -59,7 +65,7 @@ def config_of(folder: Path) -> Any:
         ) from error
 
 
-def _of_folder(folder: Path, config: Any, dtype: torch.dtype | None) -> Any:
+def _of_folder(folder: Path, config: Any, dtype: torch.dtype | None, **options: Any) -> Any:
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         raise RopeError(
@@ -72,7 +78,8 @@ def _of_folder(folder: Path, config: Any, dtype: torch.dtype | None) -> Any:
             if pickled
             else "Put model.safetensors beside config.json.",
         )
-    return _loaded(folder, config, str(folder), dtype="auto" if dtype is None else dtype, use_safetensors=True)
+    stored = "auto" if dtype is None else dtype
+    return _loaded(folder, config, str(folder), dtype=stored, use_safetensors=True, **options)
 
 
 def _of_gguf(path: Path, dtype: torch.dtype | None) -> Any:
