@@ -175,6 +175,11 @@ def test_what_is_refused(tmp_path: Path) -> None:
         serve_config(source, "vllm", method="rerope", target=TARGET)
     with pytest.raises(RopeError, match="would be ignored"):
         serve_config(source, "vllm", target=TARGET)
+    block = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4}
+    scaled = checkpoint(tmp_path / "scaled", rope_parameters=block)
+    with pytest.raises(RopeError, match="not known whether this model was trained"):
+        serve_config(scaled, "vllm", method="yarn", target=TARGET)
+    assert serve_config(scaled, "vllm", method="yarn", target=TARGET, trained_length=4).block["factor"] == 16.0
     made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).exported.folder
     with pytest.raises(RopeError, match="and this is a"):
         serve_config(made, "vllm", method="yarn")

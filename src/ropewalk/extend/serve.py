@@ -129,6 +129,12 @@ def serve_config(
             facts={"method": chosen, "target": target},
             cure="Name a method: --method yarn; or leave --target out.",
         )
+    if method_named(chosen).extends and is_unsettled(source.rope):
+        raise RopeError(
+            "serve-config: it is not known whether this model was trained with the scaling in its config.",
+            facts={"scaling": source.rope.scaling, "method": chosen},
+            cure="Pass --trained-length TOKENS; or leave --method out to serve it as it is.",
+        )
     trained = source.trained
     reach = Reach(trained, trained if not method_named(chosen).extends else target or 4 * trained)
     hub = hub_rope((method_named(chosen).rope(source.rope, reach),), chosen, reach)
