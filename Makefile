@@ -70,6 +70,7 @@ docs-serve: $(READY)
 # with ROPEWALK_SMOLLM2 set, `pairing` measures that model, too (two minutes)
 figures: $(READY)
 	$(BIN)/ropewalk figure --all --out docs/figures
+	$(BIN)/python scripts/front_figure.py
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600

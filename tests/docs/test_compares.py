@@ -1,4 +1,4 @@
-"""Every cell of the comparison: the package is called, or its source is read, where the version named is installed."""
+"""The cells of the comparison: the package is called, or its source is read, where the version named is there."""
 
 from __future__ import annotations
 
