@@ -7,6 +7,7 @@ export interface ExplorerData {
   readonly site: string | null;
   readonly presets: readonly Preset[];
   readonly methods: readonly Method[];
+  readonly families: readonly FamilyRope[];
   readonly encodings: readonly Encoding[];
   readonly heads: Heads;
   readonly pairings: readonly Pairing[];
@@ -31,6 +32,16 @@ export interface Preset {
   /** What the config says, where it says more than theta. */
   readonly rule: Rule | null;
   readonly methods: Readonly<Record<string, readonly MethodTable[]>>;
+}
+
+/** A family's rope before any scaling, where its configs are silent. */
+export interface FamilyRope {
+  readonly name: string;
+  readonly theta: number;
+  readonly pairs: number;
+  readonly interleaved: boolean;
+  /** The class has no head_dim of its own: 128 features. */
+  readonly assumed: boolean;
 }
 
 /** A method at one factor: by what it multiplies each pair's frequency. */

@@ -12,6 +12,7 @@ from typing import Any
 
 from ropewalk.audit.sources import Source
 from ropewalk.explorer.biases import encoding_entries
+from ropewalk.explorer.family_ropes import family_entries
 from ropewalk.explorer.methods import method_entries
 from ropewalk.explorer.presets import preset_entries
 from ropewalk.explorer.records import Document, record_entry
@@ -30,7 +31,7 @@ def explorer_data(
     - `site`: the folder of the documentation's pages relative to the page; None where there is none.
 
     >>> sorted(explorer_data())[:2]
-    ['encodings', 'heads']
+    ['encodings', 'families']
     """
     own = [] if source is None else preset_entries(source, f"{source.name} (opened)", "opened")
     records = [] if record is None else [{"title": f"{short_name(record)} (opened)", **record_entry(record)}]
@@ -38,6 +39,7 @@ def explorer_data(
         "version": __version__,
         "site": site,
         "presets": [*own, *numbers("presets")],
+        "families": family_entries(),
         "methods": method_entries(),
         "encodings": encoding_entries(),
         "heads": numbers("heads"),

@@ -1,4 +1,5 @@
-import type { Preset } from "../data.ts";
+import type { FamilyRope, Preset } from "../data.ts";
+import { firstPreset } from "../methods.ts";
 import type { Picture } from "../picture.ts";
 import { plain, wavelength } from "../rope.ts";
 import { Chart, type Point } from "../ui/chart.ts";
@@ -7,6 +8,7 @@ import { shortTokens, significant, tokens } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
 
 const OWN = "own";
+const FAMILY = "family:";
 
 /** Tokens of a full turn of each pair against the trained length, of published models and of one's own numbers. */
 export const wavelengths: Picture = {
@@ -16,12 +18,16 @@ export const wavelengths: Picture = {
     "Pick a model, then choose “own numbers” and raise theta until every pair outlasts the trained length, or none does.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
-    const first = data.opened.preset ?? data.presets[0]?.id ?? OWN;
+    const first = firstPreset(data);
     const chosen = controls.select({
       key: "model",
       label: "Model",
       value: first,
-      choices: [...data.presets.map(({ id, title }) => ({ value: id, label: title })), { value: OWN, label: "Own numbers" }],
+      choices: [
+        { value: OWN, label: "Own numbers" },
+        ...data.presets.map(({ id, title }) => ({ value: id, label: title, group: "Models" })),
+        ...data.families.map(({ name }) => ({ value: FAMILY + name, label: name, group: "Families, where a config is silent" })),
+      ],
     });
     const theta = controls.slider({
       key: "theta", label: "Theta", min: 1000, max: 1e8, value: 10_000, log: true, format: (x) => significant(x),
@@ -35,12 +41,21 @@ export const wavelengths: Picture = {
     layout(root, [chart.element, text], controls.element);
     return controls.draw(() => {
       const preset = data.presets.find(({ id }) => id === chosen.value);
-      for (const one of [theta, trained, dim]) one.element.hidden = preset !== undefined;
-      const own = plain({ theta: theta.value, dim: dim.value });
-      show(chart, text, preset, preset?.invFreq ?? own, preset ? preset.trainedLength : trained.value);
+      const family = data.families.find(({ name }) => FAMILY + name === chosen.value);
+      for (const one of [theta, dim]) one.element.hidden = preset !== undefined || family !== undefined;
+      trained.element.hidden = preset !== undefined;
+      const ladder = family ? { theta: family.theta, dim: 2 * family.pairs } : { theta: theta.value, dim: dim.value };
+      show(chart, text, preset, preset?.invFreq ?? plain(ladder), preset ? preset.trainedLength : trained.value);
+      if (family) text.prepend(inWords(family));
     });
   },
 };
+
+function inWords({ name, theta, pairs, interleaved, assumed }: FamilyRope): string {
+  const pairing = interleaved ? "interleaved" : "half-split";
+  const head = assumed ? " of a head of 128 features" : "";
+  return `${name}: theta ${significant(theta)}, ${pairs} ${pairing} pairs${head}. `;
+}
 
 function show(
   chart: Chart,
