@@ -18,7 +18,7 @@ from ropewalk.atomic_io import finite, write_whole
 from ropewalk.explorer.heads import head_entries
 from ropewalk.explorer.pairings import pairing_entries
 from ropewalk.explorer.presets import published_presets
-from ropewalk.explorer.records import record_entry
+from ropewalk.report.interactive import record_entry
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "explorer" / "numbers"
 RESULTS = FOLDER.parents[3] / "benchmarks" / "results"

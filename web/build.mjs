@@ -1,4 +1,4 @@
-// Builds src/ropewalk/explorer/page.html from web/, or with --test [FOLDER] the tests into build/test.
+// Builds src/ropewalk/explorer/page.html and src/ropewalk/report/interactive.js from web/, or with --test [FOLDER] the tests into build/test.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
@@ -8,6 +8,7 @@ import wabt from "wabt";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
 const EXPLORER = join(HERE, "..", "src", "ropewalk", "explorer");
+const REPORT = join(HERE, "..", "src", "ropewalk", "report");
 const SETTINGS = ["build.mjs", "package.json", "package-lock.json", "tsconfig.json"];
 
 /** Every file that the built page depends on, by its path below web/ with forward slashes, in order. */
@@ -46,7 +47,7 @@ async function assembled(path) {
   return program.toBinary({}).buffer;
 }
 
-async function bundled(entry) {
+async function bundled(entry, options = {}) {
   const { outputFiles } = await build({
     entryPoints: [join(HERE, entry)],
     plugins: [parts],
@@ -58,6 +59,7 @@ async function bundled(entry) {
     legalComments: "none",
     charset: "utf8",
     logLevel: "warning",
+    ...options,
   });
   // "</script" in the text of a program would end the element that holds it
   return outputFiles[0].text.trim().replaceAll("</script", "<\\/script");
@@ -73,6 +75,13 @@ async function page() {
   const text = template.replaceAll(/@@(SOURCES|STYLE|SCRIPT)@@/g, (_, name) => texts[name]);
   writeFileSync(join(EXPLORER, "page.html"), text);
   console.log(`page.html: ${Math.round(text.length / 1024)} KiB`);
+}
+
+/** The program of the doctor's report, with the hash of the sources in its first line. */
+async function report() {
+  const program = await bundled("src/report.ts", { loader: { ".css": "text" } });
+  writeFileSync(join(REPORT, "interactive.js"), `// web/ ${digest()}\n${program}\n`);
+  console.log(`interactive.js: ${Math.round(program.length / 1024)} KiB`);
 }
 
 async function tests(out) {
@@ -95,4 +104,4 @@ async function tests(out) {
 }
 
 const [option, folder = join(HERE, "build", "test")] = process.argv.slice(2);
-await (option === "--test" ? tests(folder) : page());
+await (option === "--test" ? tests(folder) : Promise.all([page(), report()]));

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import runpy
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ from ropewalk.explorer.page import built_page
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "web"
 SETTINGS = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
+
+NAMES = {
+    "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml", "http://www.w3.org/1999/xlink",
+    "http://www.w3.org/XML/1998/namespace", "http://www.w3.org/2000/xmlns", "https://arxiv.org/abs",
+}  # fmt: skip
+"""Addresses in programs that are no requests: namespaces, and links to papers."""
 
 
 def digest(web: Path) -> str:
@@ -37,6 +44,13 @@ def test_the_page_is_built_from_these_sources():
     assert recorded(built_page()) == digest(WEB), "web/ has changed since page.html was built: run `make web`"
 
 
+def test_the_reports_program_is_built_from_these_sources():
+    """The other file that `make web` writes; it names no other place either."""
+    program = resources.files("ropewalk.report").joinpath("interactive.js").read_text(encoding="utf-8")
+    assert program.partition("\n")[0] == f"// web/ {digest(WEB)}", "web/ has changed: run `make web`"
+    assert {address.rstrip("/") for address in re.findall(r"https?://[\w./-]*", program)} <= NAMES
+
+
 def test_a_changed_source_is_noticed(tmp_path):
     """Another content, another name."""
     for name in (*SETTINGS, "src/a.ts"):
@@ -52,11 +66,7 @@ def test_a_changed_source_is_noticed(tmp_path):
 def test_the_page_names_no_other_place():
     """No address of a script, style, image or font: the only links lead to papers, and namespaces are names."""
     page = built_page()
-    addresses = set(re.findall(r"https?://[\w./-]*", page))
-    assert addresses <= {
-        "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml", "http://www.w3.org/1999/xlink",
-        "http://www.w3.org/XML/1998/namespace", "http://www.w3.org/2000/xmlns/", "https://arxiv.org/abs/",
-    }  # fmt: skip
+    assert {address.rstrip("/") for address in re.findall(r"https?://[\w./-]*", page)} <= NAMES
     assert "default-src 'none'" in page
 
 

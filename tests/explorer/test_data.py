@@ -20,13 +20,13 @@ from ropewalk.explorer.biases import encoding_entries
 from ropewalk.explorer.data import explorer_data, numbers
 from ropewalk.explorer.methods import method_entries, relative_positions
 from ropewalk.explorer.open import page_of
-from ropewalk.explorer.page import embedded, explorer_page
+from ropewalk.explorer.page import explorer_page
 from ropewalk.explorer.presets import preset_of
-from ropewalk.explorer.records import record_entry
 from ropewalk.gallery.heads import head_scores
 from ropewalk.gallery.material import rotary_model, windows
 from ropewalk.methods import METHODS
 from ropewalk.methods.reach import Reach
+from ropewalk.report.interactive import embedded, record_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -52,9 +53,14 @@ class Page(HTMLParser):
         return [attrs[name] or "" for _, attrs in self.tags if name in attrs]
 
     @property
+    def markup(self) -> str:
+        """The source without what stands in its two script elements."""
+        return re.sub(r"(<script[^>]*>).*?(</script>)", r"\1\2", self.source, flags=re.DOTALL)
+
+    @property
     def words(self) -> str:
-        """Everything that is shown, but for the style sheet."""
-        return " ".join(text for where, text in self.texts if where != "style")
+        """Everything that is shown."""
+        return " ".join(text for where, text in self.texts if where not in ("style", "script"))
 
 
 def page_of(document: dict) -> Page:

@@ -15,8 +15,8 @@ from ropewalk.explorer.biases import encoding_entries
 from ropewalk.explorer.family_ropes import family_entries
 from ropewalk.explorer.methods import method_entries
 from ropewalk.explorer.presets import preset_entries
-from ropewalk.explorer.records import Document, record_entry
-from ropewalk.report.record import short_name
+from ropewalk.report.interactive import record_entry
+from ropewalk.report.record import Document, short_name
 from ropewalk.version import __version__
 
 

@@ -11,11 +11,10 @@ from ropewalk.explorer.presets import FACTORS
 from ropewalk.methods import METHODS
 from ropewalk.methods.method import Method
 from ropewalk.methods.reach import Reach
-from ropewalk.report.night import lighter
+from ropewalk.report.interactive import css_look
 
 SAMPLED_AT = 4096  # trained tokens at which relative positions are sampled
 SAMPLES = 193
-DASHES = {"-": "", "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}
 
 
 def method_entries() -> list[dict[str, Any]]:
@@ -31,8 +30,7 @@ def _entry(method: Method) -> dict[str, Any]:
         "costs": method.costs,
         "config": method.config_note,
         "source": method.source,
-        "color": f"light-dark({method.look.color}, {lighter(method.look.color)})",
-        "dash": DASHES[method.look.line],
+        **css_look(method.look),
         "kind": kind,
         "needsTuning": method.needs_tuning,
         "forgets": method.forgets,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from ropewalk.atomic_io import finite
+from ropewalk.report.interactive import embedded
 
 _MARKS = re.compile(r"@@(DATA|MODEL)@@")
 
@@ -30,13 +29,3 @@ def explorer_page(data: Mapping[str, Any], model: str = "") -> str:
 def built_page() -> str:
     """The page as `make web` built it, without numbers."""
     return resources.files("ropewalk.explorer").joinpath("page.html").read_text(encoding="utf-8")
-
-
-def embedded(data: Mapping[str, Any]) -> str:
-    r"""JSON that may stand inside a script element, whatever its strings hold.
-
-    >>> embedded({"a": "</script><!--"})
-    '{"a":"\\u003c/script>\\u003c!--"}'
-    """
-    text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")

@@ -14,6 +14,7 @@ from ropewalk.optional import need
 from ropewalk.report import tables
 from ropewalk.report.drawing import Drawing
 from ropewalk.report.inline import inline_svg
+from ropewalk.report.interactive import program
 from ropewalk.report.night import night_colors
 from ropewalk.report.record import Document, labels, method_of, printable, short_name
 from ropewalk.report.retrieval import distance_table, retrieval_details, retrieval_table
@@ -30,7 +31,9 @@ class Pictures(NamedTuple):
 
 
 def render(document: Document, figures: Sequence[Pictures]) -> str:
-    """The report as one HTML page: no script, no request, every name and text escaped.
+    """The report as one HTML page: no request, every name and text escaped.
+
+    Its one program lets a reader point at two figures; without scripts the page is whole.
 
     **Arguments:**
     - `document`: what `ropewalk.diagnosis.document.document` returns, or `read_record` read.
@@ -102,6 +105,7 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "retrieval_protocol": printable(str(retrieval.get("protocol", {}).get("sentence", ""))),
         "figures": {one.drawing.name: _figure(one) for one in figures},
         "night": night_colors(),
+        "program": program(document),
         "audits": [(found.layer_type, audit_sentences(found)) for found in _audits(document)],
         "lint": document["lint"],
         "protocol": printable(str(document["protocol"]["sentence"])),

@@ -1,14 +1,13 @@
-import type { DoctorRecord, ExplorerData, UseRow } from "../data.ts";
+import type { DoctorRecord } from "../data.ts";
 import type { Picture } from "../picture.ts";
-import { Chart, type Point, type Series } from "../ui/chart.ts";
+import { copies, inWords, lossDrawing, readRecord, useDrawing } from "../record.ts";
+import { Chart } from "../ui/chart.ts";
 import { Controls } from "../ui/controls.ts";
 import { h } from "../ui/dom.ts";
 import { filePicker } from "../ui/file-picker.ts";
-import { shortTokens, significant, tokens } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
 
 const OWN = "own";
-const NEEDED = ["model", "trained_length", "target", "blocks", "methods"] as const;
 
 /** Loss by position and use of far tokens, from the doctor's records. */
 export const loss: Picture = {
@@ -53,82 +52,14 @@ export const loss: Picture = {
       }
       lossChart.element.hidden = false;
       shown.keep(record.methods.filter(({ same_as }) => !same_as).map(({ name }) => name));
-      lossChart.update(lossDrawing(data, record, shown.value));
+      lossChart.update(lossDrawing(data.methods, record, shown.value));
       text.textContent = inWords(record);
-      const rows = (record.use ?? []).filter((row) => row.test === "copy" && shown.value.includes(row.method));
+      const rows = copies(record, shown.value);
       heading.hidden = useChart.element.hidden = rows.length === 0;
-      if (rows.length > 0) useChart.update(useDrawing(data, record, rows));
+      if (rows.length > 0) useChart.update(useDrawing(data.methods, record, rows));
       protocol.textContent = record.protocol?.sentence ?? "";
     };
     const again = () => draw();
     return controls.draw(draw);
   },
 };
-
-/** The doctor's document; throws an Error that says what it lacks. */
-function readRecord(text: string): DoctorRecord {
-  const found = JSON.parse(text) as Partial<DoctorRecord> | null;
-  const missing = NEEDED.filter((key) => found?.[key] === undefined);
-  if (found === null || typeof found !== "object" || missing.length > 0) {
-    throw new Error(`This is no record of the doctor: it lacks ${missing.join(", ")}.`);
-  }
-  return found as DoctorRecord;
-}
-
-function look(data: ExplorerData, name: string): { color: string; dash: string } {
-  return data.methods.find((method) => method.name === name) ?? { color: "var(--quiet)", dash: "" };
-}
-
-function lossDrawing(data: ExplorerData, record: DoctorRecord, shown: readonly string[]): Parameters<Chart["update"]>[0] {
-  const at = record.blocks.map(([from, to]) => (from + to) / 2);
-  const series = record.methods
-    .filter(({ name, same_as }) => !same_as && shown.includes(name))
-    .map(({ name, loss_by_block: losses, ci_by_block: intervals }): Series => {
-      const band = intervals.flatMap((interval, i) => (interval ? [[at[i] ?? 0, interval[0], interval[1]] as const] : []));
-      const points = losses.map((value, i): Point => [at[i] ?? 0, value]);
-      return { label: name, ...look(data, name), points, dots: true, ...(band.length > 1 ? { band } : {}) };
-    });
-  const values = series.flatMap(({ points }) => points.map(([, y]) => y));
-  const [low, high] = values.length > 0 ? [Math.min(...values), Math.max(...values)] : [0, 1];
-  return {
-    summary: `Loss by position of ${record.model}. ${inWords(record)}`,
-    x: { label: "position in the window, tokens", domain: [0, record.target], format: shortTokens },
-    y: { label: "loss in nats per token", domain: [low - 0.15, high + 0.15] },
-    series,
-    marks: [{ x: record.trained_length, label: "trained length" }],
-  };
-}
-
-/** Gain by distance: by how much copies far back lower the loss of the tokens that repeat them. */
-function useDrawing(data: ExplorerData, record: DoctorRecord, rows: readonly UseRow[]): Parameters<Chart["update"]>[0] {
-  const far = rows.filter(({ control }) => !control);
-  const names = [...new Set(far.map(({ method }) => method))];
-  const series = names.map((name): Series => {
-    const own = far.filter(({ method }) => method === name).sort((a, b) => a.distance - b.distance);
-    const band = own.flatMap(({ distance, interval }) => (interval ? [[distance, ...interval] as const] : []));
-    const points = own.map(({ distance, gain }): Point => [distance, gain]);
-    return { label: name, ...look(data, name), points, dots: true, ...(band.length > 1 ? { band } : {}) };
-  });
-  const needed = far.find((row) => row.needed !== null)?.needed ?? null;
-  const longest = Math.max(...far.map(({ distance }) => distance), 1);
-  if (needed !== null) {
-    series.push({ label: "gain that counts as use", color: "var(--quiet)", dash: "2 3", points: [[0, needed], [longest, needed]] });
-  }
-  const values = series.flatMap(({ points, band }) => [...points.map(([, y]) => y), ...(band ?? []).flatMap(([, a, b]) => [a, b])]);
-  return {
-    summary: `Gain of a copied passage by its distance, for ${names.join(", ")}.`,
-    x: { label: "distance of the copy, tokens", domain: [0, longest * 1.03], format: shortTokens },
-    y: { label: "gain in nats per token", domain: [Math.min(0, ...values), Math.max(...values) * 1.05] },
-    series,
-    marks: record.trained_length < longest ? [{ x: record.trained_length, label: "trained length" }] : [],
-  };
-}
-
-function inWords(record: DoctorRecord): string {
-  const sentence = record.verdict?.sentence;
-  if (sentence) return sentence.replaceAll("`", "");
-  const last = record.methods
-    .filter(({ same_as }) => !same_as)
-    .map(({ name, loss_by_block: losses }) => `${name} ${significant(losses.at(-1) ?? NaN)}`);
-  return `${record.model}, trained to ${tokens(record.trained_length)} tokens. Loss in the last block: ${last.join(", ")} nats.`;
-}

@@ -37,6 +37,8 @@ export interface Drawing {
   readonly series: readonly Series[];
   /** Vertical lines with a word each. */
   readonly marks?: readonly { readonly x: number; readonly label: string }[];
+  /** A shaded stretch of x. */
+  readonly shade?: readonly [from: number, to: number];
 }
 
 type D3Scale = ScaleContinuousNumeric<number, number>;
@@ -62,7 +64,6 @@ export class Chart {
     this.frame.addEventListener("pointermove", (event) => this.point(event));
     this.frame.addEventListener("pointerleave", () => this.moveTo(null));
     this.frame.addEventListener("keydown", (event) => this.key(event));
-    this.frame.addEventListener("blur", () => this.moveTo(null));
     whenResized(this.element, () => this.render());
   }
 
@@ -79,9 +80,10 @@ export class Chart {
     this.x = scaleOf(drawing.x).range([MARGIN.left, width - MARGIN.right]);
     this.y = scaleOf(drawing.y).range([height - MARGIN.bottom, MARGIN.top]);
     frame.replaceChildren();
+    if (drawing.shade) frame.append(this.rectangle(drawing.shade, "shade"));
     frame.append(...this.axes(drawing, width));
     const clip = freshId("plot");
-    const inner = this.rectangle(drawing.x.domain);
+    const inner = this.rectangle(drawing.x.domain, "clip", 5); // dots at the edge stay whole
     const lines = svg("g", { "clip-path": `url(#${clip})` });
     for (const series of drawing.series) lines.append(...this.lines(series));
     frame.append(svg("clipPath", { id: clip }, inner), lines);
@@ -145,12 +147,15 @@ export class Chart {
     return made;
   }
 
-  private rectangle([from, to]: readonly [number, number]): SVGElement {
-    const [left, right] = [from, to].map((at) => this.x(clampTo(at, this.x.domain())));
-    const width = Math.max(0, (right ?? 0) - (left ?? 0));
-    const height = this.height - MARGIN.top - MARGIN.bottom;
-    // dots at the edge stay whole
-    return svg("rect", { x: (left ?? 0) - 5, y: MARGIN.top - 5, width: width + 10, height: height + 10 });
+  private rectangle([from, to]: readonly [number, number], kind: string, beyond = 0): SVGElement {
+    const [left = 0, right = 0] = [from, to].map((at) => this.x(clampTo(at, this.x.domain())));
+    return svg("rect", {
+      class: kind,
+      x: left - beyond,
+      y: MARGIN.top - beyond,
+      width: Math.max(0, right - left) + 2 * beyond,
+      height: this.height - MARGIN.top - MARGIN.bottom + 2 * beyond,
+    });
   }
 
   /** Vertical lines; a word that would lie on the one before it is left out. */

@@ -1,0 +1,66 @@
+import { readJson, type DoctorRecord } from "./data.ts";
+import { copies, lossDrawing, useDrawing, type Look } from "./record.ts";
+import { browserAddress, FragmentState } from "./state.ts";
+import { Chart } from "./ui/chart.ts";
+import components from "./ui/components.css";
+import { Controls } from "./ui/controls.ts";
+import { h } from "./ui/dom.ts";
+
+/**
+ * The doctor's report, to point at: charts take the place of two printed figures, with a switch for each method.
+ *
+ * Without scripts, and on paper, the printed figures stand as they are.
+ */
+interface Report {
+  readonly record: DoctorRecord;
+  readonly methods: readonly Look[];
+}
+
+const OWN = `
+  [hidden] { display: none !important; }
+  figure > .card[data-replaced] { display: none; }
+  .live { ${components} }
+  .live .controls { margin: .75rem 0; }
+  .live-title { font-weight: 600; margin: 0 0 .3rem; }
+  .live button.plain[aria-pressed="true"] { background: var(--soft); }
+  .live + .card { margin-top: .75rem; }
+  @media print { .live { display: none; } figure > .card[data-replaced] { display: block; } }
+`;
+
+const report = readJson<Report>("ropewalk-report");
+if (report !== null) enhance(report);
+
+function enhance({ record, methods }: Report): void {
+  document.head.append(h("style", {}, OWN));
+  const measured = record.methods.filter(({ same_as }) => !same_as).map(({ name }) => name);
+  const looks = methods.filter(({ name }) => measured.includes(name));
+  const controls = new Controls("methods", new FragmentState(browserAddress()));
+  const shown = controls.chips({
+    key: "shown",
+    label: "Methods shown",
+    value: looks.map(({ name }) => name),
+    choices: looks.map(({ name, color }) => ({ value: name, label: name, color })),
+  });
+  const loss = chartInPlace("loss", "Loss by position", controls.element);
+  const use = copies(record, measured).length > 0 ? chartInPlace("use", "Use of far tokens: copies by distance") : null;
+  controls.draw(() => {
+    loss?.update(lossDrawing(methods, record, shown.value));
+    use?.update(useDrawing(methods, record, copies(record, shown.value)));
+  });
+}
+
+/** A chart before a figure's printed drawing, which it replaces on the screen; null where there is no such figure. */
+function chartInPlace(name: string, title: string, ...more: HTMLElement[]): Chart | null {
+  const figure = document.querySelector(`figure[data-figure="${name}"]`);
+  const printed = figure?.querySelector(".card");
+  if (!figure || !printed) return null;
+  const chart = new Chart(320);
+  const both = h("button", { type: "button", class: "plain", "aria-pressed": "false" }, "Show the printed figure as well");
+  both.addEventListener("click", () => {
+    const hidden = printed.toggleAttribute("data-replaced");
+    both.setAttribute("aria-pressed", String(!hidden));
+  });
+  figure.prepend(h("div", { class: "live" }, h("p", { class: "live-title" }, title), chart.element, ...more, both));
+  printed.setAttribute("data-replaced", "");
+  return chart;
+}
