@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,38 @@ def test_torchrun_restarts_and_goes_on(text, alone, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert numbers(json.loads((tmp_path / "out.json").read_text())) == alone
+
+
+@pytest.mark.slow
+def test_a_machine_that_joins_late(text, tmp_path):
+    """A second agent of torchrun comes when results are there: they are kept, and both do the rest."""
+    long = tmp_path / "long.txt"
+    long.write_text(read_text(None)[1][40_000:240_000])
+    state, written = tmp_path / "state", tmp_path / "out.json"
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
+    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=night"]
+    agent += ["--rdzv-conf=last_call_timeout=2", "--monitor-interval=0.5", "-m", "ropewalk", "doctor", "tiny"]
+    agent += ["--trained-length=256", "--target=1024", "--windows=8", "--methods=yarn,rerope", "--measure=loss"]
+    agent += [f"--text={long}", f"--state={state}", f"--json={written}"]
+    given = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def results() -> list[int]:
+        return [len(path.read_text().splitlines()) for path in (state / "losses" / "results").glob("*.jsonl")]
+
+    running = [subprocess.Popen(agent, env=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)]
+    try:
+        for _ in range(600):
+            if sum(results()) >= 2:
+                break
+            time.sleep(0.1)
+        running.append(subprocess.Popen(agent, env=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        assert [process.wait(timeout=400) for process in running] == [0, 0]
+    finally:
+        for process in running:
+            process.terminate()
+    assert sum(results()) == 32
+    assert len(results()) == 3  # the first process alone, then two
+    assert written.exists()
 
 
 def test_only_rank_0_prints_and_errors_are_said_once(tmp_path):
