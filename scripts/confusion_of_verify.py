@@ -126,6 +126,11 @@ def settings(name: str, trained: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every run by its key."""
     rope = RopeConfig(8, interleaved=False, max_position_embeddings=trained)
     up_to = min(trained, LONGEST)
+    for kind in ("llama.cpp", "transformers"):
+        for fault in STARTED:
+            for expect in ("plain", "yarn:4", "pi:2") if kind == "llama.cpp" or name == "tiny" else ("plain",):
+                run = {"kind": kind, "applied": fault, "expect": expect, "up_to": up_to}
+                yield f"{name} {kind} {fault} for {expect}", run
     for noise in (0.0, 0.03, 0.1) if name == "tiny" else (0.03,):
         for number, fault in enumerate(applied(Positions((rope,), (None,), (None,)), trained)):
             if "trained length" in fault and trained > LONGEST:
@@ -145,11 +150,6 @@ def settings(name: str, trained: int) -> Iterator[tuple[str, dict[str, Any]]]:
                             "up_to": length,
                         },
                     )
-    for kind in ("llama.cpp", "transformers"):
-        for fault in STARTED:
-            for expect in ("plain", "yarn:4", "pi:2") if kind == "llama.cpp" or name == "tiny" else ("plain",):
-                run = {"kind": kind, "applied": fault, "expect": expect, "up_to": up_to}
-                yield f"{name} {kind} {fault} for {expect}", run
 
 
 @contextmanager
@@ -190,14 +190,14 @@ def opened(
             yield engine
 
 
-def measure(source: str, state: Path, most: int | None) -> None:
-    """Run what is due; one line each."""
+def measure(source: str, state: Path, most: int | None, kind: str | None) -> None:
+    """Run what is due, of one kind of engine or of all; one line each."""
     reader = DecoderReader(load_decoder(source, dtype=torch.float32), source)
     name, own, trained = Path(source).stem, reader.positions, reader.trained_length
     predictions, (_, text) = Predictions(reader, state / "predictions"), read_text(None)
     lines = state / f"{name}.jsonl"
     done = {json.loads(line)["key"] for line in lines.read_text().splitlines()} if lines.exists() else set()
-    due = [item for item in settings(name, trained) if item[0] not in done]
+    due = [item for item in settings(name, trained) if item[0] not in done and kind in (None, item[1]["kind"])]
     for key, run in due[:most]:
         positions = applied(own, trained)[run["applied"]]
         expected = expected_positions(own, run["expect"], trained)
@@ -251,11 +251,12 @@ if __name__ == "__main__":
     parser.add_argument("model", help='"tiny", or a .gguf file')
     parser.add_argument("--state", type=Path, default=ROOT / "benchmarks/state/verify-confusion")
     parser.add_argument("--most", type=int, help="stop after so many runs")
+    parser.add_argument("--kind", choices=("http", "llama.cpp", "transformers"), help="only these engines")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RECORD)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    measure(given.model, given.state, given.most)
+    measure(given.model, given.state, given.most, given.kind)
     summary = record(given.state)
     write_json(given.out, summary, indent=1)
     sys.stdout.write(json.dumps({key: value for key, value in summary.items() if key != "each"}, indent=1) + "\n")

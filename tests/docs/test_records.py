@@ -15,6 +15,11 @@ DOCS = ROOT / "docs"
 if not DOCS.exists():
     pytest.skip("the source distribution has neither docs/ nor records", allow_module_level=True)
 MADE = runpy.run_path(str(ROOT / "scripts/docs_records.py"))
+RIGHT = {
+    ("plain", "plain"),
+    ("yarn 4", "yarn:4"),
+    ("linear 2", "pi:2"),
+}  # what is applied, and the same in --expect's words
 COMMANDS = runpy.run_path(str(ROOT / "scripts/docs_commands.py"))
 
 
@@ -116,9 +121,6 @@ def test_encodings_and_texts():
             value, (low, high) = (record[key]["accuracy"][part] for part in ("value", "interval"))
             assert rows("classification")[f"{title}: {who}"][0] == f"{value:.3f} ({low:.3f} to {high:.3f})"
     for name, title in MADE["OF_INIT"]:
-        if not (RESULTS / f"classify-init-{name}.json").is_file():
-            assert title not in rows("classification-init")
-            continue
         record = json.loads((RESULTS / f"classify-init-{name}.json").read_text())
         cells = rows("classification-init")[title]
         for cell, key in zip(cells, ("test", "baseline"), strict=False):
@@ -130,6 +132,30 @@ def test_encodings_and_texts():
     assert rows("tuned") == {
         row["name"]: [f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]
     }
+
+
+def test_verify():
+    """Every check counted once, none of a wrong engine is "as expected", and what the page says of requests holds."""
+    record = json.loads((RESULTS / "verify-confusion.json").read_text())
+    runs, found = record["each"], rows("verify")
+    assert len({run["key"] for run in runs}) == len(runs) == record["runs"] >= 200
+    assert record["wrong_as_expected"] == record["wrong_other"] == []
+    for run in runs:
+        allowed = {"as expected", "undecided"} if run["truth"] == "as expected" else {"other", "none", "undecided"}
+        assert run["verdict"] in allowed, run["key"]
+        later = run["expect"] == "plain" and ("trained length" in run["applied"] or run["applied"] == "dynamic")
+        right = (run["applied"], run["expect"]) in RIGHT or (later and run["key"].count("up to 384") == 0)
+        assert (run["truth"] == "as expected") == right, run["key"]
+    assert {run["kind"] for run in runs} == {"http", "transformers", "llama.cpp"}
+    assert sum(int(cells[0]) for name, cells in found.items() if name != "all") == int(found["all"][0]) == len(runs)
+    assert found["all"][5] == "0"
+    requests = sorted(run["requests"] for run in runs)
+    assert found["all"][6] == f"{requests[len(runs) // 2]} (most {requests[-1]})"
+    page = " ".join((DOCS / "verify.md").read_text().split())
+    for model, said in (("tiny", "`tiny`"), ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M")):
+        seconds = sorted(run["seconds"] for run in runs if (run["model"], run["kind"]) == (model, "llama.cpp"))
+        assert f"{seconds[len(seconds) // 2]:.0f} s for {said}" in page
+    assert f"{requests[len(runs) // 2]} requests" in page
 
 
 def test_every_command_has_its_options():

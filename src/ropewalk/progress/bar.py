@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
 
 _FIRST_LINES = 10
 
@@ -49,7 +48,7 @@ class ProgressBar:
         self._tasks: dict[str | None, TaskID] = {None: self._bar.add_task(name, total=total, note="")}
         self._line, self._pieces = "", 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ProgressBar:
         self._bar.start()
         return self
 

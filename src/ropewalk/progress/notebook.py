@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 
 def in_notebook() -> bool:
@@ -28,7 +28,7 @@ class NotebookBar:
 
             self._bar: Any = tqdm(desc=name, total=0, unit="tokens", unit_scale=True, leave=False)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> NotebookBar:
         return self
 
     def __exit__(

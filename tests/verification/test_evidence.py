@@ -1,0 +1,66 @@
+"""How far answers lie from one hypothesis to another: intervals that hold, with errors of every size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ropewalk.statistics import t_quantile
+from ropewalk.verification.evidence import Probe, lean
+from ropewalk.verification.predictions import Prediction
+
+TOKENS = 20
+
+
+def answers(generator, *, share, count=12):
+    """Questions whose answers lie so far on the way from "one" to "other", with errors of very different sizes."""
+    found = []
+    for _ in range(count):
+        one = -generator.exponential(3.0, TOKENS)
+        way = generator.normal(size=TOKENS) * generator.lognormal(-2.0, 0.7)
+        error = generator.normal(size=TOKENS) * 0.1 * generator.lognormal(0.0, 1.0)
+        given = one + share * way + error
+        found.append(
+            Probe(
+                10,
+                dict(enumerate(given.tolist())),
+                {name: Prediction(list(enumerate(v.tolist()))) for name, v in (("one", one), ("other", one + way))},
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_interval_holds_the_share(share):
+    """By simulation at the level that a check uses: the errors' scale is lognormal, few questions hold most noise."""
+    generator = np.random.default_rng(1)
+    leans = [lean(answers(generator, share=share), "one", "other", comparisons=30) for _ in range(300)]
+    held = np.mean([abs(found.share - share) <= found.half for found in leans])
+    assert held >= 0.98
+    assert np.median([found.half for found in leans]) < 0.3
+    assert np.mean([found.share for found in leans]) == pytest.approx(share, abs=0.03)
+
+
+def test_one_bad_answer_does_not_hide_the_others():
+    """An error ten times the others' widens the interval by far less than where every answer counts alike."""
+    generator = np.random.default_rng(2)
+    questions = answers(generator, share=0.0)
+    last = questions[-1]
+    spoilt = {token: value + 10 * generator.normal() for token, value in last.answer.items()}
+    questions.append(Probe(10, spoilt, last.predictions))
+    found = lean(questions, "one", "other", comparisons=30)
+    assert found.refuted
+    pairs = [[question.predictions[name].of(question.ids) for name in ("one", "other")] for question in questions]
+    ways = np.array([other - one for one, other in pairs])
+    errors = np.array([question.given - one for question, (one, _) in zip(questions, pairs, strict=True)])
+    share = (ways * errors).sum() / (ways**2).sum()
+    residuals = (ways * (errors - share * ways)).sum(1)
+    alike = np.sqrt((residuals**2).sum()) / (ways**2).sum()
+    assert found.half < 0.5 * t_quantile(12, 30) * alike
+
+
+def test_two_answers_say_nothing():
+    """Fewer than three that tell them apart."""
+    questions = answers(np.random.default_rng(3), share=0.0, count=2)
+    found = lean(questions, "one", "other", comparisons=1)
+    assert (found.share, found.refuted, found.leaves) == (None, False, False)
