@@ -202,13 +202,20 @@ def test_lengths_follow_the_call_or_are_fixed():
         assert handle.seq_len == 256
 
 
-def test_compiled_without_graph_break(llama):
+@pytest.mark.traced
+@pytest.mark.parametrize(
+    "method",
+    [
+        None, "yarn", "rerope",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("self-extend", "dca", "streaming", "log-n")),
+    ],
+)  # fmt: skip
+def test_compiled_without_graph_break(llama, method):
     """One graph, with the model's own rope and with a method's; the logits are those of eager mode."""
-    for method in (None, "yarn"):
-        with rw.attached(llama, method, target=256), torch.no_grad():
-            torch.compiler.reset()
-            compiled = torch.compile(llama, backend="eager", fullgraph=True)
-            assert (compiled(IDS).logits - outputs_of(llama, IDS)).abs().max() <= 1e-5
+    with rw.attached(llama, method, target=256), torch.no_grad():
+        torch.compiler.reset()
+        compiled = torch.compile(llama, backend="eager", fullgraph=True)
+        assert (compiled(IDS).logits - outputs_of(llama, IDS)).abs().max() <= 1e-5
 
 
 def test_gradients_are_those_of_the_model(llama):
