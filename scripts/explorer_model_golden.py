@@ -54,8 +54,8 @@ def settings() -> Iterator[tuple[str, int, dict[str, Any]]]:
     for name, method in METHODS.items():
         if not (method.keeps_own or method.crops or name == "plain"):
             yield long, 400 if name == "dca" else 270, {"method": name, "target": 512}
-    yield far, 400, {"method": "yarn", "target": 1024, "shift": 5_000}
-    yield far, 400, {"method": "self-extend", "target": 1024, "shift": 5_000}
+    yield far, 390, {"method": "yarn", "target": 1024, "shift": 5_000}
+    yield far, 390, {"method": "self-extend", "target": 1024, "shift": 5_000}
 
 
 def golden() -> dict[str, Any]:

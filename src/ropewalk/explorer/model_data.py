@@ -211,7 +211,7 @@ def _samples(model: Decoder) -> list[dict[str, str]]:
 
     words = _TWICE.split()
     twice = f"{_TWICE}. {' '.join(words[:12])}"
-    far = f"{_TWICE}.\n{opening(320)}\n{' '.join(words[:12])}"
+    far = f"{_TWICE}.\n{opening(320)}\n{' '.join(words[:8])}"
     return [
         {"name": "Moby-Dick, 60 tokens", "text": opening(60)},
         {"name": "A list, said twice", "text": twice},
