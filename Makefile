@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: plan web test-web demo test test-rest test-all check parity bench figures docs docs-serve dist slow sanitize format clean
+.PHONY: plan web test-web test-node demo test test-rest test-all check parity bench figures docs docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --report doctor-report
@@ -48,13 +48,18 @@ web/node_modules/.package-lock.json: web/package.json web/package-lock.json
 	cd web && npm ci --no-fund --no-audit
 	touch $@
 
-# Everything of web/: its own tests, the build as it stands in the package, and the page in a real browser. Where Chromium
-# is missing, `apt-get install chromium` (as root) brings it.
-test-web: $(READY) web/node_modules/.package-lock.json
-	command -v chromium || apt-get install -y chromium
+# web/'s own tests, and the build as it stands in the package, byte for byte.
+test-node: web/node_modules/.package-lock.json
 	cd web && npm run --silent types && npm test --silent
-	cp src/ropewalk/explorer/page.html build/page.html && $(MAKE) web && cmp build/page.html src/ropewalk/explorer/page.html
-	$(BIN)/python -m pytest -q -rs tests/explorer
+	mkdir -p build/web && cp src/ropewalk/explorer/page.html src/ropewalk/report/interactive.js build/web
+	$(MAKE) web
+	cmp build/web/page.html src/ropewalk/explorer/page.html
+	cmp build/web/interactive.js src/ropewalk/report/interactive.js
+
+# Everything of web/, also in a real browser. Where Chromium is missing, this installs Debian's (as root).
+test-web: $(READY) test-node
+	command -v chromium || apt-get install -y chromium
+	$(BIN)/python -m pytest -q -rs tests/explorer tests/report/test_interactive.py
 
 # What a rank holds and sends on meshes of up to 4,096, into docs/scale.md: on the meta device, in seconds.
 plan: $(READY)
