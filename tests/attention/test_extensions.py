@@ -18,9 +18,12 @@ import ropewalk as rw
 from ropewalk.attention import attend, extensions, remap
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.extensions import (
+    STRING,
     DroPE,
     DualChunk,
     Extension,
+    JetLong,
+    LaMPE,
     LogN,
     ReRoPE,
     SelfExtend,
@@ -46,6 +49,11 @@ EXTENSIONS: list[Extension] = [
     DualChunk(chunk=5, trained_length=16, log_n=7),
     StreamingLLM(window=6, sinks=3),
     StreamingLLM(window=9, sinks=0),
+    STRING(shift=6, window=2),
+    STRING(shift=5, window=5, scale=1.0),
+    JetLong(group=3, window=4),
+    LaMPE(window=4, mapped=7, length=19),
+    LaMPE(window=5, mapped=30, length=11, scale=1.0),
     LogN(trained_length=5),
     DroPE(factor=4.0),
 ]
@@ -60,6 +68,13 @@ def relative(extension: Extension, m: int, n: int) -> float | None:
             return d if d < w else w + leak * (d - w)
         case SelfExtend(group=g, window=w):
             return d if d < w else m // g - n // g + w - w // g
+        case STRING(shift=s, window=w):
+            return d if d < s else d - s + w
+        case JetLong(group=g, window=w):
+            return d if d < w else m // g - n // g
+        case LaMPE(window=w, mapped=mapped, length=length):
+            place = [math.floor(i * mapped / (length - 1)) for i in range(max(m, w) + 1)]
+            return d if d < w else place[m] - place[n] + w - (place[w] + 1)
         case DualChunk(chunk=s, trained_length=c):
             if m // s == n // s:
                 return d
@@ -78,6 +93,8 @@ def factor(extension: Extension, m: int) -> float:
     """What the logits of query m are multiplied by."""
     if isinstance(extension, DroPE):
         return 1 + 0.412 * math.log(extension.factor)
+    if isinstance(extension, STRING | LaMPE):
+        return extension.scale
     length = extension.trained_length if isinstance(extension, LogN) else getattr(extension, "log_n", None)
     return 1.0 if length is None else max(1.0, math.log(m + 1) / math.log(length))
 

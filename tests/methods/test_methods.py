@@ -37,8 +37,8 @@ REACH = Reach(256, 1024)
 def test_the_order_of_tables() -> None:
     """The order decides ties, so it does not change unnoticed."""
     assert list(METHODS) == [
-        "plain", "as-is", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "p-rope", "rerope",
-        "self-extend", "dca", "log-n", "streaming", "drope", "crop",
+        "plain", "as-is", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "mrrope", "p-rope", "cope",
+        "rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "streaming", "drope", "crop",
     ]  # fmt: skip
 
 
@@ -206,14 +206,15 @@ def test_what_cannot_be_applied_is_refused() -> None:
 
 
 def test_the_methods_of_a_run() -> None:
-    """By default those that a config can hold, and crop; all adds those in attention that need no tuning."""
+    """By default the common ones that a config can hold, and crop; all adds every other that needs no tuning."""
 
     def chosen(*asked: str, reach: Reach = REACH, positions: Positions = FOUR) -> tuple[str, ...]:
         return chosen_methods(list(asked) or None, positions, reach)
 
     frequencies = ("pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance")
     assert chosen() == ("plain", *frequencies, "crop")
-    assert chosen("all") == ("plain", *frequencies, "rerope", "self-extend", "dca", "log-n", "streaming", "crop")
+    attention = ("rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "streaming")
+    assert chosen("all") == ("plain", *frequencies, "mrrope", *attention, "crop")
     assert chosen("crop,yarn") == ("plain", "yarn", "crop")
     assert chosen(reach=Reach(256, 256)) == ("plain",)
     scaled = dataclasses.replace(ROPE, scaling=Linear(2.0))

@@ -43,11 +43,13 @@ def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Rea
         named |= set(default_methods(positions, reach))
         if reach.extends:
             named |= {name for name, method in METHODS.items() if method.in_attention and not method.needs_tuning}
+            if all(rope.can_be_extended for rope in positions.present_ropes):
+                named |= {name for name, method in METHODS.items() if method.scales_frequencies}
     return tuple(name for name in METHODS if name in named)
 
 
 def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
-    """Every method that a config can hold, and crop.
+    """Every method that a config can hold and that is not measured on request alone, and crop.
 
     `as-is` only where the checkpoint carries a scaling that it was not trained with, or an extension; nothing but it
     and `plain` where the target is within the trained length.
@@ -58,5 +60,5 @@ def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
     if reach.extends:
         kept |= {name for name, method in METHODS.items() if method.crops}
         if not fixed:
-            kept |= {name for name, method in METHODS.items() if method.scales_frequencies}
+            kept |= {name for name, method in METHODS.items() if method.scales_frequencies and not method.on_request}
     return tuple(name for name in METHODS if name in kept)

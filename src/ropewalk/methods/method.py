@@ -47,6 +47,8 @@ class Method:
       lower loss is no sign of a longer context; it is a baseline, and never recommended.
     - `equal_below`: so many tokens at the beginning of a row it reads as `plain` does, whatever the text: they need not
       be read again. 0 where every token may differ.
+    - `on_request`: it is measured where it is named, or all are; the doctor's own choice stays small, since intervals
+      that hold for all methods at once grow with their number.
     - `needs_tuning`: without tuning it is not meant to work. `tuned_at_trained_length`: the windows it is tuned on have
       the trained length, and its extension is left out while it is tuned.
 
@@ -76,6 +78,7 @@ class Method:
     removes_rope: bool = False
     crops: bool = False
     forgets: bool = False
+    on_request: bool = False
     needs_tuning: bool = False
     tuned_at_trained_length: bool = False
 

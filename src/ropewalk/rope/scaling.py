@@ -10,9 +10,11 @@ from typing import Any
 
 from ropewalk.rope.rules.base import RULES, Ladder, Scaling, rule_from_dict, rule_of_type
 from ropewalk.rope.rules.checks import Variant
+from ropewalk.rope.rules.cope import CoPE
 from ropewalk.rope.rules.interpolation import ABF, NTK, DynamicNTK, Linear
 from ropewalk.rope.rules.llama3 import Llama3
 from ropewalk.rope.rules.longrope import LongRoPE
+from ropewalk.rope.rules.mrrope import MrRoPE
 from ropewalk.rope.rules.per_axis import PerAxis
 from ropewalk.rope.rules.proportional import Proportional
 from ropewalk.rope.rules.resonance import Resonance
@@ -23,11 +25,13 @@ __all__ = [
     "ABF",
     "NTK",
     "RULES",
+    "CoPE",
     "DynamicNTK",
     "Ladder",
     "Linear",
     "Llama3",
     "LongRoPE",
+    "MrRoPE",
     "PerAxis",
     "Proportional",
     "Resonance",

@@ -14,13 +14,17 @@ from ropewalk.attention.extensions.base import Extension, Region, Retained
 if TYPE_CHECKING:
     from ropewalk.attention.extensions.drope import DroPE
     from ropewalk.attention.extensions.dual_chunk import DualChunk
+    from ropewalk.attention.extensions.jet_long import JetLong
+    from ropewalk.attention.extensions.lampe import LaMPE
     from ropewalk.attention.extensions.log_n import LogN
     from ropewalk.attention.extensions.rerope import ReRoPE
     from ropewalk.attention.extensions.self_extend import SelfExtend
     from ropewalk.attention.extensions.streaming import StreamingLLM
+    from ropewalk.attention.extensions.string import STRING
 
 __all__ = [
-    "DroPE", "DualChunk", "Extension", "LogN", "ReRoPE", "Region", "Retained", "SelfExtend", "StreamingLLM",
+    "STRING", "DroPE", "DualChunk", "Extension", "JetLong", "LaMPE", "LogN", "ReRoPE", "Region", "Retained",
+    "SelfExtend", "StreamingLLM",
 ]  # fmt: skip
 
 

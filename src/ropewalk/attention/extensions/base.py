@@ -100,6 +100,16 @@ def check_tokens(name: str, least: int, **numbers: int) -> None:
             )
 
 
+def check_scale(name: str, scale: float) -> None:
+    """What logits are multiplied by is a finite number above 0."""
+    if not 0 < scale < math.inf:
+        raise RopeError(
+            f"{name}: `scale` must be a finite number above 0.",
+            facts={"scale": scale},
+            cure="1 leaves logits as they are.",
+        )
+
+
 def same_index(index: Tensor) -> Tensor:
     """The index itself."""
     return index

@@ -1,0 +1,34 @@
+#!/bin/sh
+# The league: extension methods that need no tuning, on SmolLM2-135M (trained to 8,192 tokens), by one protocol: loss within
+# and beyond, and retrieval of numbers. Record and figure go to benchmarks/results. Stopped, the same command goes on.
+#
+#   benchmarks/league.sh first   twice the trained length, one novel, the methods of 2024 to 2026 beside dual chunk and crop
+#   benchmarks/league.sh         all methods that need no tuning, twice and four times the trained length, use as well
+#
+# $WINDOWS (default 2) are taken of the novel; $TEXTS (default 1) are read for retrieval; $DTYPE (default bfloat16), $DEVICE
+# (default cpu). $ROPEWALK_SMOLLM2 is the GGUF, $MODEL any other model; further options go to every run of the doctor.
+set -eu
+cd "$(dirname "$0")/.."
+BIN=${BIN:-.venv/bin}
+MODEL=${MODEL:-${ROPEWALK_SMOLLM2:?"name the GGUF: benchmarks/doctor_smollm2.sh fetches it into build/smollm2"}}
+DATA=${ROPEWALK_DATA:-../shared/data}
+compare() { # name, options
+    name=$1
+    shift
+    "$BIN/ropewalk" doctor "$MODEL" --text "$DATA/moby_dick.txt" --start-char 30000 --block 2048 \
+        --device "${DEVICE:-cpu}" --dtype "${DTYPE:-bfloat16}" --windows "${WINDOWS:-2}" --retrieval numbers \
+        --retrieval-samples "${TEXTS:-1}" --state "build/league/state-$name" --resume \
+        --json "benchmarks/results/$name.json" --report "build/league/$name" "$@"
+    for kind in png svg; do
+        cp "build/league/$name/loss.$kind" "benchmarks/results/$name.$kind"
+    done
+}
+mkdir -p build/league
+if [ "${1:-}" = first ]; then
+    shift
+    compare league-first --target 16384 --methods mrrope,string,lampe,jet-long,dca,crop --measure loss,retrieval \
+        --retrieval-lengths 16384 "$@"
+else
+    compare league-2x --target 16384 --methods all --measure loss,use,retrieval --retrieval-lengths 8192,16384 "$@"
+    compare league-4x --target 32768 --methods all --measure loss,use,retrieval --retrieval-lengths 32768 "$@"
+fi
