@@ -13,7 +13,6 @@ from ropewalk.methods.method import Method
 from ropewalk.methods.reach import Reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.scaling import Stacked
 
 FACTORS = (2, 4, 8, 16, 32)
 """The factors at which tables of methods are written; a method that the page cannot compute shows these."""
@@ -100,7 +99,7 @@ def _table(method: Method, rope: RopeConfig, reach: Reach) -> dict[str, Any] | N
 def rule_of(rope: RopeConfig) -> dict[str, Any] | None:
     """A rope's rule under its short name, with its numbers; None for plain RoPE, and for a rule on top of another."""
     rule = rope.scaling
-    if rule is None or isinstance(rule, Stacked):
+    if rule is None or rule.trained_part is not None:
         return None
     fields = {key: value for key, value in rule.to_dict().items() if key != "rule" and value is not None}
     return {"rope_type": rule.rope_type, **fields}
