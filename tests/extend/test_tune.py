@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_tuning import TunableDecoder, tunable
 from ropewalk.extend.parts import parts_of
 from ropewalk.extend.settings import ApplySettings, TuneSettings
-from ropewalk.extend.tuning import TuningRecipe, tune_reader, tuning_positions
+from ropewalk.extend.tuning import TuningRecipe, TuningTask, tune_reader, tuning_positions
 from ropewalk.methods import Reach
 from ropewalk.training import Event, Housekeeping
 from ropewalk.training.data import Batch
@@ -226,6 +227,51 @@ def test_tuning_lowers_the_loss(text: str, source: TunableDecoder, tmp_path: Pat
     held_out = Batch(ids[:, :-1], ids[:, 1:], None)
     before, after = (float(token_losses(one.eval(), held_out).mean()) for one in (model, tuned))
     assert after < before - 1.0
+
+
+def test_short_windows_are_trained_at_positions_that_skip(text: str, source: TunableDecoder, tmp_path: Path) -> None:
+    """PoSE: the loss of a batch is the model's at those positions, and the run goes on bit for bit; without a skip the
+    tuned weights are others."""
+    recipe = small(text, source, window=TRAINED, repeat_share=0.5, train="attention")
+    assert recipe.seq_len == TRAINED
+    task = TuningTask(source, recipe)
+    task.read()
+    task.build(tmp_path / "task", begun=False)
+    part = task.sampler.batch(0, 2)
+    assert part.position_ids is not None
+    task.model.eval()
+    with torch.no_grad():
+        logits = task.model(part.inputs, position_ids=part.position_ids, document_ids=part.document_ids)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), part.targets.flatten())
+        there, near = task.batch_loss(part), task.batch_loss(replace(part, position_ids=None))
+    assert there.item() == pytest.approx(expected.item(), abs=1e-5)
+    assert abs(near.item() - expected.item()) > 1e-4
+
+    def tuned(folder: str, **changes: Any) -> dict[str, torch.Tensor]:
+        done = tune_reader(source, replace(recipe, steps=4, **changes), tmp_path / folder)
+        return done.module.state_dict()
+
+    once, again, control = tuned("once"), tuned("again"), tuned("control", skip_target=TRAINED)
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    assert any(not torch.equal(once[name], control[name]) for name in once)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": 1}, "at least 2 tokens"),
+        ({"window": TARGET + 1}, "no longer than what they skip to"),
+        ({"window": 8, "skip_target": 7}, "no longer than what they skip to"),
+        ({"skip_target": 20}, "what the positions of short windows skip to"),
+        ({"window": 8, "method": "dca"}, "counts each row's tokens itself"),
+        ({"window": 8, "method": "drope"}, "counts each row's tokens itself"),
+        ({"repeat_share": 1.5}, "must lie between 0 and 1"),
+    ],
+)
+def test_windows_that_cannot_skip(text: str, source: TunableDecoder, changes: dict[str, Any], message: str) -> None:
+    """Lengths that leave no room, and methods that need whole rows."""
+    with pytest.raises(RopeError, match=message):
+        small(text, source, **changes)
 
 
 def test_validation_while_tuning(text: str, source: TunableDecoder, tmp_path: Path) -> None:

@@ -92,10 +92,18 @@ class TunableDecoder(DecoderReader):
         return count
 
     def next_token_loss(
-        self, inputs: Tensor, targets: Tensor, document_ids: Tensor | None, *, precision: str
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        document_ids: Tensor | None,
+        *,
+        precision: str,
+        position_ids: Tensor | None = None,
+        seq_len: int | None = None,
     ) -> Tensor:
-        """The mean loss of a batch `[windows, seq]`: a float32 scalar to call `backward` on."""
-        return next_token_loss(self.model, Batch(inputs, targets, document_ids), precision=precision)
+        """As `TunableReader.next_token_loss`."""
+        batch = Batch(inputs, targets, document_ids, position_ids, seq_len)
+        return next_token_loss(self.model, batch, precision=precision)
 
     @contextmanager
     def activation_checkpointing(self, on: bool = True) -> Iterator[None]:

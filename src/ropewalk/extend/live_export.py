@@ -137,7 +137,7 @@ class WritableLive(TransformersReader):
         """Raises `RopeError`, as `trainable_copy`."""
         raise self._untunable()
 
-    def next_token_loss(self, inputs: Tensor, targets: Tensor, document_ids: Any, *, precision: str) -> NoReturn:
+    def next_token_loss(self, inputs: Tensor, targets: Tensor, document_ids: Any, **options: Any) -> NoReturn:
         """Raises `RopeError`, as `trainable_copy`."""
         raise self._untunable()
 

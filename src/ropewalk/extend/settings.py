@@ -137,6 +137,11 @@ class TrainingSettings:
     - `warmup` None: a tenth of the steps, at most 20; then a cosine to `final_lr` * `lr`.
     - `rank` None: 16 with "lora" in `train`; without it a rank is refused.
     - `tokens_per_step` is rounded up to whole batches of `batch_size` windows.
+    - `window` None: windows of the target length. Otherwise PoSE (Zhu et al. 2023, arXiv:2309.10400): windows of so
+      many tokens, whose positions skip once, so that every distance up to the target is met at the cost of the short
+      length; `skip_target` None: the target. With `skip_target` = `window` nothing skips: the control.
+    - `repeat_share`: in this share of the windows blocks of words and of text occur twice, so that far tokens have
+      something to tell.
 
     Raises `RopeError` naming what does not fit.
     """
@@ -147,6 +152,15 @@ class TrainingSettings:
     rank: int | None = setting("Rank of lora's adapters [default: 16].", default=None)
     batch_size: int = setting("Windows in a batch.", default=1)
     tokens_per_step: int | None = setting("Tokens of one update [default: one batch].", default=None, unit="tokens")
+    window: int | None = setting(
+        "PoSE: train on windows of this many tokens, whose positions skip up to the target [default: whole windows].",
+        default=None,
+        unit="tokens",
+    )
+    skip_target: int | None = setting(
+        "With --window: the length that positions skip to [default: the target].", default=None, unit="tokens"
+    )
+    repeat_share: float = setting("Share of the windows in which blocks of words and of text occur twice.", default=0.0)
     activation_checkpointing: bool = setting(
         "Activation checkpointing: less memory, about a third more time.", default=True
     )
@@ -182,6 +196,19 @@ class TrainingSettings:
             {name: getattr(self, name) for name in ("steps", "rank", "batch_size", "tokens_per_step")}, least=1
         )
         check_at_least({"warmup": self.warmup, "seed": self.seed}, least=0)
+        check_at_least({"skip_target": self.skip_target}, least=2)
+        if self.skip_target is not None and self.window is None:
+            raise RopeError(
+                "extend: --skip-target is what the positions of short windows skip to.",
+                facts={"skip_target": self.skip_target},
+                cure="Pass --window too, or leave out --skip-target.",
+            )
+        if not 0.0 <= self.repeat_share <= 1.0:
+            raise RopeError(
+                "extend: `repeat_share` must lie between 0 and 1.",
+                facts={"repeat_share": self.repeat_share},
+                cure="It is a share of the windows.",
+            )
         for name in (*_POSITIVE, *_NOT_NEGATIVE):
             value = getattr(self, name)
             if not (math.isfinite(value) and (value > 0 or (value == 0 and name in _NOT_NEGATIVE))):

@@ -17,12 +17,14 @@ from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.reader import TunableReader
 from ropewalk.training.checkpoint import read_trained, write_trained
-from ropewalk.training.data import Batch
+from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler
 from ropewalk.training.events import Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask, WindowSettings
 from ropewalk.training.loop import Run
+from ropewalk.training.repeats import RepeatSampler, word_tokens
 from ropewalk.training.run_folder import RunFolder
 from ropewalk.training.settings import on_machine
+from ropewalk.training.skips import SkipSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +50,35 @@ class TuningRecipe(TrainingSettings):
         super().__post_init__()
         check_at_least({"target": self.reach.target}, least=2)
         check_at_least({"validation_windows": self.validation_windows}, least=1)
+        if self.window is not None:
+            self._check_window(self.window)
+
+    def _check_window(self, window: int) -> None:
+        """Refuse windows that cannot skip to the target, and methods that count tokens themselves."""
+        method = METHODS.get(self.method)
+        if method is not None and (method.in_attention or method.tuned_at_trained_length):
+            raise RopeError(
+                "extend: --window trains at positions that skip, and this method counts each row's tokens itself.",
+                facts={"method": self.method, "window": window},
+                cure="Choose a method of frequencies, or leave out --window to train at the target length.",
+            )
+        if not 2 <= window <= self.skip_to:
+            raise RopeError(
+                "extend: a window whose positions skip is at least 2 tokens, and no longer than what they skip to.",
+                facts={"window": window, "skip_to": self.skip_to},
+                cure="Pass --window with the trained length or less.",
+            )
+
+    @property
+    def skip_to(self) -> int:
+        """The length in tokens that positions skip to: the target, unless `skip_target` says otherwise."""
+        return self.reach.target if self.skip_target is None else self.skip_target
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a window: the target, or the trained length for a method that is tuned there (DroPE)."""
+        """Tokens of a window: the target, or `window`, or the trained length for a method tuned there (DroPE)."""
+        if self.window is not None:
+            return self.window
         method = METHODS.get(self.method)
         return self.reach.trained if method is not None and method.tuned_at_trained_length else self.reach.target
 
@@ -114,10 +141,26 @@ class TuningTask(LanguageModelTask):
         self.copy = self.source.trainable_copy(self.recipe.train, rank=self.recipe.rank or 1)
         return self.copy.module
 
+    def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
+        """Windows of the text; some with repeated blocks, and with positions that skip, where the recipe says so."""
+        windows = WindowSampler(stream, seq_len=self.recipe.seq_len, seed=self.recipe.seed)
+        found: Windows = windows
+        if self.recipe.repeat_share:
+            words = word_tokens(texts, self.tokenizer.encode)
+            found = RepeatSampler(windows, words, share=self.recipe.repeat_share, seed=self.recipe.seed)
+        if self.recipe.window is not None:
+            found = SkipSampler(found, seq_len=self.recipe.skip_to, seed=self.recipe.seed)
+        return found
+
     def batch_loss(self, batch: Batch) -> Tensor:
         """The reader's own: the model need not be a decoder of ours."""
         return self.copy.next_token_loss(
-            batch.inputs, batch.targets, batch.document_ids, precision=self.settings.precision
+            batch.inputs,
+            batch.targets,
+            batch.document_ids,
+            precision=self.settings.precision,
+            position_ids=batch.position_ids,
+            seq_len=batch.seq_len,
         )
 
     def write_weights(self, folder: Path) -> None:

@@ -220,9 +220,19 @@ class TunableReader(Reader, Protocol):
         """How many numbers `trainable_copy` lets be trained."""
 
     def next_token_loss(
-        self, inputs: Tensor, targets: Tensor, document_ids: Tensor | None, *, precision: str
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        document_ids: Tensor | None,
+        *,
+        precision: str,
+        position_ids: Tensor | None = None,
+        seq_len: int | None = None,
     ) -> Tensor:
-        """The mean loss of a batch `[windows, seq]`: a float32 scalar to call `backward` on."""
+        """The mean loss of a batch `[windows, seq]`: a float32 scalar to call `backward` on.
+
+        `position_ids` (same shape) where positions skip, and the length `seq_len` that they belong to.
+        """
 
     def activation_checkpointing(self, on: bool = True) -> AbstractContextManager[None]:
         """Within, a layer keeps its input alone and is computed again in the backward pass."""

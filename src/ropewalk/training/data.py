@@ -57,11 +57,14 @@ class TokenStream:
 @dataclass(frozen=True)
 class Batch:
     """Token ids `inputs` and next tokens `targets`, int64 `[windows, seq]`; `document_ids` (same shape) only where a
-    window spans two documents, else None."""
+    window spans two documents, else None. `position_ids` (same shape) where positions skip, and `seq_len`, the length
+    in tokens that they belong to; None: they count from 0 in each document, and the length is the window's."""
 
     inputs: Tensor
     targets: Tensor
     document_ids: Tensor | None
+    position_ids: Tensor | None = None
+    seq_len: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -70,9 +73,13 @@ class Batch:
 
     def to(self, device: str) -> Batch:
         """The batch on another device."""
-        documents = self.document_ids
+        documents, positions = self.document_ids, self.position_ids
         return Batch(
-            self.inputs.to(device), self.targets.to(device), None if documents is None else documents.to(device)
+            self.inputs.to(device),
+            self.targets.to(device),
+            None if documents is None else documents.to(device),
+            None if positions is None else positions.to(device),
+            self.seq_len,
         )
 
 

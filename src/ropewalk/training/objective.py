@@ -145,7 +145,13 @@ def _token_losses(hidden: Tensor, weight: Tensor, *, targets: Tensor) -> Tensor:
 
 
 def _read(model: Decoder, batch: Batch, head_fn: HeadFunction[Tensor]) -> Tensor:
-    """One forward of a batch; where frequencies depend on length, they are those of the window."""
-    length = batch.inputs.shape[1] if model.config.needs_seq_len else None
-    loss: Tensor = model(batch.inputs, document_ids=batch.document_ids, seq_len=length, head_fn=head_fn)
+    """One forward of a batch; frequencies that depend on length are those of `batch.seq_len`, or of the window."""
+    length = (batch.seq_len or batch.inputs.shape[1]) if model.config.needs_seq_len else None
+    loss: Tensor = model(
+        batch.inputs,
+        position_ids=batch.position_ids,
+        document_ids=batch.document_ids,
+        seq_len=length,
+        head_fn=head_fn,
+    )
     return loss

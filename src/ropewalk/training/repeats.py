@@ -61,7 +61,7 @@ class RepeatSampler:
             whole = documents is None or bool((documents == documents[0]).all())
             if random.random() < self.share and whole:
                 self._repeat(tokens[row].numpy(), random)
-        return Batch(tokens[:, :-1], tokens[:, 1:], batch.document_ids)
+        return Batch(tokens[:, :-1], tokens[:, 1:], batch.document_ids)  # the windows of a WindowSampler do not skip
 
     def _repeat(self, window: np.ndarray, random: np.random.Generator) -> None:
         """Write repeated blocks into a window, `int64 [tokens]`, in place."""
