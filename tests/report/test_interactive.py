@@ -40,8 +40,11 @@ def test_methods_are_switched_off_in_both_charts(chromium, address, width):
     ] * 2
     legends = page.locator(".live .readout")
     assert ["yarn" in legends.nth(i).inner_text() for i in range(2)] == [True, True]
-    page.get_by_role("button", name="yarn", exact=True).click()
+    page.locator(".live svg[role=img]").first.press("End")
+    tall = legends.first.evaluate("readout => readout.offsetHeight")
+    page.get_by_role("button", name="yarn", exact=True).click()  # the cursor goes with the press: nothing may move then
     page.wait_for_timeout(60)
+    assert legends.first.evaluate("readout => readout.offsetHeight") == tall
     assert ["yarn" in legends.nth(i).inner_text() for i in range(2)] == [False, False]
     page.locator(".live svg[role=img]").first.press("End")
     assert "position in the window, tokens: " in legends.first.inner_text()

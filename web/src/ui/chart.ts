@@ -64,7 +64,10 @@ export class Chart {
     this.frame.addEventListener("pointermove", (event) => this.point(event));
     this.frame.addEventListener("pointerleave", () => this.moveTo(null));
     this.frame.addEventListener("keydown", (event) => this.key(event));
-    whenResized(this.element, () => this.render());
+    whenResized(this.element, () => {
+      this.readout.style.minHeight = "";
+      this.render();
+    });
   }
 
   update(drawing: Drawing): void {
@@ -225,6 +228,8 @@ export class Chart {
     });
     const where = `${drawing.x.label}: ${(drawing.x.format ?? significant)(snapped)}`;
     this.readout.replaceChildren(h("span", { class: "where" }, where), ...parts);
+    // it never shrinks again: a button below would move away between the press, which takes the cursor, and the release
+    this.readout.style.minHeight = `${this.readout.offsetHeight}px`;
   }
 
   private away(at: number): number {
