@@ -1,8 +1,8 @@
 """Put the arms of scripts/pose_tiny.sh into one record: python scripts/pose_record.py FOLDER RECORD.json
 
-Of each arm the mean losses, and the interaction (tuned - untuned) x (full - crop) beyond the trained length: how much more
-tuning helps where far tokens are read than where they are forgotten. Below zero, interval and all: tuning taught the model to
-read further, and not merely the text.
+Of each arm the mean losses, and the interaction (tuned - untuned) x (full - crop) beyond the trained length: how much
+more tuning helps where far tokens are read than where they are forgotten. Below zero, interval and all: tuning taught
+the model to read further, and not merely the text.
 """
 
 from __future__ import annotations
