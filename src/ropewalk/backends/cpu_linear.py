@@ -30,8 +30,6 @@ def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequen
         return [f"there are {rows} rows, and it is made for 1 to {MOST_ROWS}"]
     if _native is None:
         reasons.append(compiled.why_not)
-    elif not hasattr(_native, "linear"):
-        reasons.append("the compiled extension is of an older version: build it anew")
     if x.dtype not in DTYPES:
         reasons.append(f"{x.dtype} is none of float32, bfloat16 and float16")
     if torch.is_autocast_enabled("cpu"):
