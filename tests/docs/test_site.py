@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.explorer.browser import browser, why_not
+
 for package in ("material", "mkdocstrings"):
     pytest.importorskip(package, reason="it is in the extra `docs`")
 ROOT = Path(__file__).parents[2]
@@ -95,3 +97,25 @@ def test_every_method_has_its_row(site):
 
     text = (site / "extending.html").read_text(encoding="utf-8")
     assert [name for name in METHODS if f"<code>{name}</code>" not in text] == []
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_it_works_opened_from_its_folder(site):
+    """In a browser: formulas are set, the search answers, only the site's own files are read, no error is shown."""
+    with browser() as chromium:
+        page = chromium.new_page(viewport={"width": 390, "height": 900}, color_scheme="dark")
+        asked, errors = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto((site / "lesson" / "02-turning-pairs.html").as_uri())
+        page.wait_for_selector(".katex-display .katex-html")
+        page.goto((site / "index.html").as_uri())
+        assert page.locator("picture.only-dark").is_visible()
+        assert not page.locator("picture.only-light").is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.click(".md-header label[for=__search]")
+        page.locator(".md-search__input").press_sequentially("frequencies", delay=20)
+        page.wait_for_selector(".md-search-result__link")
+        assert errors == []
+        assert [address for address in asked if not address.startswith((site.as_uri(), "data:", "blob:"))] == []

@@ -42,7 +42,7 @@ export class Heat {
     private readonly height = 360,
     private readonly chosen?: (column: number, row: number) => void,
   ) {
-    this.element = h("div", { class: "chart heat" }, h("div", { class: "plane" }, this.canvas, this.frame), this.readout);
+    this.element = h("div", { class: "chart cell-map" }, h("div", { class: "plane" }, this.canvas, this.frame), this.readout);
     this.frame.addEventListener("pointermove", (event) => this.point(event));
     this.frame.addEventListener("pointerdown", (event) => {
       this.point(event);
