@@ -34,7 +34,7 @@ from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import NTK, YaRN
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
 
-EXTENSIONS = [name for name, method in METHODS.items() if method.scales_frequencies]
+EXTENSIONS = [name for name, method in METHODS.items() if method.scales_frequencies and not method.on_request]
 IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
 
 
@@ -169,7 +169,7 @@ def test_within_the_trained_length_only_plain_applies() -> None:
 
 def test_an_unknown_method_is_refused() -> None:
     """The message lists the known ones."""
-    with pytest.raises(RopeError, match=r"unknown method[\s\S]*plain, as-is, pi,[\s\S]*p-rope, rerope,[\s\S]*crop"):
+    with pytest.raises(RopeError, match=r"unknown method[\s\S]*plain, as-is, pi,[\s\S]*p-rope, cope,[\s\S]*crop"):
         planned(tiny_decoder(), protocol(), ["alibi"])
 
 
@@ -288,14 +288,15 @@ def test_the_fingerprint_tells_runs_apart(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_methods_by_name_by_comma_and_all() -> None:
-    """Names in any form, in one order; all adds those in attention that need no tuning."""
+    """Names in any form, in one order; all adds every other that needs no tuning."""
 
     def chosen(*asked: str) -> tuple[str, ...]:
         return planned(tiny_decoder(), protocol(), list(asked)).methods
 
     assert chosen("crop", "yarn,pi") == ("plain", "pi", "yarn", "crop")
-    assert chosen("all") == ("plain", *EXTENSIONS, "rerope", "self-extend", "dca", "log-n", "streaming", "crop")
-    assert chosen("all", "drope", "p-rope") == tuple(name for name in METHODS if name != "as-is")
+    others = ("mrrope", "rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "streaming")
+    assert chosen("all") == ("plain", *EXTENSIONS, *others, "crop")
+    assert chosen("all", "drope", "p-rope", "cope") == tuple(name for name in METHODS if name != "as-is")
     assert chosen(" , ") == chosen()
 
 

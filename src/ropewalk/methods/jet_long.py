@@ -14,7 +14,6 @@ METHOD = Method(
     nearest="yarn",
     source="2604.13010",
     extension=lambda reach: JetLong(group=math.ceil(reach.target / reach.trained), window=max(1, reach.trained // 16)),
-    equal_below=lambda reach: max(1, reach.trained // 16),
     on_request=True,
     look=Look("#44aa99", ":", "1"),
 )
