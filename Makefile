@@ -11,7 +11,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 .PHONY: plan web test-web test-node demo test test-rest test-all check parity bench figures docs docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
-	$(BIN)/ropewalk doctor tiny --report doctor-report
+	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
 
 # What to run while working: two processes, each of which takes whole files. One thread each, also in the processes that
 # tests start: the tensors are tiny, and a second thread spins while the other process works.
