@@ -151,6 +151,7 @@ def check_all(rank: int, folder: str) -> None:
             check_fsdp(rank, mesh, tied)
         check_tensor_parallel(mesh)
         check_classifier(rank, mesh)
+        dist.barrier()  # no process takes its connections down while another still uses them
     finally:
         dist.destroy_process_group()
 
