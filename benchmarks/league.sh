@@ -5,8 +5,9 @@
 #   benchmarks/league.sh first   twice the trained length, one novel, the methods of 2024 to 2026 beside dual chunk and crop
 #   benchmarks/league.sh         all methods that need no tuning, twice and four times the trained length, use as well
 #
-# $WINDOWS (default 2) are taken of the novel; $TEXTS (default 1) are read for retrieval; $DTYPE (default bfloat16), $DEVICE
-# (default cpu). $ROPEWALK_SMOLLM2 is the GGUF, $MODEL any other model; further options go to every run of the doctor.
+# $MEASURE (default loss,use,retrieval) may leave something out; $WINDOWS (default 2) are taken of the novel; $TEXTS (default
+# 1) are read for retrieval; $DTYPE (default bfloat16), $DEVICE (default cpu). $ROPEWALK_SMOLLM2 is the GGUF, $MODEL any other
+# model; further options go to every run of the doctor. The record league-first.json is of MEASURE=loss.
 set -eu
 cd "$(dirname "$0")/.."
 BIN=${BIN:-.venv/bin}
@@ -16,19 +17,26 @@ compare() { # name, options
     name=$1
     shift
     "$BIN/ropewalk" doctor "$MODEL" --text "$DATA/moby_dick.txt" --start-char 30000 --block 2048 \
-        --device "${DEVICE:-cpu}" --dtype "${DTYPE:-bfloat16}" --windows "${WINDOWS:-2}" --retrieval numbers \
-        --retrieval-samples "${TEXTS:-1}" --state "build/league/state-$name" --resume \
-        --json "benchmarks/results/$name.json" --report "build/league/$name" "$@"
+        --device "${DEVICE:-cpu}" --dtype "${DTYPE:-bfloat16}" --windows "${WINDOWS:-2}" \
+        --state "build/league/state-$name" --resume --json "benchmarks/results/$name.json" \
+        --report "build/league/$name" "$@"
     for kind in png svg; do
         cp "build/league/$name/loss.$kind" "benchmarks/results/$name.$kind"
     done
 }
 mkdir -p build/league
+MEASURE=${MEASURE:-loss,use,retrieval}
+measured() { # lengths of retrieval
+    case $MEASURE in
+    *retrieval*) echo "--measure $MEASURE --retrieval numbers --retrieval-samples ${TEXTS:-1} --retrieval-lengths $1" ;;
+    *) echo "--measure $MEASURE" ;;
+    esac
+}
+# shellcheck disable=SC2046 # the words of measured are options
 if [ "${1:-}" = first ]; then
     shift
-    compare league-first --target 16384 --methods mrrope,string,lampe,jet-long,dca,crop --measure loss,retrieval \
-        --retrieval-lengths 16384 "$@"
+    compare league-first --target 16384 --methods mrrope,string,lampe,jet-long,dca,crop $(measured 16384) "$@"
 else
-    compare league-2x --target 16384 --methods all --measure loss,use,retrieval --retrieval-lengths 8192,16384 "$@"
-    compare league-4x --target 32768 --methods all --measure loss,use,retrieval --retrieval-lengths 32768 "$@"
+    compare league-2x --target 16384 --methods all $(measured 8192,16384) "$@"
+    compare league-4x --target 32768 --methods all $(measured 32768) "$@"
 fi

@@ -236,6 +236,16 @@ def tuned() -> str:
     return table([f"tiny, {trained:,} to {target:,} tokens", f"within {trained:,}", "beyond"], rows)
 
 
+def league() -> str:
+    """The methods that are measured on request beside dual chunk attention and crop."""
+    record = document("league-first.json")
+    trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
+    rows = [[row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["methods"]]
+    drawn = table([f"SmolLM2-135M, {record['protocol']['windows']} windows of {target:,} tokens",
+                   f"within {trained:,}", "beyond"], rows)  # fmt: skip
+    return drawn
+
+
 def models() -> str:
     """How many of transformers' classes and causal families are exact."""
     record = document("parity.json")
@@ -284,7 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "smollm2": smollm2, "smollm2-32k": smollm2_long, "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "training": training, "encodings": encodings, "classification": classification,
     "classification-init": classification_init, "tuned": tuned,
-    "models": models, "verify": verify,
+    "league": league, "models": models, "verify": verify,
 }  # fmt: skip
 
 

@@ -137,6 +137,17 @@ def test_encodings_and_texts():
     }
 
 
+def test_league():
+    """The losses of each method, as the record has them."""
+    record = json.loads((RESULTS / "league-first.json").read_text())
+    assert rows("league") == {
+        row["name"]: [f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["methods"]
+    }
+    beyond = {row["name"]: row["loss_beyond"] for row in record["methods"]}
+    assert min(beyond["dca"], beyond["crop"]) == min(beyond.values())  # what the page says
+    assert record["verdict"]["action"] == "undecided"
+
+
 def test_verify():
     """Every check counted once, none of a wrong engine is "as expected", and what the page says of requests holds."""
     record = json.loads((RESULTS / "verify-confusion.json").read_text())
