@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ropewalk.explorer.open import page_of
-from tests.explorer.browser import Watched, browser, why_not
+from tests.explorer.browser import Watched, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -39,21 +36,6 @@ MOVE = """section => {
     }
     return moved;
 }"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """One browser for the file."""
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page, as a file."""
-    path: Path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    path.write_text(page_of(), encoding="utf-8")
-    return path.as_uri()
 
 
 def pictures(watched: Watched) -> list[str]:

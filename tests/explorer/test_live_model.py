@@ -11,7 +11,6 @@ import shutil
 import struct
 import subprocess
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from ropewalk.explorer import model_data
 from ropewalk.explorer.model_data import LONGEST, packed_model
 from ropewalk.explorer.open import page_of
 from ropewalk.methods import METHODS
-from tests.explorer.browser import Watched, browser, why_not
+from tests.explorer.browser import Watched, why_not
 from tests.explorer.test_browser import MOVE
 
 WEB = Path(__file__).resolve().parents[2] / "web"
@@ -120,21 +119,6 @@ def test_web_computes_what_python_computes(tmp_path):
     passed = re.search(r"^# pass (\d+)$", done.stdout, re.MULTILINE)
     assert passed is not None
     assert int(passed[1]) > 40
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """One browser for the file."""
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page, as a file."""
-    path: Path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    path.write_text(page_of(), encoding="utf-8")
-    return path.as_uri()
 
 
 def settled(watched: Watched) -> None:

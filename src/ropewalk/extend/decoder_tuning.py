@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.checkpoints.gguf import read_gguf_config
+from ropewalk.checkpoints.materialize import without_values
 from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_export import write_decoder
 from ropewalk.extend.live_export import WritableLive
@@ -171,6 +173,24 @@ def tunable(reader: Reader) -> TunableReader:
         "extend: a model of this kind can be measured, but not written.",
         facts={"reader": type(reader).__name__},
         cure="Pass a checkpoint that rw.load reads.",
+    )
+
+
+def outline_of_gguf(path: Path | None) -> TunableDecoder:
+    """A GGUF file's model without its weights: all that a method and its keys depend on."""
+    assert path is not None
+    config = read_gguf_config(path)
+    return TunableDecoder(without_values(lambda: Decoder(config)), path.stem)
+
+
+def decoder_of(reader: TunableReader) -> Decoder:
+    """The decoder of a reader that is to be written as a GGUF file; raises `RopeError` for another library's model."""
+    if isinstance(reader, TunableDecoder):
+        return reader.module
+    raise RopeError(
+        "extend: only models of the families that are built here can be written as a GGUF file.",
+        facts={"library": reader.library},
+        cure="Write a folder, and convert that by llama.cpp's convert_hf_to_gguf.py.",
     )
 
 

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_gguf
 from ropewalk.checkpoints.load import builds
-from ropewalk.checkpoints.materialize import without_values
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.extend.choice import Choice
-from ropewalk.extend.decoder_tuning import TunableDecoder
+from ropewalk.extend.decoder_tuning import decoder_of, outline_of_gguf
 from ropewalk.extend.export import Exported, hub_of
 from ropewalk.extend.gguf_rope import gguf_rope
 from ropewalk.extend.hub import refuse_inexpressible
@@ -24,10 +22,8 @@ from ropewalk.extend.outcome import record as record_of
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
 from ropewalk.methods import METHODS
-from ropewalk.models.decoder import Decoder
 from ropewalk.progress import Progress
 from ropewalk.readers.environment import environment_of
-from ropewalk.readers.reader import TunableReader
 
 
 def is_gguf(out: str | os.PathLike[str]) -> bool:
@@ -66,18 +62,18 @@ def apply_gguf(
             cure="Leave --quantization out, or give the Hugging Face folder.",
         )
     reading = choice is not None or original is None  # a record is held against the weights
-    source = SourceModel.open(model if reading else _outline(original), settings.trained_length)
+    source = SourceModel.open(model if reading else outline_of_gguf(original), settings.trained_length)
     if choice is not None:
         choice.check_model(source.reader, source.name)
     reach = reach_of(source.reader, settings)
     adapted = source.reader.under(METHODS[settings.method].positions(source.reader.positions, reach))
-    decoder = _decoder(adapted)
+    decoder = decoder_of(adapted)
     hub = hub_of(adapted, settings.method, reach)
     if original is not None:
         file = GGUFFile(original)
         arch = str(file.metadata["general.architecture"])
     else:
-        arch = architecture_of(_decoder(source.reader).config)
+        arch = architecture_of(decoder_of(source.reader).config)
     assert hub is not None  # of a Decoder
     finetuned = any(one.scaling_is_trained is True for one in adapted.positions.present_ropes)
     rope = gguf_rope(hub, arch, settings.method, reach, finetuned=finetuned)
@@ -86,7 +82,7 @@ def apply_gguf(
         copy_gguf(file, place, None if same else rope, progress)
     else:
         write_gguf(
-            _decoder(source.reader),
+            decoder_of(source.reader),
             place,
             rope,
             quantization=settings.quantization or "f16",
@@ -147,20 +143,3 @@ def _check_place(place: Path, original: Path | None, overwrite: bool) -> None:
             facts={"out": str(place)},
             cure="Pass another name, or --overwrite to replace it.",
         )
-
-
-def _outline(path: Path | None) -> TunableDecoder:
-    """A GGUF file's model without its weights: all that a method and its keys depend on."""
-    assert path is not None
-    config = read_gguf_config(path)
-    return TunableDecoder(without_values(lambda: Decoder(config)), path.stem)
-
-
-def _decoder(reader: TunableReader) -> Decoder:
-    if isinstance(reader, TunableDecoder):
-        return reader.module
-    raise RopeError(
-        "extend: only models of the families that are built here can be written as a GGUF file.",
-        facts={"library": reader.library},
-        cure="Write a folder, and convert that by llama.cpp's convert_hf_to_gguf.py.",
-    )
