@@ -197,7 +197,7 @@ def classification() -> str:
 
 
 OF_INIT = (
-    ("banking77", "banking77, frozen features"), ("banking77-tuned", "banking77, six layers tuned"),
+    ("banking77", "banking77, frozen features"), ("banking77-tuned", "banking77, eight layers tuned"),
     ("polarity", "sentence polarity, frozen features"), ("polarity-300", "sentence polarity, 300 training rows"),
 )  # fmt: skip
 
