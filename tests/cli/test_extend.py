@@ -74,7 +74,8 @@ def test_tuned_and_measured(source: Path, texts: list[str], tmp_path: Path, caps
     assert "tuned - crop beyond 16 tokens" in printed.out
     assert "extend begins: " in printed.err
     record = json.loads((out / "extend.json").read_text())
-    assert [variant["name"] for variant in record["variants"]] == ["plain", "crop", "yarn", "tuned", "tuned crop"]
+    assert [variant["name"] for variant in record["variants"]] == [
+        "plain", "crop", "yarn", "yarn crop", "tuned", "tuned crop"]  # fmt: skip
     assert {len(variant["loss_by_block"]) for variant in record["variants"]} == {TARGET // (TRAINED // 4)}
     plain, crop = record["variants"][:2]
     assert plain["loss_within"] == pytest.approx(crop["loss_within"], abs=1e-6)
@@ -82,6 +83,12 @@ def test_tuned_and_measured(source: Path, texts: list[str], tmp_path: Path, caps
     verdict = record["verdict"]["tuned_minus_crop_beyond"]
     assert verdict["nats"] == pytest.approx(tuned["tuned"] - tuned["crop"])
     assert verdict["ci"][0] < verdict["nats"] < verdict["ci"][1]
+    claim = record["verdict"]["interaction_beyond"]
+    assert claim["nats"] == pytest.approx(
+        tuned["tuned"] - tuned["tuned crop"] - tuned["yarn"] + tuned["yarn crop"], abs=1e-9
+    )
+    shown = f"{claim['nats']:+.3f} [{claim['ci'][0]:+.3f}, {claim['ci'][1]:+.3f}]"
+    assert f"(tuned - untuned) x (full - crop) beyond 16 tokens: {shown}" in printed.out
     assert record["tuning"]["settings"]["text"] == ["one.txt", "two.txt"]
     assert str(tmp_path) not in (out / "extend.json").read_text() + (out / "README.md").read_text()
     assert record["tuning"]["tokens"] == 6 * 2 * TARGET

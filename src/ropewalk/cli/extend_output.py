@@ -34,21 +34,24 @@ def print_extended(done: Extended) -> None:
     from ropewalk.statistics import signed
 
     console = Console(highlight=False)
+    width = max((len(variant["name"]) for variant in done.record["variants"]), default=0)
     for variant in done.record["variants"]:
         beyond = variant["loss_beyond"]
-        line = f"{variant['name']:<12} within {variant['loss_within']:.3f}"
+        line = f"{variant['name']:<{width}} within {variant['loss_within']:.3f}"
         console.print(line + ("" if beyond is None else f"  beyond {beyond:.3f}"), markup=False)
-    for key in ("tuned_minus_crop_beyond", "method_minus_crop_beyond"):
-        difference = done.record["verdict"].get(key)
-        if difference is not None:
-            interval = None if difference["ci"] is None else tuple(difference["ci"])
+    verdict = done.record["verdict"]
+    against = "tuned" if "tuned_minus_crop_beyond" in verdict else "method"
+    differences = {
+        f"{against}_minus_crop_beyond": f"{against} - crop",
+        "interaction_beyond": "(tuned - untuned) x (full - crop)",
+    }
+    for key, what in differences.items():
+        found = verdict.get(key)
+        if found is not None:
+            interval = None if found["ci"] is None else tuple(found["ci"])
             trained = done.record["protocol"]["trained_length"]
-            console.print(
-                f"{key.split('_')[0]} - crop beyond {trained:,} tokens: "
-                f"{signed(difference['nats'], interval)} nats per token",
-                markup=False,
-            )
-            break
+            line = f"{what} beyond {trained:,} tokens: {signed(found['nats'], interval)} nats per token"
+            console.print(line, markup=False, soft_wrap=True)
     rope = done.exported.rope
     if rope is not None:
         console.print(f"rope_parameters: {json.dumps(rope.parameters)[:300]}", markup=False, soft_wrap=True)

@@ -38,13 +38,15 @@ class Plan:
     """The methods of a run in order, each one's positions, and who shares whose numbers.
 
     `same_as` names, for a method whose frequencies equal an earlier one's at this length, that earlier method; `own`
-    are the model's positions as it was given.
+    are the model's positions as it was given. `crop_seq_len`: the length whose frequencies crop's windows have,
+    where it is not their own.
     """
 
     protocol: Protocol
     own: Positions
     positions: dict[str, Positions]
     same_as: dict[str, str]
+    crop_seq_len: int | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -53,7 +55,8 @@ class Plan:
 
     def key(self, method: str, window: int) -> str:
         """A job's key in the ledger, with a digest of the method's positions: another form of it is another key."""
-        return f"{method}/{_digest_of(self.positions[method])}/{window}"
+        at = "" if self.crop_seq_len is None or not METHODS[method].crops else f"@{self.crop_seq_len}"
+        return f"{method}/{_digest_of(self.positions[method])}{at}/{window}"
 
     def due(self, ledger: Ledger) -> tuple[Job, ...]:
         """The jobs whose results are not in the ledger, window by window."""

@@ -63,6 +63,7 @@ def run(
                 trained_length=protocol.trained_length,
                 stride=protocol.stride,
                 beginning=plain.get(job.window) if job.window in plain else _beginning(as_plain, ids, protocol, chunk),
+                seq_len=plan.crop_seq_len,
                 chunk=chunk,
                 advance=shown.advance,
             )

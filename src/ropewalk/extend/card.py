@@ -156,12 +156,34 @@ def _results(record: Mapping[str, Any], protocol: Mapping[str, Any] | None, figu
     lines.insert(5, "|---|" + "--:|" * (len(rows[0]) - 1))
     against = record["verdict"].get("tuned_minus_crop_beyond") or record["verdict"].get("method_minus_crop_beyond")
     if against is not None:
-        interval = (
-            "" if against["ci"] is None else f" (95 % interval {against['ci'][0]:+.3f} to {against['ci'][1]:+.3f})"
-        )
-        lines += ["", f"Beyond the trained length its loss is {against['nats']:+.3f} nats from crop's{interval}; crop "
-                  "forgets the oldest tokens. Below zero it is better."]  # fmt: skip
+        lines += [
+            "",
+            f"Beyond the trained length its loss is {against['nats']:+.3f} nats from crop's{_interval(against)}; "
+            "crop forgets the oldest tokens. Below zero it is better.",
+        ]
+    claim = record["verdict"].get("interaction_beyond")
+    if claim is not None:
+        lines += [
+            "",
+            "(tuned - untuned) x (full - crop), both under the method: tuning changed the loss beyond the trained "
+            f"length by {claim['nats']:+.3f} nats{_interval(claim)} more where the distant tokens are read than in "
+            f"fresh windows of the trained length. {_of_interaction(claim['ci'])}",
+        ]
     return [*lines, "", *([f"![Loss by position]({figure})", ""] if figure else [])]
+
+
+def _interval(difference: Mapping[str, Any]) -> str:
+    ends = difference["ci"]
+    return "" if ends is None else f" (95 % interval {ends[0]:+.3f} to {ends[1]:+.3f})"
+
+
+def _of_interaction(interval: Sequence[float] | None) -> str:
+    """What (tuned - untuned) x (full - crop) shows, in a sentence."""
+    if interval is None or interval[0] <= 0 <= interval[1]:
+        return "This does not show that tuning taught it to use them."
+    if interval[1] < 0:
+        return "Tuning taught it to use them."
+    return "Tuning helped less where they are read."
 
 
 def _joined(heads: Sequence[str]) -> str:

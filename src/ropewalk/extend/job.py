@@ -17,7 +17,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.card import card
 from ropewalk.extend.export import CARD, FIGURE, LOG, RECORD, Exported, check_out, export, hub_of
 from ropewalk.extend.held_out_text import HeldOutText, refuse_seen
-from ropewalk.extend.outcome import Variant, after, before, measure, record
+from ropewalk.extend.outcome import Variant, after, before, measure, record, untuned_crop
 from ropewalk.extend.settings import MethodSettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
 from ropewalk.extend.work_folder import WorkFolder
@@ -117,10 +117,12 @@ class ExtendJob:
         refuse_seen(windows, read, tokenizer, work="tune", validation=str(validation or name))
 
     def measure_before(self) -> None:
-        """The checkpoint plain, under crop, and under the method."""
+        """The checkpoint plain, under crop, and under the method; where it is tuned, that in fresh windows as well."""
         if self.held_out is not None:
-            reader = self.source.reader
-            self._measure(reader, *before(reader, self.held_out.protocol, self.settings.method))
+            reader, protocol, method = self.source.reader, self.held_out.protocol, self.settings.method
+            self._measure(reader, *before(reader, protocol, method))
+            if self.settings.tunes:
+                self._measure(self.adapted, *untuned_crop(self.adapted, protocol, method))
 
     def measure_after(self, tuned: Reader) -> None:
         """The tuned model, and what its weights do without the distant tokens."""
@@ -128,6 +130,8 @@ class ExtendJob:
             self._measure(tuned, *after(tuned, self.held_out.protocol))
 
     def _measure(self, reader: Reader, plan: Plan, names: Mapping[str, str]) -> None:
+        if not names:
+            return
         assert self.held_out is not None
         windows = self.held_out.windows
         self.variants += measure(reader, windows, plan, names, self.work.losses, progress=self.progress)

@@ -1,4 +1,7 @@
-"""Loss by block before and after, on the same tokens: the checkpoint plain, under crop, under the method, and tuned."""
+"""Loss by block before and after, on the same tokens: the checkpoint plain, under crop, under the method, and tuned.
+
+Method and tuned model are read twice: whole windows, and fresh windows of the trained length.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,20 @@ from ropewalk.diagnosis.run import run
 from ropewalk.ledger import Ledger
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import Reader
-from ropewalk.statistics import difference, over_windows
+from ropewalk.statistics import Interval, difference, over_windows
 
 PLAIN, CROP, AS_IS, TUNED = "plain", "crop", "as-is", "tuned"
 TUNED_CROP = "tuned crop"  # the tuned weights in fresh windows of the trained length: without the distant tokens
+CLAIM = "interaction_beyond"
+
+
+def crop_of(method: str) -> str:
+    """The name of a method without the distant tokens: its frequencies at the target, in fresh windows.
+
+    >>> crop_of("yarn"), crop_of("plain")
+    ('yarn crop', 'crop')
+    """
+    return CROP if method == PLAIN else f"{method} {CROP}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,11 +95,23 @@ def before(reader: Reader, protocol: Protocol, method: str) -> tuple[Plan, dict[
     return plan(reader, protocol, [*baselines, method]), {name: name for name in (*baselines, method)}
 
 
+def untuned_crop(adapted: Reader, protocol: Protocol, method: str) -> tuple[Plan, dict[str, str]]:
+    """What is measured of the model under its method besides `before`: what it does without the distant tokens."""
+    names = {crop_of(method): CROP} if method != PLAIN and _can_crop(protocol) else {}
+    return _as_it_is(adapted, protocol, names), names
+
+
 def after(reader: Reader, protocol: Protocol) -> tuple[Plan, dict[str, str]]:
     """What is measured of the tuned model: it itself, and what its weights do without the distant tokens."""
     names = {TUNED: AS_IS, TUNED_CROP: CROP} if _can_crop(protocol) else {TUNED: AS_IS}
+    return _as_it_is(reader, protocol, names), names
+
+
+def _as_it_is(reader: Reader, protocol: Protocol, names: Mapping[str, str]) -> Plan:
+    """A reader under its own positions; fresh windows too have the frequencies of the target."""
     own = reader.positions
-    return Plan(protocol=protocol, own=own, positions=dict.fromkeys(names.values(), own), same_as={}), names
+    positions = dict.fromkeys(names.values(), own)
+    return Plan(protocol=protocol, own=own, positions=positions, same_as={}, crop_seq_len=protocol.target)
 
 
 def _can_crop(protocol: Protocol) -> bool:
@@ -97,12 +122,16 @@ def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
     """The comparisons that decide, paired by window: nats per token, with 95 % intervals (None for one window).
 
     `tuned_minus_crop_beyond` at or below zero says that reading further costs no more loss than forgetting.
+    `interaction_beyond` is (tuned - untuned) x (full - crop), both under the method: how much more tuning lowers the
+    loss where the distant tokens are read than where they are left out. Below zero, interval and all, it taught the
+    model to use them; what it learned of the text itself lowers both.
     """
     by_name = {variant.name: variant for variant in variants}
     pairs = {
         "method_minus_crop_beyond": (method, CROP, "beyond"),
         "tuned_minus_crop_beyond": (TUNED, CROP, "beyond"),
         "tuned_minus_its_crop_beyond": (TUNED, TUNED_CROP, "beyond"),
+        "method_minus_its_crop_beyond": (method, crop_of(method), "beyond"),
         "tuned_minus_method_beyond": (TUNED, method, "beyond"),
         "tuned_minus_plain_within": (TUNED, PLAIN, "within"),
         "method_minus_plain_within": (method, PLAIN, "within"),
@@ -114,7 +143,23 @@ def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
             if None not in values:
                 mean, interval = difference(*values)
                 differences[key] = {"nats": mean, "ci": interval}
+    four = [by_name[name].beyond for name in (TUNED, TUNED_CROP, method, crop_of(method)) if name in by_name]
+    if len(four) == 4 and None not in four:
+        mean, interval = interaction(*four)  # type: ignore[arg-type]
+        differences[CLAIM] = {"nats": mean, "ci": interval}
     return differences
+
+
+def interaction(
+    tuned: Sequence[float], tuned_crop: Sequence[float], untuned: Sequence[float], untuned_crop: Sequence[float]
+) -> tuple[float, Interval]:
+    """(tuned - untuned) x (full - crop) of losses by window, nats per token, and its 95 % interval.
+
+    >>> interaction([2.0], [2.5], [3.0], [3.25])
+    (-0.25, None)
+    """
+    gains = [np.subtract(full, crop).tolist() for full, crop in ((tuned, tuned_crop), (untuned, untuned_crop))]
+    return difference(*gains)
 
 
 def record(

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def extension_figure(record: Mapping[str, Any]) -> Figure:
-    """The loss by position before and after; the tuned weights' own crop is left to the table."""
+    """The loss by position before and after; the fresh windows of method and tuned weights are left to the table."""
     return loss_by_position(
         record["blocks"],
         {
             variant["name"]: np.mean(variant["loss_by_window_and_block"], axis=0).tolist()
             for variant in record["variants"]
-            if variant["name"] != "tuned crop"
+            if not variant["name"].endswith(" crop")
         },
         trained_length=record["protocol"]["trained_length"],
         title=f"{record['model']}: loss by position, before and after",

@@ -101,6 +101,7 @@ def cropped_losses(
     stride: int,
     first: int = 1,
     beginning: Losses | None = None,
+    seq_len: int | None = None,
     chunk: int = CHUNK,
     advance: Advance | None = None,
 ) -> Losses:
@@ -111,7 +112,8 @@ def cropped_losses(
     tokens. Windows that hold no scored token are not read.
 
     **Arguments:** as `window_losses`; `beginning` are the losses of the first `trained_length` tokens (from token 1),
-    where a plain pass over the same window has them already: they are the same.
+    where a plain pass over the same window has them already: they are the same. `seq_len`: as `window_losses`, for
+    every fresh window; default its own tokens.
     **Returns:** float64 `[tokens - first]`.
     """
     tokens = len(input_ids)
@@ -127,13 +129,13 @@ def cropped_losses(
             facts={"input_ids": input_ids, "first": first},
             cure="Pass 1 <= first < tokens.",
         )
+    read = partial(reader.window_losses, seq_len=seq_len, chunk=chunk, advance=advance)
     within, parts = min(trained_length, tokens), []
     if first < within:
         if beginning is None:
-            parts.append(reader.window_losses(input_ids[:within], first=first, chunk=chunk, advance=advance))
+            parts.append(read(input_ids[:within], first=first))
         else:
             parts.append(beginning[first - 1 : within - 1])
     for start, end, scored in crop_steps(tokens, trained_length, stride, first=first):
-        part = reader.window_losses(input_ids[start:end], first=scored - start, chunk=chunk, advance=advance)
-        parts.append(part)
+        parts.append(read(input_ids[start:end], first=scored - start))
     return np.concatenate(parts)
