@@ -34,8 +34,9 @@ from ropewalk.backends.request import Norm, Turn
 from ropewalk.encodings import Encoding, EncodingConfig, Sizes, resolve
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rotation.checks import check_tables
 from ropewalk.rotation.embedding import RotaryEmbedding
-from ropewalk.rotation.rotate import check_tables, rotate
+from ropewalk.rotation.rotate import rotate
 from ropewalk.shapes import Float, Int, Real, Shaped
 
 

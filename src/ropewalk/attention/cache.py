@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.branches import Branches
+from ropewalk.attention.cache_checks import check_branches, check_counts, named_rows, refuse_outgrowing, row_lengths
 from ropewalk.attention.extensions import Extension
 from ropewalk.attention.masks import TokenLayout, real_tokens
 from ropewalk.attention.tables import SeqLen, SlotTables
 from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Float
 
 
@@ -90,7 +90,7 @@ class KVCache:
                     cure="Give one, or None, for each layer; model.new_cache does.",
                 )
         self._lengths = [0] * batch
-        self._seq_len = _row_lengths(seq_len, batch)
+        self._seq_len = row_lengths(seq_len, batch)
         self._one_seq_len = seq_len is not None and not (isinstance(seq_len, Tensor) and seq_len.ndim)
         if self._seq_len is None and any(rope is not None and rope.needs_seq_len for rope in self.ropes or ()):
             raise RopeError(
@@ -158,7 +158,7 @@ class KVCache:
         if branches is None:
             self._refuse_outgrowing(lengths)
         else:
-            self._check_branches(branches, seq, real)
+            check_branches(branches, seq, self.batch, real is not None)
             self._refuse_outgrowing([held[0] + branches.deepest])
         total = max(lengths)
         layout = TokenLayout(
@@ -213,14 +213,6 @@ class KVCache:
     def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """All keys and values of one layer up to this call's, `[batch, kv_heads, layout.total, head_dim]`: views."""
         return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
-
-    def _check_branches(self, branches: Branches, seq: int, real: Tensor | None) -> None:
-        if self.batch != 1 or len(branches) != seq or real is not None:
-            raise RopeError(
-                "KVCache: branches go on from one row, and say of each new token what it follows.",
-                facts={"rows": self.batch, "tokens": seq, "branches": len(branches), "masked": real is not None},
-                cure="Ask them of a cache of one row, one parent for each token, without an attention_mask.",
-            )
 
     def _check_batch(self, batch: int) -> None:
         if batch != self.batch:
@@ -298,25 +290,7 @@ class KVCache:
         Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
         """
         counts = list(count) if isinstance(count, Sequence) else [count] * self.batch
-        whole = all(as_whole(number) is not None for number in [*counts, sinks])
-        if len(counts) != self.batch or not whole or min([*counts, sinks]) < 0:
-            raise RopeError(
-                "KVCache.drop: one count of at least 0, or one per row, and at least 0 sinks.",
-                facts={"count": count, "sinks": sinks, "cache": self},
-                cure="Counts and sinks are tokens.",
-            )
-        if self.rotated:
-            raise RopeError(
-                "KVCache.drop: its keys are rotated by the positions that they were stored at.",
-                facts={"cache": self},
-                cure="Make it with new_cache(rotated=False).",
-            )
-        if any(drop and sinks + drop > held for drop, held in zip(counts, self._lengths, strict=True)):
-            raise RopeError(
-                "KVCache.drop: a row holds fewer tokens than its sinks and the count together.",
-                facts={"count": counts, "sinks": sinks, "lengths": self._lengths},
-                cure="Drop fewer tokens.",
-            )
+        check_counts(counts, sinks, self._lengths, self.rotated, self)
         lengths = self._lengths
         for row, (drop, held) in enumerate(zip(counts, lengths, strict=True)):
             if drop:
@@ -330,14 +304,7 @@ class KVCache:
 
     def select(self, rows: Sequence[int] | Tensor) -> None:
         """Keep the named rows, in that order, repeated where named twice: beams, or rows that are not finished."""
-        chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
-        whole = all(isinstance(row, int) and not isinstance(row, bool) for row in chosen)
-        if not chosen or not whole or not all(0 <= row < self.batch for row in chosen):
-            raise RopeError(
-                "KVCache.select: `rows` must name rows of the cache.",
-                facts={"rows": chosen, "cache": self},
-                cure="Rows count from 0 to batch - 1, and at least one is kept.",
-            )
+        chosen = named_rows(rows, self.batch, self)
         if chosen == list(range(self.batch)):
             return
         index = torch.tensor(chosen, device=self.device)
@@ -393,31 +360,5 @@ class KVCache:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
-        if self._seq_len is None:
-            return
-        for rope in {rope for rope in self.ropes or () if rope is not None and rope.needs_seq_len}:
-            for row, (length, fixed) in enumerate(zip(lengths, self._seq_len, strict=True)):
-                if length > rope.longest_at(fixed):
-                    raise RopeError(
-                        "KVCache: this call outgrows the `seq_len` that the cache's frequencies are fixed for.",
-                        facts={"row": row, "tokens": length, "seq_len": fixed, "scaling": rope.scaling},
-                        cure="Make the cache with the final length: seq_len=...; or recompute its tokens in a new one.",
-                    )
-
-
-def _row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
-    """`seq_len` as one int per row."""
-    if seq_len is None:
-        return None
-    if isinstance(seq_len, Tensor):
-        whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
-        rows: list[int] = (seq_len.flatten().tolist() if seq_len.ndim else [int(seq_len)] * batch) if whole else []
-    else:
-        rows = [as_whole(seq_len) or 0] * batch
-    if len(rows) != batch or min(rows) < 1:
-        raise RopeError(
-            "KVCache: `seq_len` must be an int of at least 1, or int64 [batch].",
-            facts={"seq_len": seq_len, "batch": batch},
-            cure="Give the final length in tokens, one for all rows or one for each.",
-        )
-    return tuple(rows)
+        if self._seq_len is not None:
+            refuse_outgrowing(lengths, self._seq_len, self.ropes or ())

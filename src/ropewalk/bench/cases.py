@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ropewalk.bench import oracle
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rotation.checks import Layout
 from ropewalk.rotation.embedding import RotaryEmbedding
-from ropewalk.rotation.rotate import Layout
 
 THETA = 10_000.0
 Memory = Literal["contiguous", "padded", "transposed", "expanded"]

@@ -11,8 +11,9 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope import hugging_face
+from ropewalk.rope.config_checks import check_axes, check_axis_values, check_numbers, thetas, whole, whole_axes
 from ropewalk.rope.scaling import Ladder, Scaling
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.values import is_number
 
 DEFAULT_THETA = 10_000.0
 _LATER = {"later": True}  # a field that is not printed at its default, so that digests of older ropes stay
@@ -61,21 +62,19 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         cure = "Divide with //: hidden_size // num_attention_heads."
-        head_dim = _whole("head_dim", self.head_dim, cure)
-        rotary_dim = head_dim if self.rotary_dim is None else _whole("rotary_dim", self.rotary_dim, cure)
+        head_dim = whole("head_dim", self.head_dim, cure)
+        rotary_dim = head_dim if self.rotary_dim is None else whole("rotary_dim", self.rotary_dim, cure)
         object.__setattr__(self, "head_dim", head_dim)
         object.__setattr__(self, "rotary_dim", rotary_dim)
         if self.max_position_embeddings is not None:
-            length = _whole("max_position_embeddings", self.max_position_embeddings, "Give the length in tokens.")
+            length = whole("max_position_embeddings", self.max_position_embeddings, "Give the length in tokens.")
             object.__setattr__(self, "max_position_embeddings", length)
-        several = isinstance(self.theta, (tuple, list))
-        theta = tuple(map(_float, self.theta)) if several else _float(self.theta)  # type: ignore[arg-type]
-        object.__setattr__(self, "theta", theta)
+        object.__setattr__(self, "theta", thetas(self.theta))
         if self.axes is not None:
-            object.__setattr__(self, "axes", _axes(self.axes))
-        self._check_numbers(rotary_dim)
-        self._check_axes()
-        self._check_axis_values()
+            object.__setattr__(self, "axes", whole_axes(self.axes))
+        check_numbers(head_dim, rotary_dim, self.interleaved, self.theta, self.max_position_embeddings)
+        check_axes(self.axes, self.pairs, self.axes_restart)
+        check_axis_values(self.theta, self.axes, self.axes_restart, self.axis_blocks, self.interleaved)
         self._check_scaling(rotary_dim)
         if self.inv_freq is not None:
             object.__setattr__(self, "inv_freq", self._explicit(self.inv_freq))
@@ -88,83 +87,6 @@ class RopeConfig:
     def _is_shown(self, one: Field[Any]) -> bool:
         """Every field but a later one at its default."""
         return "later" not in one.metadata or getattr(self, one.name) != one.default
-
-    def _check_numbers(self, rotary_dim: int) -> None:
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise RopeError(
-                "RopeConfig: `head_dim` must be even and at least 2: features turn in pairs.",
-                facts={"head_dim": self.head_dim},
-                cure="Pass the number of features of one head (hidden_size / num_attention_heads).",
-            )
-        if not 2 <= rotary_dim <= self.head_dim or rotary_dim % 2:
-            raise RopeError(
-                "RopeConfig: `rotary_dim` must be even, at least 2 and at most head_dim.",
-                facts={"rotary_dim": rotary_dim, "head_dim": self.head_dim},
-                cure="It counts the features that turn; leave it out to turn the whole head.",
-            )
-        if not isinstance(self.interleaved, bool):
-            raise RopeError(
-                "RopeConfig: `interleaved` must be True or False.",
-                facts={"interleaved": self.interleaved},
-                cure="True pairs (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).",
-            )
-        if not all(math.isfinite(theta) and theta > 1 for theta in self._thetas):
-            raise RopeError(
-                "RopeConfig: `theta` must be a finite number above 1.",
-                facts={"theta": self.theta},
-                cure="The paper's is 10000.0.",
-            )
-        length = self.max_position_embeddings
-        if length is not None and length < 1:
-            raise RopeError(
-                "RopeConfig: `max_position_embeddings` must be at least 1 token.",
-                facts={"max_position_embeddings": length},
-                cure="Leave it out where it is not known.",
-            )
-
-    def _check_axes(self) -> None:
-        if not isinstance(self.axes_restart, bool):
-            raise RopeError(
-                "RopeConfig: `axes_restart` must be True or False.",
-                facts={"axes_restart": self.axes_restart},
-                cure="False shares one ladder of frequencies among the axes (M-RoPE), True gives each its own.",
-            )
-        if self.axes is None:
-            if self.axes_restart:
-                raise RopeError(
-                    "RopeConfig: `axes_restart` says how several axes share frequencies, and there are no axes.",
-                    facts={"axes": None, "axes_restart": True},
-                    cure="Pass axes=axes_from_sections([...]), or leave axes_restart out.",
-                )
-        elif len(self.axes) != self.pairs or sorted(set(self.axes)) != list(range(max(self.axes, default=-1) + 1)):
-            raise RopeError(
-                "RopeConfig: `axes` names one axis for each pair, counted from 0 without gaps.",
-                facts={"axes": self.axes, "pairs": self.pairs},
-                cure="axes_from_sections([...]) makes it from the number of pairs of each axis.",
-            )
-
-    def _check_axis_values(self) -> None:
-        """One theta for each axis that has a ladder of its own, and blocks of features that each belong to one axis."""
-        own = self.num_axes if self.axes_restart else 1
-        if isinstance(self.theta, tuple) and (not self.axes_restart or len(self.theta) != own):
-            raise RopeError(
-                "RopeConfig: several values of `theta` are one for each axis, where `axes_restart`.",
-                facts={"theta": self.theta, "axes": self.axes, "axes_restart": self.axes_restart},
-                cure="Pass one number, or axes=axes_from_sections([...]), axes_restart=True and a theta for each axis.",
-            )
-
-        if not isinstance(self.axis_blocks, bool):
-            raise RopeError(
-                "RopeConfig: `axis_blocks` must be True or False.",
-                facts={"axis_blocks": self.axis_blocks},
-                cure="True pairs half-split inside the features of each axis, False across all that turn.",
-            )
-        if self.axis_blocks and (self.interleaved or self.axes is None or list(self.axes) != sorted(self.axes)):
-            raise RopeError(
-                "RopeConfig: `axis_blocks` is for half-split pairs of several axes, the pairs of each in a row.",
-                facts={"interleaved": self.interleaved, "axes": self.axes},
-                cure="Neighbouring pairs (interleaved=True) lie in their axis's features anyway: leave it out there.",
-            )
 
     def _explicit(self, inv_freq: Any) -> tuple[float, ...]:
         """The given frequencies as floats, once nothing else of the config would set them."""
@@ -374,34 +296,3 @@ class RopeConfig:
             axes=self.axes,
             axes_restart=self.axes_restart,
         )
-
-
-def _whole(name: str, value: object, cure: str) -> int:
-    whole = as_whole(value)
-    if whole is None:
-        raise RopeError(f"RopeConfig: `{name}` must be a whole number.", facts={name: value}, cure=cure)
-    return whole
-
-
-def _float(theta: Any) -> float:
-    if isinstance(theta, float):
-        return float(theta)  # np.float64 is one, too
-    try:
-        if not isinstance(theta, str | bytes | bool):
-            return float(theta)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise RopeError(
-        "RopeConfig: `theta` must be a finite number above 1.", facts={"theta": theta}, cure="The paper's is 10000.0."
-    )
-
-
-def _axes(axes: Any) -> tuple[int, ...]:
-    whole = [as_whole(axis) for axis in axes] if isinstance(axes, Iterable) else [None]
-    if None in whole:
-        raise RopeError(
-            "RopeConfig: `axes` must be whole numbers, one for each pair.",
-            facts={"axes": axes},
-            cure="axes_from_sections([...]) makes it from the number of pairs of each axis.",
-        )
-    return tuple(axis for axis in whole if axis is not None)

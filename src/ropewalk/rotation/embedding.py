@@ -19,16 +19,8 @@ from ropewalk.rope.frequencies import (
     first_columns_of,
 )
 from ropewalk.rope.tables import check_position_ids, make_tables, turns_of
-from ropewalk.rotation.rotate import (
-    Layout,
-    check_tables,
-    placed,
-    placed_both,
-    rotate,
-    rotate_qk,
-    turn_both,
-    turn_one,
-)
+from ropewalk.rotation.checks import Layout, check_tables, placed, placed_both
+from ropewalk.rotation.rotate import rotate, rotate_qk, turn_both, turn_one
 from ropewalk.shapes import Float, Int, Real
 
 SeqLen = int | Tensor | None

@@ -11,7 +11,8 @@ from ropewalk.backends import choose
 from ropewalk.backends.autograd import norm_rotated
 from ropewalk.backends.request import Norm, Store, Turn
 from ropewalk.errors import RopeError
-from ropewalk.rotation.rotate import Layout, check_tables, overlaps_itself, placed
+from ropewalk.rotation.checks import Layout, check_tables, placed
+from ropewalk.rotation.memory import overlaps_itself
 from ropewalk.shapes import Float
 
 # What keys of up to 32 bits may become in a cache.

@@ -1,0 +1,88 @@
+"""Where the elements of a tensor lie in memory: what a kernel may write in any order, and what must not be written."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from ropewalk.eager import reasons_for_mathematics
+from ropewalk.errors import RopeError
+
+
+def each_has_its_place(target: Tensor) -> bool:
+    """Whether no two elements of `target` lie at one address, so that a kernel may write them in any order."""
+    if target.is_contiguous():
+        return True
+    reach = 0
+    for stride, size in sorted(zip(target.stride(), target.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def overlaps_itself(target: Tensor) -> bool:
+    """Whether two elements of `target` lie at one address, as in `expand`, and in `unfold` with a small step."""
+    if target.is_contiguous() or not target.numel():
+        return False
+    steps = [(stride, size) for stride, size in zip(target.stride(), target.shape, strict=True) if size > 1]
+    reach = sum(stride * (size - 1) for stride, size in steps)
+    if reach + 1 < target.numel() or any(stride == 0 for stride, _ in steps):
+        return True
+    if reasons_for_mathematics(target) or each_has_its_place(target):
+        return False  # tracers know strides as symbols only
+    offsets = np.zeros(1, dtype=np.int64)  # neither nested nor obviously too small: rare enough to count
+    for stride, size in steps:
+        offsets = np.add.outer(offsets, stride * np.arange(size)).reshape(-1)
+    return bool(np.unique(offsets).size < target.numel())
+
+
+def _extent(x: Tensor) -> tuple[int, int]:
+    """First byte of a tensor in memory, and the one after its last."""
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
+    reach = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return start, start + (reach + 1) * x.element_size() if x.numel() else start
+
+
+def overlap(x: Tensor, out: Tensor) -> bool:
+    """Whether writing `out` could destroy what is still to be read of `x`."""
+    (start, end), (first, last) = _extent(x), _extent(out)
+    return start < last and first < end and not (start == first and x.stride() == out.stride())
+
+
+def check_apart(q: Tensor, k: Tensor) -> None:
+    """In place, queries and keys must not share elements: those would turn twice. Heads of one buffer are apart."""
+    (start, end), (first, last) = _extent(q), _extent(k)
+    if first >= end or start >= last or start == end or first == last:
+        return
+    if start > first:
+        q, k, start, first = k, q, first, start
+    if q.element_size() == k.element_size() and _interleave(q, k, (first - start) // q.element_size()):
+        return
+    raise RopeError(
+        "rotate_qk: `q` and `k` share memory, and in place it would be turned twice.",
+        facts={"q": q, "k": k},
+        cure="Rotate new tensors (inplace=False), or one of them alone.",
+    )
+
+
+def _interleave(q: Tensor, k: Tensor, gap: int) -> bool:
+    """Whether memory is made of cells that repeat, in which heads of `q` come first and heads of `k` from `gap` on."""
+    of_q = of_k = 0  # reach of each inside a cell
+    steps = []
+    for q_stride, q_size, k_stride, k_size in zip(q.stride(), q.shape, k.stride(), k.shape, strict=True):
+        stride = q_stride if q_size > 1 else k_stride
+        if q_size > 1 and k_size > 1 and q_stride != k_stride:
+            return False
+        if stride <= gap:
+            of_q, of_k = of_q + stride * (q_size - 1), of_k + stride * (k_size - 1)
+        else:
+            steps.append((stride, max(q_size, k_size)))
+    reach = gap + of_k
+    for stride, size in sorted(steps):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return of_q < gap
