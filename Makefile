@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: plan web test-web test-node demo test test-rest test-all check parity bench figures docs docs-serve dist slow sanitize format clean
+.PHONY: plan web test-web test-node demo test test-rest test-shapes test-all check lint types parity bench figures docs docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
@@ -21,15 +21,24 @@ test: $(READY)
 	$(PYTEST) -m "not slow and not thorough"
 
 # What `make test` leaves out: the costly tests, and once more the lower rooms with every shape in a signature checked.
-test-rest: $(READY)
-	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/encodings tests/attention
+test-rest: test-shapes
 	$(PYTEST) -m "thorough and not slow"
 
-test-all: test test-rest
+test-shapes: $(READY)
+	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/encodings tests/attention
 
-check: $(READY)
+# Both, with one collection of the tests: what CI runs.
+test-all: $(READY)
+	$(PYTEST) -m "not slow"
+	$(MAKE) test-shapes
+
+check: lint types
+
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(READY)
 	$(BIN)/mypy
 
 # Every rotary class and causal family of transformers against ours: the record and docs/models.md. It goes on where it
