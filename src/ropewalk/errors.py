@@ -31,6 +31,16 @@ class RopeError(ValueError):
         shown = {name: _Shown(describe(value)) for name, value in self.facts.items()}
         return _rebuilt, (self.rule, shown, self.cure)
 
+    def to_json(self) -> list[Any]:
+        """Rule, facts as they are shown, and cure: `of_json` makes the same message of it in another process."""
+        return [self.rule, {name: describe(value) for name, value in self.facts.items()}, self.cure]
+
+    @classmethod
+    def of_json(cls, said: list[Any]) -> RopeError:
+        """The reverse of `to_json`."""
+        rule, shown, cure = said
+        return _rebuilt(rule, {name: _Shown(value) for name, value in shown.items()}, cure)
+
 
 class _Shown(str):
     """A fact that has been described already."""

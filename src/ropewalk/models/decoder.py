@@ -64,7 +64,8 @@ class Decoder(nn.Module):
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
-        self.reset_parameters()
+        if not self.embed_tokens.weight.is_meta:
+            self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw all weights anew from torch's generator: normal matrices, zero biases, unit norms."""

@@ -8,11 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ropewalk.distributed.mesh import Mesh
+from ropewalk.distributed.sharding import put_whole, whole
 from ropewalk.errors import RopeError
 from ropewalk.optional import need
 
 OPTIMIZER = "optimizer.safetensors"
 TRAINED = "trained.safetensors"
+GATHERED = "gathered.safetensors"
+"""Of a run on several processes: weights and the optimizer's state in full, and every process's generators."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -104,3 +108,29 @@ def restore_random(tensors: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])
+
+
+def whole_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> dict[str, Tensor]:
+    """Trained weights, the optimizer's state, and each process's generators: in full, gathered by all processes."""
+    weights = {f"model.{name}": each for name, each in model.named_parameters() if each.requires_grad}
+    tensors = {name: whole(each) for name, each in {**weights, **optimizer_tensors(model, optimizer)}.items()}
+    for name, state in random_states().items():
+        tensors[name] = torch.stack(mesh.gathered(state))
+    return tensors
+
+
+def read_whole_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
+    """Restore this process's part of what `whole_training_state` gave, from a file that all processes see."""
+    tensors = read_tensors(path)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        put_whole(parameter, tensors[f"model.{name}"])
+        state = {"step": tensors[f"step.{name}"].to(parameter.device)}
+        for kind in ("exp_avg", "exp_avg_sq"):
+            state[kind] = torch.zeros_like(parameter.detach())
+            put_whole(state[kind], tensors[f"{kind}.{name}"])
+        optimizer.state[parameter] = state
+    states = {name: tensors[name] for name in random_states() if name in tensors}
+    if all(len(each) > mesh.rank for each in states.values()):
+        restore_random({name: each[mesh.rank] for name, each in states.items()})

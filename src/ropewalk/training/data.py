@@ -71,6 +71,17 @@ class Batch:
         """How many tokens are predicted."""
         return self.targets.numel()
 
+    def rows(self, rows: Sequence[int]) -> Batch:
+        """Some of its windows."""
+        documents, positions = self.document_ids, self.position_ids
+        return Batch(
+            self.inputs[rows],
+            self.targets[rows],
+            None if documents is None else documents[rows],
+            None if positions is None else positions[rows],
+            self.seq_len,
+        )
+
     def to(self, device: str) -> Batch:
         """The batch on another device."""
         documents, positions = self.document_ids, self.position_ids

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.distributed.mesh import ALONE, Mesh, joined_mesh
+from ropewalk.distributed.meta import built
+from ropewalk.distributed.settings import MeshSettings
+from ropewalk.distributed.sharding import whole_state
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.precision import dtype_named
@@ -35,6 +39,7 @@ def train(
     dtype: str = "bfloat16",
     housekeeping: Housekeeping | None = None,
     report: Report | None = None,
+    mesh: MeshSettings | None = None,
 ) -> Path:
     """Train a decoder from scratch, or continue the run that `out` holds; returns `out`, a Hugging Face folder.
 
@@ -43,21 +48,23 @@ def train(
     - `resume`: insist that there is a run to continue. `restart`: throw the run in `out` away first.
     - `dtype`: of the finished model's weights, "bfloat16", "float32" or "float16"; training weights are float32.
     - `report`: called with each `Event`.
+    - `mesh`: how the processes of the launch (torchrun, `rw.distributed.joined`) or of torch's process group are laid
+      out; every process makes the same call. None: each has windows of its own, weights are cut over all.
 
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for bad texts or settings, for a run
     with other settings in `out`, and where the loss or a gradient is not finite.
     """
     if dtype not in DTYPES:
         raise RopeError("train: unknown `dtype`.", facts={"dtype": dtype, "known": DTYPES}, cure="Pass one of these.")
-    folder = RunFolder(out)
-    with folder.locked(), torch.random.fork_rng():
-        task = FromScratch(settings.on_this_machine(), housekeeping, dtype=dtype_named(dtype))
-        run = Run(task, folder, report)
+    folder, here = RunFolder(out), settings.on_this_machine()
+    with joined_mesh(mesh, here.device) as ranks, ranks.holding(folder.locked()), torch.random.fork_rng():
+        task = FromScratch(here, housekeeping, dtype=dtype_named(dtype), mesh=ranks)
+        run = Run(task, folder, report, ranks)
         unfinished = run.prepare(resume=resume, restart=restart)
         if unfinished:
             run.train()
             run.finish()
-        if report is not None:
+        if report is not None and ranks.is_first:
             steps = int(run.record["steps"])
             report(Event("done", steps, steps, {"out": str(folder.path), "already": not unfinished}))
     return folder.path
@@ -67,10 +74,16 @@ class FromScratch(LanguageModelTask):
     """A decoder with random weights, and the tokenizer that the settings ask for."""
 
     def __init__(
-        self, settings: TrainSettings, housekeeping: Housekeeping | None = None, *, dtype: torch.dtype = torch.float32
+        self,
+        settings: TrainSettings,
+        housekeeping: Housekeeping | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        mesh: Mesh = ALONE,
     ) -> None:
-        super().__init__(settings, housekeeping)
+        super().__init__(settings, housekeeping, mesh)
         self.train_settings, self.dtype = settings, dtype
+        self._gathered: dict[str, Tensor] = {}
 
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> TextTokenizer:
         """The tokenizer of the run that continues, or a new one."""
@@ -79,6 +92,12 @@ class FromScratch(LanguageModelTask):
     def make_model(self, vocab_size: int) -> Decoder:
         """Random weights, by torch's generator."""
         return Decoder(self.train_settings.decoder_config(vocab_size))
+
+    def place_model(self, vocab_size: int) -> Decoder:
+        """Of several processes none ever holds the whole model."""
+        if not self.mesh.several:
+            return super().place_model(vocab_size)
+        return built(lambda: self.make_model(vocab_size), self.mesh, self.settings.device)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """Windows of the text, some with repeated blocks if `repeat_share`, after periodic ones if `copy_warmup`."""
@@ -105,9 +124,13 @@ class FromScratch(LanguageModelTask):
     def read_weights(self, folder: Path) -> None:
         self.model.load_state_dict(load(folder / MODEL, dtype=torch.float32).state_dict())
 
+    def gather(self) -> None:
+        """The finished weights, on the first process."""
+        self._gathered = whole_state(self.model, self.mesh) if self.mesh.several else {}
+
     def write_model(self, folder: Path) -> None:
         """The model in the dtype asked for, with its tokenizer."""
         cast = Decoder(self.model.config)
-        cast.load_state_dict(self.model.state_dict())
+        cast.load_state_dict(self._gathered or self.model.state_dict())
         assert isinstance(self.tokenizer, TextTokenizer)
         save(cast.to(self.dtype), folder, tokenizer=self.tokenizer)

@@ -10,13 +10,22 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import read_json, sha256
+from ropewalk.distributed.mesh import ALONE, Mesh
+from ropewalk.distributed.sharding import clip_gradients
 from ropewalk.errors import RopeError
-from ropewalk.training.checkpoint import read_training_state, write_training_state
+from ropewalk.training.checkpoint import (
+    GATHERED,
+    read_training_state,
+    read_whole_state,
+    whole_training_state,
+    write_tensors,
+    write_training_state,
+)
 from ropewalk.training.clock import Clock
 from ropewalk.training.events import Event, Report
 from ropewalk.training.interrupt import polite_interrupt
 from ropewalk.training.optimizer import make_optimizer
-from ropewalk.training.run_folder import STATE, RunFolder
+from ropewalk.training.run_folder import CHECKPOINTS, STATE, RunFolder
 from ropewalk.training.schedule import learning_rate
 from ropewalk.training.task import TrainingTask
 
@@ -26,11 +35,14 @@ class Run:
 
     `prepare`, then `train`, then `finish`; or `train` alone where what was trained is used in this process. `report`
     is called with each `Event`. The caller holds `folder.locked()`.
+
+    On a `mesh` every process makes the same calls. The first alone writes the folder and reports; what it finds there
+    decides for all.
     """
 
-    def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None) -> None:
-        self.task, self.folder = task, folder
-        self.report: Report = report or (lambda event: None)
+    def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None, mesh: Mesh = ALONE) -> None:
+        self.task, self.folder, self.mesh = task, folder, mesh
+        self.report: Report = report if report is not None and mesh.is_first else (lambda event: None)
         self.step, self.loss_sum, self.loss_count = 0, 0.0, 0
         self.clock = Clock()
         self.record: dict[str, Any] = {}
@@ -44,32 +56,34 @@ class Run:
             "settings": task.settings.to_json(),
             "sha256": {kind: [sha256(path) for path in paths] for kind, paths in task.files.items()},
         }
-        begun = folder.find(asked, resume=resume, restart=restart)
+        begun = self.mesh.first(lambda: folder.find(asked, resume=resume, restart=restart))
+        self.mesh.check_same(asked["sha256"])
         if begun is not None and begun.get("finished"):
             self.record = begun
             return False
-        folder.remove_leftovers()
+        self.mesh.first(folder.remove_leftovers)
         task.build(folder.path, begun=begun is not None)
+        self.mesh.check_same(task.run_facts())
         self.optimizer = make_optimizer(task.model, task.settings)
         warmup = task.settings.warmup
         self.warmup = min(200, task.steps // 20) if warmup is None else warmup
         if begun is None:
-            self._begin(asked, restart=restart)
+            self.record = self._record(asked)
+            self.mesh.first(lambda: self._begin(restart=restart))
         else:
             self.record = {**self._record(asked), **{key: begun[key] for key in ("torch", "threads")}}
-        checkpoints = folder.checkpoints()
+        checkpoints = self.mesh.first(lambda: [path.name for path in folder.checkpoints()])
         if checkpoints:
-            self._restore(checkpoints[-1])
-        folder.cut_log(self.step if checkpoints else -1)
+            self._restore(folder.path / CHECKPOINTS / checkpoints[-1])
+        self.mesh.first(lambda: folder.cut_log(self.step if checkpoints else -1))
         return True
 
-    def _begin(self, asked: dict[str, Any], *, restart: bool) -> None:
+    def _begin(self, *, restart: bool) -> None:
         """Make the folder that of a new run: not before everything that could be refused has been accepted."""
         if restart:
             self.folder.clear()
         self.folder.remove_checkpoints()  # of a run that was being thrown away when it was killed
         self.task.tokenizer.save(self.folder.path)
-        self.record = self._record(asked)
         self.folder.write_run(self.record)
 
     def _record(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +93,7 @@ class Run:
             **self.task.run_facts(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
+            **({"mesh": self.mesh.settings.to_json()} if self.mesh.several else {}),
             "finished": False,
         }
 
@@ -104,8 +119,9 @@ class Run:
                 if validate or last or self.step % keeping.log_every == 0:
                     self._log(rate, task.speed(updates, seconds), validate=validate)
                     updates, seconds = 0, 0.0
-                done, stop = last or task.ended, interrupted()
-                due = self.step % checkpoint_every == 0 or time.monotonic() - saved > patience
+                done, late = last or task.ended, time.monotonic() - saved > patience
+                stop, late = self.mesh.any(interrupted(), late and self.mesh.is_first)
+                due = late or self.step % checkpoint_every == 0
                 if due or done or stop:
                     self._checkpoint()
                     saved = time.monotonic()
@@ -119,19 +135,20 @@ class Run:
         loss = 0.0
         for part in range(task.accumulation):
             mean = task.loss(self.step, part) / task.accumulation
-            loss += self._finite("loss", float(mean.detach()))
+            loss += float(mean.detach())
             mean.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip)
-        self._finite("gradient norm", float(norm))
+        (loss,) = self.mesh.sum(loss)
+        self._finite("loss", loss)
+        self._finite("gradient norm", clip_gradients(task.model.parameters(), settings.clip, self.mesh))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, rate
 
-    def _finite(self, name: str, value: float) -> float:
+    def _finite(self, name: str, value: float) -> None:
         if math.isfinite(value):
-            return value
+            return
         checkpoints = self.folder.checkpoints()
         raise RopeError(
             f"train: the {name} is not finite, so the run stops before the weights are spoiled.",
@@ -154,11 +171,16 @@ class Run:
         if validate:
             line |= self.task.validate(self.step)
         line |= {**speed, "seconds": self.clock.read()["seconds"]}
-        self.folder.append_log(line)
+        self.mesh.first(lambda: self.folder.append_log(line))
         self._report("log", line)
 
     def _checkpoint(self) -> None:
+        gathered = whole_training_state(self.task.model, self.optimizer, self.mesh) if self.mesh.several else None
+
         def write(folder: Path) -> None:
+            if gathered is not None:
+                write_tensors(folder / GATHERED, gathered)
+                return
             self.task.write_weights(folder)
             write_training_state(folder, self.task.model, self.optimizer)
 
@@ -168,21 +190,29 @@ class Run:
             **self.clock.read(),
             **self.task.carried(),
         }
-        path = self.folder.write_checkpoint(self.step, write, state, keep=self.task.housekeeping.keep)
-        self._report("checkpoint", {"path": str(path)})
+        keep = self.task.housekeeping.keep
+        path = self.mesh.first(lambda: str(self.folder.write_checkpoint(self.step, write, state, keep=keep)))
+        self._report("checkpoint", {"path": path})
 
     def _restore(self, checkpoint: Path) -> None:
         state = read_json(checkpoint / STATE)
-        self.task.read_weights(checkpoint)
-        read_training_state(checkpoint, self.task.model, self.optimizer)
+        if self.mesh.several:
+            read_whole_state(checkpoint / GATHERED, self.task.model, self.optimizer, self.mesh)
+        else:
+            self.task.read_weights(checkpoint)
+            read_training_state(checkpoint, self.task.model, self.optimizer)
         self.task.restore(state)
         self.step, self.loss_sum, self.loss_count = state["step"], state["loss_sum"], state["loss_count"]
         self.clock = Clock(state["seconds"], state.get("cpu_seconds", 0.0))
 
     def finish(self) -> None:
         """Write the model where the run is, and mark the run finished."""
-        self.folder.write_model(self.task.write_model)
+        self.task.gather()
         self.record |= {"finished": True, **self.task.outcome(self.step), **self.clock.read()}
+        self.mesh.first(self._finish)
+
+    def _finish(self) -> None:
+        self.folder.write_model(self.task.write_model)
         self.folder.write_run(self.record)
 
     def _start_facts(self) -> dict[str, Any]:

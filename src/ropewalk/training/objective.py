@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.compiled import fresh
+from ropewalk.distributed.mesh import ALONE, Mesh
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import HeadFunction
 from ropewalk.models.precision import to_float64
@@ -118,19 +119,35 @@ def token_losses(model: Decoder, batch: Batch, *, precision: str = "float32") ->
 
 
 def loss_by_position(
-    model: Decoder, batches: list[Batch], *, blocks: int = 4, precision: str = "float32"
+    model: Decoder, batches: list[Batch], *, blocks: int = 4, precision: str = "float32", mesh: Mesh = ALONE
 ) -> list[tuple[int, int, float]]:
-    """Mean loss by block of positions: (start, end, nats) for each of at most `blocks` equal blocks, dropout off."""
+    """Mean loss by block of positions: (start, end, nats) for each of at most `blocks` equal blocks, dropout off.
+
+    On a mesh every dp process reads every batch's rows that it has; all get the same result.
+    """
     was_training = model.training
     model.eval()
     try:
-        sums = [to_float64(token_losses(model, batch, precision=precision)).sum(0) for batch in batches]
+        sums = [_summed(model, batch, precision, mesh) for batch in batches]
     finally:
         model.train(was_training)
-    mean = torch.stack(sums).sum(0) / sum(len(batch.inputs) for batch in batches)
+    total = torch.stack(sums).sum(0)
+    if mesh.several:
+        total = torch.tensor(mesh.sum(*total.tolist()), dtype=torch.float64)
+    mean = total / sum(len(batch.inputs) for batch in batches)
     count = min(blocks, len(mean))
     edges = [round(i * len(mean) / count) for i in range(count + 1)]
     return [(a, b, float(mean[a:b].mean())) for a, b in pairwise(edges)]
+
+
+def _summed(model: Decoder, batch: Batch, precision: str, mesh: Mesh) -> Tensor:
+    """The losses of a batch's windows, summed by position, float64 `[seq]`; on a mesh those of this process alone."""
+    if not mesh.several:
+        return to_float64(token_losses(model, batch, precision=precision)).sum(0)
+    rows = range(mesh.dp_rank, len(batch.inputs), mesh.dp)
+    mine = batch.rows(list(rows) or [0])  # every process takes part in each forward
+    losses = to_float64(token_losses(model, mine, precision=precision)).sum(0)
+    return losses if rows else torch.zeros_like(losses)
 
 
 def _mean_loss(hidden: Tensor, weight: Tensor, *, targets: Tensor, dtype: torch.dtype) -> Tensor:

@@ -88,7 +88,10 @@ class TrainingTask(Protocol):
         """Sizes for run.json and for the "start" event: JSON values."""
 
     def loss(self, step: int, part: int) -> Tensor:
-        """The mean loss of batch `part` of update `step` (from 0), nats: a float32 scalar to call `backward` on."""
+        """The mean loss of batch `part` of update `step` (from 0), nats: a float32 scalar to call `backward` on.
+
+        Of several processes each gives its share: the shares of all add up to the mean.
+        """
 
     def progress(self, step: int) -> dict[str, Any]:
         """How far a run has come after `step` updates, for its log: tokens, or epochs."""
@@ -110,6 +113,9 @@ class TrainingTask(Protocol):
 
     def read_weights(self, folder: Path) -> None:
         """Restore what `write_weights` wrote."""
+
+    def gather(self) -> None:
+        """Of several processes: from now on the first has the finished model in full. All call this together."""
 
     def write_model(self, folder: Path) -> None:
         """Write the finished model as a folder of its own; `folder` does not exist yet."""

@@ -225,6 +225,9 @@ class ClassifierTask:
         if (folder / BEST).is_file():
             self.best_weights = read_tensors(folder / BEST)
 
+    def gather(self) -> None:
+        """Nothing: one process has it."""
+
     def write_model(self, folder: Path) -> None:
         """The best weights; without validation the last."""
         if self.best_weights:
