@@ -1,4 +1,4 @@
-"""The figures of an extension's record and of a search's."""
+"""The figures of an extension's record, of a search's, and of the experiment on windows that skip."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ import numpy as np
 
 from ropewalk.figures.loss import loss_by_position
 from ropewalk.figures.search import search_figure
+from ropewalk.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    RED,
+    SKY,
+    caption,
+    length_ticks,
+    new_figure,
+    panel,
+    style,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,3 +58,48 @@ def search_record_figure(record: Mapping[str, Any]) -> Figure:
         f"seed {record['seed']}.",
         axis=f"loss {'of the answers' if record['answers'] else 'beyond the trained length'}, nats per token",
     )
+
+
+def pose_figure(record: Mapping[str, Any]) -> Figure:
+    """Of each arm of `benchmarks/pose.py`: the interaction at each length, and what copying gains by distance."""
+    colors = dict(zip(record["arms"], (BLUE, RED, GREEN, PURPLE, ORANGE), strict=False))
+    markers = dict(zip(record["arms"], "osD^v", strict=False))
+    with style():
+        figure, left = new_figure(9.4, 4.3)
+        left.remove()
+        left, right = figure.subplots(1, 2)
+        panel(left, "interaction, nats per token (below zero: it reads further)")
+        left.axvline(0, color=INK, linewidth=0.8)
+        lengths = record["lengths"]
+        for place, (arm, found) in enumerate(record["arms"].items()):
+            for row in found["beyond"]:
+                mean, ends = row["interaction"]["nats"], row["interaction"]["ci"]
+                at = place + 0.22 * (lengths.index(row["length"]) - (len(lengths) - 1) / 2)
+                around = None if ends is None else [[mean - ends[0]], [ends[1] - mean]]
+                left.errorbar(mean, at, xerr=around, color=colors[arm], marker=markers[arm], linestyle="", capsize=3)
+                left.annotate(f" {row['length']:,}", (mean if ends is None else ends[1], at), color=QUIET, fontsize=8,
+                              va="center")  # fmt: skip
+        left.set_yticks(range(len(record["arms"])), list(record["arms"]))
+        left.invert_yaxis()
+        left.margins(x=0.2)
+        panel(right, f"copy test, windows of {lengths[-1]:,}: nats gained from a copy so far back")
+        untuned = dict(zip(record["untuned"], (QUIET, SKY), strict=False))
+        curves = [
+            (f"{name}, untuned", untuned.get(name, QUIET), "", found) for name, found in record["untuned"].items()
+        ]
+        curves += [(arm, colors[arm], markers[arm], found) for arm, found in record["arms"].items()]
+        for name, color, marker, found in curves:
+            rows = [row for row in found["copy"] if row.get("window") == lengths[-1]]
+            if rows:
+                right.plot([row["distance"] for row in rows], [row["gain"] for row in rows], color=color, marker=marker,
+                           linestyle="-" if marker else "--", label=name)  # fmt: skip
+        right.axvline(record["trained_length"], color=QUIET, linestyle=":")
+        right.axhline(0, color=INK, linewidth=0.8)
+        right.set_xlabel("distance, tokens")
+        length_ticks(right)
+        if right.lines[2:]:
+            right.legend(fontsize=8)
+        windows = record["protocol"]["windows"]
+        note = f"{windows} windows; 95 % intervals, paired by window; the trained length is dotted."
+        caption(figure, f"{record['model']}: tuned on windows that skip, and controls", note)
+    return figure

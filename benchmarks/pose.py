@@ -1,0 +1,284 @@
+"""Does tuning on short windows whose positions skip (PoSE) teach a model to read further? Arms, one record, one figure.
+
+    python benchmarks/pose.py tiny --out build/pose-tiny --record benchmarks/results/pose-tiny.json ...
+
+benchmarks/pose_tiny.sh and benchmarks/pose_smollm2.sh hold the settings. Each arm is one `extend.tune` on the same data
+and the same number of tokens. Then the source under the method and every arm are read alike, on a text that no arm saw:
+
+- losses at every length of --lengths: whole windows and fresh windows of the trained length, and their interaction
+  (tuned - untuned) x (full - crop) beyond the trained length; what the arm costs within it, against plain;
+- the copy test at every length, and retrieval of named numbers: of the source under the method, under the methods of
+  --zero-shot, and of every arm.
+
+Everything that was done is kept in --out: stopped, the same command goes on. The record is written anew after each arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk import extend
+from ropewalk.atomic_io import finite, write_json
+from ropewalk.builtin.texts import read_text
+from ropewalk.diagnosis.plan import plan, trained_length_of
+from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.extend.held_out_text import HeldOutText, refuse_seen
+from ropewalk.extend.outcome import CROP, PLAIN, TUNED, TUNED_CROP, Variant, after, interaction, measure
+from ropewalk.extend.source import SourceModel
+from ropewalk.figures.extension import pose_figure
+from ropewalk.figures.style import render
+from ropewalk.methods import METHODS, Reach
+from ropewalk.progress.bar import ProgressBar
+from ropewalk.readers.environment import environment_of
+from ropewalk.readers.reader import Reader
+from ropewalk.retrieval.measure import measure_retrieval
+from ropewalk.statistics import difference
+from ropewalk.training import Housekeeping
+from ropewalk.use.inputs import UseText
+from ropewalk.use.protocol import UseProtocol
+from ropewalk.use.run import UseModel, UseRun
+
+UNTUNED, UNTUNED_CROP = f"un{TUNED}", f"un{TUNED_CROP}"
+ARMS: dict[str, str] = {
+    "full-length": "windows of the target length, with far answers: the positive control",
+    "pose": "short windows that skip, with far answers",
+    "no-skip": "short windows that do not skip, with far answers",
+    "no-method": "short windows that skip, with far answers, without the method",
+    "no-far-answers": "short windows that skip, of plain text",
+}
+
+
+def changes_of(arm: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What sets an arm apart from `pose`."""
+    whole = {"window": None, "batch_size": max(1, options.batch_size * options.window // options.target)}
+    return {
+        "full-length": whole,
+        "pose": {},
+        "no-skip": {"skip_target": options.window},
+        "no-method": {"method": "plain"},
+        "no-far-answers": {"repeat_share": 0.0},
+    }[arm]
+
+
+def tuned(arm: str, options: argparse.Namespace, progress: ProgressBar) -> Path:
+    """The folder of an arm's model, tuned now if it is not there."""
+    out = options.out / arm
+    settings = extend.TuneSettings(
+        **{
+            "text": tuple(map(str, options.text)),
+            "target": options.target,
+            "method": options.method,
+            "measure": False,
+            "dtype": "float32",
+            **{name: getattr(options, name) for name in OF_TRAINING},
+            **changes_of(arm, options),
+        }
+    )
+    if not (out / "config.json").exists():
+        housekeeping = Housekeeping(log_every=10, checkpoint_every=options.checkpoint_every)
+        extend.tune(options.model, out, settings, housekeeping=housekeeping, progress=progress)
+    return out  # type: ignore[no-any-return]
+
+
+def held_out(options: argparse.Namespace, source: Reader, length: int) -> HeldOutText:
+    """Windows of `length` tokens of the text that no arm saw."""
+    trained, tokenizer = trained_length_of(source, None), source.tokenizer
+    assert tokenizer is not None
+    return HeldOutText.take(options.validation, tokenizer, Reach(trained, length), start_char=options.start_char,
+                            windows=options.windows, block=options.block)  # fmt: skip
+
+
+def beyond(variant: Variant, protocol: Protocol, length: int) -> list[float]:
+    """Each window's mean loss from the trained length up to `length`; blocks are equally long."""
+    which = [i for i, (first, end) in enumerate(protocol.blocks) if first >= protocol.trained_length and end <= length]
+    return [sum(row[i] for i in which) / len(which) for row in variant.blocks]
+
+
+def losses(
+    source: Reader, model: Reader, text: HeldOutText, method: str, options: argparse.Namespace
+) -> dict[str, Any]:
+    """An arm's losses beside the source's: means, the interaction at every length, and the cost within."""
+    adapted = under(source, method, options)
+    as_it_is, of_method = after(adapted, text.protocol)
+    untuned = as_it_is, {name.replace(TUNED, UNTUNED): key for name, key in of_method.items()}
+    found: dict[str, Variant] = {}
+    with ProgressBar("losses", every=10) as progress:
+        for reader, planned, names in (
+            (source, plan(source, text.protocol, [PLAIN, CROP]), {PLAIN: PLAIN, CROP: CROP}),
+            (adapted, *untuned),
+            (model, *after(model, text.protocol)),
+        ):
+            variants = measure(reader, text.windows, planned, names, options.out / "losses", progress=progress)
+            found |= {variant.name: variant for variant in variants}
+    four = [found[name] for name in (TUNED, TUNED_CROP, UNTUNED, UNTUNED_CROP)]
+    within, interval = difference(found[TUNED].within, found[PLAIN].within)
+    rows = []
+    for length in options.lengths:
+        mean, ends = interaction(*(beyond(variant, text.protocol, length) for variant in four))
+        against, around = difference(*(beyond(found[name], text.protocol, length) for name in (TUNED, CROP)))
+        rows.append({"length": length, "interaction": {"nats": mean, "ci": ends},
+                     "tuned_minus_crop": {"nats": against, "ci": around}})  # fmt: skip
+    return {
+        "variants": [variant.to_json() for variant in found.values()],
+        "beyond": rows,
+        "tuned_minus_plain_within": {"nats": within, "ci": interval},
+    }
+
+
+def under(source: Reader, method: str, options: argparse.Namespace) -> Reader:
+    """The source under a method, up to the target."""
+    reach = Reach(trained_length_of(source, None), options.target)
+    return source.under(METHODS[method].positions(source.positions, reach))
+
+
+def copying(reader: Reader, source: Reader, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The copy test at every length: what a block of random words gains from an earlier copy; the control."""
+    rows = []
+    for length in options.lengths if options.use_windows else ():
+        text = held_out(options, source, length)
+        contents = text.contents[options.start_char :]
+        tokenizer = source.tokenizer
+        assert tokenizer is not None
+        ids = tokenizer.encode(contents)
+        protocol = UseProtocol.choose(trained_length=text.protocol.trained_length, target=length, texts=(text.name,),
+                                      windows=options.use_windows)  # fmt: skip
+        protocol = dataclasses.replace(protocol, exchange=None, exchange_control=None)
+        starts = dataclasses.replace(text.protocol, windows=options.use_windows).starts(len(ids))
+        run = UseRun.prepare(protocol, reader, [UseText(text.name, contents, ids, starts)], resume=True,
+                             state=options.out / "use" / f"{reader.digest()}-{length}")  # fmt: skip
+        with ProgressBar("copy test", every=10) as progress:
+            found = run.measure({"plain": UseModel(reader)}, workers=1, progress=progress)
+        rows += [row.to_json() for row in found.rows if row.test == "copy" and not row.control]
+        rows.append({"length": length, "control": dataclasses.asdict(found.controls["copy"])})
+    return rows
+
+
+def answers(
+    readers: Mapping[str, Reader], source: Reader, options: argparse.Namespace
+) -> dict[str, list[dict[str, Any]]]:
+    """Of each model the share of named numbers that it finds in texts of each length, chance beside it."""
+    if not options.texts:
+        return {name: [] for name in readers}
+    tokenizer = source.tokenizer
+    assert tokenizer is not None
+    with ProgressBar("retrieval", every=10) as progress:
+        found = measure_retrieval(
+            readers, tokenizer, lengths=options.lengths, samples=options.texts, text=read_text(options.validation),
+            trained_length=trained_length_of(source, None), state=options.out / "retrieval", resume=True,
+            progress=progress,
+        )  # fmt: skip
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in readers}
+    for name in readers:
+        for length in options.lengths:
+            accuracy = found.accuracy(name, length=length)
+            if accuracy is not None:
+                rows[name].append({"length": length, **accuracy.to_json()})
+    return rows
+
+
+def main() -> None:
+    """Tune and read every arm, and write record and figure."""
+    options = arguments()
+    source_model = SourceModel.open(options.model)
+    dtype = getattr(torch, options.dtype)
+    source: Reader = source_model.reader.to(device="cpu", dtype=dtype)
+    trained = trained_length_of(source, None)
+    text = held_out(options, source, max(options.lengths))
+    assert source.tokenizer is not None
+    seen = [(str(path), read_text(path)[1]) for path in options.text]
+    refuse_seen(text.windows, seen, source.tokenizer, work="tune", validation=text.name)
+    untuned = {name: under(source, name, options) for name in dict.fromkeys((options.method, *options.zero_shot))}
+    retrieved = answers(untuned, source, options)
+    record: dict[str, Any] = {
+        "kind": "pose",
+        "model": source_model.name,
+        "method": options.method,
+        "trained_length": trained,
+        "target": options.target,
+        "lengths": options.lengths,
+        "protocol": text.protocol.to_json(),
+        "dtype": options.dtype,
+        "untuned": {
+            name: {"copy": copying(reader, source, options), "retrieval": retrieved[name]}
+            for name, reader in untuned.items()
+        },
+        "arms": {},
+        "environment": environment_of("cpu", source.parameters),
+    }
+    for arm in options.arms:
+        with ProgressBar(arm, every=10) as progress:
+            folder = tuned(arm, options, progress)
+        method = changes_of(arm, options).get("method", options.method)
+        positions = under(source, method, options).positions
+        model = SourceModel.open(folder).reader.to(device="cpu", dtype=dtype).under(positions)
+        done = extend_record(folder)
+        record["arms"][arm] = {
+            "what": ARMS[arm],
+            **done,
+            **losses(source, model, text, method, options),
+            "copy": copying(model, source, options),
+            "retrieval": answers({arm: model}, source, options)[arm],
+        }
+        write_json(options.record, finite(record))
+        for kind in ("png", "svg"):
+            options.record.with_suffix(f".{kind}").write_bytes(render(pose_figure(record), kind))
+        for row in record["arms"][arm]["beyond"]:
+            ends = row["interaction"]["ci"]
+            shown = "" if ends is None else f" [{ends[0]:+.4f}, {ends[1]:+.4f}]"
+            print(f"{arm:15} to {row['length']:,}: interaction {row['interaction']['nats']:+.4f}{shown}", flush=True)
+
+
+def extend_record(folder: Path) -> dict[str, Any]:
+    """What `extend tune` wrote of the tuning, without its log."""
+    from ropewalk.atomic_io import read_json
+
+    tuning = read_json(folder / "extend.json")["tuning"]
+    return {"tuning": {key: value for key, value in tuning.items() if key != "log"}}
+
+
+OF_TRAINING = ("steps", "batch_size", "window", "repeat_share", "train", "rank", "lr", "precision", "seed",
+               "activation_checkpointing")  # fmt: skip
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("model")
+    add("--out", type=Path, required=True)
+    add("--record", type=Path, required=True)
+    add("--arms", type=lambda words: words.split(","), default=list(ARMS))
+    add("--text", type=Path, nargs="+", required=True)
+    add("--validation", type=Path, required=True)
+    add("--start-char", type=int, default=30000)
+    add("--method", default="yarn")
+    add("--zero-shot", type=lambda words: [word for word in words.split(",") if word], default=["dca"])
+    add("--target", type=int, required=True, help="What the method and the skips reach to.")
+    add("--lengths", type=lambda words: [int(word) for word in words.split(",")], required=True)
+    add("--windows", type=int, default=16)
+    add("--block", type=int)
+    add("--use-windows", type=int, default=8, help="Windows of the copy test; 0: none.")
+    add("--texts", type=int, default=4, help="Texts of retrieval for each length; 0: none.")
+    add("--dtype", default="float32", help="Of the weights while they are measured.")
+    add("--steps", type=int, required=True)
+    add("--batch-size", type=int, required=True)
+    add("--window", type=int, required=True)
+    add("--repeat-share", type=float, default=0.3)
+    add("--train", default="all")
+    add("--rank", type=int)
+    add("--lr", type=float)
+    add("--precision", default="float32")
+    add("--seed", type=int, default=0)
+    add("--activation-checkpointing", action="store_true")
+    add("--checkpoint-every", type=int)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The experiment on windows that skip: its arms, its losses by length, and its figure."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+from pathlib import Path
+
+import pytest
+
+from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.extend.outcome import Variant
+from ropewalk.figures.extension import pose_figure
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"
+if not SCRIPT.exists():
+    pytest.skip("the source distribution has no benchmarks", allow_module_level=True)
+POSE = runpy.run_path(str(SCRIPT))
+
+
+def test_each_arm_changes_one_thing() -> None:
+    """And the one at full length reads as many tokens in an update."""
+    options = argparse.Namespace(window=256, batch_size=8, target=1024)
+    changes = {arm: POSE["changes_of"](arm, options) for arm in POSE["ARMS"]}
+    assert changes == {
+        "full-length": {"window": None, "batch_size": 2},
+        "pose": {},
+        "no-skip": {"skip_target": 256},
+        "no-method": {"method": "plain"},
+        "no-far-answers": {"repeat_share": 0.0},
+    }
+
+
+def test_losses_up_to_a_length() -> None:
+    """The blocks between the trained length and it, window by window."""
+    protocol = Protocol.choose(trained_length=8, text="t", target=32, block=4, windows=2)
+    rows = [[float(block) for block in range(8)], [10.0 * block for block in range(8)]]
+    variant = Variant(name="tuned", blocks=rows, within=[0.0, 0.0], beyond=None, seconds=1.0)
+    assert POSE["beyond"](variant, protocol, 16) == [2.5, 25.0]
+    assert POSE["beyond"](variant, protocol, 32) == [4.5, 45.0]
+
+
+def test_figure() -> None:
+    """Every arm has a mark at each length, and every model a curve of the copy test at the longest."""
+    copy = [{"window": 32, "distance": distance, "gain": 1.0} for distance in (8, 16)]
+    row = {"interaction": {"nats": -0.1, "ci": (-0.2, 0.0)}}
+    arm = {"beyond": [{"length": length, **row} for length in (16, 32)], "copy": [*copy, {"length": 32, "control": {}}]}
+    record = {
+        "model": "m", "trained_length": 8, "lengths": [16, 32], "protocol": {"windows": 2},
+        "untuned": {"yarn": {"copy": copy}}, "arms": {"pose": arm, "no-skip": arm},
+    }  # fmt: skip
+    left, right = pose_figure(record).axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["pose", "no-skip"]
+    assert len(left.containers) == 4
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["yarn, untuned", "pose", "no-skip"]
