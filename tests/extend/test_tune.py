@@ -305,6 +305,7 @@ def test_the_digest_tells_models_apart(source: TunableDecoder) -> None:
         ({"lr": float("nan")}, "`lr` must be a finite number"),
         ({"clip": 0.0}, "`clip` must be a finite number"),
         ({"precision": "int8"}, "unknown `precision`"),
+        ({"token_weights": "long"}, "unknown `token_weights`"),
         ({"train": "heads"}, "names parts of the model"),
         ({"train": "all+lora"}, "names parts of the model"),
         ({"train": "lora", "rank": 0}, "`rank` must be at least 1"),

@@ -32,6 +32,7 @@ from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.readers.transformers import TransformersReader
 from ropewalk.training.adapters import add_adapters, merge_adapters
 from ropewalk.training.data import Batch
+from ropewalk.training.longce import longce_weights
 from ropewalk.training.objective import next_token_loss
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -102,10 +103,12 @@ class TunableDecoder(DecoderReader):
         precision: str,
         position_ids: Tensor | None = None,
         seq_len: int | None = None,
+        token_weights: str | None = None,
     ) -> Tensor:
         """As `TunableReader.next_token_loss`."""
         batch = Batch(inputs, targets, document_ids, position_ids, seq_len)
-        return next_token_loss(self.model, batch, precision=precision)
+        weights = longce_weights(self.model, batch, precision=precision) if token_weights == "longce" else None
+        return next_token_loss(self.model, batch, precision=precision, token_weights=weights)
 
     @contextmanager
     def activation_checkpointing(self, on: bool = True) -> Iterator[None]:

@@ -140,6 +140,8 @@ class TrainingSettings:
     - `window` None: windows of the target length. Otherwise PoSE (Zhu et al. 2023, arXiv:2309.10400): windows of so
       many tokens, whose positions skip once, so that every distance up to the target is met at the cost of the short
       length; `skip_target` None: the target. With `skip_target` = `window` nothing skips: the control.
+    - `token_weights`: "longce" weighs each token's loss by min(exp(loss in a quarter of the window - loss), 5),
+      without gradients (Fang et al. 2024, arXiv:2410.23771): two further forward passes. None: all count alike.
     - `repeat_share`: in this share of the windows blocks of words and of text occur twice, so that far tokens have
       something to tell.
 
@@ -161,6 +163,9 @@ class TrainingSettings:
         "With --window: the length that positions skip to [default: the target].", default=None, unit="tokens"
     )
     repeat_share: float = setting("Share of the windows in which blocks of words and of text occur twice.", default=0.0)
+    token_weights: Literal["longce"] | None = setting(
+        "longce: weigh each token's loss by what a long context is worth to it.", default=None
+    )
     activation_checkpointing: bool = setting(
         "Activation checkpointing: less memory, about a third more time.", default=True
     )
@@ -218,6 +223,12 @@ class TrainingSettings:
                     facts={name: value},
                     cure="Leave it out for the default.",
                 )
+        if self.token_weights not in (None, "longce"):
+            raise RopeError(
+                "extend: unknown `token_weights`.",
+                facts={"token_weights": self.token_weights},
+                cure="Pass longce, or leave it out.",
+            )
         if self.precision not in PRECISIONS:
             raise RopeError(
                 "extend: unknown `precision`.",

@@ -161,6 +161,7 @@ class TuningTask(LanguageModelTask):
             precision=self.settings.precision,
             position_ids=batch.position_ids,
             seq_len=batch.seq_len,
+            token_weights=self.recipe.token_weights,
         )
 
     def write_weights(self, folder: Path) -> None:

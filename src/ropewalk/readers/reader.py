@@ -228,10 +228,12 @@ class TunableReader(Reader, Protocol):
         precision: str,
         position_ids: Tensor | None = None,
         seq_len: int | None = None,
+        token_weights: str | None = None,
     ) -> Tensor:
         """The mean loss of a batch `[windows, seq]`: a float32 scalar to call `backward` on.
 
-        `position_ids` (same shape) where positions skip, and the length `seq_len` that they belong to.
+        `position_ids` (same shape) where positions skip, and the length `seq_len` that they belong to. `token_weights`:
+        "longce" weighs each token's loss by what a long context is worth to it; None: all count alike.
         """
 
     def activation_checkpointing(self, on: bool = True) -> AbstractContextManager[None]:

@@ -26,7 +26,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
     """Cross-entropy per token; the gradients of its mean are formed in forward, chunk by chunk."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor | None) -> Tensor:
         tokens = hidden.shape[0]
         head = weight.to(hidden.dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -38,7 +38,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
             part = slice(start, min(start + CHUNK, tokens))
             few = logits[: part.stop - start]
             torch.mm(hidden[part], head.t(), out=few)
-            total += _into_gradients(few, targets[part], tokens)
+            total += _into_gradients(few, targets[part], tokens, None if token_weights is None else token_weights[part])
             grad_hidden[part] = few @ head
             if grad_weight is not None:
                 of_chunk = _room(head, head.dtype, *head.shape) if of_chunk is None else of_chunk
@@ -47,16 +47,17 @@ class _HeadCrossEntropy(torch.autograd.Function):
         return total / tokens
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grad_outputs[0]
         of_weight = None if grad_weight is None else grad_weight * scale
-        return grad_hidden * scale.to(grad_hidden.dtype), of_weight, None
+        return grad_hidden * scale.to(grad_hidden.dtype), of_weight, None, None
 
 
-def _into_gradients(logits: Tensor, targets: Tensor, tokens: int) -> Tensor:
+def _into_gradients(logits: Tensor, targets: Tensor, tokens: int, token_weights: Tensor | None) -> Tensor:
     """The sum of their losses; the logits `[some, vocab]` become the gradient of the mean over `tokens`, in place.
 
+    `token_weights`, float32 `[some]`, are factors of each token's loss; None: all are 1.
     Exponentials are float32, of so few logits at a time that a CPU's caches hold them.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
@@ -64,10 +65,16 @@ def _into_gradients(logits: Tensor, targets: Tensor, tokens: int) -> Tensor:
     for start in range(0, len(logits), step):
         few, target = logits[start : start + step].float(), targets[start : start + step, None]
         few -= few.amax(-1, keepdim=True)
-        total -= few.gather(1, target).sum()
+        of_target = few.gather(1, target)
         norm = few.exp_().sum(-1, keepdim=True)
-        total += norm.log().sum()
-        few.mul_(1.0 / (tokens * norm)).scatter_add_(1, target, few.new_full(target.shape, -1.0 / tokens))
+        if token_weights is None:
+            total -= of_target.sum()
+            total += norm.log().sum()
+            few.mul_(1.0 / (tokens * norm)).scatter_add_(1, target, few.new_full(target.shape, -1.0 / tokens))
+        else:
+            each = token_weights[start : start + step, None]
+            total += (each * (norm.log() - of_target)).sum()
+            few.mul_(each / (tokens * norm)).scatter_add_(1, target, each / -tokens)
         if few.dtype != logits.dtype:
             logits[start : start + step] = few
     return total
@@ -79,11 +86,13 @@ def _room(beside: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor
     return room if torch.compiler.is_compiling() or not room.is_cpu else fresh(room)
 
 
-def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor | None = None) -> Tensor:
     """Mean cross-entropy, nats, of `hidden @ weight.T` against `targets`; a float32 scalar.
 
     - `hidden`: `[tokens, hidden]`, float32 or bfloat16: the dtype of the products. Sums and exponentials are float32.
     - `weight`: `[vocab, hidden]`, float32. `targets`: int64 `[tokens]`.
+    - `token_weights`: float32 `[tokens]`, a factor of each token's loss, without gradients; the sum is divided by the
+      number of tokens, not by theirs.
 
     The logits of 512 tokens exist at a time, and are overwritten by their gradient: no second pass, no
     `[tokens, vocab]` array. It forms gradients in any case; `token_losses` is for validation. For 4,096 tokens of
@@ -92,7 +101,7 @@ def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
     >>> head_cross_entropy(torch.zeros(5, 3), torch.zeros(7, 3), torch.arange(5)).exp().round().item()
     7.0
     """
-    loss: Tensor = _HeadCrossEntropy.apply(hidden, weight, targets)  # type: ignore[no-untyped-call]
+    loss: Tensor = _HeadCrossEntropy.apply(hidden, weight, targets, token_weights)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -104,11 +113,17 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
     return nullcontext()
 
 
-def next_token_loss(model: Decoder, batch: Batch, *, precision: str = "float32") -> Tensor:
-    """Mean loss of a batch, nats per token: a float32 scalar to call `backward` on. One call of the model."""
+def next_token_loss(
+    model: Decoder, batch: Batch, *, precision: str = "float32", token_weights: Tensor | None = None
+) -> Tensor:
+    """Mean loss of a batch, nats per token: a float32 scalar to call `backward` on. One call of the model.
+
+    `token_weights`: float32 `[windows, seq]`, as for `head_cross_entropy`.
+    """
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    head_fn = partial(_mean_loss, targets=batch.targets, dtype=dtype, token_weights=token_weights)
     with autocast(precision, batch.inputs.device):
-        return _read(model, batch, partial(_mean_loss, targets=batch.targets, dtype=dtype))
+        return _read(model, batch, head_fn)
 
 
 @torch.no_grad()
@@ -150,9 +165,12 @@ def _summed(model: Decoder, batch: Batch, precision: str, mesh: Mesh) -> Tensor:
     return losses if rows else torch.zeros_like(losses)
 
 
-def _mean_loss(hidden: Tensor, weight: Tensor, *, targets: Tensor, dtype: torch.dtype) -> Tensor:
+def _mean_loss(
+    hidden: Tensor, weight: Tensor, *, targets: Tensor, dtype: torch.dtype, token_weights: Tensor | None
+) -> Tensor:
+    weights = None if token_weights is None else token_weights.flatten()
     with torch.autocast(hidden.device.type, enabled=False):
-        return head_cross_entropy(hidden.to(dtype).flatten(0, 1), weight, targets.flatten())
+        return head_cross_entropy(hidden.to(dtype).flatten(0, 1), weight, targets.flatten(), weights)
 
 
 def _token_losses(hidden: Tensor, weight: Tensor, *, targets: Tensor) -> Tensor:
