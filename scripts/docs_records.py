@@ -246,6 +246,25 @@ def league() -> str:
     return drawn
 
 
+def search_numbers() -> str:
+    """The search over YaRN's numbers on `tiny`: the best point beside the published methods, and how it stands."""
+    record = document("search-numbers-tiny.json")
+    held = record["held_out"]
+    numbers = {row["name"]: row["numbers"] for row in record["starts"]} | {"searched": record["best"]["numbers"]}
+    rows = [[row["name"], ", ".join(f"{key} {value:g}" for key, value in numbers[row["name"]].items()),
+             f"{row['within']:.3f}", f"{row['beyond']:.3f}"] for row in held["rows"]]  # fmt: skip
+    whole = sum(loss is not None for loss in record["losses"])
+    said = (
+        f"{record['evaluations']} points, of which {whole} were read whole and kept the limit: "
+        f"{record['items_read']:,} windows instead of {record['evaluations'] * record['windows']:,}. "
+        f"Held out: {held['windows']} windows of {held['text']}, {record['target']:,} tokens. "
+        f"{held['standing']['sentence']}"
+    )
+    heads = [f"tiny, {record['trained_length']:,} to {record['target']:,} tokens", "numbers",
+             f"within {record['trained_length']:,}", "beyond"]  # fmt: skip
+    return f"{table(heads, rows)}\n\n{said}"
+
+
 def models() -> str:
     """How many of transformers' classes and causal families are exact."""
     record = document("parity.json")
@@ -294,7 +313,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "smollm2": smollm2, "smollm2-32k": smollm2_long, "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "training": training, "encodings": encodings, "classification": classification,
     "classification-init": classification_init, "tuned": tuned,
-    "league": league, "models": models, "verify": verify,
+    "league": league, "search-numbers": search_numbers, "models": models, "verify": verify,
 }  # fmt: skip
 
 

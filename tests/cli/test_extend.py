@@ -359,7 +359,7 @@ def begin(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [("cma", ("search",)), ("peft", ("tune", "--out", "never", "--steps", "1", "--train", "lora"))],
+    [("cma", ("search", "--over", "factors")), ("peft", ("tune", "--out", "never", "--steps", "1", "--train", "lora"))],
 )
 def test_a_missing_extra_is_said_before_any_work(module, arguments, tmp_path, monkeypatch, capsys):
     """Not after the checkpoint was read and measured; and nothing is left behind."""

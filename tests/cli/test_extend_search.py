@@ -22,7 +22,7 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.app import main
 from ropewalk.extend import search_run
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.scaling import LongRoPE
+from ropewalk.rope.scaling import LongRoPE, YaRN
 from tests.diagnosis.models import ROPE, tiny_decoder
 
 pytest.importorskip("cma")
@@ -52,6 +52,7 @@ def given(tmp_path: Path) -> list[str]:
     return [
         "extend", "search", str(tmp_path / "model"), "--target", "64", "--text", str(tmp_path / "seen.txt"),
         "--validation", str(tmp_path / "unseen.txt"), "--windows", "3", "--search-windows", "2",
+        "--over", "factors", "--within", "inf",
     ]  # fmt: skip
 
 
@@ -124,7 +125,8 @@ def test_search_on_answers(
     assert call(*words, "--budget", 10, "--record", record) == 0
     printed = capsys.readouterr().out
     assert (
-        "Search: loss of the answers of numbers; texts with questions of 400 tokens: 2 of seen, held out 3" in printed
+        "loss of the answers of numbers that lie further back than 32 tokens; texts with questions of 400 tokens: 2 of "
+        "seen, held out 3" in printed
     )
     found = json.loads(record.read_text())
     assert (found["answers"], found["windows"], found["evaluations"]) == (["numbers"], 2, 10)
@@ -134,7 +136,7 @@ def test_search_on_answers(
         assert sentence in printed
     assert call(*words, "--budget", 12) == 0
     assert "10 evaluations" not in capsys.readouterr().out
-    assert call(*words[:-4], "--answers", "pass,key") == 2
+    assert call(*words, "--answers", "pass,key") == 2
     assert "unknown task" in capsys.readouterr().err
     other = tmp_path / "other.txt"
     other.write_text(SEEN + UNSEEN)  # texts are made of all of it, wherever the windows lie
@@ -143,6 +145,35 @@ def test_search_on_answers(
     assert call(*words, "--validation", other, "--start-char", len(SEEN), "--budget", 8) == 0
     assert call(*words, "--start-char", -3) == 2
     assert "`start_char` must not be negative" in capsys.readouterr().err
+
+
+def test_numbers_are_written_as_an_ordinary_block(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By default YaRN's numbers, within the limit, with halving: a yarn block, and a sentence that says so."""
+    record, out, words = tmp_path / "search.json", tmp_path / "out", given[: given.index("--over")]
+    assert call(*words, "--within", "0.5", "--budget", 14, "--record", record, "--out", out) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(record.read_text())
+    assert (found["over"], found["halving"], found["within_limit"]) == ("yarn", True, 0.5)
+    assert [row["name"] for row in found["starts"]] == ["plain", "pi", "ntk", "yarn", "llama3"]
+    assert sum(row["items"] for row in found["points"]) == found["items_read"] < 14 * 2
+    assert all(row["cost_within"] <= 0.5 for row in found["points"] if row["items"])
+    for sentence in found["held_out"]["sentences"]:
+        assert sentence in printed
+    block = json.loads((out / "config.json").read_text())["rope_parameters"]
+    assert block == found["rope_parameters"]
+    best = rw.load(out).config.ropes[0]
+    if found["best"]["rule"] == "yarn":
+        assert {key: block[key] for key in found["best"]["numbers"]} == found["best"]["numbers"]
+        assert isinstance(best.scaling, YaRN)
+    assert block["rope_type"] in ("default", "linear", "yarn", "llama3")
+    assert call(*words, "--over", "yarn", "--answer-texts", "2") == 2
+    assert "belong to --answers" in capsys.readouterr().err
+    assert call(*words, "--over", "spiral") == 2
+    assert "--over names the numbers" in capsys.readouterr().err
+    assert call(*words, "--precision", "float8") == 2
+    assert "unknown `precision`" in capsys.readouterr().err
 
 
 def test_search_with_unscaled_first_tokens(

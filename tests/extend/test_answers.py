@@ -19,10 +19,12 @@ from ropewalk.extend.answers import (
     digest,
     held_out_answers,
 )
-from ropewalk.extend.factor_search import SearchResult, search_factors
+from ropewalk.extend.factors import factor_space
+from ropewalk.extend.point_search import SearchResult, search_points
 from ropewalk.methods import Reach
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.retrieval.questions import Question, QuestionSet, Wanted
+from ropewalk.retrieval.scoring import answers_of, candidate_log_probs
 from tests.diagnosis.models import random_ids, tiny_decoder
 
 pytest.importorskip("cma")
@@ -53,10 +55,8 @@ def reader() -> DecoderReader:
 
 def run(**more: Any) -> SearchResult:
     """A search of 12 evaluations on one text, without any window."""
-    objective = answer_objective([text()])
-    return search_factors(
-        reader(), None, Reach(TRAINED, TARGET, **more), budget=12, objective=objective, objective_name="answers"
-    )
+    space = factor_space(reader().positions, Reach(TRAINED, TARGET, **more))
+    return search_points(reader(), space, answer_objective([text()]), budget=12)
 
 
 class Shown:
@@ -126,6 +126,10 @@ def test_held_out_losses_are_those_of_the_models(tmp_path: Path, monkeypatch: py
     assert list(found.losses) == ["searched", *(start.name for start in result.space.starts)]
     assert found.losses["plain"] == pytest.approx(answer_losses(model, others), abs=2e-6)
     assert found.losses["searched"] == pytest.approx(answer_losses(result.apply(model), others), abs=2e-6)
+    for name in ("plain", "searched"):
+        held = model if name == "plain" else result.apply(model)
+        answers = [answers_of(one, candidate_log_probs(held, one)) for one in others]
+        assert found.found[name] == tuple(sum(each.found for each in of) / 3 for of in answers)
     shown.begun.clear()
     again = held_out_answers(model, result, others, text="book", folder=tmp_path, resume=True, progress=shown)
     assert (again.losses, shown.begun) == (found.losses, [])
@@ -134,27 +138,51 @@ def test_held_out_losses_are_those_of_the_models(tmp_path: Path, monkeypatch: py
     assert len(list(tmp_path.iterdir())) == 2
     with pytest.raises(RopeError, match="no text"):
         held_out_answers(model, result, [], text="book")
-    monkeypatch.setattr("ropewalk.extend.answers.answer_losses", lambda *_, **__: [float("nan")])
+    monkeypatch.setattr("ropewalk.extend.answers.answers_read", lambda *_, **__: (float("nan"), 0.0))
     with pytest.raises(RopeError, match="not a finite number"):
         held_out_answers(model, result, others, text="book")
 
 
 @pytest.mark.parametrize(
-    ("gains", "said"),
+    ("gains", "said", "outcome"),
     [
-        ([-0.5, -0.6, -0.4, -0.5, -0.45], "The gain is significant"),
-        ([0.5, 0.6, 0.4, 0.5, 0.45], "the search has fitted its own texts; yarn is better"),
-        ([-0.5, 0.6, 0.1, -0.2, 0.05], "The gain is not significant"),
-        ([-0.5], "One text: no interval"),
+        ([-0.5, -0.6, -0.4, -0.5, -0.45], "The gain is significant", "wins"),
+        ([0.5, 0.6, 0.4, 0.5, 0.45], "the search has fitted its own texts; yarn is better", "loses"),
+        ([-0.5, 0.6, 0.1, -0.2, 0.05], "The gain is not significant", "undecided"),
+        ([-0.5], "One text: no interval", "undecided"),
     ],
 )
-def test_the_verdict_says_whether_a_gain_is_shown(gains: list[float], said: str) -> None:
+def test_the_verdict_says_whether_a_gain_is_shown(gains: list[float], said: str, outcome: str) -> None:
     """By the interval over texts; the same numbers stand in the record."""
     base = np.linspace(2, 3, len(gains))
     losses = {"searched": tuple(base + gains), "plain": tuple(base + 1), "yarn": tuple(base)}
-    found = HeldOutAnswers(text="book", chosen="yarn", found_better=True, losses=losses)
-    assert said in found.sentences()[0]
-    assert f"in {len(gains)} other text" in found.sentences()[0]
-    assert found.to_json()["gain"] == pytest.approx(np.mean(gains))
-    assert found.to_json()["rows"][1]["name"] == "plain"
-    assert HeldOutAnswers(text="b", chosen="yarn", found_better=False, losses=losses).sentences() == []
+    found = {name: tuple(1 - 0.1 * values) for name, values in ((name, np.array(row)) for name, row in losses.items())}
+    how: dict[str, Any] = {"text": "book", "chosen": "yarn", "keeping": ("plain", "yarn"), "losses": losses}
+    answers = HeldOutAnswers(found_better=True, found=found, **how)
+    by_share, by_loss, against = answers.sentences()
+    assert said in against
+    assert f"in {len(gains)} other text" in against
+    words = {"wins": "The search wins: ", "loses": "The search loses: ", "undecided": "Undecided: "}[outcome]
+    assert by_share.startswith(words)
+    assert by_loss.startswith(words + "the loss of these answers")
+    assert (answers.standing.outcome, answers.standing_by_loss.outcome) == (outcome, outcome)
+    assert ("against yarn" in by_share, "Use yarn" in by_share) == (True, outcome == "loses")
+    assert answers.to_json()["gain"] == pytest.approx(np.mean(gains))
+    assert answers.to_json()["rows"][1]["name"] == "plain"
+    assert HeldOutAnswers(found_better=False, found=found, **how).sentences() == []
+
+
+def test_only_far_answers_are_asked_for() -> None:
+    """Needles that lie further back than the trained length; a text without one is refused."""
+    far = text().beyond(25)
+    assert [len(one.wanted) for one in far.questions] == [1, 1]
+    assert far.input_ids == text().input_ids
+    assert text().beyond(30).questions == ()
+    tokenizer = TextTokenizer.bytes()
+    how: dict[str, Any] = {"length": 900, "count": 1, "seed": 0}
+    [every] = answer_texts(tokenizer, ["numbers"], TEXT, **how)
+    [some] = answer_texts(tokenizer, ["numbers"], TEXT, beyond=450, **how)
+    distances = [wanted.distance or 0 for one in every.questions for wanted in one.wanted]
+    assert 0 < len(some.questions) == sum(distance > 450 for distance in distances) < len(distances)
+    with pytest.raises(RopeError, match="no answer of `numbers` lies beyond"):
+        answer_texts(tokenizer, ["numbers"], TEXT, beyond=900, **how)

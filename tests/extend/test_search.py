@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.extend.evaluation import Evaluation
-from ropewalk.extend.factor_search import SearchResult, search_factors, text_objective
-from ropewalk.extend.factors import Factors, Space, search_space
+from ropewalk.extend.evaluation import Evaluation, Objective
+from ropewalk.extend.factors import Factors, FactorSpace, factor_space
 from ropewalk.extend.held_out import HeldOut, held_out, search_record
+from ropewalk.extend.point_search import SearchResult, search_points, text_objective
 from ropewalk.families import Trained
 from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS, Reach
@@ -32,7 +32,7 @@ from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 pytest.importorskip("cma")
 TRAINED, TARGET = 16, 64
 WINDOWS = random_ids(3 * TARGET).reshape(3, TARGET)
-EMPTY = Evaluation(Factors("a", (), 1.0), (), 1.0).to_json()
+EMPTY = Evaluation(Factors("a", (), 1.0), (), (), 1.0).to_json()
 REACH = Reach(TRAINED, TARGET)
 ANALYTIC = [name for name, method in METHODS.items() if method.scales_frequencies]
 OPTIMUM = np.log([0.9, 1.7, 2.2, 5.5])
@@ -48,9 +48,9 @@ def extended(rope: RopeConfig, method: str, reach: Reach = REACH) -> RopeConfig:
     return METHODS[method].rope(rope, reach)
 
 
-def space_of(rope: Any = ROPE, reach: Reach = REACH, **changes: Any) -> Space:
+def space_of(rope: Any = ROPE, reach: Reach = REACH, **changes: Any) -> FactorSpace:
     """What can be searched in a small model."""
-    return search_space(reader(rope, **changes).positions, reach)
+    return factor_space(reader(rope, **changes).positions, reach)
 
 
 def test_a_search_starts_from_the_scaling_that_belongs_to_the_model() -> None:
@@ -80,17 +80,25 @@ def toy(model: Reader) -> list[float]:
     return [float(off @ off + (math.log(rule.attention_factor or 1) - math.log(1.2)) ** 2)]
 
 
+def one_item(cost: Callable[[Reader], Sequence[float]], name: str = "toy") -> Objective:
+    """An objective of one item."""
+    return Objective(name=name, items=1, cost=lambda model, _: cost(model)[0])
+
+
 def run(objective: Callable[[Reader], Sequence[float]] | None = toy, **more: Any) -> SearchResult:
-    """A search in the small model, on a toy objective."""
-    given = {"budget": 40, "objective_name": "toy", **more}
+    """A search over factors in the small model, on a toy objective."""
+    given = {"budget": 40, **more}
     lengths = {"trained": TRAINED, "target": TARGET, "unscaled_tokens": 0}
     reach = Reach(**{name: given.pop(name, length) for name, length in lengths.items()})
-    return search_factors(reader(), WINDOWS, reach, objective=objective, **given)
+    name, model = given.pop("name", "toy"), given.pop("model", None) or reader()
+    space = factor_space(model.positions, reach, monotone=given.pop("monotone", False))
+    read = text_objective(WINDOWS, reach, constrained=False) if objective is None else one_item(objective, name)
+    return search_points(model, space, read, **given)
 
 
-def points(result: SearchResult) -> list[Factors]:
+def points(result: SearchResult) -> list[Any]:
     """Every point in order."""
-    return [line.factors for line in result.evaluations]
+    return [line.point for line in result.evaluations]
 
 
 # --- where it starts
@@ -114,7 +122,7 @@ def test_the_losses_of_the_starts_are_the_methods_own() -> None:
     """On text: the mean loss beyond the trained length of each window, as the doctor measures it."""
     result = run(None, budget=6)
     for line in result.evaluations:
-        model = reader(extended(ROPE, line.factors.name))
+        model = reader(extended(ROPE, line.point.name))
         expected = [model.window_losses(ids)[TRAINED - 1 :].mean() for ids in WINDOWS]
         assert line.losses == pytest.approx(expected, abs=2e-6)
 
@@ -131,7 +139,7 @@ def test_a_scaled_checkpoint_starts_from_its_own_rope_too() -> None:
 def test_layers_that_see_no_further_keep_their_rope() -> None:
     """Short sliding windows and layers without a rope are left alone, unscaled."""
     model = reader((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, None))
-    result = search_factors(model, WINDOWS, REACH, budget=8, objective=lambda _: [1.0])
+    result = run(lambda _: [1.0], model=model, budget=8)
     first, second, third = result.apply(model).positions.ropes
     assert (first, second) == (ROPE, None)
     assert third == result.rope
@@ -189,7 +197,7 @@ def test_the_budget_is_respected_exactly(budget: int) -> None:
 def test_the_time_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations of 2 s each end a search of 21 s after eleven; all starts are evaluated in any case."""
     clock = iter(np.arange(0, 1e4, 2.0))
-    monkeypatch.setattr("ropewalk.extend.factor_search.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("ropewalk.extend.point_search.time.perf_counter", lambda: float(next(clock)))
     assert (len(run(budget=None, seconds=21).evaluations), run(seconds=21).ended_by) == (11, "time")
     assert len(run(budget=None, seconds=1).evaluations) == len(run(budget=6).evaluations)
 
@@ -198,8 +206,8 @@ def test_a_known_optimum_is_found() -> None:
     """The bowl's bottom within 1e-3 of every logarithm, attention factor included; the starts are far from it."""
     result = run(budget=600)
     assert result.best_start.loss > 0.1
-    assert np.log(result.best.factors.divisors) == pytest.approx(OPTIMUM, abs=1e-3)
-    assert result.best.factors.attention_factor == pytest.approx(1.2, rel=1e-3)
+    assert np.log(result.best.point.divisors) == pytest.approx(OPTIMUM, abs=1e-3)
+    assert result.best.point.attention_factor == pytest.approx(1.2, rel=1e-3)
 
 
 def test_a_search_that_has_come_to_rest_begins_anew() -> None:
@@ -260,7 +268,7 @@ def test_the_weights_are_never_copied_or_changed() -> None:
         seen.add(candidate.model.embed_tokens.weight.data_ptr())
         return toy(candidate)
 
-    search_factors(DecoderReader(model), WINDOWS, REACH, budget=12, objective=cost)
+    run(cost, model=DecoderReader(model), budget=12)
     assert seen == {model.embed_tokens.weight.data_ptr()}
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert model.config.ropes[0] == ROPE
@@ -325,24 +333,21 @@ def test_a_finished_search_can_be_prolonged(tmp_path: Path) -> None:
 
 
 def test_another_search_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another seed, objective, length, windows or cma has a ledger of its own; without resume it is begun again."""
+    """Another seed, objective, length, limit or cma has a ledger of its own; without resume it is begun again."""
     run(budget=8, folder=tmp_path)
     (first,) = tmp_path.iterdir()
-    changes = [{"seed": 5}, {"objective_name": "answers"}, {"monotone": True}, {"trained": 8}, {"unscaled_tokens": 2}]
+    changes = [{"seed": 5}, {"name": "answers"}, {"monotone": True}, {"trained": 8}, {"unscaled_tokens": 2},
+               {"limit": 0.01}, {"model": reader(initializer_range=0.2)}]  # fmt: skip
     for number, other in enumerate(changes, 2):
         shown = Shown()
         run(folder=tmp_path, resume=True, progress=shown, **{"budget": 8, **other})
         assert (len(shown.begun), len(list(tmp_path.iterdir()))) == (8, number)
-    how: dict[str, Any] = {"budget": 8, "objective": toy, "objective_name": "toy", "folder": tmp_path, "resume": True}
-    search_factors(reader(), WINDOWS.flip(1), REACH, **how)
-    other_weights = reader(initializer_range=0.2)
-    search_factors(other_weights, WINDOWS, REACH, **how)
     with monkeypatch.context() as patch:
         patch.setattr("cma.__version__", "0.0")
         run(budget=8, folder=tmp_path, resume=True)
     assert len(list(tmp_path.iterdir())) == 9
-    with pytest.raises(rw.RopeError, match="needs a name"):
-        run(budget=8, folder=tmp_path, objective_name="text")
+    one, other = (text_objective(ids, REACH).name for ids in (WINDOWS, WINDOWS.flip(1)))
+    assert one != other
     shown = Shown()
     run(budget=7, folder=tmp_path, progress=shown)
     assert len(shown.begun) == 7
@@ -373,7 +378,7 @@ def test_a_kept_point_is_the_one_asked_for(tmp_path: Path) -> None:
             run(budget=20, folder=tmp_path, resume=True)
     for change in (EMPTY, {"losses": None}, {"divisors": "none"}):
         changed(3, change)
-        with pytest.raises(rw.RopeError, match="has losses, and divisors above zero"):
+        with pytest.raises(rw.RopeError, match="has losses, and numbers above zero"):
             run(budget=20, folder=tmp_path, resume=True)
     changed(15, {"attention_factor": lines[15]["result"]["attention_factor"] * (1 + 1e-9)})
     assert len(run(budget=20, folder=tmp_path, resume=True).evaluations) == 20
@@ -407,13 +412,22 @@ def test_a_point_that_another_process_has_is_waited_for(tmp_path: Path, monkeypa
         ({"seed": -1}, "must not be negative"),
         ({"target": TRAINED}, "beyond the trained length"),
         ({"trained": 1}, "beyond the trained length"),
-        ({"target": 32}, "must be int64"),
+        ({"limit": -0.1}, "0 or more"),
+        ({"limit": math.nan}, "0 or more"),
+        ({"unscaled_tokens": TARGET}, "below the target"),
     ],
 )
 def test_bad_input_is_refused(changes: dict[str, Any], message: str) -> None:
     """With its cure, before anything is evaluated."""
     with pytest.raises(rw.RopeError, match=message):
         run(lambda model: pytest.fail("evaluated"), **changes)
+
+
+def test_windows_of_another_shape_are_refused() -> None:
+    """They must reach the target."""
+    for windows in (WINDOWS[:, :32], WINDOWS[0], WINDOWS.float(), WINDOWS[:0]):
+        with pytest.raises(rw.RopeError, match="must be int64"):
+            text_objective(windows, REACH)
 
 
 def test_ropes_that_one_list_cannot_say_are_refused() -> None:
@@ -462,7 +476,15 @@ def verdict(gains: Sequence[float], *, better: bool = True) -> HeldOut:
         "yarn": yarn,
         "pi": tuple(value - 0.1 for value in yarn),
     }
-    return HeldOut(text="book", chosen="yarn", found_better=better, within=beyond, beyond=beyond)
+    return HeldOut(
+        text="book",
+        chosen="yarn",
+        found_better=better,
+        keeping=("plain", "yarn", "pi"),
+        limit=0.05,
+        within=beyond,
+        beyond=beyond,
+    )
 
 
 @pytest.mark.parametrize(
@@ -477,10 +499,22 @@ def verdict(gains: Sequence[float], *, better: bool = True) -> HeldOut:
 def test_the_verdict_says_whether_a_gain_is_shown(gains: tuple[float, ...], said: str) -> None:
     """By the interval, not by the mean; and it names the harder rival, the best method on this very text."""
     found = verdict(gains)
-    assert said in found.sentences()[0]
-    assert found.best_here == "pi"
-    assert "Against pi" in found.sentences()[1]
+    assert said in found.sentences()[1]
+    assert found.standing.best == "pi"
+    assert "against pi, the best analytic method on what was held out" in found.sentences()[0]
     assert found.gain[0] == pytest.approx(np.mean(gains))
+
+
+def test_a_method_beyond_the_limit_is_named_as_such() -> None:
+    """It is the harder rival all the same; the best of those that keep the limit follows."""
+    found = dataclasses.replace(verdict((-0.05, -0.06, -0.055)), keeping=("plain", "yarn"))
+    standing = found.standing
+    assert (standing.outcome, standing.best, standing.keeps_limit) == ("loses", "pi", False)
+    assert standing.among_keeping is not None
+    assert (standing.among_keeping.outcome, standing.among_keeping.best) == ("wins", "yarn")
+    assert "The search loses" in found.sentences()[0]
+    assert "pi (which costs more than the limit within)" in found.sentences()[0]
+    assert "keep the limit yarn is best, and against it the search wins: -0.055" in found.sentences()[0]
 
 
 def test_a_search_that_found_nothing_says_so() -> None:
@@ -508,10 +542,14 @@ def test_the_record_is_whole_and_its_block_is_the_rope() -> None:
 
 
 def test_text_objective_scores_from_the_first_token_asked_for() -> None:
-    """Its mean is over tokens first .. target - 1."""
+    """Beyond, from the trained length on; within, all tokens before."""
     model = reader()
-    expected = [model.window_losses(ids)[29:].mean() for ids in WINDOWS]
-    assert text_objective(WINDOWS, first=30)(model) == pytest.approx(expected, abs=2e-6)
+    objective = text_objective(WINDOWS, Reach(30, TARGET))
+    assert objective.within is not None
+    for index, ids in enumerate(WINDOWS):
+        losses = model.window_losses(ids)
+        assert objective.cost(model, index) == pytest.approx(losses[29:].mean(), abs=2e-6)
+        assert objective.within(model, index) == pytest.approx(losses[:29].mean(), abs=2e-6)
 
 
 def test_the_page_quotes_the_record() -> None:
@@ -529,5 +567,6 @@ def test_the_page_quotes_the_record() -> None:
 
 def test_evaluations_come_back_from_json() -> None:
     """Infinite losses are null there."""
-    line = Evaluation(Factors("a", (1.0, 2.5), 1.1), (3.0, math.inf), 0.5)
-    assert Evaluation.from_json(json.loads(json.dumps(line.to_json(), allow_nan=False))) == line
+    line = Evaluation(Factors("a", (1.0, 2.5), 1.1), (3.0, math.inf), (0.25,), 0.5)
+    content = json.loads(json.dumps(line.to_json(), allow_nan=False))
+    assert Evaluation.from_json(content, space_of().read) == line

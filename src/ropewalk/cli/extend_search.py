@@ -1,10 +1,11 @@
-"""`ropewalk extend search`: one divisor per pair and an attention factor, searched on a text."""
+"""`ropewalk extend search`: the few numbers of a rule, or one divisor per pair, searched on a text."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,10 +24,11 @@ def search(
     record: Annotated[Path | None, typer.Option(help="Write the numbers to this file, the figure beside it.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away the evaluations kept so far.")] = False,
 ) -> None:
-    """Search one divisor per pair and an attention factor.
+    """Search the numbers of a rule that every engine reads, or one divisor per pair.
 
-    The search starts from every method and minimizes the loss on --text. The result is measured on --validation, beside
-    every method. Stopped, the same command continues; a larger --budget prolongs it.
+    The search starts from the published methods and minimizes the loss on --text, at little cost within the trained
+    length. The result is measured on --validation, beside every method, and held against the best of them. Stopped,
+    the same command continues; a larger --budget prolongs it.
     """
     from ropewalk.atomic_io import check_writable
     from ropewalk.extend import search as run
@@ -64,17 +66,17 @@ def _print(done: Searched) -> None:
     console, record = Console(highlight=False), done.record
     console.print(done.protocol, markup=False, soft_wrap=True)
     table = Table(title="Loss, nats per token", title_justify="left")
-    of_answers = {row["name"]: row["loss"] for row in (record["held_out_answers"] or {"rows": ()})["rows"]}
-    first = ("search, answers", "held out, answers") if of_answers else ("search text, beyond",)
+    of_answers = {row["name"]: row for row in (record["held_out_answers"] or {"rows": ()})["rows"]}
+    first = ("search, answers", "held out, answers", "found") if of_answers else ("search text, beyond",)
     for head in ("", *first, "held out, beyond", "held out, within"):
         table.add_column(head, justify="left" if not head else "right")
-    losses = {"searched": record["best"]["loss"], **{row["name"]: row["loss"] for row in record["starts"]}}
+    searched = {"searched": record["best"], **{row["name"]: row for row in record["starts"]}}
     for row in record["held_out"]["rows"]:
-        loss = losses[row["name"]]
+        name = row["name"]
         table.add_row(
-            row["name"],
-            "not a number" if loss is None else f"{loss:.4f}",
-            *([f"{of_answers[row['name']]:.4f}"] if of_answers else []),
+            name,
+            _in_search(searched[name], record["windows"]),
+            *([f"{of_answers[name]['loss']:.4f}", f"{of_answers[name]['found']:.3f}"] if of_answers else []),
             f"{row['beyond']:.4f}",
             f"{row['within']:.4f}",
         )
@@ -82,13 +84,23 @@ def _print(done: Searched) -> None:
     for method, reason in record["left_out"]:
         console.print(f"Left out: {method}: {reason}", markup=False)
     best_start = done.result.best_start
+    if "numbers" in record["best"]:
+        numbers = ", ".join(f"{name} {value:g}" for name, value in record["best"]["numbers"].items())
+        console.print(f"Searched: {record['best']['rule']}{f' with {numbers}' if numbers else ''}.", markup=False)
     console.print(
         f"{record['evaluations']} evaluations; on the search {'answers' if of_answers else 'text'} "
-        f"{record['best']['loss']:.4f}, against {best_start.loss:.4f} of {best_start.factors.name}.",
+        f"{record['best']['loss']:.4f}, against {best_start.loss:.4f} of {best_start.point.name}.",
         markup=False,
     )
     for line in done.sentences:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _in_search(row: Mapping[str, Any], items: int) -> str:
+    """A point's loss in the search, and whether it was left early."""
+    if row["items"] < items:
+        return f"left after {row['items']} of {items}" if row["items"] else "beyond the limit within"
+    return "not a number" if row["loss"] is None else f"{row['loss']:.4f}"
 
 
 def _write_record(done: Searched, path: Path) -> None:

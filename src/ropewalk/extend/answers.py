@@ -1,4 +1,4 @@
-"""A search on what only a distant token can tell: texts with questions, and its factors measured on others."""
+"""A search on what only a distant token can tell: texts with questions, and its point measured on others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from ropewalk.atomic_io import finite
 from ropewalk.errors import RopeError
-from ropewalk.extend.factor_search import Objective, SearchResult
-from ropewalk.extend.held_out import SEARCHED, measure_points, points_of, weighed
+from ropewalk.extend.evaluation import Objective
+from ropewalk.extend.held_out import SEARCHED, Contest, measure_points, points_of, weighed
 from ropewalk.extend.jobs import open_ledger
+from ropewalk.extend.point_search import SearchResult
 from ropewalk.ledger import fingerprint
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Progress, SilentProgress
@@ -20,20 +21,26 @@ from ropewalk.readers.reader import CHUNK, Advance, Reader
 from ropewalk.retrieval.example import Example
 from ropewalk.retrieval.protocol import DEPTHS, Cell, draws
 from ropewalk.retrieval.questions import QuestionSet
+from ropewalk.retrieval.scoring import answers_of, candidate_log_probs
 from ropewalk.retrieval.tasks import make_tasks
-from ropewalk.statistics import Interval, difference, mean_and_interval, signed
+from ropewalk.statistics import Interval, difference, signed
+
+FOUND = "the share of far answers found differs by"
+LOSS = "the loss of these answers, which is what was searched on, differs by"
 
 
 def answer_texts(
-    tokenizer: Tokenizer, names: Sequence[str], text: str, *, length: int, count: int, seed: int
+    tokenizer: Tokenizer, names: Sequence[str], text: str, *, length: int, count: int, seed: int, beyond: int = 0
 ) -> list[QuestionSet]:
     """Texts of the retrieval tasks of these names, which alternate, each with many questions where the task has them.
 
     **Arguments:**
     - `text`: where words and passages come from. `length`: tokens of a text with a question and its answer, at most.
-    - `count`: texts in all; `seed` draws them.
+    - `count`: texts in all; `seed` draws them. `beyond`: only answers whose needle lies more than so many tokens back
+      are asked for.
 
-    **Raises:** `RopeError` for an unknown task, one that does not fit into `length`, or fewer texts than tasks.
+    **Raises:** `RopeError` for an unknown task, one that does not fit into `length`, fewer texts than tasks, or a text
+    without an answer that lies so far back.
 
     >>> from ropewalk.checkpoints.load import load
     >>> made = answer_texts(load("tiny").tokenizer, ["numbers"], "a few words", length=400, count=2, seed=0)
@@ -53,7 +60,14 @@ def answer_texts(
         depth = DEPTHS[number // len(tasks) % len(DEPTHS)]
         cell = Cell(task=task.name, length=length, depth=depth, examples=count)
         one = task.make(tokenizer, length, depth, draws(seed, cell, number))
-        made.append(QuestionSet.of(one) if isinstance(one, Example) else one)
+        asked = (QuestionSet.of(one) if isinstance(one, Example) else one).beyond(beyond)
+        if not asked.questions:
+            raise RopeError(
+                f"search: no answer of `{task.name}` lies beyond the trained length.",
+                facts={"trained_length": beyond, "target": length, "depth": depth},
+                cure="Ask for a longer --target, or for --answers numbers.",
+            )
+        made.append(asked)
     return made
 
 
@@ -79,7 +93,12 @@ def answer_losses(
 
 def answer_objective(texts: Sequence[QuestionSet], *, chunk: int = CHUNK, advance: Advance | None = None) -> Objective:
     """What a search costs by `answer_losses`; `chunk` and `advance` as for `window_losses`."""
-    return lambda reader: answer_losses(reader, texts, chunk=chunk, advance=advance)
+    return Objective(
+        name=f"answers {digest(texts)}",
+        items=len(texts),
+        cost=lambda reader, item: answer_losses(reader, [texts[item]], chunk=chunk, advance=advance)[0],
+        tokens=max(one.tokens for one in texts),
+    )
 
 
 def digest(texts: Sequence[QuestionSet]) -> str:
@@ -89,7 +108,9 @@ def digest(texts: Sequence[QuestionSet]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldOutAnswers:
-    """The mean loss of each text's answers (nats per token of them), by name: "searched", then the analytic starts.
+    """The mean loss of each text's answers (nats per token of them) and the share of them found among their candidates,
+    by name: "searched", then the analytic starts; `keeping` are those that keep the search's limit within the trained
+    length.
 
     `chosen` is the best start on the search's own texts; `text` names what these ones were made of. Answers after the
     same text belong together, so that intervals are over texts.
@@ -98,12 +119,24 @@ class HeldOutAnswers:
     text: str
     chosen: str
     found_better: bool
+    keeping: tuple[str, ...]
     losses: Mapping[str, tuple[float, ...]]
+    found: Mapping[str, tuple[float, ...]]
 
     @property
     def gain(self) -> tuple[float, Interval]:
-        """The searched factors' loss minus the chosen start's, paired by text."""
+        """The searched point's loss minus the chosen start's, paired by text."""
         return difference(self.losses[SEARCHED], self.losses[self.chosen])
+
+    @property
+    def standing(self) -> Contest:
+        """The share of answers found, against the best method on these very texts."""
+        return Contest.of(self.found, self.keeping, found_better=self.found_better, what=FOUND, higher=True)
+
+    @property
+    def standing_by_loss(self) -> Contest:
+        """The loss of the answers, against the best method on these very texts."""
+        return Contest.of(self.losses, self.keeping, found_better=self.found_better, what=LOSS)
 
     def sentences(self) -> list[str]:
         """The answer in words; empty where the search returned an analytic start."""
@@ -113,9 +146,11 @@ class HeldOutAnswers:
         mean, interval = self.gain
         shown = weighed(mean, interval, self.chosen, unit="text", seen="texts")
         return [
-            f"On the answers in {count} other text{'s' * (count > 1)} made of {self.text}, its factors change the loss "
+            self.standing.sentence,
+            self.standing_by_loss.sentence,
+            f"On the answers in {count} other text{'s' * (count > 1)} made of {self.text}, its point changes the loss "
             f"by {signed(mean, interval)} nats per token of them against {self.chosen}, the best analytic method on "
-            f"the search's own texts. {shown}"
+            f"the search's own texts. {shown}",
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -126,10 +161,19 @@ class HeldOutAnswers:
                 "text": self.text,
                 "texts": len(self.losses[SEARCHED]),
                 "chosen": self.chosen,
+                "keeping": list(self.keeping),
+                "standing": self.standing.to_json(),
+                "standing_by_loss": self.standing_by_loss.to_json(),
                 "gain": mean,
                 "gain_ci": interval,
                 "rows": [
-                    {"name": name, "loss": mean_and_interval(losses)[0], "losses": list(losses)}
+                    {
+                        "name": name,
+                        "loss": fmean(losses),
+                        "losses": list(losses),
+                        "found": fmean(self.found[name]),
+                        "found_by_text": list(self.found[name]),
+                    }
                     for name, losses in self.losses.items()
                 ],
                 "sentences": self.sentences(),
@@ -149,7 +193,7 @@ def held_out_answers(
     chunk: int = CHUNK,
     progress: Progress | None = None,
 ) -> HeldOutAnswers:
-    """Measure a search's factors and every analytic start on texts that the search did not see.
+    """Measure a search's point and every analytic start on texts that the search did not see.
 
     **Arguments:**
     - `text`: what the texts were made of. `folder`, `resume`: keeps each result in a ledger of its own, so that a
@@ -160,18 +204,34 @@ def held_out_answers(
     if not texts:
         raise RopeError("held_out_answers: there is no text.", cure="Make some with answer_texts.")
     shown = progress or SilentProgress()
-    points = list(points_of(result).values())
-    key = fingerprint(reader.digest(), points, result.space.reach.unscaled_tokens, digest(texts))
+    points = points_of(result)
+    key = fingerprint(reader.digest(), list(points.values()), result.space.reach.unscaled_tokens, digest(texts))
 
-    def loss(reader: Reader, one: QuestionSet) -> tuple[float, ...]:
-        return tuple(answer_losses(reader, [one], chunk=chunk, advance=shown.advance))
+    def read(reader: Reader, one: QuestionSet) -> tuple[float, ...]:
+        return answers_read(reader, one, chunk=chunk, advance=shown.advance)
 
     ledger = open_ledger(folder, kind="held-out-answers", key=key, resume=resume)
     longest = max(one.tokens for one in texts)
-    losses = measure_points(reader, result, texts, loss, ledger, what="answers", tokens=longest, progress=shown)
+    rows = measure_points(reader, result, points, texts, read, ledger, what="answers", tokens=longest, progress=shown)
     return HeldOutAnswers(
         text=text,
-        chosen=result.best_start.factors.name,
+        chosen=result.best_start.point.name,
         found_better=result.found_better,
-        losses={name: tuple(values[0] for values in rows) for name, rows in losses.items()},
+        keeping=result.keeping,
+        losses={name: tuple(values[0] for values in each) for name, each in rows.items()},
+        found={name: tuple(values[1] for values in each) for name, each in rows.items()},
     )
+
+
+def answers_read(
+    reader: Reader, asked: QuestionSet, *, chunk: int = CHUNK, advance: Advance | None = None
+) -> tuple[float, float]:
+    """The mean loss of a text's answers as `answer_losses` has it, and the share that is found among its candidates."""
+    log_probs = candidate_log_probs(reader, asked, chunk=chunk, advance=advance)
+    losses = [
+        -values[question.candidates.index(wanted.answer)]
+        / len(question.continuations[question.candidates.index(wanted.answer)])
+        for question, values in zip(asked.questions, log_probs, strict=True)
+        for wanted in question.wanted
+    ]
+    return fmean(losses), fmean(answer.found for answer in answers_of(asked, log_probs))

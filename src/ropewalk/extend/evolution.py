@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.extend.factors import Factors
+from ropewalk.extend.space import Point
 from ropewalk.optional import need
 
 WITHIN = 4.0  # pairs over which neighbours move together at first
@@ -28,7 +28,7 @@ class Evolution:
     helps is learned from there. `seed` decides every draw, and no global generator is touched.
     """
 
-    def __init__(self, best: Factors, starts: Sequence[Factors], *, seed: int, step: float = 0.04) -> None:
+    def __init__(self, best: Point, starts: Sequence[Point], *, seed: int, step: float = 0.04) -> None:
         self._cma = need("cma", extra="search")
         self._seed, self._restarts = seed, 0
         self._centre = np.array(best.logarithms)
@@ -56,7 +56,7 @@ class Evolution:
         self._asked = [np.asarray(point) for point in self._strategy.ask()]
         return [(self._centre + self._shape @ point).tolist() for point in self._asked]
 
-    def tell(self, losses: Sequence[float], best: Factors) -> None:
+    def tell(self, losses: Sequence[float], best: Point) -> None:
         """What the generation cost, in its order; `best` is the best point so far, where a search that has come to
         rest begins anew."""
         known = [loss for loss in losses if np.isfinite(loss)]

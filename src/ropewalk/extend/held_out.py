@@ -1,8 +1,9 @@
-"""What a search is worth: its factors beside every analytic start, on text that it never saw."""
+"""What a search is worth: its point beside every analytic start, on text that it never saw."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from ropewalk.atomic_io import finite
 from ropewalk.errors import RopeError
-from ropewalk.extend.factor_search import SearchResult
-from ropewalk.extend.factors import Factors
+from ropewalk.extend.evaluation import Evaluation
 from ropewalk.extend.jobs import open_ledger
+from ropewalk.extend.point_search import SearchResult
+from ropewalk.extend.space import PLAIN, Point
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import CHUNK, Reader
@@ -22,19 +24,104 @@ from ropewalk.readers.workers import complete
 from ropewalk.statistics import Interval, difference, mean_and_interval, signed
 
 SEARCHED = "searched"
+BEYOND = "the loss beyond the trained length differs by"
+FEW = 8  # numbers of a point: all points of such a search stand in its record
 ItemT = TypeVar("ItemT")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contest:
+    """The searched point against the best analytic method on what was held out: "wins", "loses" or "undecided".
+
+    `best` is chosen by these very numbers, with hindsight: a harder rival than the one that the search text names.
+    `keeps_limit`: whether it keeps the search's limit within the trained length, as the searched point does.
+    `difference` is searched minus best, with its 95 % interval, paired by window or text; `what` differs.
+    `among_keeping` is the same against the best of those that keep the limit, where that is another one.
+    """
+
+    outcome: str
+    best: str
+    keeps_limit: bool
+    difference: float
+    interval: Interval
+    what: str
+    among_keeping: Contest | None = None
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Sequence[float]],
+        keeping: Sequence[str],
+        *,
+        found_better: bool,
+        what: str,
+        higher: bool = False,
+    ) -> Contest:
+        """By name, one value for each window or text; `higher`: more is better. `keeping` are those within the limit.
+
+        >>> losses = {"searched": (2.0, 3.0, 4.0), "yarn": (2.5, 3.5, 4.6), "pi": (4.0, 5.0, 6.0)}
+        >>> Contest.of(losses, ["yarn"], found_better=True, what="the loss differs by").outcome
+        'wins'
+        """
+        sign = -1.0 if higher else 1.0
+
+        def against(names: Sequence[str]) -> Contest:
+            best = min(names, key=lambda name: sign * float(np.mean(values[name])))
+            mean, interval = difference(values[SEARCHED], values[best])
+            outcome = "undecided"
+            if found_better and interval is not None:
+                low, high = sorted(sign * end for end in interval)
+                outcome = "wins" if high < 0 else "loses" if low > 0 else "undecided"
+            return cls(
+                outcome=outcome,
+                best=best,
+                keeps_limit=best in keeping,
+                difference=mean,
+                interval=interval,
+                what=what,
+            )
+
+        first = against([name for name in values if name != SEARCHED])
+        return first if first.keeps_limit else dataclasses.replace(first, among_keeping=against(keeping))
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        said = {"wins": "The search wins", "loses": "The search loses", "undecided": "Undecided"}
+        beyond = "" if self.keeps_limit else " (which costs more than the limit within)"
+        advice = {"wins": "", "loses": f" Use {self.best}.", "undecided": f" Nothing speaks against {self.best}."}
+        sentence = (
+            f"{said[self.outcome]}: {self.what} {signed(self.difference, self.interval)} against {self.best}{beyond}, "
+            f"the best analytic method on what was held out."
+        )
+        sentence += advice[self.outcome] if self.keeps_limit else ""
+        if self.among_keeping is not None:
+            other = self.among_keeping
+            sentence += (
+                f" Among those that keep the limit {other.best} is best, and against it the search "
+                f"{other.outcome if other.outcome != 'undecided' else 'is undecided'}: "
+                f"{signed(other.difference, other.interval)}."
+            )
+        return sentence
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it, with the sentence."""
+        return {**dataclasses.asdict(self), "sentence": self.sentence}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldOut:
     """Mean losses (nats per token) in each window of a text, by name: "searched", then the analytic starts.
 
-    `chosen` is the best start on the search's own text; `text` names the held-out one.
+    `chosen` is the best start on the search's own text; `text` names the held-out one. `keeping` are the starts
+    that keep the search's limit within the trained length, in nats per token.
     """
 
     text: str
     chosen: str
     found_better: bool
+    keeping: tuple[str, ...]
+    limit: float
     within: Mapping[str, tuple[float, ...]]
     beyond: Mapping[str, tuple[float, ...]]
 
@@ -44,10 +131,9 @@ class HeldOut:
         return difference(self.beyond[SEARCHED], self.beyond[self.chosen])
 
     @property
-    def best_here(self) -> str:
-        """The analytic start with the lowest mean loss on this very text: a harder rival, chosen with hindsight."""
-        rivals = [name for name in self.beyond if name != SEARCHED]
-        return min(rivals, key=lambda name: float(np.mean(self.beyond[name])))
+    def standing(self) -> Contest:
+        """Against the best method on this very text."""
+        return Contest.of(self.beyond, self.keeping, found_better=self.found_better, what=BEYOND)
 
     def sentences(self) -> list[str]:
         """The answer in words."""
@@ -56,17 +142,14 @@ class HeldOut:
         windows = len(self.beyond[SEARCHED])
         mean, interval = self.gain
         lines = [
-            f"On {self.text} ({windows} window{'s' * (windows > 1)}), which the search never saw, its factors change "
+            self.standing.sentence,
+            f"On {self.text} ({windows} window{'s' * (windows > 1)}), which the search never saw, its point changes "
             f"the loss beyond the trained length by {signed(mean, interval)} nats against {self.chosen}, the best "
-            f"analytic method in the search. {weighed(mean, interval, self.chosen)}"
+            f"analytic method in the search. {weighed(mean, interval, self.chosen)}",
         ]
-        if self.best_here != self.chosen:
-            other, around = difference(self.beyond[SEARCHED], self.beyond[self.best_here])
-            lines.append(
-                f"Against {self.best_here}, the best analytic method on {self.text} itself: {signed(other, around)}."
-            )
-        cost, around = difference(self.within[SEARCHED], self.within["plain"])
-        lines.append(f"Within the trained length they cost {signed(cost, around)} nats against plain.")
+        cost, around = difference(self.within[SEARCHED], self.within[PLAIN])
+        limit = f" (limit in the search: {self.limit:g})" if math.isfinite(self.limit) else ""
+        lines.append(f"Within the trained length it costs {signed(cost, around)} nats against plain{limit}.")
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -91,7 +174,8 @@ class HeldOut:
                 "text": self.text,
                 "windows": len(self.beyond[SEARCHED]),
                 "chosen": self.chosen,
-                "best_here": self.best_here,
+                "keeping": list(self.keeping),
+                "standing": self.standing.to_json(),
                 "gain": mean,
                 "gain_ci": interval,
                 "rows": rows,
@@ -101,9 +185,9 @@ class HeldOut:
         return document
 
 
-def points_of(result: SearchResult) -> dict[str, Factors]:
-    """What a search is held against: its own factors as "searched", then every analytic start."""
-    return {SEARCHED: result.best.factors, **{start.name: start for start in result.space.starts}}
+def points_of(result: SearchResult) -> dict[str, Point]:
+    """What a search is held against: its own point as "searched", then every analytic start."""
+    return {SEARCHED: result.best.point, **{start.name: start for start in result.space.starts}}
 
 
 def weighed(mean: float, interval: Interval, chosen: str, *, unit: str = "window", seen: str = "text") -> str:
@@ -120,6 +204,7 @@ def weighed(mean: float, interval: Interval, chosen: str, *, unit: str = "window
 def measure_points(
     reader: Reader,
     result: SearchResult,
+    points: Mapping[str, Point],
     items: Sequence[ItemT],
     measure: Callable[[Reader, ItemT], tuple[float, ...]],
     ledger: Ledger,
@@ -128,11 +213,10 @@ def measure_points(
     tokens: int,
     progress: Progress,
 ) -> dict[str, list[tuple[float, ...]]]:
-    """By name, the losses of every point of `points_of` on each item: those in the ledger, and the others measured now.
+    """By name, the losses of every point on each item: those in the ledger, and the others measured now.
 
     `what` and `tokens` describe one measurement in `progress`. Raises `RopeError` for a loss that is not finite.
     """
-    points = points_of(result)
     jobs = [(name, index) for index in range(len(items)) for name in points]
 
     def key(job: tuple[str, int]) -> str:
@@ -145,7 +229,7 @@ def measure_points(
         if not np.isfinite(values).all():
             raise RopeError(
                 "held_out: a loss is not a finite number.",
-                facts={"factors": name, "number": index},
+                facts={"point": name, "number": index},
                 cure="Measure with float32.",
             )
         return {"losses": list(values)}
@@ -165,7 +249,7 @@ def held_out(
     chunk: int = CHUNK,
     progress: Progress | None = None,
 ) -> HeldOut:
-    """Measure a search's factors and every analytic start on windows that the search did not see.
+    """Measure a search's point and every analytic start on windows that the search did not see.
 
     **Arguments:**
     - `windows`: int64 `[windows, target]` of another text, or of another part; `text` names it.
@@ -181,8 +265,10 @@ def held_out(
             cure="Take them with the search's own target.",
         )
     shown = progress or SilentProgress()
-    points = list(points_of(result).values())
-    key = fingerprint(reader.digest(), points, reach.unscaled_tokens, windows.contiguous().numpy().tobytes())
+    points = points_of(result)
+    key = fingerprint(
+        reader.digest(), list(points.values()), reach.unscaled_tokens, windows.contiguous().numpy().tobytes()
+    )
     inside = reach.trained - 1
 
     def sums(reader: Reader, ids: Tensor) -> tuple[float, float]:
@@ -191,13 +277,15 @@ def held_out(
 
     ledger = open_ledger(folder, kind="held-out", key=key, resume=resume)
     totals = measure_points(
-        reader, result, list(windows), sums, ledger, what="held out", tokens=reach.target, progress=shown
+        reader, result, points, list(windows), sums, ledger, what="held out", tokens=reach.target, progress=shown
     )
     outside = reach.target - reach.trained
     return HeldOut(
         text=text,
-        chosen=result.best_start.factors.name,
+        chosen=result.best_start.point.name,
         found_better=result.found_better,
+        keeping=result.keeping,
+        limit=result.limit,
         within={name: tuple(window[0] / inside for window in values) for name, values in totals.items()},
         beyond={name: tuple(window[1] / outside for window in values) for name, values in totals.items()},
     )
@@ -211,27 +299,31 @@ def search_record(
     `more` are entries to add, or to put in place of these.
     """
     space, reach = result.space, result.space.reach
+    few = len(result.best.point.logarithms) <= FEW
     document: dict[str, Any] = finite(
         {
             "kind": "search",
             "model": model,
+            "over": space.over,
             "text": text,
-            "windows": len(result.best.losses),
+            "windows": result.items,
             "trained_length": reach.trained,
             "target": reach.target,
-            "monotone": space.monotone,
             "unscaled_tokens": reach.unscaled_tokens,
+            "within_limit": result.limit,
             "evaluations": len(result.evaluations),
             "ended_by": result.ended_by,
             "seconds": sum(line.seconds for line in result.evaluations),
-            "starts": [{**start.to_json(), "loss": _loss_of(result, start)} for start in space.starts],
+            "items_read": sum(len(line.losses) for line in result.evaluations),
+            "starts": [_row(result, line) for line in result.evaluations[: len(space.starts)]],
             "left_out": [list(pair) for pair in space.left_out],
-            "best": {**result.best.factors.to_json(), "loss": result.best.loss},
-            "best_start": result.best_start.factors.name,
+            "best": _row(result, result.best),
+            "best_start": result.best_start.point.name,
             "gain_on_search_text": result.best.loss - result.best_start.loss,
             "rope_parameters": None if reach.unscaled_tokens else result.rope.to_hf(),
             "max_position_embeddings": reach.target,
-            "losses": [line.loss for line in result.evaluations],
+            "losses": [line.loss if result.counts(line) else None for line in result.evaluations],
+            "points": [_row(result, line) for line in result.evaluations] if few else None,
             "held_out": None if unseen is None else unseen.to_json(),
             **more,
         }
@@ -239,5 +331,14 @@ def search_record(
     return document
 
 
-def _loss_of(result: SearchResult, start: Factors) -> float:
-    return next(line.loss for line in result.evaluations if line.factors == start)
+def _row(result: SearchResult, line: Evaluation) -> dict[str, Any]:
+    """An evaluation in the record: `loss` is the mean over the items read."""
+    divisors, attention_factor = result.space.profile(line.point)
+    return {
+        **line.point.to_json(),
+        "divisors": list(divisors),
+        "attention_factor": attention_factor,
+        "loss": line.loss,
+        "items": len(line.losses),
+        "cost_within": line.cost_within,
+    }

@@ -1,8 +1,9 @@
-"""`extend.search`: factors searched on one text, measured on another, and written if asked."""
+"""`extend.search`: a few numbers searched on one text, measured on another, and written if asked."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,18 +14,21 @@ import torch
 
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
-from ropewalk.extend.answers import HeldOutAnswers, answer_objective, answer_texts, digest, held_out_answers
+from ropewalk.extend.answers import HeldOutAnswers, answer_objective, answer_texts, held_out_answers
 from ropewalk.extend.card import card
 from ropewalk.extend.decoder_tuning import tunable
+from ropewalk.extend.evaluation import Objective
 from ropewalk.extend.export import CARD, SEARCH_FIGURE, SEARCH_RECORD, Exported, check_out, export
-from ropewalk.extend.factor_search import BUDGET, TEXT, SearchResult, search_factors
+from ropewalk.extend.factors import FactorSpace
 from ropewalk.extend.held_out import SEARCHED, HeldOut, held_out, search_record
 from ropewalk.extend.held_out_text import HeldOutText, refuse_seen, shared_windows
 from ropewalk.extend.job import Draw
 from ropewalk.extend.jobs import search_folder
 from ropewalk.extend.outcome import record
+from ropewalk.extend.point_search import SearchResult, search_points, text_objective, within_limit
 from ropewalk.extend.settings import SearchSettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
+from ropewalk.extend.spaces import space_named
 from ropewalk.launch.processes import current
 from ropewalk.methods import Reach
 from ropewalk.models.precision import dtype_named
@@ -32,12 +36,14 @@ from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.environment import environment_of
+from ropewalk.readers.reader import Advance
 from ropewalk.retrieval.questions import QuestionSet
 from ropewalk.training.settings import on_machine
 
-WINDOWS = 4  # of the search text: every evaluation reads them all
+WINDOWS = 4  # of the search text: an evaluation that is not left early reads them all
 TEXTS = 4  # where answers are searched on: each is read once and has many of them
 TEXTS_APART = 8  # held out: read once for each analytic method, not for each evaluation
+WITHIN_WINDOWS = 2  # read to the trained length, where answers are searched on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +68,7 @@ class Searched:
 
 @dataclass(frozen=True, kw_only=True)
 class _Material:
-    """What a search reads: the texts, windows or texts with questions to search on, and others to measure on."""
+    """What a search reads: windows and, for answers, texts with questions to search on; and others to measure on."""
 
     label: str
     windows: torch.Tensor | None
@@ -73,7 +79,15 @@ class _Material:
     @property
     def count(self) -> int:
         """Windows or texts of an evaluation."""
-        return len(self.asked) if self.windows is None else len(self.windows)
+        return len(self.asked) if self.windows is None or self.asked else len(self.windows)
+
+    def objective(self, reach: Reach, limit: float, advance: Advance) -> Objective:
+        """What a point costs, and its loss within the trained length where that is limited."""
+        if not self.asked:
+            assert self.windows is not None, "a search reads something"
+            return text_objective(self.windows, reach, constrained=math.isfinite(limit), advance=advance)
+        objective = answer_objective(self.asked, advance=advance)
+        return objective if self.windows is None else within_limit(objective, self.windows, reach, advance=advance)
 
 
 def search(
@@ -87,7 +101,7 @@ def search(
     progress: Progress | None = None,
     draw: Draw | None = None,
 ) -> Searched:
-    """Search one divisor per pair and an attention factor on a text, and measure them and every method on another.
+    """Search the few numbers of a rule, or one divisor per pair, on a text, and measure them and methods on another.
 
     **Arguments:**
     - `model`, `overwrite`, `draw`: as for `apply`. `out`: the folder to write; None writes none.
@@ -97,27 +111,26 @@ def search(
     **Returns:** a `Searched`. A KeyboardInterrupt passes through. **Raises:** `RopeError` for settings that do not fit,
     for texts that are missing or too short, and for a held-out text that shares passages with those to search on.
     """
-    need("cma", extra="search")
+    if settings.over == FactorSpace.over:
+        need("cma", extra="search")
     place = _check_output(model, out, settings, overwrite=overwrite)
     device, _ = on_machine(settings.device, "float32")
     opened = SourceModel.open(model, settings.trained_length)
     reach = reach_of(opened.reader, settings)
-    source = opened.in_float32(device)
+    source = opened.in_float32(device, dtype_named(settings.precision))
+    space = space_named(settings.over, source.reader.positions, reach, monotone=settings.monotone)
     material = _material(settings, source.tokenizer("searched on"), reach)
     shown, kept = progress or SilentProgress(), folder or search_folder()
-    answers, asked = bool(settings.tasks), material.asked
     resume = not restart
-    result = search_factors(
+    result = search_points(
         source.reader,
-        material.windows,
-        reach,
+        space,
+        material.objective(reach, settings.within, shown.advance),
         budget=settings.budget,
         seconds=None if settings.minutes is None else 60 * settings.minutes,
         seed=settings.seed,
-        monotone=settings.monotone,
-        objective=answer_objective(asked, advance=shown.advance) if answers else None,
-        objective_name=f"answers {digest(asked)}" if answers else TEXT,
-        tokens_per_evaluation=sum(text.tokens for text in asked),
+        limit=settings.within,
+        halving=settings.halving,
         folder=kept,
         resume=resume,
         progress=shown,
@@ -125,7 +138,7 @@ def search(
     name, windows = Path(material.unseen.name).stem, material.unseen.windows
     unseen = held_out(source.reader, result, windows, text=name, folder=kept, resume=resume, progress=shown)
     of_answers = None
-    if answers:
+    if settings.tasks:
         of_answers = held_out_answers(
             source.reader,
             result,
@@ -139,7 +152,10 @@ def search(
         "answers": list(settings.tasks) or None,
         "held_out_answers": None if of_answers is None else of_answers.to_json(),
         "seed": settings.seed,
-        "budget": BUDGET if settings.budget is None and settings.minutes is None else settings.budget,
+        "monotone": settings.monotone,
+        "halving": space.halves if settings.halving is None else settings.halving,
+        "precision": settings.precision,
+        "budget": space.budget if settings.budget is None and settings.minutes is None else settings.budget,
         "minutes": settings.minutes,
         "environment": environment_of(device, source.reader.parameters),
     }
@@ -154,7 +170,7 @@ def search(
     )
     if place is None or not current().is_first:
         return searched
-    exported = _export(searched, source, place, settings, overwrite=overwrite, draw=draw)
+    exported = _export(searched, opened, place, settings, overwrite=overwrite, draw=draw)
     return replace(searched, exported=exported)
 
 
@@ -189,16 +205,20 @@ def _material(settings: SearchSettings, tokenizer: Tokenizer, reach: Reach) -> _
         seed=settings.seed,
     )
     rest = unseen.contents[settings.start_char :]
-    windows, asked, others, seen_of = None, [], [], unseen.windows
+    asked, others, seen_of = [], [], unseen.windows
+    count = settings.search_windows or max(WINDOWS, len(named))
     if settings.tasks:
-        count = settings.search_windows or TEXTS
         joined = "\n".join(contents for _, contents in named)
-        how: dict[str, Any] = {"length": reach.target}
-        asked = answer_texts(tokenizer, settings.tasks, joined, count=count, seed=settings.seed, **how)
-        others = answer_texts(tokenizer, settings.tasks, rest, count=TEXTS_APART, seed=settings.seed + 1, **how)
+        how: dict[str, Any] = {"length": reach.target, "beyond": reach.trained}
+        asked = answer_texts(
+            tokenizer, settings.tasks, joined, count=settings.search_windows or TEXTS, seed=settings.seed, **how
+        )
+        apart = settings.answer_texts or TEXTS_APART
+        others = answer_texts(tokenizer, settings.tasks, rest, count=apart, seed=settings.seed + 1, **how)
         seen_of = torch.tensor([tokenizer.encode(rest)])  # texts are made of all of it
-    else:
-        count = settings.search_windows or max(WINDOWS, len(named))
+        count = max(settings.within_windows or WITHIN_WINDOWS, len(named))
+    windows = None
+    if not settings.tasks or math.isfinite(settings.within):
         windows = shared_windows(named, tokenizer, reach, windows=count, seed=settings.seed)
     refuse_seen(
         seen_of,
@@ -219,12 +239,18 @@ def _material(settings: SearchSettings, tokenizer: Tokenizer, reach: Reach) -> _
 def _protocol_sentence(settings: SearchSettings, material: _Material, trained: int, target: int) -> str:
     """What was searched on, and what was held out."""
     tasks = ", ".join(settings.tasks)
-    loss = f"loss of the answers of {tasks}" if tasks else f"loss beyond {trained:,} tokens"
+    loss = (
+        f"loss of the answers of {tasks} that lie further back than {trained:,} tokens"
+        if tasks
+        else f"loss beyond {trained:,} tokens"
+    )
     unit = "texts with questions" if tasks else "windows"
     apart = f"{len(material.asked_apart)} texts and " if tasks else ""
     name = Path(material.unseen.name).stem
+    limit = f", at no more than {settings.within:g} nats within" if math.isfinite(settings.within) else ""
     return (
-        f"Search: {loss}; {unit} of {target:,} tokens: {material.count} of {material.label}, held out {apart}"
+        f"Search over {settings.over}: {loss}{limit}; "
+        f"{unit} of {target:,} tokens: {material.count} of {material.label}, held out {apart}"
         f"{len(material.unseen.windows)} windows of {name}."
     )
 
@@ -238,7 +264,7 @@ def _export(
     overwrite: bool,
     draw: Draw | None,
 ) -> Exported:
-    """Write the model under the best factors, with the search's record."""
+    """Write the model under the best point, with the search's record."""
     final, reach = tunable(searched.result.apply(source.reader)), searched.result.space.reach
 
     def more_files(exported: Exported) -> dict[str, str | bytes]:

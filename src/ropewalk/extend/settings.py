@@ -257,14 +257,27 @@ class TuneSettings(TrainingSettings, MethodSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings(OutputSettings):
-    """What `extend.search` does: one divisor per pair and an attention factor, searched on `text`.
+    """What `extend.search` does: a few numbers of a rule, or one divisor per pair, searched on `text`.
 
-    - `budget`, `minutes` both None: 200 evaluations.
+    - `over`: what is searched; see `extend.spaces.OVER`.
+    - `budget`, `minutes` both None: 37 evaluations, 200 over factors.
+    - `halving` None: yes, but not over factors.
     - `answers`: names of retrieval tasks, separated by commas; the search is then on the loss of their answers.
-    - `dtype` and `native` are those of the folder that is written, if one is.
+    - `precision`: of the evaluations; `dtype` and `native` are those of the folder that is written, if one is.
     """
 
     text: tuple[str, ...] = setting("UTF-8 text to search on.", **TEXTS)
+    over: str = setting(
+        "Numbers to search: yarn, yarn-attention, ntk, llama3 (blocks that engines read), or factors (one per pair).",
+        default="yarn",
+    )
+    within: float = setting(
+        "Nats per token that a point may lose within the trained length; inf: no limit.", default=0.05
+    )
+    halving: bool | None = setting(
+        "Successive halving: poor points read fewer windows or texts [default: not over factors].", default=None
+    )
+    precision: str = setting("Dtype that evaluations are computed in: float32, bfloat16.", default="float32")
     validation: Path | None = field(
         default=None, metadata={"help": "Text to measure the result on [default: Moby Dick].", "metavar": "FILE"}
     )
@@ -273,22 +286,46 @@ class SearchSettings(OutputSettings):
     search_windows: int | None = setting(
         "Windows read for each evaluation, with --answers texts with many questions [default: 4].", default=None
     )
-    budget: int | None = setting("Stop after this many evaluations [default: 200].", default=None)
+    within_windows: int | None = setting(
+        "Windows that the loss within is read on, with --answers [default: 2].", default=None
+    )
+    answer_texts: int | None = setting(
+        "Texts of the validation text that answers are measured on, with --answers [default: 8].", default=None
+    )
+    budget: int | None = setting("Stop after this many evaluations [default: 37; over factors 200].", default=None)
     minutes: float | None = setting(
         "Stop after this many minutes of evaluations; with --budget, whichever comes first.", default=None
     )
-    monotone: bool = setting("Divisors never decrease towards slower pairs (LongRoPE's constraint).", default=False)
+    monotone: bool = setting(
+        "With --over factors: divisors never decrease towards slower pairs (LongRoPE's constraint).", default=False
+    )
     answers: str | None = setting(
-        "Search on the answers of retrieval tasks instead: passkey,niah_single,...", default=None
+        "Search on far answers of retrieval tasks instead: passkey,niah_single,...", default=None
     )
     device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto")
     seed: int = setting("Seed of windows, texts and the search.", default=0)
 
     def __post_init__(self) -> None:
+        from ropewalk.extend.spaces import check_over
+
         super().__post_init__()
         object.__setattr__(self, "text", tuple(str(path) for path in self.text))
         if not self.text:
             raise RopeError("extend: there is no text to search on.", cure="Pass --text FILE, once for each file.")
+        check_over(self.over, monotone=self.monotone)
+        if self.precision not in ("float32", "bfloat16"):
+            raise RopeError(
+                "extend: unknown `precision`.", facts={"precision": self.precision}, cure="Pass float32 or bfloat16."
+            )
+        check_at_least({"within_windows": self.within_windows, "answer_texts": self.answer_texts}, least=1)
+        unused = {name: getattr(self, name) for name in ("within_windows", "answer_texts")}
+        unused = {f"--{name.replace('_', '-')}": value for name, value in unused.items() if value is not None}
+        if unused and not self.tasks:
+            raise RopeError(
+                "extend: these options belong to --answers, and would be ignored.",
+                facts=unused,
+                cure="Pass --answers numbers, or leave them out.",
+            )
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -47,9 +47,9 @@ class SourceModel:
             reader = reader.under(settled(reader.positions, answer, GIVEN))
         return cls(reader=reader, name=reader.name, place=place, stored=reader.dtype)
 
-    def in_float32(self, device: str) -> SourceModel:
-        """The same in float32 on a device: what is measured and tuned."""
-        return replace(self, reader=self.reader.to(device=device, dtype=torch.float32))
+    def in_float32(self, device: str, dtype: torch.dtype = torch.float32) -> SourceModel:
+        """The same in float32, or in another dtype, on a device: what is measured and tuned."""
+        return replace(self, reader=self.reader.to(device=device, dtype=dtype))
 
     def tokenizer(self, work: str) -> Tokenizer:
         """The model's tokenizer; raises `RopeError` where it has none. `work` says what it is needed for."""

@@ -44,16 +44,18 @@ def extension_figure(record: Mapping[str, Any]) -> Figure:
 
 
 def search_record_figure(record: Mapping[str, Any]) -> Figure:
-    """The divisors of each pair, and the loss by evaluation."""
+    """The divisors of each pair, and the loss by evaluation; points that were left early or cost too much within the
+    trained length are left out there."""
     rows = [*record["starts"], {**record["best"], "name": "searched"}]
     unit = "texts" if record["answers"] else "windows"
     return search_figure(
         {row["name"]: row["divisors"] for row in rows},
         {row["name"]: row["attention_factor"] for row in rows},
         record["losses"],
-        {row["name"]: row["loss"] for row in record["starts"]},
+        {row["name"]: loss for row, loss in zip(record["starts"], record["losses"], strict=False) if loss is not None},
         factor=record["target"] / record["trained_length"],
-        title=f"{record['model']}: factors searched from {record['trained_length']:,} to {record['target']:,} tokens",
+        title=f"{record['model']}: {record.get('over', 'factors')} searched from {record['trained_length']:,} to "
+        f"{record['target']:,} tokens",
         note=f"{record['evaluations']} evaluations on {record['windows']} {unit} of {record['text']}; "
         f"seed {record['seed']}.",
         axis=f"loss {'of the answers' if record['answers'] else 'beyond the trained length'}, nats per token",

@@ -25,7 +25,8 @@ def search_figure(
     """Two panels: each point's divisor for each pair ("searched" drawn last and thick), and the loss by evaluation.
 
     **Arguments:**
-    - `divisors`, `attention_factors`: by name; `factor` is target / trained length.
+    - `divisors`, `attention_factors`: by name, the analytic methods in the order of their evaluation.
+    - `factor`: target / trained length.
     - `losses`: nats per token of every evaluation in order, None where there was no number; `starts`: those of the
       analytic methods, by name. `axis` says what they are losses of.
     """
@@ -68,15 +69,16 @@ def search_figure(
             best.append(lowest)
         right.step([index for index, _ in shown], best, where="post", color=INK, linewidth=1.8, label="best so far")
         order = sorted(starts, key=lambda name: starts[name])
-        places = {name: index for index, name in enumerate(starts, 1)}
+        places = {name: index for index, name in enumerate(divisors, 1)}
         for name in starts:
             look = look_of(name)
             right.plot(places[name], starts[name], color=look.color, marker=look.marker, linestyle="none", zorder=4)
         right.axhline(starts[order[0]], color=QUIET, linewidth=1, linestyle="--")
         low = min(best)
-        near = sorted(loss for _, loss in shown[len(starts) :]) or [starts[order[0]]]
+        near = sorted(loss for index, loss in shown if index >= len(divisors)) or [starts[order[0]]]
         top = max(near[int(0.9 * (len(near) - 1))], starts[order[min(2, len(order) - 1)]])
-        right.set_ylim(low - 0.08 * (top - low), top + 0.05 * (top - low))
+        height = (top - low) or 1.0
+        right.set_ylim(low - 0.08 * height, top + 0.05 * height)
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_xlabel("evaluation")
         right.set_ylabel(axis)

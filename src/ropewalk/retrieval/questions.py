@@ -71,6 +71,16 @@ class QuestionSet:
         kept = max(1, tokens - (self.tokens - len(self.input_ids)))
         return dataclasses.replace(self, input_ids=self.input_ids[-kept:])
 
+    def beyond(self, tokens: int) -> QuestionSet:
+        """The same text, asked only for answers whose needle lies more than so many tokens back, and for those that
+        have no one needle."""
+        kept = []
+        for question in self.questions:
+            wanted = tuple(one for one in question.wanted if one.distance is None or one.distance > tokens)
+            if wanted:
+                kept.append(dataclasses.replace(question, wanted=wanted))
+        return dataclasses.replace(self, questions=tuple(kept))
+
     @classmethod
     def of(cls, example: Example) -> QuestionSet:
         """One example as a text with one question, which is a part of the text."""
