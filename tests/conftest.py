@@ -34,14 +34,15 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--shapes` puts jaxtyping's checks into the package; tests of wrong shapes and of tracers are left out then."""
+    """`--shapes` puts jaxtyping's checks into the package; wrong calls, tracers and repetitions are left out."""
     parser.addoption("--shapes", action="store_true", help="check the shapes in signatures at run time")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under `--shapes` a wrong call would fail in the checker before it reaches our own message."""
     if config.getoption("--shapes"):
-        left_out = [item for item in items if {"rejects", "traced"} & {mark.name for mark in item.iter_markers()}]
+        marks = {"rejects", "traced", "repeats_shapes"}
+        left_out = [item for item in items if marks & {mark.name for mark in item.iter_markers()}]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
 

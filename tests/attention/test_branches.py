@@ -69,8 +69,11 @@ def test_a_line_is_as_alone(monkeypatch: pytest.MonkeyPatch, name: str, fused: b
     check(tiny_decoder(**MODELS[name]))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("method", "fused"),
+    [(method, True) for method in METHODS]
+    + [pytest.param(name, False, marks=[pytest.mark.repeats_shapes] * (name != "dca")) for name in METHODS],
+)
 def test_a_line_is_as_alone_under_methods_in_attention(
     monkeypatch: pytest.MonkeyPatch, method: str, fused: bool
 ) -> None:
@@ -99,6 +102,7 @@ def test_a_line_is_as_alone_from_other_caches() -> None:
         torch.testing.assert_close(found, model(whole[None])[0, -1], atol=1e-10, rtol=0)
 
 
+@pytest.mark.repeats_shapes
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(1, 30))
 def test_any_tree(draws: list[float], held: int) -> None:

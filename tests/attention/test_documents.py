@@ -54,7 +54,7 @@ def gradients(model: rw.Decoder) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.repeats_shapes), True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_is_separate(kind: str, padded: bool) -> None:
     """Logits and every gradient are those of the documents one by one; padding at the ends and inside is not there."""

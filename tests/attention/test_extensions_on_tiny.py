@@ -47,6 +47,7 @@ def off(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
+@pytest.mark.repeats_shapes  # of test_extensions, on another model
 @pytest.mark.parametrize(("extension", "near"), CASES, ids=repr)
 @torch.no_grad()
 def test_decoding_is_the_full_forward(tiny, rows, extension, near):

@@ -1,11 +1,13 @@
-"""Compile the Triton attention kernels for an H100, without one: `python -m tests.backends.compile_attention`.
+"""Compile the Triton attention kernels for an H100, without one.
 
-Prints JSON. For each kernel, dtype and head_dim: bytes of shared memory, ptxas' registers and bytes spilled.
+`python -m tests.backends.compile_attention [CASE ...]` prints JSON. For each kernel, dtype and head_dim: bytes of
+shared memory, ptxas' registers and bytes spilled.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import torch
@@ -30,8 +32,8 @@ def calls(dtype: torch.dtype, head_dim: int) -> None:
     backend.attend_backward(AttentionRequest((region,), k, 1.0), region, sums, sums, q)
 
 
-def main() -> None:
-    """One record for each kernel."""
+def main(cases: list[str]) -> None:
+    """One record for each kernel, of all cases or of those named, such as "bfloat16, 128"."""
     triton.runtime.driver.set_active(Driver())
     found: dict[str, object] = {}
     run, where = JITFunction.run, ""
@@ -43,9 +45,10 @@ def main() -> None:
     JITFunction.run = compile_only
     for dtype, head_dim in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64)):
         where = f"{str(dtype)[6:]}, {head_dim}"
-        calls(dtype, head_dim)
+        if not cases or where in cases:
+            calls(dtype, head_dim)
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -250,16 +250,22 @@ def test_what_it_does_not_take() -> None:
     assert triton_attention.attend(request._replace(regions=(region,), values=region.k)).shape == empty.shape
 
 
-@pytest.mark.thorough
-def test_compiled_ahead(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(("bfloat16, 128", "float32, 64"), marks=pytest.mark.thorough, id="the largest tiles"),
+        pytest.param(("bfloat16, 64",), marks=pytest.mark.slow, id="smaller ones"),
+    ],
+)
+def test_compiled_ahead(tmp_path: Path, cases: tuple[str, ...]) -> None:
     """Compiled for an H100 as well as interpreted; tiles fit into the shared memory of smaller GPUs, little spills."""
     pytest.importorskip("triton.backends.nvidia.compiler")
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.backends.compile_attention"]
+    command = [sys.executable, "-m", "tests.backends.compile_attention", *cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == 9
+    assert len(found) == 3 * len(cases)
     for name, kernel in found.items():
         assert kernel["shared"] <= 99 << 10, name
         assert kernel["spilled"] <= (64 if "bfloat16" in name else 1024), name

@@ -115,10 +115,11 @@ def begun(tmp_path: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("number", "everyone"),
-    [(signal.SIGINT, True)]
-    + [
-        pytest.param(*stop, marks=pytest.mark.thorough)
-        for stop in ((signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True))
+    [
+        (signal.SIGINT, True),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
     ],
 )
 def test_a_stop_begins_no_other_run(number: signal.Signals, everyone: bool, tmp_path: Path) -> None:

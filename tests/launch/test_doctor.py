@@ -29,7 +29,9 @@ CODE = """
 import json, os, signal, sys
 import ropewalk as rw
 from ropewalk.diagnosis import run
+from ropewalk.launch import processes
 settings, state = json.loads(sys.argv[1]), sys.argv[2].replace("RANK", os.environ["RANK"])
+processes.LEAVE_SECONDS = float(os.environ.get("LEAVES", 5))
 if os.environ.get("DIES") == os.environ["RANK"]:
     run._sums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 with rw.distributed.joined():
@@ -69,7 +71,7 @@ def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_rank_that_is_killed_loses_one_job(text, alone, tmp_path):
     """Rank 1 gets SIGKILL in its first job, whose lease it holds: rank 0 does that job and all the others."""
     port, arguments = free_port(), (json.dumps(SETTINGS), str(tmp_path / "state"), str(text))
-    ranks = [start(CODE, rank, 2, port, tmp_path, *arguments, DIES="1") for rank in range(2)]
+    ranks = [start(CODE, rank, 2, port, tmp_path, *arguments, DIES="1", LEAVES="0.2") for rank in range(2)]
     ranks[1].communicate(timeout=240)  # reaped: a process that nobody has waited for still counts as running
     out, _ = ranks[0].communicate(timeout=240)
     assert [process.returncode for process in ranks] == [0, -signal.SIGKILL]
@@ -77,8 +79,13 @@ def test_a_rank_that_is_killed_loses_one_job(text, alone, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("folder", ["shared", "apart-RANK"])
+@pytest.mark.parametrize(
+    ("ranks", "folder"),
+    [
+        (2, "apart-RANK"), (4, "shared"),
+        pytest.param(2, "shared", marks=pytest.mark.slow), pytest.param(4, "apart-RANK", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_the_numbers_of_one_process(text, alone, tmp_path, ranks, folder):
     """Each rank of 2 and 4 has them all, by a common folder and by the store; and each did a part of the work."""
     state = tmp_path / folder

@@ -69,8 +69,9 @@ def test_two_processes(tmp_path):
     check(2, tmp_path, ["yarn", "dca", "streaming"])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.thorough)]
+)
 def test_every_kind_of_method(tmp_path, ranks):
     """Changed frequencies, frequencies by length, scaled logits, and remapped positions of every sort."""
     check(ranks, tmp_path)
