@@ -44,21 +44,21 @@ def start(
 
 
 def run_all(code: str, ranks: int, folder: Path, *arguments: str, seconds: float = 240) -> list[str]:
-    """What each rank prints; all must end well."""
+    """What Python code prints in each rank, forked as in `run_forked`; all must end well."""
     port = free_port()
-    running = [start(code, rank, ranks, port, folder, *arguments) for rank in range(ranks)]
-    return ended_well(running, seconds)
-
-
-def ended_well(running: Sequence[subprocess.Popen[str]], seconds: float = 240) -> list[str]:
-    """What each process printed; none is left behind."""
-    try:
-        printed = [process.communicate(timeout=seconds) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0] * len(running), [error[-2000:] for _, error in printed]
-    return [out for out, _ in printed]
+    said = [folder / f"said-{port}-{rank}.txt" for rank in range(ranks)]
+    _run(
+        [
+            _forking().Process(
+                target=_of_launcher,
+                args=(code, environment(rank, ranks, port, folder), rank, str(folder), out, arguments),
+            )
+            for rank, out in enumerate(said)
+        ],
+        folder,
+        seconds,
+    )
+    return [out.read_text() for out in said]
 
 
 def run_forked(work: Callable[..., None], ranks: int, folder: Path, *arguments: Any, seconds: float = 400) -> None:
@@ -67,13 +67,26 @@ def run_forked(work: Callable[..., None], ranks: int, folder: Path, *arguments: 
     They are forked from one process that has imported torch: each costs tenths of a second instead of two. The first
     traceback is the failure's.
     """
+    port = free_port()
+    _run(
+        [
+            _forking().Process(target=_of_group, args=(work, rank, ranks, port, str(folder), arguments))
+            for rank in range(ranks)
+        ],
+        folder,
+        seconds,
+    )
+
+
+def _forking() -> Any:
+    """The context whose processes are forked from one that has imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", __name__])
-    port = free_port()
-    running = [
-        context.Process(target=_of_group, args=(work, rank, ranks, port, str(folder), arguments))
-        for rank in range(ranks)
-    ]
+    return context
+
+
+def _run(running: Sequence[Any], folder: Path, seconds: float) -> None:
+    """Start processes and wait for them; none is left behind, and the first traceback is the failure's."""
     try:
         for process in running:
             process.start()
@@ -90,7 +103,21 @@ def run_forked(work: Callable[..., None], ranks: int, folder: Path, *arguments: 
             process.join()
     errors = [path.read_text() for path in sorted(folder.glob("error-*.txt"), key=lambda path: path.stat().st_mtime)]
     assert not errors, errors[0][-6000:]
-    assert [process.exitcode for process in running] == [0] * ranks
+    assert [process.exitcode for process in running] == [0] * len(running)
+
+
+def _of_launcher(
+    code: str, environ: dict[str, str], rank: int, folder: str, out: Path, arguments: tuple[str, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = ["-c", *arguments]
+    try:
+        with out.open("w") as sys.stdout:
+            exec(compile(code, "the code of a rank", "exec"), {"__name__": "__main__"})
+    except BaseException:
+        Path(folder, f"error-{rank}.txt").write_text(traceback.format_exc())
+        os._exit(1)
 
 
 def _of_group(

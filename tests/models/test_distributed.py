@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,6 +23,7 @@ from ropewalk.readers.losses import window_losses
 from ropewalk.rope.config import RopeConfig
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss, token_losses
+from tests.launch.ranks import run_forked
 
 WORLD, VOCAB = 2, 50
 IDS = torch.randint(0, VOCAB, (WORLD, 13), generator=torch.Generator().manual_seed(5))
@@ -141,21 +141,15 @@ def check_classifier(rank: int, mesh: DeviceMesh) -> None:
     same_weights(sharded, plain)
 
 
-def check_all(rank: int, folder: str) -> None:
+def check_all(rank: int) -> None:
     """What one process runs."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
-    try:
-        mesh = init_device_mesh("cpu", (WORLD,))
-        for tied in (True, False):
-            check_fsdp(rank, mesh, tied)
-        check_tensor_parallel(mesh)
-        check_classifier(rank, mesh)
-        dist.barrier()  # no process takes its connections down while another still uses them
-    finally:
-        dist.destroy_process_group()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for tied in (True, False):
+        check_fsdp(rank, mesh, tied)
+    check_tensor_parallel(mesh)
+    check_classifier(rank, mesh)
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
     """FSDP2, tensor parallelism and a sharded classifier; a failure in a process is shown with its traceback."""
-    mp.spawn(check_all, (str(tmp_path),), nprocs=WORLD)
+    run_forked(check_all, WORLD, tmp_path)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ropewalk as rw
 from ropewalk.eager import constant_to_compilers
+from tests.launch.ranks import run_forked
 
 pytestmark = pytest.mark.traced
 
@@ -215,37 +213,29 @@ def test_vmap_over_positions():
     torch.testing.assert_close(got, expected)
 
 
-def _on_rank(rank: int, world: int, port: int) -> None:
+def _on_rank(rank: int, world: int) -> None:
     """One process of the DTensor test: shard batch, tokens or heads, and compare with the whole."""
-    import torch.distributed as dist
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    try:
-        mesh = init_device_mesh("cpu", (world,))
-        torch.manual_seed(0)
-        for interleaved in (True, False):
-            rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=interleaved, rotary_dim=4))
-            x = torch.randn(2, 6, 4, 8)
-            expected = rope.rotate(x, position_ids=torch.arange(6))
-            for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
-                sharded = distribute_tensor(x, mesh, [placement]).requires_grad_()
-                got = rope.rotate(sharded, position_ids=torch.arange(6))
-                assert tuple(got.placements) == (placement,), (placement, got.placements)
-                torch.testing.assert_close(got.full_tensor(), expected)
-                got.square().sum().backward()
-                torch.testing.assert_close(sharded.grad.full_tensor(), 2 * x)
-    finally:
-        dist.destroy_process_group()
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(0)
+    for interleaved in (True, False):
+        rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=interleaved, rotary_dim=4))
+        x = torch.randn(2, 6, 4, 8)
+        expected = rope.rotate(x, position_ids=torch.arange(6))
+        for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+            sharded = distribute_tensor(x, mesh, [placement]).requires_grad_()
+            got = rope.rotate(sharded, position_ids=torch.arange(6))
+            assert tuple(got.placements) == (placement,), (placement, got.placements)
+            torch.testing.assert_close(got.full_tensor(), expected)
+            got.square().sum().backward()
+            torch.testing.assert_close(sharded.grad.full_tensor(), 2 * x)
 
 
 @pytest.mark.thorough
-def test_dtensor():
+def test_dtensor(tmp_path):
     """Sharded over batch, tokens or heads on two processes: the whole's numbers and gradients, sharding kept."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(_on_rank, args=(2, port), nprocs=2)
+    run_forked(_on_rank, 2, tmp_path, 2)
 
 
 def test_a_function_is_constant_to_compilers_as_torch_says():

@@ -14,7 +14,11 @@ from ropewalk.attention.cache import KVCache
 from ropewalk.attention.checks import (
     check_cache,
     check_dropouts,
+    check_extension,
     check_inputs,
+    check_local_heads,
+    check_one_way,
+    check_rope,
     check_sizes,
     check_softcap,
     check_unrotated,
@@ -141,12 +145,7 @@ class Attention(nn.Module):
         self, rope: RopeConfig | None, encoding: str | EncodingConfig | RopeConfig | Encoding | None
     ) -> None:
         """A rope, an encoding of this layer's own, or one that a model shares among its layers (and registers)."""
-        if rope is not None and encoding is not None:
-            raise RopeError(
-                "Attention: `rope` and `encoding` both say how positions are known.",
-                facts={"rope": rope, "encoding": encoding},
-                cure="Pass one of them.",
-            )
+        check_one_way(rope, encoding)
         if isinstance(encoding, Encoding):
             self._shared = (encoding,)
         elif encoding is not None:
@@ -163,19 +162,7 @@ class Attention(nn.Module):
     def set_rope(self, rope: RopeConfig | RotaryEmbedding | None) -> None:
         """Rotate by another rule from now on; raises `RopeError` where it is for another head_dim."""
         config = rope.config if isinstance(rope, RotaryEmbedding) else rope
-        if config is not None and config.head_dim != self.head_dim:
-            raise RopeError(
-                "Attention: `rope` is for another head_dim.",
-                facts={"rope.head_dim": config.head_dim, "head_dim": self.head_dim},
-                cure="RopeConfig(head_dim=...) must be the size of one head; rotary_dim may be smaller.",
-            )
-        held = getattr(self, "extension", None)
-        if config is None and held is not None and held.remaps:
-            raise RopeError(
-                "Attention: the layer's extension remaps the positions of a rope, so the rope cannot go alone.",
-                facts={"extension": held},
-                cure="Take both away: set_positions(None, None), or model.with_positions(rope=None, extension=None).",
-            )
+        check_rope(config, self.head_dim, getattr(self, "extension", None))
         self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
 
     def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
@@ -192,25 +179,8 @@ class Attention(nn.Module):
 
     def set_extension(self, extension: Extension | None) -> None:
         """Extend by another method from now on; raises `RopeError` where this layer cannot."""
-        remaps = extension is not None and extension.remaps
-        if remaps and (self.rotary is None or not self.causal or self.sliding_window is not None):
-            raise RopeError(
-                "Attention: an extension remaps the positions of causal attention with a rope over all earlier tokens.",
-                facts={
-                    "extension": extension,
-                    "rope": self.rope,
-                    "causal": self.causal,
-                    "sliding_window": self.sliding_window,
-                },
-                cure="Leave this layer without it: a sliding window no longer than the trained length needs none.",
-            )
-        encoding = self.position_encoding
-        if extension is not None and encoding is not None and encoding.adds_to_scores:
-            raise RopeError(
-                "Attention: an extension's scale is defined for q.k alone, and this layer's encoding adds to scores.",
-                facts={"extension": extension, "encoding": encoding.config},
-                cure="Leave the extension out, or choose an encoding that turns queries and keys, as a rope does.",
-            )
+        if extension is not None:
+            check_extension(extension, self.rope, self.position_encoding, self.causal, self.sliding_window)
         self.extension = extension
 
     def forward(
@@ -306,19 +276,7 @@ class Attention(nn.Module):
 
     def _keep_local_heads(self, kv_heads: int, cache: KVCache | None) -> None:
         """Under tensor parallelism: the cache holds this process's heads, and no encoding may have a bias for each."""
-        encoding = self.position_encoding
-        if self.sinks is not None:
-            raise RopeError(
-                "Attention: there is a sink for each head, and this process computes a part of the heads.",
-                facts={"sinks": self.sinks, "kv_heads": self.num_key_value_heads, "here": kv_heads},
-                cure="Leave q_proj, k_proj and v_proj out of tensor parallelism.",
-            )
-        if encoding is not None and encoding.adds_to_scores:
-            raise RopeError(
-                "Attention: this encoding has a bias for each head, and this process computes a part of the heads.",
-                facts={"encoding": encoding.config, "kv_heads": self.num_key_value_heads, "here": kv_heads},
-                cure="Leave q_proj, k_proj and v_proj out of tensor parallelism, or choose a rope.",
-            )
+        check_local_heads(self.num_key_value_heads, kv_heads, self.sinks, self.position_encoding)
         if cache is not None:
             cache.keep_local_heads(kv_heads)
 

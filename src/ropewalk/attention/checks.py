@@ -120,3 +120,63 @@ def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encod
             facts={"encoding": encoding.config, "cache": cache},
             cure="Make the cache with rotated=True.",
         )
+
+
+def check_one_way(rope: object, encoding: object) -> None:
+    """Positions are known by a rope or by an encoding."""
+    if rope is not None and encoding is not None:
+        raise RopeError(
+            "Attention: `rope` and `encoding` both say how positions are known.",
+            facts={"rope": rope, "encoding": encoding},
+            cure="Pass one of them.",
+        )
+
+
+def check_rope(rope: RopeConfig | None, head_dim: int, held: Extension | None) -> None:
+    """A rope fits the heads, and stays while an extension remaps its positions."""
+    if rope is not None and rope.head_dim != head_dim:
+        raise RopeError(
+            "Attention: `rope` is for another head_dim.",
+            facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
+            cure="RopeConfig(head_dim=...) must be the size of one head; rotary_dim may be smaller.",
+        )
+    if rope is None and held is not None and held.remaps:
+        raise RopeError(
+            "Attention: the layer's extension remaps the positions of a rope, so the rope cannot go alone.",
+            facts={"extension": held},
+            cure="Take both away: set_positions(None, None), or model.with_positions(rope=None, extension=None).",
+        )
+
+
+def check_extension(
+    extension: Extension, rope: RopeConfig | None, encoding: Encoding | None, causal: bool, window: int | None
+) -> None:
+    """What remaps positions has a rope over all earlier tokens; what scales logits has q.k alone in them."""
+    if extension.remaps and (rope is None or not causal or window is not None):
+        raise RopeError(
+            "Attention: an extension remaps the positions of causal attention with a rope over all earlier tokens.",
+            facts={"extension": extension, "rope": rope, "causal": causal, "sliding_window": window},
+            cure="Leave this layer without it: a sliding window no longer than the trained length needs none.",
+        )
+    if encoding is not None and encoding.adds_to_scores:
+        raise RopeError(
+            "Attention: an extension's scale is defined for q.k alone, and this layer's encoding adds to scores.",
+            facts={"extension": extension, "encoding": encoding.config},
+            cure="Leave the extension out, or choose an encoding that turns queries and keys, as a rope does.",
+        )
+
+
+def check_local_heads(kv_heads: int, here: int, sinks: Tensor | None, encoding: Encoding | None) -> None:
+    """Where a process computes a part of the heads, nothing may be held for each of them."""
+    if sinks is not None:
+        raise RopeError(
+            "Attention: there is a sink for each head, and this process computes a part of the heads.",
+            facts={"sinks": sinks, "kv_heads": kv_heads, "here": here},
+            cure="Leave q_proj, k_proj and v_proj out of tensor parallelism.",
+        )
+    if encoding is not None and encoding.adds_to_scores:
+        raise RopeError(
+            "Attention: this encoding has a bias for each head, and this process computes a part of the heads.",
+            facts={"encoding": encoding.config, "kv_heads": kv_heads, "here": here},
+            cure="Leave q_proj, k_proj and v_proj out of tensor parallelism, or choose a rope.",
+        )
