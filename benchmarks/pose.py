@@ -6,7 +6,8 @@ benchmarks/pose_tiny.sh and benchmarks/pose_smollm2.sh hold the settings. Each a
 and the same number of tokens. Then the source under the method and every arm are read alike, on a text that no arm saw:
 
 - losses at every length of --lengths: whole windows and fresh windows of the trained length, and their interaction
-  (tuned - untuned) x (full - crop) beyond the trained length; what the arm costs within it, against plain;
+  (tuned - untuned) x (full - crop) beyond the trained length, the same of two arms at a time; what the arm
+  costs within it, against plain;
 - the copy test at every length, and retrieval of named numbers: of the source under the method, under the methods of
   --zero-shot, and of every arm.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ ARMS: dict[str, str] = {
     "no-skip": "short windows that do not skip, with far answers",
     "no-method": "short windows that skip, with far answers, without the method",
     "no-far-answers": "short windows that skip, of plain text",
+    "no-skip-no-far-answers": "short windows that do not skip, of plain text",
 }
 
 
@@ -63,6 +65,7 @@ def changes_of(arm: str, options: argparse.Namespace) -> dict[str, Any]:
         "no-skip": {"skip_target": options.window},
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
+        "no-skip-no-far-answers": {"skip_target": options.window, "repeat_share": 0.0},
     }[arm]
 
 
@@ -95,9 +98,14 @@ def held_out(options: argparse.Namespace, source: Reader, length: int) -> HeldOu
 
 
 def beyond(variant: Variant, protocol: Protocol, length: int) -> list[float]:
-    """Each window's mean loss from the trained length up to `length`; blocks are equally long."""
+    """Each window's mean loss from the trained length up to `length`."""
+    return up_to(variant.blocks, protocol, length)
+
+
+def up_to(blocks: Sequence[Sequence[float]], protocol: Protocol, length: int) -> list[float]:
+    """As `beyond`, of losses by window and block; blocks are equally long."""
     which = [i for i, (first, end) in enumerate(protocol.blocks) if first >= protocol.trained_length and end <= length]
-    return [sum(row[i] for i in which) / len(which) for row in variant.blocks]
+    return [sum(row[i] for i in which) / len(which) for row in blocks]
 
 
 def losses(
@@ -118,17 +126,41 @@ def losses(
             found |= {variant.name: variant for variant in variants}
     four = [found[name] for name in (TUNED, TUNED_CROP, UNTUNED, UNTUNED_CROP)]
     within, interval = difference(found[TUNED].within, found[PLAIN].within)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for length in options.lengths:
         mean, ends = interaction(*(beyond(variant, text.protocol, length) for variant in four))
-        against, around = difference(*(beyond(found[name], text.protocol, length) for name in (TUNED, CROP)))
-        rows.append({"length": length, "interaction": {"nats": mean, "ci": ends},
-                     "tuned_minus_crop": {"nats": against, "ci": around}})  # fmt: skip
+        rows.append({"length": length, "interaction": {"nats": mean, "ci": ends}})
+        for key, name in (("tuned_minus_its_crop", TUNED_CROP), ("tuned_minus_crop", CROP)):
+            full, other = (beyond(found[one], text.protocol, length) for one in (TUNED, name))
+            against, around = difference(full, other)
+            rows[-1][key] = {"nats": against, "ci": around}
     return {
         "variants": [variant.to_json() for variant in found.values()],
         "beyond": rows,
         "tuned_minus_plain_within": {"nats": within, "ci": interval},
     }
+
+
+def contrasts(arms: Mapping[str, Any], protocol: Protocol, lengths: Sequence[int]) -> dict[str, Any]:
+    """The arm `pose` against every other: the difference of their (full - crop) beyond the trained length.
+
+    And `no-far-answers` against its own control, which does not skip either.
+    """
+
+    def by_window(arm: str, name: str, length: int) -> list[float]:
+        (found,) = (one for one in arms[arm]["variants"] if one["name"] == name)
+        return up_to(found["loss_by_window_and_block"], protocol, length)
+
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for arm in arms:
+        other = "no-far-answers" if arm == "no-skip-no-far-answers" else "pose"
+        if arm == other or other not in arms:
+            continue
+        for length in lengths:
+            four = [by_window(one, name, length) for one in (other, arm) for name in (TUNED, TUNED_CROP)]
+            mean, ends = interaction(*four)
+            rows.setdefault(arm, []).append({"of": other, "length": length, "nats": mean, "ci": ends})
+    return rows
 
 
 def under(source: Reader, method: str, options: argparse.Namespace) -> Reader:
@@ -225,6 +257,7 @@ def main() -> None:
             "copy": copying(model, source, options),
             "retrieval": answers({arm: model}, source, options)[arm],
         }
+        record["contrasts"] = contrasts(record["arms"], text.protocol, options.lengths)
         write_json(options.record, finite(record))
         for kind in ("png", "svg"):
             options.record.with_suffix(f".{kind}").write_bytes(render(pose_figure(record), kind))

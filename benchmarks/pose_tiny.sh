@@ -1,9 +1,10 @@
 #!/bin/sh
-# Does PoSE make `tiny` (trained to 256 tokens) read to 1,024? Five runs of `extend tune` on the two novels that it was trained
+# Does PoSE make `tiny` (trained to 256 tokens) read to 1,024? Six runs of `extend tune` on the two novels that it was trained
 # on, each of 60 updates of 2,048 tokens, first the positive control: windows of 1,024 tokens. Then windows of 256 that skip,
-# under YaRN, with repeated blocks in 3 of 10 windows; the same without a skip, without YaRN, and of plain text. All are read on
-# Moby-Dick, which no run sees, by benchmarks/pose.py. Record and figure: benchmarks/results/pose-tiny.*. About 7 minutes of
-# one core; stopped, the same command goes on. Further options go to pose.py ($STEPS: updates).
+# under YaRN, with repeated blocks in 3 of 10 windows; the same without a skip, without YaRN, of plain text, and of plain text
+# without a skip. All are read on Moby-Dick, which no run sees, by benchmarks/pose.py. Record and figure:
+# benchmarks/results/pose-tiny.*. About 9 minutes of one core; stopped, the same command goes on. Further options go to pose.py
+# ($STEPS: updates).
 set -eu
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 cd "$(dirname "$0")/.."

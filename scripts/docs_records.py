@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PLACE = re.compile(r"^<!-- record: ([\w-]+) --> \*.*\*$", re.MULTILINE)
 Record = dict[str, Any]
+EXTENSION = runpy.run_path(str(Path(__file__).with_name("docs_extension.py")))
 
 
 def with_tables(markdown: str) -> str:
@@ -236,6 +238,56 @@ def tuned() -> str:
     return table([f"tiny, {trained:,} to {target:,} tokens", f"within {trained:,}", "beyond"], rows)
 
 
+def pose() -> str:
+    """The built-in model tuned on windows that skip, and the controls: what tuning brought, and what it cost."""
+    record, interval_cell = document("pose-tiny.json"), EXTENSION["interval_cell"]
+    longest, furthest = record["lengths"][-1], max(row.get("distance", 0) for row in record["arms"]["pose"]["copy"])
+
+    def copied(found: Record) -> str:
+        gains = [
+            row["gain"] for row in found["copy"] if (row.get("window"), row.get("distance")) == (longest, furthest)
+        ]
+        return f"{gains[0]:+.2f}"
+
+    def numbers(found: Record) -> str:
+        rows = [row for row in found["retrieval"] if row["length"] == longest]
+        return f"{rows[0]['found']} of {rows[0]['asked']}"
+
+    rows = [
+        [f"{name}, untuned", "", "", "", copied(found), numbers(found)] for name, found in record["untuned"].items()
+    ]
+    rows += [
+        [arm, *(interval_cell(found["beyond"][-1][key]) for key in ("interaction", "tuned_minus_its_crop")),
+         interval_cell(found["tuned_minus_plain_within"]), copied(found), numbers(found)]
+        for arm, found in record["arms"].items()
+    ]  # fmt: skip
+    heads = ["", f"interaction to {longest:,}", "tuned full - its crop", "tuned - plain within",
+             f"copied from {furthest:,}", f"numbers found at {longest:,}"]  # fmt: skip
+    said = "; ".join(f"`{arm}`: {found['what']}" for arm, found in record["arms"].items())
+    guessed = record["arms"]["pose"]["retrieval"][-1]
+    chance = f"By chance {guessed['chance'] * guessed['asked']:.0f} of {guessed['asked']} numbers are found."
+    return f"{table(heads, rows)}\n\n{said}. {chance}\n\n{EXTENSION['of_interactions'](record)}"
+
+
+def method_costs() -> str:
+    """What each method costs beside plain, and where it can run."""
+    record = document("method-costs.json")
+    plain, tokens = record["methods"]["plain"], record["tokens"]
+    rows = [
+        [name, *(f"{found[kind]['ratio']:.2f}" for kind in ("prefill", "decode")),
+         f"{found['cache_bytes'] / plain['cache_bytes']:.2f}", *EXTENSION["served"](name)]
+        for name, found in record["methods"].items()
+    ]  # fmt: skip
+    drawn = table(["method", "prefill", "decode", "cache", "config.json says it", "engines"], rows)
+    return (
+        f"{drawn}\n\nProcessor time of {tokens:,} tokens read, and of one more behind them, over plain's ("
+        f"{plain['prefill']['p50'] / tokens:,.0f} and {plain['decode']['p50']:,.0f} microseconds a token). "
+        f"Layers: {record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Frequency methods "
+        "do plain's work, so the spread of their ratios is the error of the others. Every method runs in ropewalk. "
+        "*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints."
+    )
+
+
 def league() -> str:
     """The methods that are measured on request beside dual chunk attention and crop."""
     record = document("league-first.json")
@@ -313,7 +365,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "smollm2": smollm2, "smollm2-32k": smollm2_long, "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "training": training, "encodings": encodings, "classification": classification,
     "classification-init": classification_init, "tuned": tuned,
-    "league": league, "search-numbers": search_numbers, "models": models, "verify": verify,
+    "league": league, "search-numbers": search_numbers, "pose": pose, "method-costs": method_costs, "models": models,
+    "verify": verify,
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -176,6 +177,51 @@ def test_league():
     beyond = {row["name"]: row["loss_beyond"] for row in record["methods"]}
     assert min(beyond["dca"], beyond["crop"]) == min(beyond.values())  # what the page says
     assert record["verdict"]["action"] == "undecided"
+
+
+def test_pose():
+    """Each arm's interaction, anew from its losses by window and block, and what the page says of the control."""
+    record = json.loads((RESULTS / "pose-tiny.json").read_text())
+    trained, longest = record["trained_length"], record["lengths"][-1]
+    found, said = rows("pose"), MADE["TABLES"]["pose"]()
+    block = record["protocol"]["block"]
+    gains = {}
+    for arm, one in record["arms"].items():
+        losses = {row["name"]: np.array(row["loss_by_window_and_block"]) for row in one["variants"]}
+        far = slice(trained // block, longest // block)
+        full, crop, before, before_crop = (
+            losses[name][:, far].mean(1) for name in ("tuned", "tuned crop", "untuned", "untuned crop")
+        )
+        gains[arm] = full - crop
+        interaction = one["beyond"][-1]["interaction"]
+        assert interaction["nats"] == pytest.approx((full - crop - before + before_crop).mean())
+        assert f"{interaction['nats']:+.3f} [{interaction['ci'][0]:+.3f}" in found[arm][0]
+        assert one["beyond"][-1]["tuned_minus_its_crop"]["nats"] == pytest.approx(gains[arm].mean())
+        assert one["tuning"]["tokens"] == record["arms"]["pose"]["tuning"]["tokens"]
+    for arm, contrast in record["contrasts"].items():
+        assert contrast[-1]["nats"] == pytest.approx((gains[contrast[-1]["of"]] - gains[arm]).mean())
+    assert all(record["contrasts"][arm][-1]["ci"][1] < 0 for arm in ("no-skip", "no-skip-no-far-answers"))  # the page
+    copied = {arm: one["copy"][-2]["gain"] for arm, one in record["arms"].items()}
+    assert min(copied["pose"], copied["no-skip"]) > copied["no-far-answers"] > 3 * copied["no-method"]
+    short = [one["beyond"][-1]["tuned_minus_its_crop"] for arm, one in record["arms"].items() if arm != "full-length"]
+    assert all(found["ci"][1] > 0 for found in short)
+    last = record["arms"]["full-length"]["beyond"][-1]
+    holds = max(last[key]["ci"][1] for key in ("interaction", "tuned_minus_its_crop")) < 0
+    assert ("The positive control holds" in said) == holds
+
+
+def test_method_costs():
+    """Ratios of medians to plain's; a method in attention is in no config, and yarn in every engine."""
+    record = json.loads((RESULTS / "method-costs.json").read_text())
+    found, plain = rows("method-costs"), record["methods"]["plain"]
+    for name, one in record["methods"].items():
+        assert [float(cell) for cell in found[name][:2]] == pytest.approx(
+            [one[kind]["p50"] / plain[kind]["p50"] for kind in ("prefill", "decode")], abs=0.006
+        )
+    assert found["dca"][3:] == ["no", "none"]
+    assert [name.rstrip("*\\") for name in found["yarn"][4].split(", ")] == [
+        "vllm", "sglang", "llama.cpp", "ollama", "transformers"]  # fmt: skip
+    assert "llama.cpp" not in found["dynamic"][4]
 
 
 def test_verify():

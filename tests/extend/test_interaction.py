@@ -93,6 +93,20 @@ def test_the_card_says_what_the_interval_does(far: float, said: str) -> None:
     assert f"by {claim['nats']:+.3f} nats (95 % interval {claim['ci'][0]:+.3f} to {claim['ci'][1]:+.3f})" in written
 
 
+def test_mending_what_the_method_broke_is_not_use() -> None:
+    """The interaction is below zero, but fresh windows still read better: both crops lie far below."""
+    lower = [
+        replace(v, beyond=[x - 20 for x in v.beyond or []]) if v.name.endswith(" crop") else v
+        for v in synthetic(text=0.5, far=0.5)
+    ]
+    document = _record(lower)
+    assert document["verdict"]["interaction_beyond"]["ci"][1] < 0
+    assert document["verdict"]["tuned_minus_its_crop_beyond"]["ci"][0] > 0
+    written = card(document)
+    assert "is not shown to gain from them" in written
+    assert "taught it to use" not in written
+
+
 def test_one_window_shows_nothing() -> None:
     """No interval, no claim."""
     single = [

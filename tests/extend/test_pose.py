@@ -18,8 +18,8 @@ if not SCRIPT.exists():
 POSE = runpy.run_path(str(SCRIPT))
 
 
-def test_each_arm_changes_one_thing() -> None:
-    """And the one at full length reads as many tokens in an update."""
+def test_what_each_arm_changes() -> None:
+    """The last two; and the one at full length reads as many tokens in an update."""
     options = argparse.Namespace(window=256, batch_size=8, target=1024)
     changes = {arm: POSE["changes_of"](arm, options) for arm in POSE["ARMS"]}
     assert changes == {
@@ -28,6 +28,7 @@ def test_each_arm_changes_one_thing() -> None:
         "no-skip": {"skip_target": 256},
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
+        "no-skip-no-far-answers": {"skip_target": 256, "repeat_share": 0.0},
     }
 
 
@@ -38,6 +39,21 @@ def test_losses_up_to_a_length() -> None:
     variant = Variant(name="tuned", blocks=rows, within=[0.0, 0.0], beyond=None, seconds=1.0)
     assert POSE["beyond"](variant, protocol, 16) == [2.5, 25.0]
     assert POSE["beyond"](variant, protocol, 32) == [4.5, 45.0]
+
+
+def test_pose_against_a_control() -> None:
+    """(full - crop) of the one minus that of the other, window by window: by hand -0.5 and -1.5."""
+    protocol = Protocol.choose(trained_length=8, text="t", target=16, block=8, windows=2)
+
+    def arm(full: list[float], crop: list[float]) -> dict[str, object]:
+        losses = {"tuned": full, "tuned crop": crop}
+        return {"variants": [{"name": name, "loss_by_window_and_block": [[9.0, loss] for loss in found]}
+                             for name, found in losses.items()]}  # fmt: skip
+
+    arms = {"pose": arm([1.0, 2.0], [2.0, 4.0]), "no-skip": arm([3.0, 4.0], [3.5, 4.5])}
+    ((row,),) = POSE["contrasts"](arms, protocol, [16]).values()
+    assert (row["of"], row["length"], row["nats"]) == ("pose", 16, -1.0)
+    assert row["ci"][0] == pytest.approx(-1.0 - 12.7062047 * 0.5)
 
 
 def test_figure() -> None:

@@ -43,6 +43,7 @@ def print_extended(done: Extended) -> None:
     against = "tuned" if "tuned_minus_crop_beyond" in verdict else "method"
     differences = {
         f"{against}_minus_crop_beyond": f"{against} - crop",
+        "tuned_minus_its_crop_beyond": "tuned - its crop",
         "interaction_beyond": "(tuned - untuned) x (full - crop)",
     }
     for key, what in differences.items():

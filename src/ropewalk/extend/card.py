@@ -162,12 +162,13 @@ def _results(record: Mapping[str, Any], protocol: Mapping[str, Any] | None, figu
             "crop forgets the oldest tokens. Below zero it is better.",
         ]
     claim = record["verdict"].get("interaction_beyond")
-    if claim is not None:
+    own = record["verdict"].get("tuned_minus_its_crop_beyond")
+    if claim is not None and own is not None:
         lines += [
             "",
             "(tuned - untuned) x (full - crop), both under the method: tuning changed the loss beyond the trained "
             f"length by {claim['nats']:+.3f} nats{_interval(claim)} more where the distant tokens are read than in "
-            f"fresh windows of the trained length. {_of_interaction(claim['ci'])}",
+            f"fresh windows of the trained length. {_of_interaction(claim['ci'], own['ci'])}",
         ]
     return [*lines, "", *([f"![Loss by position]({figure})", ""] if figure else [])]
 
@@ -177,12 +178,14 @@ def _interval(difference: Mapping[str, Any]) -> str:
     return "" if ends is None else f" (95 % interval {ends[0]:+.3f} to {ends[1]:+.3f})"
 
 
-def _of_interaction(interval: Sequence[float] | None) -> str:
-    """What (tuned - untuned) x (full - crop) shows, in a sentence."""
+def _of_interaction(interval: Sequence[float] | None, own: Sequence[float] | None) -> str:
+    """What (tuned - untuned) x (full - crop) shows, in a sentence; `own` is that of tuned x (full - crop)."""
     if interval is None or interval[0] <= 0 <= interval[1]:
         return "This does not show that tuning taught it to use them."
-    if interval[1] < 0:
+    if interval[1] < 0 and own is not None and own[1] < 0:
         return "Tuning taught it to use them."
+    if interval[1] < 0:
+        return "It reads them better than before, but is not shown to gain from them."
     return "Tuning helped less where they are read."
 
 

@@ -124,7 +124,7 @@ def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
     `tuned_minus_crop_beyond` at or below zero says that reading further costs no more loss than forgetting.
     `interaction_beyond` is (tuned - untuned) x (full - crop), both under the method: how much more tuning lowers the
     loss where the distant tokens are read than where they are left out. Below zero, interval and all, it taught the
-    model to use them; what it learned of the text itself lowers both.
+    model to read them; what it learned of the text itself lowers both. That they help is `tuned_minus_its_crop_beyond`.
     """
     by_name = {variant.name: variant for variant in variants}
     pairs = {

@@ -64,13 +64,13 @@ def search_record_figure(record: Mapping[str, Any]) -> Figure:
 
 def pose_figure(record: Mapping[str, Any]) -> Figure:
     """Of each arm of `benchmarks/pose.py`: the interaction at each length, and what copying gains by distance."""
-    colors = dict(zip(record["arms"], (BLUE, RED, GREEN, PURPLE, ORANGE), strict=False))
-    markers = dict(zip(record["arms"], "osD^v", strict=False))
+    colors = dict(zip(record["arms"], (BLUE, RED, GREEN, PURPLE, ORANGE, INK), strict=False))
+    markers = dict(zip(record["arms"], "osD^vP", strict=False))
     with style():
         figure, left = new_figure(9.4, 4.3)
         left.remove()
         left, right = figure.subplots(1, 2)
-        panel(left, "interaction, nats per token (below zero: it reads further)")
+        panel(left, "interaction up to each length, nats per token")
         left.axvline(0, color=INK, linewidth=0.8)
         lengths = record["lengths"]
         for place, (arm, found) in enumerate(record["arms"].items()):
@@ -84,7 +84,7 @@ def pose_figure(record: Mapping[str, Any]) -> Figure:
         left.set_yticks(range(len(record["arms"])), list(record["arms"]))
         left.invert_yaxis()
         left.margins(x=0.2)
-        panel(right, f"copy test, windows of {lengths[-1]:,}: nats gained from a copy so far back")
+        panel(right, f"copy test at {lengths[-1]:,} tokens: nats gained, by distance")
         untuned = dict(zip(record["untuned"], (QUIET, SKY), strict=False))
         curves = [
             (f"{name}, untuned", untuned.get(name, QUIET), "", found) for name, found in record["untuned"].items()

@@ -1,0 +1,155 @@
+"""What each extension method costs: prefill and decode beside plain, in turns, and the memory of the cache.
+
+A decoder of SmolLM2-135M's layers (9 query heads, 3 key heads of 64, float32; random weights) is held to have
+been trained to a quarter of `--tokens`. Prefill reads that many tokens in chunks of 1,024; decode adds one token behind
+them. The gate: the logits of the last token after decode equal those of one pass over all tokens, or nothing is
+recorded. Times are processor time of one thread, so that ratios hold on a busy machine; the record has each method's
+medians, their ratios to plain's, and the load. `crop` is not timed: it is plain, over fresh windows. Usage:
+
+    python benchmarks/method_costs.py [--tokens 4096] [--layers 1] [--seconds 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.atomic_io import write_json
+from ropewalk.bench.record import environment
+from ropewalk.bench.timing import Call, Timed, interleave
+from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS, Reach
+from ropewalk.models.config import DecoderConfig
+from ropewalk.models.decoder import Decoder
+from ropewalk.readers.decoder import DecoderReader
+from ropewalk.rope.config import RopeConfig
+
+CHUNK, VOCABULARY = 1024, 256
+CLOSE = 1e-4  # of the largest logit, in float32
+
+
+def main() -> None:
+    """Gate, time and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of prefill, and of decode")
+    parser.add_argument("--least", type=int, default=5, help="samples of each method")
+    parser.add_argument("--record", type=Path, default=Path("benchmarks/results/method-costs.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    reach = Reach(options.tokens // 4, options.tokens)
+    ids = torch.randint(0, VOCABULARY, (1, options.tokens + 1), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        models = methods_of(made(options.layers, reach), reach)
+        caches = {name: filled(model, ids[:, :-1]) for name, model in models.items()}
+        for name, model in models.items():
+            gate(name, model, caches[name], ids)
+        calls = {
+            "prefill": [Timed(name, [partial(filled, model, ids[:, :-1])]) for name, model in models.items()],
+            "decode": [
+                Timed(name, [partial(step, model, caches[name], ids[:, -1:])]) for name, model in models.items()
+            ],
+        }
+        times = {
+            kind: interleave(timed, seconds=options.seconds, least=options.least, clock=processor_clock)
+            for kind, timed in calls.items()
+        }
+    write_json(
+        options.record,
+        {
+            "kind": "method-costs",
+            "tokens": options.tokens,
+            "trained_length": reach.trained,
+            "layers": options.layers,
+            "dtype": "float32",
+            **environment(),
+            "methods": {
+                name: {
+                    "cache_bytes": caches[name].nbytes,
+                    **{
+                        kind: {**found[name], "ratio": round(found[name]["p50"] / found["plain"]["p50"], 3)}
+                        for kind, found in times.items()
+                    },
+                }
+                for name in models
+            },
+        },
+    )
+
+
+def processor_clock(calls: Sequence[Call]) -> float:
+    """Microseconds of processor time that the calls took together: one thread's, whoever else has the machine."""
+    begun = time.process_time()
+    for call in calls:
+        call()
+    return (time.process_time() - begun) * 1e6
+
+
+def made(layers: int, reach: Reach) -> Decoder:
+    """The decoder: SmolLM2-135M's attention and MLP, random weights."""
+    torch.manual_seed(0)
+    rope = RopeConfig(64, interleaved=False, theta=100_000.0, max_position_embeddings=reach.trained)
+    config = DecoderConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        rope=rope,
+        initializer_range=0.1,
+    )
+    return Decoder(config).eval()
+
+
+def methods_of(model: Decoder, reach: Reach) -> dict[str, Decoder]:
+    """The model under every method that reads whole windows."""
+    reader = DecoderReader(model)
+    names = [name for name, method in METHODS.items() if not method.crops and name != "as-is"]
+    return {name: reader.under(METHODS[name].positions(reader.positions, reach)).model for name in names}
+
+
+def filled(model: Decoder, ids: Tensor) -> Any:
+    """A cache that holds the tokens, read in chunks, with room for one more."""
+    tokens = ids.shape[1]
+    cache = model.new_cache(seq_len=tokens + 1, capacity=tokens + 1)
+    for part in torch.split(ids, CHUNK, dim=1):
+        model.hidden_states(part, cache=cache)
+    return cache
+
+
+def step(model: Decoder, cache: Any, last: Tensor) -> Tensor:
+    """Logits `[vocab]` after one more token, which is forgotten again."""
+    before = len_of(cache)
+    logits: Tensor = model(last, cache=cache)[0, -1]
+    cache.truncate(before)
+    return logits
+
+
+def len_of(cache: Any) -> int:
+    """Tokens in the cache."""
+    return int(max(cache.lengths))
+
+
+def gate(name: str, model: Decoder, cache: Any, ids: Tensor) -> None:
+    """Raise `RopeError` where decoding does not give what one pass over all tokens does."""
+    whole = model(ids, seq_len=ids.shape[1])[0, -1]
+    apart = float((step(model, cache, ids[:, -1:]) - whole).abs().max() / whole.abs().max())
+    if not apart < CLOSE:
+        raise RopeError(
+            "method_costs: decoding differs from one pass over all tokens.",
+            facts={"method": name, "relative difference": apart},
+            cure="Mend that first: nothing is recorded.",
+        )
+
+
+if __name__ == "__main__":
+    main()
