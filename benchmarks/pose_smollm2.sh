@@ -7,7 +7,7 @@
 #   benchmarks/pose_smollm2.sh first   windows that skip, and the control that does not: 80 updates of 2 windows each, measured
 #                                      at 16,384 tokens on 2 windows: an estimate of 25 idle minutes of two cores for each
 #   benchmarks/pose_smollm2.sh         every control but the one at full length, 450 updates, 6 windows of 32,768 tokens and
-#                                      the same at 16,384: an estimate of two hours for each of four arms
+#                                      the same at 16,384: an estimate of two hours for each of five arms
 #
 # $MODEL is the GGUF (benchmarks/doctor_smollm2.sh fetches it). Stopped, the same command goes on; after each arm record and
 # figure are written: benchmarks/results/pose-smollm2-*. Further options go to pose.py; $STEPS: updates.
@@ -31,6 +31,6 @@ if [ "${1:-}" = first ]; then
     pose pose-smollm2-first --arms pose,no-skip --lengths 16384 --steps "${STEPS:-80}" --windows 2 --use-windows 2 \
         --texts 1 --zero-shot "" "$@"
 else
-    pose pose-smollm2 --arms pose,no-skip,no-method,no-far-answers --lengths 16384,32768 --steps "${STEPS:-450}" \
+    pose pose-smollm2 --arms pose,no-skip,no-far-answers,no-skip-no-far-answers,no-method --lengths 16384,32768 --steps "${STEPS:-450}" \
         --windows 6 --use-windows 3 --texts 2 --zero-shot dca "$@"
 fi
