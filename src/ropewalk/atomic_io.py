@@ -8,12 +8,15 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
+
+_MASK = threading.Lock()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -119,9 +122,10 @@ def sha256(path: str | Path) -> str:
 
 def _umask() -> int:
     """The process's file mode mask, which mkstemp ignores."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with _MASK:  # a second thread would find the 0 and put it back
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask
 
 
 @contextmanager

@@ -296,6 +296,35 @@ def test_the_digest_tells_models_apart(source: TunableDecoder) -> None:
     assert other.digest() != before
 
 
+def test_another_yarn_factor_on_resume_is_refused(text: str, source: TunableDecoder, tmp_path: Path) -> None:
+    """By the run's settings; and by the checkpoint itself, where those were made to agree: its message names both."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: Event) -> None:
+        if event.kind == "checkpoint":
+            raise Stop
+
+    rope = source.positions.ropes[0]
+    assert rope is not None
+    assert rope.scaling is not None
+    twice = replace(rope, scaling=replace(rope.scaling, factor=2 * rope.scaling.factor))  # type: ignore[attr-defined]
+    other = source.under(source.positions.with_rope(twice))
+    keeping, run = Housekeeping(checkpoint_every=4), tmp_path / "run"
+    with pytest.raises(Stop):
+        tune_reader(source, small(text, source), run, housekeeping=keeping, report=stop)
+    with pytest.raises(RopeError, match="with other settings"):
+        tune_reader(other, small(text, source), run)
+    record = json.loads((run / "run.json").read_text())
+    record["settings"]["source"] = other.digest()
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RopeError, match="under another rope") as caught:
+        tune_reader(other, small(text, source), run)
+    assert (caught.value.facts["in the checkpoint"], caught.value.facts["now"]) == (repr(rope), repr(twice))
+    assert caught.value.facts["layer"] == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

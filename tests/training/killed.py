@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from safetensors.torch import load
 
 from ropewalk.training import Event, Housekeeping, train
 from tests.training.material import EVERY, small
@@ -68,7 +69,7 @@ def run_in_child(text: str, out: Path, kill_at: int) -> int:
 
 
 def digest(out: Path) -> dict[str, str]:
-    """SHA-256 of all that a run leaves but its times: weights, optimizer, log."""
+    """SHA-256 of all that a run leaves but its times: weights, optimizer, log; of a shard, its tensors."""
     files = {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
     timed = ("tokens_per_second", "seconds", "cpu_seconds")
     for name, raw in files.items():
@@ -76,6 +77,9 @@ def digest(out: Path) -> dict[str, str]:
             lines = [json.loads(line) for line in raw.splitlines()] if name.endswith("l") else [json.loads(raw)]
             kept = [{key: value for key, value in line.items() if key not in timed} for line in lines]
             files[name] = json.dumps(kept).encode()
+        if "/shards/" in name:  # the order of a safetensors header's own entries is not fixed
+            tensors = sorted(load(raw).items())
+            files[name] = b"".join(f"{key} {each.dtype}".encode() + each.numpy().tobytes() for key, each in tensors)
         if name == "run.json":
             run = json.loads(raw)
             files[name] = json.dumps({key: value for key, value in run.items() if key not in timed}).encode()

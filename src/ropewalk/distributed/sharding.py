@@ -96,6 +96,18 @@ def _share_heads(layer: nn.Module, mesh: Any) -> None:
     parallelize_module(layer, mesh, plan)
 
 
+def reshard(model: nn.Module) -> None:
+    """Let go of what a forward pass without a backward pass has gathered: every parameter is this process's part again.
+
+    FSDP2 keeps the outermost weights whole until a backward pass: after validation no optimizer knows them.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A tensor in full on the CPU, of whose parts each process has one: all processes call this together."""
     from torch.distributed.tensor import DTensor

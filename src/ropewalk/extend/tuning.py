@@ -152,6 +152,11 @@ class TuningTask(LanguageModelTask):
             found = SkipSampler(found, seq_len=self.recipe.skip_to, seed=self.recipe.seed)
         return found
 
+    @property
+    def positions(self) -> Positions:
+        """Those of the reader: the model need not be a decoder of ours."""
+        return self.copy.positions
+
     def batch_loss(self, batch: Batch) -> Tensor:
         """The reader's own: the model need not be a decoder of ours."""
         return self.copy.next_token_loss(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ropewalk.distributed.mesh import Mesh
-from ropewalk.distributed.sharding import put_whole, whole
+from ropewalk.distributed.sharding import put_whole
 from ropewalk.errors import RopeError
 from ropewalk.optional import need
 
 OPTIMIZER = "optimizer.safetensors"
 TRAINED = "trained.safetensors"
-GATHERED = "gathered.safetensors"
-"""Of a run on several processes: weights and the optimizer's state in full, and every process's generators."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -45,11 +42,15 @@ def write_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.
     write_tensors(folder / OPTIMIZER, {**optimizer_tensors(model, optimizer), **random_states()})
 
 
-def read_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what `write_training_state` wrote. Call it last: making or loading a model draws random numbers."""
+def read_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, part: int = 0) -> None:
+    """Restore what `write_training_state` wrote. Call it last: making or loading a model draws random numbers.
+
+    On a mesh each process takes its part of the optimizer's state; the generators' states are those of `part` 0.
+    """
     tensors = read_tensors(folder / OPTIMIZER)
     restore_optimizer(model, optimizer, tensors)
-    restore_random(tensors)
+    if part == 0:
+        restore_random(tensors)
 
 
 def write_trained(folder: Path, model: nn.Module) -> None:
@@ -72,7 +73,7 @@ def read_trained(folder: Path, model: nn.Module) -> None:
             cure="Begin again (--restart), or continue with the settings that the run began with.",
         )
     for name, parameter in wanted.items():
-        parameter.copy_(tensors[name])
+        put_whole(parameter, tensors[name])
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -86,13 +87,21 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put into the optimizer what `optimizer_tensors` gave."""
+    """Put into the optimizer what `optimizer_tensors` gave, on any mesh."""
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        optimizer.state[parameter] = {
-            kind: tensors[f"{kind}.{name}"].to(parameter.device) for kind in ("step", "exp_avg", "exp_avg_sq")
-        }
+        if parameter.requires_grad:
+            optimizer.state[parameter] = {
+                kind: _beside(parameter, tensors[f"{kind}.{name}"]) for kind in ("step", "exp_avg", "exp_avg_sq")
+            }
+
+
+def _beside(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """A state on its parameter's device, and cut as the parameter is."""
+    if tensor.ndim == 0 or hasattr(parameter, "placements") == hasattr(tensor, "placements"):
+        return tensor.to(parameter.device)
+    place = torch.zeros_like(parameter.detach())
+    put_whole(place, tensor)
+    return place
 
 
 def random_states() -> dict[str, Tensor]:
@@ -110,27 +119,17 @@ def restore_random(tensors: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(tensors["random.cuda"])
 
 
-def whole_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> dict[str, Tensor]:
-    """Trained weights, the optimizer's state, and each process's generators: in full, gathered by all processes."""
-    weights = {f"model.{name}": each for name, each in model.named_parameters() if each.requires_grad}
-    tensors = {name: whole(each) for name, each in {**weights, **optimizer_tensors(model, optimizer)}.items()}
-    for name, state in random_states().items():
-        tensors[name] = torch.stack(mesh.gathered(state))
-    return tensors
+def check_rotations(checkpoint: Path, stored: Sequence[str] | None, now: Sequence[str]) -> None:
+    """Refuse to go on with other ropes than the checkpoint was trained under; None is said by older checkpoints.
 
-
-def read_whole_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
-    """Restore this process's part of what `whole_training_state` gave, from a file that all processes see."""
-    tensors = read_tensors(path)
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        put_whole(parameter, tensors[f"model.{name}"])
-        state = {"step": tensors[f"step.{name}"].to(parameter.device)}
-        for kind in ("exp_avg", "exp_avg_sq"):
-            state[kind] = torch.zeros_like(parameter.detach())
-            put_whole(state[kind], tensors[f"{kind}.{name}"])
-        optimizer.state[parameter] = state
-    states = {name: tensors[name] for name in random_states() if name in tensors}
-    if all(len(each) > mesh.rank for each in states.values()):
-        restore_random({name: each[mesh.rank] for name, each in states.items()})
+    No tensor tells them apart: without this a model under another YaRN factor would be trained on silently.
+    """
+    if stored is None or list(stored) == list(now):
+        return
+    layer = next((at for at, (was, is_) in enumerate(zip(stored, now, strict=False)) if was != is_), None)
+    was, is_ = (f"{len(stored)} layers", f"{len(now)} layers") if layer is None else (stored[layer], now[layer])
+    raise RopeError(
+        "train: the checkpoint was trained under another rope than the model has now.",
+        facts={"checkpoint": str(checkpoint), "layer": layer, "in the checkpoint": was, "now": is_},
+        cure="Continue with the rope that the run began with, or begin again (--restart).",
+    )

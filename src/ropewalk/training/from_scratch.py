@@ -13,7 +13,7 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.distributed.mesh import ALONE, Mesh, joined_mesh
 from ropewalk.distributed.meta import built
 from ropewalk.distributed.settings import MeshSettings
-from ropewalk.distributed.sharding import whole_state
+from ropewalk.distributed.sharding import put_whole, whole_state
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.precision import dtype_named
@@ -122,7 +122,9 @@ class FromScratch(LanguageModelTask):
         save(self.model, folder / MODEL)
 
     def read_weights(self, folder: Path) -> None:
-        self.model.load_state_dict(load(folder / MODEL, dtype=torch.float32).state_dict())
+        weights = load(folder / MODEL, dtype=torch.float32).state_dict()
+        for name, parameter in self.model.named_parameters():
+            put_whole(parameter, weights[name])
 
     def gather(self) -> None:
         """The finished weights, on the first process."""

@@ -15,6 +15,7 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.distributed.mesh import ALONE, Mesh
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler, split_text, validation_batches
 from ropewalk.training.events import Housekeeping
@@ -146,6 +147,15 @@ class LanguageModelTask(ABC):
             "train_tokens": len(self.sampler.stream),
             "parameters": self.model.num_parameters(),
         }
+
+    @property
+    def positions(self) -> Positions:
+        """Each layer's rope and extension."""
+        return self.model.config.positions
+
+    def rotations(self) -> list[str]:
+        layers = zip(self.positions.ropes, self.positions.extensions, strict=True)
+        return [repr(rope) if extension is None else f"{rope!r}, {extension!r}" for rope, extension in layers]
 
     def loss(self, step: int, part: int) -> Tensor:
         settings = self.settings

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,21 +15,17 @@ from ropewalk.atomic_io import read_json, sha256
 from ropewalk.distributed.mesh import ALONE, Mesh
 from ropewalk.distributed.sharding import clip_gradients
 from ropewalk.errors import RopeError
-from ropewalk.training.checkpoint import (
-    GATHERED,
-    read_training_state,
-    read_whole_state,
-    whole_training_state,
-    write_tensors,
-    write_training_state,
-)
+from ropewalk.training.checkpoint import check_rotations, read_training_state, write_training_state
 from ropewalk.training.clock import Clock
 from ropewalk.training.events import Event, Report
 from ropewalk.training.interrupt import polite_interrupt
 from ropewalk.training.optimizer import make_optimizer
-from ropewalk.training.run_folder import CHECKPOINTS, STATE, RunFolder
+from ropewalk.training.run_folder import CHECKPOINTS, SHARDS, STATE, RunFolder
 from ropewalk.training.schedule import learning_rate
 from ropewalk.training.task import TrainingTask
+
+if TYPE_CHECKING:
+    from ropewalk.training.sharded_checkpoint import ShardedCheckpoints
 
 
 class Run:
@@ -47,6 +45,11 @@ class Run:
         self.clock = Clock()
         self.record: dict[str, Any] = {}
         """The content of run.json."""
+        self.shards: ShardedCheckpoints | None = None
+        if mesh.several:
+            from ropewalk.training.sharded_checkpoint import ShardedCheckpoints
+
+            self.shards = ShardedCheckpoints(folder, mesh.part)
 
     def prepare(self, *, resume: bool, restart: bool) -> bool:
         """Read the files, find or begin the run, build the model; False where the run is finished already."""
@@ -106,7 +109,7 @@ class Run:
         updates, seconds = 0, 0.0
         saved, patience = time.monotonic(), 60.0 * keeping.checkpoint_minutes
         self.clock.begin()
-        with polite_interrupt() as interrupted:
+        with polite_interrupt() as interrupted, self._saving():
             while self.step < task.steps and not task.ended:
                 started = time.perf_counter()
                 loss, rate = self._update()
@@ -126,6 +129,7 @@ class Run:
                     self._checkpoint()
                     saved = time.monotonic()
                 if stop and not done:
+                    self._await_save()
                     raise KeyboardInterrupt(f"stopped at step {self.step} of {task.steps}; the checkpoint is written")
 
     def _update(self) -> tuple[float, float]:
@@ -175,32 +179,54 @@ class Run:
         self._report("log", line)
 
     def _checkpoint(self) -> None:
-        gathered = whole_training_state(self.task.model, self.optimizer, self.mesh) if self.mesh.several else None
-
-        def write(folder: Path) -> None:
-            if gathered is not None:
-                write_tensors(folder / GATHERED, gathered)
-                return
-            self.task.write_weights(folder)
-            write_training_state(folder, self.task.model, self.optimizer)
-
         state = {
+            "rotations": self.task.rotations(),
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
             **self.clock.read(),
             **self.task.carried(),
         }
         keep = self.task.housekeeping.keep
-        path = self.mesh.first(lambda: str(self.folder.write_checkpoint(self.step, write, state, keep=keep)))
-        self._report("checkpoint", {"path": path})
+        if self.shards is not None:
+            self._await_save()
+            self.shards.save(self.step, self.task.model, self.optimizer, state, keep=keep)
+            return
+
+        def write(folder: Path) -> None:
+            self.task.write_weights(folder)
+            write_training_state(folder, self.task.model, self.optimizer)
+
+        path = self.folder.write_checkpoint(self.step, write, state, keep=keep)
+        self._report("checkpoint", {"path": str(path)})
+
+    def _await_save(self) -> None:
+        """Wait until the save in hand is committed."""
+        path = self.shards.wait() if self.shards is not None else None
+        if path is not None:
+            self._report("checkpoint", {"path": str(path)})
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """At the end of the block no save is in hand, whatever ends it: where a process is gone it is given up."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                self._await_save()
+            raise
+        self._await_save()
 
     def _restore(self, checkpoint: Path) -> None:
-        state = read_json(checkpoint / STATE)
-        if self.mesh.several:
-            read_whole_state(checkpoint / GATHERED, self.task.model, self.optimizer, self.mesh)
+        task, state = self.task, read_json(checkpoint / STATE)
+        check_rotations(checkpoint, state.get("rotations"), task.rotations())
+        if (checkpoint / SHARDS).is_dir():
+            from ropewalk.training.sharded_checkpoint import read_sharded
+
+            group = None if self.shards is None else self.shards.group
+            read_sharded(checkpoint, state, task.model, self.optimizer, part=self.mesh.part, group=group)
         else:
-            self.task.read_weights(checkpoint)
-            read_training_state(checkpoint, self.task.model, self.optimizer)
+            task.read_weights(checkpoint)
+            read_training_state(checkpoint, task.model, self.optimizer, part=self.mesh.part)
         self.task.restore(state)
         self.step, self.loss_sum, self.loss_count = state["step"], state["loss_sum"], state["loss_count"]
         self.clock = Clock(state["seconds"], state.get("cpu_seconds", 0.0))

@@ -13,6 +13,7 @@ from ropewalk.atomic_io import read_json, remove_folder, whole_folder, write_jso
 from ropewalk.errors import RopeError
 
 RUN, LOG, CHECKPOINTS = "run.json", "training-log.jsonl", "checkpoints"
+SHARDS = "shards"  # within a checkpoint that several processes wrote
 STATE = "state.json"
 _MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 _STAGING = ".model.new"
@@ -139,6 +140,10 @@ class RunFolder:
         """Whole checkpoints, oldest first."""
         return sorted((self.path / CHECKPOINTS).glob("step-*"))
 
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        return self.path / CHECKPOINTS / f"step-{step:08d}"
+
     def remove_checkpoints(self) -> None:
         """Remove all checkpoints."""
         for checkpoint in self.checkpoints():
@@ -154,7 +159,7 @@ class RunFolder:
         `write` puts the tensors into the folder that it is given; `state` becomes state.json. Raises `RopeError` where
         an old checkpoint cannot be removed.
         """
-        target = self.path / CHECKPOINTS / f"step-{step:08d}"
+        target = self.checkpoint(step)
         if target.exists():
             return target
         target.parent.mkdir(exist_ok=True)

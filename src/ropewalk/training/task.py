@@ -87,6 +87,9 @@ class TrainingTask(Protocol):
     def run_facts(self) -> dict[str, Any]:
         """Sizes for run.json and for the "start" event: JSON values."""
 
+    def rotations(self) -> list[str]:
+        """What each layer makes of positions, in words: no tensor of a checkpoint holds it, so checkpoints name it."""
+
     def loss(self, step: int, part: int) -> Tensor:
         """The mean loss of batch `part` of update `step` (from 0), nats: a float32 scalar to call `backward` on.
 

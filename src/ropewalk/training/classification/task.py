@@ -208,6 +208,10 @@ class ClassifierTask:
     def _state(self) -> dict[str, Tensor]:
         return self.model.state_dict()
 
+    def rotations(self) -> list[str]:
+        """None: the settings say all of a classifier's positions."""
+        return []
+
     def carried(self) -> dict[str, Any]:
         return {"best": self.best, "ended": self.ended}
 
