@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +17,27 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # float64: the model's 
 _SIXTEEN_BITS = 0.05
 
 
-def short_outputs(model: nn.Module, config: Any) -> Tensor:
-    """What the model gives for a few tokens, float32 on the CPU: logits, or the hidden states of a model without head.
+class ShortForward(NamedTuple):
+    """What a model gives for a few tokens: float32 on the CPU, and the coarsest dtype that the numbers went through."""
 
-    In eval mode, without gradients and without a cache; the model's modes and torch's random state stay.
+    outputs: Tensor
+    dtype: torch.dtype
+
+
+def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) -> ShortForward:
+    """What the model gives for a few tokens: logits, or the hidden states of a model without head.
+
+    In eval mode, without gradients and without a cache; the model's modes and torch's random state stay. The dtype is
+    that of the hidden states which its rotary modules are given: FSDP's mixed precision computes in another one than
+    the parameters'.
     """
     ids = _some_ids(config)[None].to(_device_of(model))
     inputs = {"input_ids": ids, "use_cache": False}
     if getattr(model.config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids
-    with _evaluating(model), torch.no_grad():
+    with _evaluating(model), torch.no_grad(), _dtypes_seen(rotary) as dtypes:
         out = model(**inputs)
+    _reshard(model)
     found = next((out[key] for key in ("logits", "last_hidden_state") if key in out), None)
     if found is None:
         raise RopeError(
@@ -35,23 +46,43 @@ def short_outputs(model: nn.Module, config: Any) -> Tensor:
             cure="Attach the part that reads tokens, for example model.language_model.",
         )
     outputs: Tensor = found
-    return outputs.detach().float().cpu()
+    coarsest = max([outputs.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
+    return ShortForward(outputs.detach().float().cpu(), coarsest)
 
 
-def check_agreement(before: Tensor, after: Tensor, dtype: torch.dtype) -> float:
+def _reshard(model: nn.Module) -> None:
+    """Shard again what FSDP2 has gathered for a forward without a backward.
+
+    Some of its groups stay gathered for the backward, and an optimizer made then holds weights that nobody trains.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing is sharded
+    if fsdp is not None:
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
+
+
+def has_weights(model: nn.Module) -> bool:
+    """Whether a forward gives numbers: not so on the meta device."""
+    return not any(weight.is_meta for weight in model.parameters())
+
+
+def check_agreement(before: ShortForward, after: ShortForward) -> float:
     """The largest difference; raises `RopeError` where it exceeds the tolerance.
 
-    Tolerance: 1e-4 of the largest number for float32 and float64 weights, 5 % for 16-bit ones, whose tables are
-    rounded to 16 bits.
+    Tolerance: 1e-4 of the largest number for a model that computes in float32 or float64, 5 % for 16 bits, to which
+    its tables are rounded.
     """
-    size = float(before.abs().max())
-    difference = float((after - before).abs().max())
+    dtype = before.dtype
+    size = float(before.outputs.abs().max())
+    difference = float((after.outputs - before.outputs).abs().max())
     tolerance = _TOLERANCE.get(dtype, _SIXTEEN_BITS) * max(1.0, size)
     if not difference <= tolerance:
         raise RopeError(
             "attach: the attached model does not give what it gave before, so it was detached again.",
             facts={"largest difference": difference, "tolerance": tolerance, "largest output": size, "dtype": dtype},
-            cure="Its class does something that is not known here, or its frequencies are not those of its config.",
+            cure="Its class does something that is not known here, or its frequencies are not those of its config "
+            "(after to_empty() they are what lay in memory: attach while the model is on the meta device).",
         )
     return difference
 
@@ -69,6 +100,24 @@ def _device_of(model: nn.Module) -> torch.device:
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
     weight = getattr(embedding, "weight", None)
     return weight.device if isinstance(weight, Tensor) else next(model.parameters()).device
+
+
+@contextmanager
+def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
+    """The dtypes of the hidden states that rotary modules are given meanwhile."""
+    seen: list[torch.dtype] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs["x"]
+        if x.dtype.is_floating_point:
+            seen.append(x.dtype)
+
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ropewalk.attachment.check import check_agreement, short_outputs
+from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward
 from ropewalk.attachment.layer_attention import LayerAttention, Slice, possible_slices, put_attention
 from ropewalk.attachment.layers import positions_of, text_config_of
 from ropewalk.attachment.live_layout import CallLayouts
@@ -36,7 +35,8 @@ class Attachment:
     - `positions`: each layer's rope, extension and window as they are now. `own`: as the model's config says.
     - `method`, `target`: the method that was asked for and its length in tokens, or None. `labels`: the layer types.
     - `kernels`: whether our attention kernel serves where it can.
-    - `difference`: by how much the short forward before and after differed at most.
+    - `difference`: by how much the short forward before and after differed at most; None: not checked, since the
+      weights were on the meta device.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as transformers does; with a method its target.
     """
@@ -47,7 +47,7 @@ class Attachment:
     method: Method | None = None
     target: int | None = None
     kernels: bool = False
-    difference: float = 0.0
+    difference: float | None = None
     _modules: tuple[RotaryModule, ...] = field(default=(), repr=False)
     labels: tuple[str | None, ...] = field(default=(), repr=False)
     _config: Any = field(default=None, repr=False)
@@ -132,16 +132,22 @@ class Attachment:
 
     def _found_turning(self, positions: Positions) -> Slice:
         """How this model's heads turn in attention: under an extension that changes nothing it gives what it gave."""
+        if not has_weights(self.model):
+            raise RopeError(
+                "attach: a method in attention is tried on a short forward, and the weights are on the meta device.",
+                facts={"model": type(self.model).__name__},
+                cure="Attach where the weights are, for example behind accelerator.prepare(...).",
+            )
         before, still = self.positions, neutral(self.own, positions)
         error: RopeError | None = None
         try:
             self._put(self.own)
-            expected = short_outputs(self.model, self._config)
+            expected = self._short_forward()
             for turning in possible_slices(self.own):
                 self._turning = turning
                 self._put(still)
                 try:
-                    check_agreement(expected, short_outputs(self.model, self._config), self._dtype)
+                    check_agreement(expected, self._short_forward())
                 except RopeError as found:
                     error = error or found
                     continue
@@ -174,9 +180,8 @@ class Attachment:
             cure="Call handle.detach() first, or model.save_pretrained(folder); copy.deepcopy(model) makes a copy.",
         )
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+    def _short_forward(self) -> ShortForward:
+        return short_forward(self.model, self._config, [held.module for held in self._modules])
 
     def _restore(self) -> None:
         while self._replaced:
@@ -204,8 +209,9 @@ def attach(
     - `kernels`: let our attention kernel serve eager tensors on the CPU without gradients, also without a method.
 
     Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`. A short forward before and after must agree
-    (1e-4 of the largest logit for float32 weights, 5 % for 16-bit ones). Raises `RopeError` where they do not, where a
-    model cannot be attached or a method not be applied; the model is as it was then.
+    (1e-4 of the largest logit for float32 weights, 5 % for 16-bit ones); on the meta device they are not asked. Raises
+    `RopeError` where they do not, where a model cannot be attached or a method not be applied; the model is as it was
+    then. Under FSDP2 all ranks attach together, before or after the model is sharded.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
@@ -229,7 +235,7 @@ def attach(
     handle = Attachment(model, own, own, chosen, target, kernels, _modules=modules, labels=labels, _config=config)
     wanted, length = _under(own, chosen, target, trained_length)
     try:
-        handle.difference = _checked(handle, config)
+        handle.difference = _checked(handle)
         handle.set_positions(wanted)
     except BaseException:
         handle.detach()
@@ -249,6 +255,7 @@ def attached(
 ) -> Iterator[Attachment]:
     """`attach` for the time of a `with` block; arguments, errors and handle as there.
 
+    >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
     ...                                      num_attention_heads=2))
@@ -270,20 +277,21 @@ def attachment_of(model: nn.Module) -> Attachment | None:
     return held if isinstance(held, Attachment) and held.attached else None
 
 
-def _checked(handle: Attachment, config: Any) -> float:
-    """Attach with the model's own positions, and compare a short forward before and after."""
+def _checked(handle: Attachment) -> float | None:
+    """Attach with the model's own positions, and compare a short forward before and after; None without weights."""
+    if not has_weights(handle.model):
+        return None
     fresh = fresh_modules(handle._modules)  # a cast has spoilt the live tables: what they ought to give
     as_meant = [
         replaced_forward(held.module, fresh[held.name].forward) for held in handle._modules if held.name in fresh
     ]
     try:
-        before = short_outputs(handle.model, config)
+        before = handle._short_forward()
     finally:
         for one in reversed(as_meant):
             one.restore()
     handle.set_positions(handle.own)
-    after = short_outputs(handle.model, config)
-    return check_agreement(before, after, handle._dtype)
+    return check_agreement(before, handle._short_forward())
 
 
 def _under(

@@ -1,0 +1,1 @@
+"""Rotation for other training frameworks; each module needs its framework, but for `titan_rope`."""

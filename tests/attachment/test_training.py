@@ -1,0 +1,131 @@
+"""Training through an attached model: adapters, activation checkpointing, the meta device, TRL's trainer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ropewalk as rw
+from tests.attachment.families import small_model
+
+IDS = torch.randint(3, 64, (2, 80), generator=torch.Generator().manual_seed(1))
+OLD_NAME = "ignore:`is_gradient_checkpointing`:FutureWarning"  # peft asks transformers by it
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Of each trained weight, for the language model's loss."""
+    model.zero_grad()
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    return {name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None}
+
+
+def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest difference, of the largest gradient."""
+    assert one.keys() == other.keys()
+    assert one
+    size = max(float(x.abs().max()) for x in one.values())
+    return max(float((one[name] - other[name]).abs().max()) for name in one) / size
+
+
+@pytest.mark.filterwarnings(OLD_NAME)
+@pytest.mark.parametrize("method", [None, "yarn", "dca"])
+def test_an_adapters_gradients(method):
+    """LoRA's: without a method the model's own; under one the same whether attached inside or around peft's wrapper."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False)
+    options = {} if method is None else {"target": 256}
+
+    def adapted(attach: str) -> dict[str, Tensor]:
+        base = small_model("llama", num_hidden_layers=2)
+        if attach == "inside":
+            rw.attach(base, method, **options)
+        torch.manual_seed(0)
+        model = get_peft_model(base, settings)
+        if attach == "around":
+            rw.attach(model, method, **options)
+        return gradients(model)
+
+    own, inside, around = (adapted(how) for how in ("never", "inside", "around"))
+    assert all("lora" in name for name in own)
+    assert apart(inside, around) == 0.0
+    assert apart(own, inside) < 2e-5 if method is None else apart(own, inside) > 1e-2
+
+
+@pytest.mark.parametrize("method", [None, "yarn", "dca", "log-n"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(method, reentrant):
+    """What is computed again in the backward pass gives the same gradients."""
+    model = small_model("llama", num_hidden_layers=2)
+    rw.attach(model, method, **({} if method is None else {"target": 256}))
+    model.train()
+    kept = gradients(model)
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    assert apart(kept, gradients(model)) < 1e-6
+
+
+def test_built_on_the_meta_device():
+    """Attached there, materialised and loaded, it is right, although the live frequencies are not."""
+    from transformers import AutoModelForCausalLM
+
+    whole = small_model("llama", num_hidden_layers=2)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(whole.config).eval()
+    with pytest.raises(rw.RopeError, match="meta device"):
+        rw.attach(model, "dca", target=256)
+    assert rw.attachment.attachment_of(model) is None
+    handle = rw.attach(model, "yarn", target=256)
+    assert handle.difference is None
+    model.to_empty(device="cpu")
+    model.load_state_dict(whole.state_dict())
+    assert not torch.equal(model.model.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)
+    rw.attach(whole, "yarn", target=256)
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, whole(IDS).logits)
+    handle.detach()
+    with pytest.raises(rw.RopeError, match="to_empty"):
+        rw.attach(model)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("method", [None, "yarn"])
+def test_trls_trainer(tmp_path, method):
+    """`SFTTrainer` on an attached model takes the steps that a plain loop takes on it."""
+    trl = pytest.importorskip("trl", reason="trl is not a dependency (it brings datasets, pandas and pyarrow)")
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.attachment.sharded_ranks import RATE, Losses, trained
+
+    options = {} if method is None else {"target": 256}
+    whole = small_model("llama", num_hidden_layers=2)
+    rw.attach(whole, method, **options)
+    losses, _ = trained(whole, torch.optim.SGD(whole.parameters(), lr=RATE), [IDS, IDS])
+    model, seen = small_model("llama", num_hidden_layers=2), Losses()
+    rw.attach(model, method, **options)
+    settings = trl.SFTConfig(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, optim="sgd", learning_rate=RATE,
+        lr_scheduler_type="constant", max_grad_norm=0.0, logging_steps=1, save_strategy="no", report_to="none",
+        use_cpu=True, disable_tqdm=True, dataset_kwargs={"skip_prepare_dataset": True}, bf16=False, max_length=None,
+        gradient_checkpointing=False, loss_type="nll", dataset_num_proc=None, train_sampling_strategy="sequential",
+    )  # fmt: skip
+    rows = Dataset.from_dict({"input_ids": IDS.tolist(), "labels": IDS.tolist()})
+    trainer = trl.SFTTrainer(
+        model=model,
+        args=settings,
+        train_dataset=rows,
+        callbacks=[seen],
+        processing_class=_tokenizer(PreTrainedTokenizerFast),
+    )
+    trainer.train()
+    assert losses[1] < losses[0] - 0.05
+    assert seen.seen == pytest.approx(losses, abs=2e-6)
+
+
+def _tokenizer(kind):
+    from tokenizers import Tokenizer, models
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{index}": index for index in range(3, 64)}}
+    fast = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    return kind(tokenizer_object=fast, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
