@@ -520,7 +520,8 @@ def test_a_method_beyond_the_limit_is_named_as_such() -> None:
 def test_a_search_that_found_nothing_says_so() -> None:
     """It returns the start, and does not call it searched."""
     assert verdict((0.0, 0.0), better=False).sentences() == [
-        "The search found nothing better than yarn, and returns it."
+        "The search found nothing better than yarn, and returns it.",
+        "Of the analytic methods pi is best by the loss on book beyond the trained length.",
     ]
 
 

@@ -104,6 +104,11 @@ class Contest:
             )
         return sentence
 
+    def best_method(self, measured: str) -> str:
+        """The best analytic method in words, where the search returns one as it is; `measured` says by what."""
+        beyond = "" if self.keeps_limit else ", but costs more than the limit within"
+        return f"Of the analytic methods {self.best} is best {measured}{beyond}."
+
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it, with the sentence."""
         return {**dataclasses.asdict(self), "sentence": self.sentence}
@@ -138,7 +143,10 @@ class HeldOut:
     def sentences(self) -> list[str]:
         """The answer in words."""
         if not self.found_better:
-            return [f"The search found nothing better than {self.chosen}, and returns it."]
+            return [
+                f"The search found nothing better than {self.chosen}, and returns it.",
+                self.standing.best_method(f"by the loss on {self.text} beyond the trained length"),
+            ]
         windows = len(self.beyond[SEARCHED])
         mean, interval = self.gain
         lines = [
