@@ -171,6 +171,11 @@ CASES = [
     Case(heads=2, kv_heads=2, queries=3, keys=64, seen="nothing", head_dim=64),
     Case(scales=True, batch=2),
     Case(spread=60.0, keys=300),
+    # several tiles that all columns see: of one, two and three vectors of columns, with few and with many rescalings
+    *(
+        Case(heads=heads, queries=queries, keys=560, head_dim=dim, spread=spread, sinks=spread == 4.0)
+        for heads, queries, dim, spread in ((1, 24, 64, 1.0), (3, 16, 32, 4.0), (3, 5, 20, 30.0), (4, 8, 6, 0.0))
+    ),
     Case(spread=0.0, keys=130),
 ]
 SMALL = [replace(case, seed=1) for case in CASES if case.queries * case.heads * case.head_dim < 20_000]

@@ -91,6 +91,18 @@ def test_threads_give_the_same_bits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("lie", ["bhsd", "bshd", "features", "odd", "shared"])
+def test_many_queries_may_lay_keys_out(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, lie: str) -> None:
+    """Keys and values are copied head by head from some number of queries on: to the same bits."""
+    request, allowed = request_of(Case(heads=4, kv_heads=2, queries=30, keys=90, batch=2, lie=lie, seen="apart"), dtype)
+    as_they_lie = cpu_attention.attend(request)
+    monkeypatch.setattr(cpu_attention, "LAY_OUT_FROM", 1)
+    laid_out = cpu_attention.attend(request)
+    allowed.check(laid_out)
+    assert same_bits(laid_out, as_they_lie)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_what_is_not_seen_changes_nothing(place: Place, dtype: torch.dtype, wrong: float) -> None:
     """An infinite or missing number in a key or a value that a query does not see."""

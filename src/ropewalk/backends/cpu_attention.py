@@ -19,6 +19,7 @@ most_regions = 8
 _native: Any = compiled.kernels
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_KEYS = 1 << 24  # indices of keys are compared as float32
+LAY_OUT_FROM = 256  # queries from which on keys and values are laid out head by head: each 64 of them read all anew
 
 
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
@@ -52,9 +53,12 @@ def attend(request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
     batch, heads, queries, head_dim = request.regions[0].q.shape
     # Tokens before heads, so that the caller joins the heads of a token without a copy.
     out = compiled.fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
-    regions = tuple((q.detach(), k.detach(), *bounds, turn) for q, k, bounds, turn in request.regions)
+    laid_out: dict[int, Tensor] = {}  # regions may share their keys
+    for x in (request.values, *(region.k for region in request.regions)):
+        laid_out.setdefault(id(x), _laid_out(x, queries))
+    regions = tuple((q.detach(), laid_out[id(k)], *bounds, turn) for q, k, bounds, turn in request.regions)
     sinks = None if request.sinks is None else request.sinks.detach().float()
-    values, scale = request.values.detach(), request.scale
+    values, scale = laid_out[id(request.values)], request.scale
     _native.attend(torch.get_num_threads(), out, values, scale, request.softcap, sinks, log_sums, regions)
     return out
 
@@ -67,18 +71,24 @@ def attend_backward(
     `log_sums` as `attend` wrote them; `less`: the sum over features of result times `grad`, float32 `[batch, heads,
     queries]`. The same to the last bit for any number of threads.
     """
-    values = request.values.detach()
-    batch, kv_heads, keys, head_dim = values.shape
     heads, queries = region.q.shape[1:3]
+    values, k = _laid_out(request.values, queries), _laid_out(region.k, queries)
+    batch, kv_heads, keys, head_dim = values.shape
     chunk = _keys_of_one_task(batch * kv_heads, keys)
     parts = values.new_zeros(-(-keys // chunk), batch, queries, heads, head_dim, dtype=torch.float32)
     to_k, to_v = (compiled.fresh(values.new_empty(batch, keys, kv_heads, head_dim)).transpose(1, 2) for _ in range(2))
     _native.attend_backward(
         torch.get_num_threads(), parts, to_k, to_v, grad, values, request.scale, request.softcap, log_sums, less, chunk,
-        (region.q.detach(), region.k.detach(), *region.bounds, None),
+        (region.q.detach(), k, *region.bounds, None),
     )  # fmt: skip
     to_q = parts[0] if len(parts) == 1 else parts.sum(0)
     return to_q.to(values.dtype).transpose(1, 2), to_k, to_v
+
+
+def _laid_out(x: Tensor, queries: int) -> Tensor:
+    """Keys or values `[batch, kv_heads, keys, head_dim]`: for many queries each head's rows one behind the other."""
+    x, lies_so = x.detach(), x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
+    return x if lies_so or queries < LAY_OUT_FROM else x.contiguous()
 
 
 def _keys_of_one_task(key_heads: int, keys: int) -> int:

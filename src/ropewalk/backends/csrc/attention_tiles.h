@@ -60,11 +60,101 @@ void add_carefully(const Attention& job, const Task& task, const Meeting& m, con
         }
 }
 
+#ifdef __AVX512BF16__
+// Two keys' products of one vector of columns, R vectors apart, to units of weights. At `numbers` stand scales, shifts
+// and sums of weights, R vectors of each. All is read through pointers that the compiler knows nothing of: what it
+// would keep in registers would push the sums of the next products out.
+template <int R>
+inline __attribute__((always_inline)) void weigh_pair(const float* products, float* numbers, float* to) {
+    constexpr int width = R * lanes;
+    const float* p = InPairs::polynomial;
+    const auto weight = [&](int key) __attribute__((always_inline)) {
+        __asm__("" : "+r"(p), "+r"(products), "+r"(numbers));
+        const Floats scale = Floats::load(numbers), shift = Floats::load(numbers + width);
+        return InPairs::power_of_2(multiply_subtract(scale, Floats::load(products + key * width), shift), p);
+    };
+    const Floats a = weight(0), b = weight(1);
+    put(numbers + 2 * width, Floats::load(numbers + 2 * width) + (a + b));
+    InPairs::put_pairs(to, a, b);
+}
+
+// Weights of keys that all columns see, by the maximum so far: those of a block of keys between the products of the
+// next one, which leave half of the processor's pipes idle. False, and nothing is changed, where a logit may lie so far
+// above the maximum that the sums must be scaled first.
+template <int R>
+inline bool weigh_at_once(const Meeting& m, const Group& g, int64_t units, float* weights) {
+    constexpr int N = broadcasts_at_once, width = R * lanes, parts = N / 2 * R;
+    constexpr float most = 256.0f * keys_at_once<InPairs>;  // the sum where each weight is 2^lazily
+    alignas(64) float products[N * width], numbers[3 * width];
+    for (int r = 0; r < width; r += lanes) {
+        const Floats shift = Floats::load(g.maximum + r);
+        if (any_above(Floats::of(0.5f * nothing_yet), shift)) return false;
+        put(numbers + r, Floats::load(g.scales + r) * Floats::of(log2_of_e));
+        put(numbers + width + r, shift);
+        put(numbers + 2 * width + r, Floats::of(0.0f));
+    }
+    int64_t steps[parts];
+    for (int part = 0; part < parts; ++part) steps[part] = units * (part + 1) / parts - units * part / parts;
+    for (int64_t i = m.begin; i < m.end; i += N) {
+        Floats acc[N][R];
+        for (int n = 0; n < N; ++n)
+            for (int r = 0; r < R; ++r) acc[n][r] = Floats::of(0.0f);
+        const Unit *left = g.queries, *from = m.keys.data + i * m.keys.stride;
+        if (i == m.begin) {
+            multiply_more<InPairs>(left, from, m.keys.stride, 1, units, acc, width);
+        } else {
+            const int64_t* step = steps;
+#pragma GCC unroll 1
+            for (int n = 0; n < N; n += 2)
+#pragma GCC unroll 1
+                for (int r = 0; r < R; ++r, weights += lanes) {
+                    multiply_more<InPairs>(left, from, m.keys.stride, 1, *step++, acc, width);
+                    weigh_pair<R>(products + n * width + r * lanes, numbers + r * lanes, weights);
+                }
+        }
+        for (int n = 0; n < N; ++n)
+            for (int r = 0; r < R; ++r) put(products + n * width + r * lanes, acc[n][r]);
+    }
+    for (int n = 0; n < N; n += 2)
+        for (int r = 0; r < R; ++r, weights += lanes)
+            weigh_pair<R>(products + n * width + r * lanes, numbers + r * lanes, weights);
+    for (int r = 0; r < width; r += lanes)
+        if (any_above(Floats::load(numbers + 2 * width + r), Floats::of(most))) return false;
+    for (int r = 0; r < width; r += lanes)
+        put(g.total + r, Floats::load(g.total + r) + Floats::load(numbers + 2 * width + r));
+    return true;
+}
+#endif
+
+// Weighted values of `count` units of keys, added to the sums.
+template <typename In, int R>
+inline void add_values(const Attention& job, const Meeting& m, const Group& g, const float* weights, int64_t count) {
+    constexpr int N = broadcasts_at_once;
+    const Unit* const from = m.values.data + m.begin / In::per_unit * m.values.stride;
+    for (int64_t f = 0; f < job.head_dim; f += N) {
+        Floats acc[N][R];
+        multiply<In>(reinterpret_cast<const Unit*>(weights), from + f, 1, m.values.stride, count, acc);
+        for (int n = 0; n < N; ++n)
+            for (int r = 0; r < R; ++r) {
+                float* const sum = g.sums + ((f + n) * R + r) * lanes;
+                put(sum, Floats::load(sum) + acc[n][r]);
+            }
+    }
+}
+
+// Not inlined: its loops need all registers.
 template <typename In, typename T, int R>
-void meet(const Attention& job, const Task& task, const Meeting& m, const Group& g, const Scratch& s) {
+__attribute__((noinline)) void meet(const Attention& job, const Task& task, const Meeting& m, const Group& g,
+                                    const Scratch& s) {
     constexpr int N = broadcasts_at_once, width = R * lanes;
     const int64_t units = (job.head_dim + In::per_unit - 1) / In::per_unit, whole = padded(m.end - m.begin, N);
     float* const weights = s.weights;
+#ifdef __AVX512BF16__
+    if constexpr (In::per_unit == 2) {
+        const bool plain = !m.masked && !(job.softcap > 0.0f) && whole == m.end - m.begin;
+        if (plain && weigh_at_once<R>(m, g, units, weights)) return add_values<In, R>(job, m, g, weights, whole / 2);
+    }
+#endif
     Floats best[R], scale[R], shift[R], total[R];
     for (int r = 0; r < R; ++r) {
         best[r] = Floats::of(nothing_yet);
@@ -123,16 +213,7 @@ void meet(const Attention& job, const Task& task, const Meeting& m, const Group&
     }
     for (int r = 0; r < R; ++r) put(g.total + r * lanes, Floats::load(g.total + r * lanes) + total[r]);
     if (m.careful) return add_carefully<In, T>(job, task, m, weights, width, g.sums);
-    const Unit* const from = m.values.data + m.begin / In::per_unit * m.values.stride;
-    for (int64_t f = 0; f < job.head_dim; f += N) {
-        Floats acc[N][R];
-        multiply<In>(reinterpret_cast<const Unit*>(weights), from + f, 1, m.values.stride, count, acc);
-        for (int n = 0; n < N; ++n)
-            for (int r = 0; r < R; ++r) {
-                float* const sum = g.sums + ((f + n) * R + r) * lanes;
-                put(sum, Floats::load(sum) + acc[n][r]);
-            }
-    }
+    add_values<In, R>(job, m, g, weights, count);
 }
 
 // Rows of the result, from the sums that stand in columns.
@@ -155,6 +236,7 @@ void give(const Attention& job, const Task& task, const Scratch& s) {
 
 template <typename In, typename T>
 void attend_task(const Attention& job, const Task& task, const Scratch& s) {
+    constexpr int64_t step = keys_at_once<In>;
     const int64_t columns = columns_of(job, task);
     begin_columns(job, task, columns, s);
     for (int number = 0; number < job.regions; ++number) {
@@ -168,8 +250,8 @@ void attend_task(const Attention& job, const Task& task, const Scratch& s) {
         }
         if (low >= high) continue;
         take_queries<In, T>(job, task, region, s);
-        for (int64_t first = low / broadcasts_at_once * broadcasts_at_once; first < high; first += tile) {
-            const int64_t count = (first + tile < high ? first + tile : high) - first;
+        for (int64_t first = low / broadcasts_at_once * broadcasts_at_once; first < high; first += step) {
+            const int64_t count = (first + step < high ? first + step : high) - first;
             Meeting m{take_keys<In, T>(job, task, region, first, count, s),
                       take_values<In, T>(job, task, first, count, s), first, 0, 0, false, false};
             int infinite = -1;  // not known yet
