@@ -57,6 +57,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {"sliding_window": 8},
     "cohere": {},
     "qwen2_vl_text": {},
+    "solar_open": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, **EXPERTS},
+    "nanochat": {},
 }  # fmt: skip
 """What else each needs; windows are short, so that a short text passes them."""
 

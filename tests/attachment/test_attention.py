@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import StaticCache
+from transformers import AutoModelForCausalLM, FalconConfig, StaticCache
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, layer_attention, live_layout
@@ -339,6 +339,10 @@ def test_what_cannot_be_told_is_refused(llama):
         handle.set_positions(replace(handle.own, extensions=(RULES[0], None, None, None)))
     with rw.attached(small_model("smollm3")) as handle, pytest.raises(rw.RopeError, match="neither a rope"):
         handle.set_positions(replace(handle.own, extensions=(None, None, None, RULES[0])))
+    shape = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    falcon = AutoModelForCausalLM.from_config(FalconConfig(**shape, max_position_embeddings=64))
+    with pytest.raises(rw.RopeError, match="does not go through"):  # its attention is written out
+        rw.attach(falcon, "log-n", target=256)
     with rw.attached(llama) as handle:
         llama.config._attn_implementation_internal = "flex_attention"
         try:

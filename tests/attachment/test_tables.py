@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM, NanoChatConfig, NanoChatForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV4Config
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of
@@ -188,6 +189,67 @@ def test_a_wrong_reading_of_a_class_is_noticed(monkeypatch, broken):
         rw.attach(model)
 
 
+def test_tables_that_turn_forwards_for_a_class_that_turns_back(monkeypatch):
+    """nanochat's function turns by minus the angle of its tables; a reading that turns forwards alone is refused."""
+    from ropewalk.attachment import formats
+
+    model = small_model("nanochat")
+    with rw.attached(model) as handle:
+        assert all(frequency < 0 for rope in handle.ropes for frequency in rope.inv_freq)
+        _, sin = model.model.rotary_emb(torch.zeros(1, 1), torch.tensor([[1]]))
+        assert sin[0, 0, 0].item() == pytest.approx(math.sin(1.0), abs=1e-7)
+    monkeypatch.setattr(formats, "_turns_back", lambda rope: False)
+    with pytest.raises(rw.RopeError, match="not those that the config describes"):
+        rw.attach(model)
+
+
+FLAT = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
+"""The rope_scaling of DeepSeek-V4, smaller."""
+
+
+@torch.no_grad()
+def test_blocks_that_several_layer_types_share(tmp_path):
+    """DeepSeek-V4 names its blocks for branches: as released, and as its class writes it; saved under a method."""
+    fields = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "num_attention_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "q_lora_rank": 16,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "index_topk": 64,
+        "max_position_embeddings": 64,
+        "sliding_window": 8,
+        "qk_rope_head_dim": 8,
+        "compress_ratios": [0, 4, 128],
+    }
+    config = DeepseekV4Config(**fields, rope_scaling=dict(FLAT))  # it writes into the dict
+    config.compress_rates = {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}
+    released = {"model_type": "deepseek_v4", **fields, "rope_scaling": FLAT, "rope_theta": 1e4}
+    for label in ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention", "main"):
+        read = rw.RopeConfig.from_hf(config, layer_type=label)
+        assert read == rw.RopeConfig.from_hf(released | {"compress_rope_theta": 160_000}, layer_type=label)
+        assert rw.inverse_frequencies(read).attention_factor == 1.0
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    before = outputs_of(model, IDS)
+    with rw.attached(model, "yarn", target=128) as handle:
+        assert [rope.theta for rope in handle.ropes] == [10_000.0, 160_000.0, 160_000.0]
+        assert handle.positions.sliding_windows == (8, None, None)
+        under = outputs_of(model, IDS)
+        model.save_pretrained(tmp_path)
+    assert (under - before).abs().max() > 1e-3
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert (outputs_of(again, IDS) - under).abs().max() <= 1e-5
+
+
 def test_lengths_follow_the_call_or_are_fixed():
     """Dynamic NTK goes by each call's largest position as in transformers; `seq_len` fixes it; a method by target."""
     model = small_model("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
@@ -254,13 +316,10 @@ def test_positions_of_any_kind(llama):
 
 def test_refusals(llama):
     """Models that cannot be attached are refused with the reason, as are methods without a target."""
-    sizes = {"vocab_size": 32, "n_embd": 32, "n_head": 2, "n_layer": 1, "rotary_dim": 8, "n_positions": 32}
+    bare = copy.deepcopy(llama)
+    bare.model.rotary_emb = torch.nn.Identity()
     with pytest.raises(rw.RopeError, match="no rotary module"):
-        rw.attach(GPTJForCausalLM(GPTJConfig(**sizes)))
-    small = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    nano = NanoChatForCausalLM(NanoChatConfig(**small, num_attention_heads=2, num_key_value_heads=2))
-    with pytest.raises(rw.RopeError, match="not those that the config describes"):
-        rw.attach(nano)
+        rw.attach(bare)
     with pytest.raises(rw.RopeError, match="must be a live transformers model"):
         rw.attach(torch.nn.Linear(2, 2))
     with pytest.raises(rw.RopeError, match="Pass target="):

@@ -201,3 +201,14 @@ def test_an_audit_of_the_first_version_is_read() -> None:
         "Trained length 8,192: 29 of 64 pairs never complete a turn within it."
     ]
     assert not any("Reach" in line for line in audit_sentences(Audit(**first)))
+
+
+def test_frequencies_that_turn_back() -> None:
+    """nanochat's: as many pairs never turn as under the same angles forwards, and no theta is claimed."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 2048}
+    found = audit(RopeConfig.from_hf({"model_type": "nanochat", **sizes}))
+    forwards = audit(RopeConfig(128, interleaved=False, max_position_embeddings=2048))
+    assert (found.theta, found.rope_parameters) == (None, {})
+    assert found.wavelengths == pytest.approx(forwards.wavelengths)
+    assert found.pairs_never_turning == forwards.pairs_never_turning
+    assert "frequencies of its own" in audit_sentences(found)[0]

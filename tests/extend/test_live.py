@@ -33,7 +33,15 @@ def own_losses(folder: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [("gemma3_text", "yarn"), ("granite", "ntk"), ("gpt_neox", "pi"), ("glm4", "yarn"), ("cohere", "yarn")],
+    [
+        ("gemma3_text", "yarn"),
+        ("granite", "ntk"),
+        ("gpt_neox", "pi"),
+        ("glm4", "yarn"),
+        ("cohere", "yarn"),
+        ("phi3", "yarn"),
+        ("phi3", "ntk"),
+    ],
 )
 def test_a_written_folder_computes_the_same(family: str, method: str, tmp_path: Path) -> None:
     """Loaded by transformers alone: partial rotation, blocks by layer type; with the tokenizer beside it."""
@@ -68,7 +76,7 @@ def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="inside attention"):
         extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="rerope", target=128))
     with pytest.raises(RopeError, match="does not read back"):  # Phi-3's class takes LongRoPE alone
-        extend.apply(random_model("phi3"), tmp_path / "out", extend.ApplySettings(method="pi", target=128))
+        extend.apply(random_model("phi3"), tmp_path / "out", extend.ApplySettings(method="dynamic", target=128))
     with pytest.raises(RopeError, match="one rope for all layers"):
         extend.apply(random_model("gemma2"), tmp_path / "out", extend.ApplySettings(method="yarn", target=128))
     with pytest.raises(RopeError, match="this is another"):
@@ -77,7 +85,7 @@ def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
     text.write_text(prose(60))
     with pytest.raises(RopeError, match="not tuned here"):
         extend.tune(granite, tmp_path / "out", extend.TuneSettings(text=(str(text),), steps=1, target=128))
-    with pytest.raises(RopeError, match="cannot be"):
+    with pytest.raises(RopeError, match="reads no block of rope parameters"):
         extend.apply(random_model("gptj"), tmp_path / "out", extend.ApplySettings(method="pi", target=256))
     assert not (tmp_path / "out").exists()
 

@@ -44,7 +44,7 @@ UNREAD = {
     "MusicFlamingoRotaryEmbedding": "it turns audio features by angles that are products of two times; "
     "from_hf reads the text part of its config",
 }
-WITHOUT_CLASS = ("gptj", "codegen")  # functions and no class: tests/rope has them
+WITHOUT_CLASS = ("gptj", "codegen", "roformer")  # functions and no class: tests/rope has them
 # Config classes without a model_type: the family that their numbers are read as.
 READ_AS = {"SaProtConfig": "esm"}
 # Classes whose annotation names a composite config, or none: the config that their model passes to them.

@@ -61,7 +61,8 @@ Each family that transformers builds, small and with random weights. Exact: unde
 those of the model within 1e-4 of the largest, greedy generation gives the same tokens, a reading with another theta or
 width is refused, and after `detach` the logits are those before, bit for bit. The last columns say how far the logits
 move where all positions are shifted by 1,000,000: of the model itself, and attached. Where they move as far attached,
-the model uses positions outside the rotation as well, as Ministral 3's attention scale does.
+the model uses positions outside the rotation as well, as Ministral 3's attention scale and DeepSeek-V4's compressed
+entries do. RoFormer counts tokens itself and passes over `position_ids`, GPT-J and CodeGen have no rows that far.
 
 **{exact} of {all} families are exact, {refused} are refused{others}.** The median shift is {before:.0e} before and
 {after:.0e} attached.

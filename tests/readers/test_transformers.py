@@ -45,7 +45,7 @@ def test_chunks_give_the_losses_of_the_whole_forward(family: str) -> None:
     for chunk, first in ((7, 1), (50, 30), (16, 17)):
         assert abs(reader.window_losses(ids, first=first, chunk=chunk) - wanted[first - 1 :]).max() < CLOSE
     assert reader.positions.num_layers == 2
-    assert reader.trained_length == (64 if family == "gptj" else 32)
+    assert reader.trained_length == (64 if family in ("gptj", "codegen", "roformer") else 32)
     prefix = reader.prefix(ids[:20].tolist(), seq_len=50, chunk=6)
     asked = prefix.ask([(ids[20:23].tolist(), [[int(ids[23])], ids[23:26].tolist()]), ((), [ids[20:22].tolist()])])
     assert asked[0] == pytest.approx([-wanted[22], -wanted[22:25].sum()], abs=4 * CLOSE)
@@ -229,8 +229,10 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_window() -> None
 
 
 def test_a_model_whose_rotation_cannot_be_replaced_is_measured_as_it_is() -> None:
-    """GPT-J makes its own tables: plain works, a method is refused with the reason."""
-    reader = TransformersReader(random_model("gptj"))
+    """Where its tables are not those of its config, plain works, and a method is refused with the reason."""
+    model = random_model("gptj")
+    model.transformer.h[0].attn.embed_positions[1] += 0.01
+    reader = TransformersReader(model)
     assert reader.under(METHODS["plain"].positions(reader.positions, Reach(64, 64))) is reader
     with pytest.raises(RopeError, match="as it is alone"):
         reader.under(METHODS["pi"].positions(reader.positions, Reach(64, 256)))

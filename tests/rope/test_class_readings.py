@@ -87,6 +87,7 @@ def test_mistral4_without_a_block() -> None:
         ({"model_type": "deepseek_v3", "partial_rotary_factor": 0.5}, "asks for 32 turned features"),
         ({"model_type": "gpt_neox", **SIZES, "partial_rotary_factor": 0.5}, "asks for 64 turned features, .* turns 32"),
         ({"model_type": "gptj", **SIZES, "rope_theta": 5e5}, "reads neither a rope block nor a theta"),
+        ({"model_type": "roformer", **SIZES, "rope_theta": 5e5}, "reads neither a rope block nor a theta"),
         ({"model_type": "codegen", **SIZES, "rope_scaling": {"type": "linear", "factor": 2.0}}, "reads neither"),
     ],
 )

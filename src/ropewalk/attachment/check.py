@@ -108,9 +108,8 @@ def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
     seen: list[torch.dtype] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = args[0] if args else kwargs["x"]
-        if x.dtype.is_floating_point:
-            seen.append(x.dtype)
+        given = (*args[:1], kwargs.get("x"), kwargs.get("hidden_states"))  # the last: of layers that look tables up
+        seen.extend(x.dtype for x in given if isinstance(x, Tensor) and x.dtype.is_floating_point)
 
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
     try:

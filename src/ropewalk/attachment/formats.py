@@ -16,8 +16,8 @@ from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.tables import text_positions
 from ropewalk.rotation.embedding import RotaryEmbedding
 
-Arrangement = Literal["doubled", "repeated", "once", "complex"]
-"""Of the pairs' numbers: all of them twice, each of them twice, each once, or as complex numbers."""
+Arrangement = Literal["doubled", "repeated", "once", "complex", "sines first"]
+"""Of the pairs' numbers: all of them twice, each of them twice, each once, as complex numbers, or in one tensor."""
 
 _NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
 _FAR = (0, 1, 77, 1000, 4095, 12_345, 20_011, 30_011)
@@ -29,14 +29,17 @@ class Format:
     """The form of a rotary module's tables `[batch, seq, width]`.
 
     - `arrangement`: of the pairs' numbers along the width. `follows_input`: the tables have the dtype of the hidden
-      states; False: float32.
+      states; False: float32. `negated`: the tables turn forwards, and the class's function turns back by them.
     """
 
     arrangement: Arrangement
     follows_input: bool
+    negated: bool = False
 
     def arranged(self, cos: Tensor, sin: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Tensor:
         """Tables `[batch, seq, pairs]` times the attention factor, in this form; one rounding, to `dtype`."""
+        if self.negated:
+            sin = -sin
         if factor != 1.0:
             cos, sin = cos * factor, sin * factor
         if self.arrangement == "complex":
@@ -45,6 +48,8 @@ class Format:
             cos, sin = cos.to(dtype), sin.to(dtype)
         if self.arrangement == "once":
             return cos, sin
+        if self.arrangement == "sines first":
+            return torch.cat((sin, cos), dim=-1)
         if self.arrangement == "doubled":
             return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
         return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
@@ -82,20 +87,55 @@ def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeC
     Raises `RopeError` where none of the forms that we know gives its numbers: near positions and far ones, on axes
     that differ, are compared to float32's rounding.
     """
-    found: set[Arrangement] | None = None
     lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
-    for places in (_NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths)):
-        fits = _fitting(make(), label, rope, places)
-        found = fits if found is None else found & fits
+    near_and_far = (_NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths))
+    negated, found = False, set[Arrangement]()
+    for negated in (False, True) if _turns_back(rope) else (False,):
+        found = set.intersection(*(_fitting(make(), label, rope, places, negated) for places in near_and_far))
+        if found:
+            break
     if not found:
-        raise RopeError(
-            f"attach: the tables of {name} are not those that the config describes.",
-            facts={"class": type(make()).__name__, "layer_type": label, "rope": rope},
-            cure="Use the model without attaching it.",
-        )
+        raise _unlike(name, rope, {"class": type(make()).__name__, "layer_type": label})
     low = _called(make(), label, torch.arange(4)[None], rope.num_axes, torch.bfloat16)
     arrangement: Arrangement = min(found)  # one pair alone fits two of them, which are then the same
-    return Format(arrangement, follows_input=low[0].dtype == torch.bfloat16)
+    return Format(arrangement, low[0].dtype == torch.bfloat16, negated)
+
+
+def table_format(table: Tensor, rope: RopeConfig, name: str) -> Format:
+    """The form of a tensor `[positions, width]` that holds the sines, then the cosines, of every position.
+
+    Raises `RopeError` where its rows are not those of `rope`, near and far, to the rounding of its dtype.
+    """
+    if table.is_meta:
+        raise RopeError(
+            f"attach: the tables of {name} are compared, and they are on the meta device.",
+            facts={"table": table},
+            cure="Attach where the weights are.",
+        )
+    count = len(table) if table.ndim == 2 else 0
+    places = sorted({place for place in (*_NEAR, count // 3, count // 2, count - 1) if 0 <= place < count})
+    rows = table.detach()[places].cpu() if places and not rope.needs_seq_len else torch.empty(0, 0)
+    if rows.shape[1] == 2 * rope.pairs:
+        positions = torch.tensor(places, device="cpu")
+        cos, sin = RotaryEmbedding(rope).cos_sin(positions, dtype=torch.float64)
+        angles = positions.double()[:, None] @ inverse_frequencies(rope).inv_freq.abs()
+        rounding = torch.finfo(table.dtype).eps if table.dtype in (torch.bfloat16, torch.float16) else 0.0
+        if _agree(tuple(rows.chunk(2, dim=-1)), (sin, cos), angles, rounding):
+            return Format("sines first", follows_input=True)
+    raise _unlike(name, rope, {"table": table})
+
+
+def _unlike(name: str, rope: RopeConfig, facts: dict[str, Any]) -> RopeError:
+    return RopeError(
+        f"attach: the tables of {name} are not those that the config describes.",
+        facts={**facts, "rope": rope},
+        cure="Use the model without attaching it.",
+    )
+
+
+def _turns_back(rope: RopeConfig) -> bool:
+    """Whether every pair turns by minus the angle, or stands still."""
+    return rope.inv_freq is not None and max(rope.inv_freq) <= 0
 
 
 def _called(
@@ -110,7 +150,9 @@ def _called(
     return tuple(out) if isinstance(out, tuple | list) else (out,)
 
 
-def _fitting(module: nn.Module, label: str | None, rope: RopeConfig, places: tuple[int, ...]) -> set[Arrangement]:
+def _fitting(
+    module: nn.Module, label: str | None, rope: RopeConfig, places: tuple[int, ...], negated: bool
+) -> set[Arrangement]:
     ids = torch.tensor([places], device="cpu")
     if rope.num_axes > 1:  # axes that differ, else which pair follows which is not seen
         ids = torch.stack([ids.roll(axis, dims=1) for axis in range(rope.num_axes)])
@@ -127,16 +169,16 @@ def _fitting(module: nn.Module, label: str | None, rope: RopeConfig, places: tup
     forms: tuple[Arrangement, ...] = ("doubled", "repeated", "once")
     fits = set()
     for form in forms:
-        form_of = Format(form, follows_input=False)
+        form_of = Format(form, False, negated)
         tables = form_of.arranged(cos, sin, factor, torch.float64)
         if _agree(out, tuple(tables), form_of.arranged(angles, angles, 1.0, torch.float64)[0]):
             fits.add(form)
     return fits
 
 
-def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor) -> bool:
-    """Whether two tables and two tables differ by no more than float32's rounding of the angles."""
+def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor, rounding: float = 0.0) -> bool:
+    """Whether two tables and two tables differ by no more than float32's rounding of the angles, and `rounding`."""
     if len(theirs) != 2 or any(a.shape != b.shape for a, b in zip(theirs, ours, strict=True)):
         return False
-    allowed = _FLOOR + _SLOPE * angles
+    allowed = _FLOOR + rounding + _SLOPE * angles
     return all(bool(((a.double() - b).abs() <= allowed).all()) for a, b in zip(theirs, ours, strict=True))

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward
 from ropewalk.attachment.layer_attention import LayerAttention, Slice, possible_slices, put_attention
-from ropewalk.attachment.layers import positions_of, text_config_of
+from ropewalk.attachment.layers import labels_of, positions_of, text_config_of
 from ropewalk.attachment.live_layout import CallLayouts
 from ropewalk.attachment.plan import attention_layers, neutral, planned
 from ropewalk.attachment.rotary import Replaced, RotaryModule, fresh_modules, replaced_forward, rotary_modules
@@ -54,6 +54,7 @@ class Attachment:
     _length: SeqLen = field(default_factory=SeqLen, repr=False)
     _layouts: CallLayouts = field(default_factory=CallLayouts, repr=False)
     _turning: Slice | None = field(default=None, repr=False)
+    _reached: bool = field(default=False, repr=False)
     _replaced: list[Replaced] = field(default_factory=list, repr=False)
     _hooks: list[RemovableHandle] = field(default_factory=list, repr=False)
     _states: list[LayerAttention] = field(default_factory=list, repr=False)
@@ -86,13 +87,17 @@ class Attachment:
         """Put the model under other positions; raises `RopeError` where this model cannot be, and stays as it was.
 
         When an extension first remaps positions, a short forward under one that changes nothing must agree with the
-        model's own.
+        model's own; when one first acts in attention, every layer that has it must call it.
         """
         if self._turning is None and any(held is not None and held.remaps for held in positions.extensions):
             self._turning = self._found_turning(positions)
         before = self.positions
         try:
             self._put(positions)
+            if any(positions.extensions) and not self._reached:
+                self._check_weights()
+                self._short_forward()
+                self._check_reached()
         except BaseException:
             self._put(before)
             raise
@@ -112,7 +117,7 @@ class Attachment:
         self.positions = positions
         for held, of_module in zip(self._modules, plan.tables, strict=True):
             forward = TablesForward(of_module, self._length, self._layouts, plan.text_only)
-            self._replaced.append(replaced_forward(held.module, forward))
+            self._replaced.append(held.replaced(forward))
         for layer, tables in plan.overrides.items():
             hook = OwnTables(tables, self._length)
             self._hooks.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
@@ -132,12 +137,7 @@ class Attachment:
 
     def _found_turning(self, positions: Positions) -> Slice:
         """How this model's heads turn in attention: under an extension that changes nothing it gives what it gave."""
-        if not has_weights(self.model):
-            raise RopeError(
-                "attach: a method in attention is tried on a short forward, and the weights are on the meta device.",
-                facts={"model": type(self.model).__name__},
-                cure="Attach where the weights are, for example behind accelerator.prepare(...).",
-            )
+        self._check_weights()
         before, still = self.positions, neutral(self.own, positions)
         error: RopeError | None = None
         try:
@@ -146,23 +146,38 @@ class Attachment:
             for turning in possible_slices(self.own):
                 self._turning = turning
                 self._put(still)
+                outputs = self._short_forward()
+                self._check_reached()
                 try:
-                    check_agreement(expected, self._short_forward())
+                    check_agreement(expected, outputs)
                 except RopeError as found:
                     error = error or found
-                    continue
-                if all(state.calls for state in self._states):
+                else:
                     return turning
-                error = RopeError(
-                    "attach: this model's attention does not go through transformers' attention functions.",
-                    facts={"model": type(self.model).__name__},
-                    cure="Choose a method of frequencies.",
-                )
         finally:
             self._turning = None
             self._put(before)
         assert error is not None, "there is always one way to try"
         raise error
+
+    def _check_weights(self) -> None:
+        """Raise `RopeError` where no forward can be tried."""
+        if not has_weights(self.model):
+            raise RopeError(
+                "attach: a method in attention is tried on a short forward, and the weights are on the meta device.",
+                facts={"model": type(self.model).__name__},
+                cure="Attach where the weights are, for example behind accelerator.prepare(...).",
+            )
+
+    def _check_reached(self) -> None:
+        """Raise `RopeError` where a layer's extension was not called in the forward before."""
+        if not all(state.calls for state in self._states if state.extension is not None):
+            raise RopeError(
+                "attach: this model's attention does not go through transformers' attention functions.",
+                facts={"model": type(self.model).__name__},
+                cure="Choose a method of frequencies.",
+            )
+        self._reached = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         """The handle of a copied model: what it has put into the modules is copied with them."""
@@ -231,7 +246,7 @@ def attach(
         )
     config = text_config_of(model)
     modules, own = rotary_modules(model, config), positions_of(model, config)
-    labels = tuple(getattr(config, "layer_types", None) or (None,) * own.num_layers)
+    labels = labels_of(config)
     handle = Attachment(model, own, own, chosen, target, kernels, _modules=modules, labels=labels, _config=config)
     wanted, length = _under(own, chosen, target, trained_length)
     try:

@@ -30,16 +30,28 @@ def text_config_of(model: nn.Module) -> Any:
     return config.get_text_config(decoder=True)
 
 
+def labels_of(config: Any) -> tuple[str | None, ...]:
+    """The label under which the rope of each layer lies: its layer type, or the family's word for that type's block."""
+    family = FAMILIES.get(family_name(str(config.model_type)) or "")
+    named = {} if family is None else family.block_of
+    return tuple(label if label is None else named.get(label, label) for label in _layer_types(config))
+
+
+def _layer_types(config: Any) -> list[str | None]:
+    """The type of each layer; None where the config does not say."""
+    count = int(config.num_hidden_layers)
+    stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
+    labels: list[str | None] = list(stated)[:count] if stated else [None] * count
+    return labels + [None] * (count - len(labels))
+
+
 def positions_of(model: nn.Module, config: Any) -> Positions:
     """Each layer's rope and sliding window as the model's config says; layers without attention have neither.
 
     Raises `RopeError` where `RopeConfig.from_hf` does.
     """
     fields: Mapping[str, Any] = config.to_dict()
-    count = int(config.num_hidden_layers)
-    stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
-    labels: list[str | None] = list(stated)[:count] if stated else [None] * count
-    labels += [None] * (count - len(labels))
+    count, labels, blocks = int(config.num_hidden_layers), _layer_types(config), labels_of(config)
     ropes, flags = ropes_of_layer_types(config), _flags(config, count)
     live = _live_windows(model, config.model_type)
 
@@ -55,7 +67,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
             return ropes[None]
         if flags is not None:
             return next((rope for rope in ropes.values() if rope is not None), None)
-        return ropes.get(label)
+        return ropes.get(blocks[layer])
 
     def window_of(layer: int) -> int | None:
         label = labels[layer]

@@ -12,23 +12,35 @@ from torch import Tensor, nn
 
 from ropewalk.attachment.formats import layer_types_of, learned_format
 from ropewalk.attachment.layers import belongs_to
-from ropewalk.attachment.tables import LayerTables
+from ropewalk.attachment.looked_up import stand_in, understood_tables
+from ropewalk.attachment.tables import LayerTables, TablesForward
 from ropewalk.errors import RopeError
+from ropewalk.families import FAMILIES, family_name
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.ropes import ropes_of_layer_types
 
-_NAME = re.compile("rotary|rope", re.IGNORECASE)
+_NAME = re.compile("Rotary|RoPE|Rope")
 _FORWARD = "forward"
 _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep the forward that they wrap there
 
 
 @dataclass(frozen=True)
 class RotaryModule:
-    """One rotary module of a live model: its name in the model, and the tables of each layer type as it stands."""
+    """One rotary module of a live model: its name in the model, and the tables of each layer type as it stands.
+
+    `looked_up`: the name of the module's tensor that holds the tables of all positions; None: its forward makes them.
+    """
 
     name: str
     module: nn.Module
     tables: Mapping[str | None, LayerTables]
+    looked_up: str | None = None
+
+    def replaced(self, forward: TablesForward) -> Replaced:
+        """The module with these tables in place of its own."""
+        if self.looked_up is None:
+            return replaced_forward(self.module, forward)
+        return Replaced(self.module, self.looked_up, stand_in(self.module, self.looked_up, forward))
 
 
 def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
@@ -38,6 +50,14 @@ def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
     none, and for one whose tables are not understood.
     """
     ropes = ropes_of_layer_types(config)
+    family = FAMILIES.get(family_name(str(config.model_type)) or "")
+    if family is not None and family.looked_up is not None:
+        rope = _rope_of(None, ropes, family.looked_up)
+        assert rope is not None, "such a family has one rope"
+        return tuple(
+            RotaryModule(name, holder, tables, own)
+            for name, holder, own, tables in understood_tables(model, family.looked_up, rope)
+        )
     found = [
         _understood(name, module, ropes)
         for name, module in model.named_modules()
@@ -47,7 +67,7 @@ def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
         raise RopeError(
             f"attach: this {config.model_type} has no rotary module whose tables could be replaced.",
             facts={"model": type(model).__name__},
-            cure="Models whose attention layers make their own tables (GPT-J, CodeGen, RoFormer) are not supported.",
+            cure="Use the model without attaching it.",
         )
     return tuple(found)
 
@@ -116,14 +136,14 @@ class Replaced:
         self.module, self.name = module, name
         self.had = name in vars(module)
         self.before = vars(module).get(name)
-        setattr(module, name, value)
+        vars(module)[name] = value  # a buffer or parameter of that name stays, and is not seen
 
     def restore(self) -> None:
         """As it was before: the instance's own value, or the class's."""
         if self.had:
-            setattr(self.module, self.name, self.before)
+            vars(self.module)[self.name] = self.before
         else:
-            delattr(self.module, self.name)
+            del vars(self.module)[self.name]
 
 
 def replaced_forward(module: nn.Module, forward: object) -> Replaced:

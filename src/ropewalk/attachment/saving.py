@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.errors import RopeError
+from ropewalk.methods import longrope_block
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
 from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.rope.rules.block import TRAINED_KEY
 
 if TYPE_CHECKING:
     from ropewalk.attachment.handle import Attachment
@@ -49,24 +51,27 @@ def rope_fields(handle: Attachment, config: Any) -> dict[str, Any]:
         return {}
     _check_expressible(handle)
     wanted = _ropes_by_type(handle)
-    stated = config.rope_parameters
+    stated = getattr(config, "rope_parameters", None)
+    if not isinstance(stated, Mapping):
+        raise _inexpressible(handle, "its class reads no block of rope parameters")
     nested = isinstance(stated, Mapping) and any(isinstance(value, Mapping) for value in stated.values())
     if not nested and len(set(wanted.values())) > 1:
         raise _inexpressible(handle, "its config has one rope for all layers, and layers with a window keep theirs")
-    block: dict[str, Any] = {}
-    for label, rope in wanted.items():
-        if rope is None:
-            raise _inexpressible(handle, "a config of this family has no words for a model without a rope")
-        before = stated.get(label, {}) if nested else stated
-        kept = {key: before[key] for key in _KEPT if key in before}  # Phi-3's class wants it stated, also as 1.0
-        block[str(label)] = {**kept, **_block(handle, rope)}
-    written = {**stated, **block} if nested else next(iter(block.values()))
+    if None in wanted.values():
+        raise _inexpressible(handle, "a config of this family has no words for a model without a rope")
     own = config.max_position_embeddings
-    for length in dict.fromkeys(length for length in (handle.target, own, handle.trained_length) if length):
-        fields = {"rope_parameters": written, "max_position_embeddings": length}
-        stated_so = {**config.to_dict(), **fields}
-        if _accepted(config, stated_so) and _reads_as(stated_so, wanted, _lengths(handle)):
-            return fields
+    for blocks in _blocks(handle, {label: rope for label, rope in wanted.items() if rope is not None}):
+        for label, block in blocks.items():
+            before = stated.get(label, {}) if nested else stated
+            kept = {key: before[key] for key in _KEPT if key in before}  # Phi-3's class wants it stated, also as 1.0
+            blocks[label] = {**kept, **block}
+        written = {**stated, **blocks} if nested else next(iter(blocks.values()))
+        at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and hasattr(config, key)}
+        for length in dict.fromkeys(length for length in (handle.target, own, handle.trained_length) if length):
+            fields = {"rope_parameters": written, "max_position_embeddings": length, **at_the_top}
+            stated_so = {**config.to_dict(), **fields}
+            if _accepted(config, stated_so) and _reads_as(stated_so, wanted, _lengths(handle)):
+                return fields
     raise _inexpressible(handle, "a config of this family does not read back as it")
 
 
@@ -89,11 +94,25 @@ def _ropes_by_type(handle: Attachment) -> dict[str | None, RopeConfig | None]:
     return found
 
 
-def _block(handle: Attachment, rope: RopeConfig) -> dict[str, Any]:
+def _blocks(handle: Attachment, ropes: Mapping[str | None, RopeConfig]) -> Iterator[dict[str, dict[str, Any]]]:
+    """The block of each layer type: as its rule is named, then by divisors (Phi-3's class takes no other rule)."""
+    trained = handle.trained_length or 0
+    named = {label: _named(rope) for label, rope in ropes.items()}
+    divided = {
+        label: named[label] if rope.scaling is None else longrope_block(rope, trained, handle.target or trained)
+        for label, rope in ropes.items()
+    }
+    for blocks in (named, divided):
+        if None not in blocks.values():
+            yield {str(label): block for label, block in blocks.items() if block is not None}
+
+
+def _named(rope: RopeConfig) -> dict[str, Any] | None:
+    """The block of a rope; None where transformers has no name for its rule."""
     try:
         return rope.to_hf()
-    except RopeError as error:
-        raise _inexpressible(handle, error.rule) from error
+    except RopeError:
+        return None
 
 
 def _lengths(handle: Attachment) -> list[int]:

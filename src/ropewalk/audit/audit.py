@@ -23,6 +23,7 @@ Array = npt.NDArray[np.float64]
 class Audit:
     """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token.
 
+    - `rope_parameters`, `theta`: empty and None where the config's frequencies are no ladder (nanochat).
     - `window`: tokens that its layers see at most; None: all.
     - `scaling`: the rule of its length scaling; `scaling_is_trained`: whether the model was trained with it (None: that
       is open, or there is none); `scaled_length`, `original_length`: what it was trained to with it and without;
@@ -32,7 +33,7 @@ class Audit:
 
     layer_type: str | None
     rope_parameters: dict[str, Any]
-    theta: float
+    theta: float | None
     head_dim: int
     rotary_dim: int
     pairs: int
@@ -106,8 +107,8 @@ def audit(
     reason = why_not_shown(config, scaled, around, seen, trained)
     return Audit(
         layer_type=layer_type,
-        rope_parameters=config.to_hf(),
-        theta=config.ladders[0].theta,
+        rope_parameters={} if config.inv_freq is not None else config.to_hf(),
+        theta=None if config.inv_freq is not None else config.ladders[0].theta,
         head_dim=config.head_dim,
         rotary_dim=2 * config.pairs,
         pairs=config.pairs,
@@ -135,9 +136,9 @@ def audit(
 
 
 def text_frequencies(config: RopeConfig, seq_len: int) -> tuple[Array, float]:
-    """Radians per text token of each pair (all axes advance together), and the attention factor."""
+    """Radians per text token of each pair, either way (all axes advance together), and the attention factor."""
     found = inverse_frequencies(config, seq_len=seq_len if config.needs_seq_len else None)
-    array: Array = found.inv_freq.double().sum(0).numpy()
+    array: Array = found.inv_freq.double().sum(0).abs().numpy()
     return array, float(found.attention_factor)
 
 

@@ -8,7 +8,8 @@ from ropewalk.audit.audit import Audit
 def audit_sentences(found: Audit) -> list[str]:
     """The audit in words, one fact each."""
     layers = f" of {found.layer_type} layers" if found.layer_type else ""
-    shape = f"{found.pairs} pairs of {found.head_dim} features, theta {found.theta:,.0f}"
+    theta = "frequencies of its own" if found.theta is None else f"theta {found.theta:,.0f}"
+    shape = f"{found.pairs} pairs of {found.head_dim} features, {theta}"
     lines = [f"Rope{layers}: {shape}{_scaling(found)}."]
     trained, turns = _trained(found), f"{found.pairs_never_turning} of {found.pairs} pairs never complete a turn within"
     source = f" Source: {found.trained_source}." if found.trained_source else ""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ropewalk.checkpoints.decoder_config import half_split_rope
 from ropewalk.errors import RopeError
-from ropewalk.methods import METHODS, Reach, unscaled
+from ropewalk.methods import METHODS, Reach, longrope_block
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
 
@@ -131,28 +131,8 @@ def _candidates(rope: RopeConfig, reach: Reach) -> list[dict[str, Any]]:
     blocks = []
     with suppress(RopeError):  # a rule without a name in transformers
         blocks.append(rope.to_hf())
-    divisors = _as_longrope(rope, reach)
+    divisors = longrope_block(rope, reach.trained, reach.target)
     return [block for block in blocks if block["rope_type"] != "longrope"] + ([] if divisors is None else [divisors])
-
-
-def _as_longrope(rope: RopeConfig, reach: Reach) -> dict[str, Any] | None:
-    """The `longrope` block with every number in it, or None where divisors cannot say the frequencies."""
-    switch = reach.trained if rope.switch_length is None else rope.switch_length
-    if switch < 2 or (rope.needs_seq_len and rope.switch_length is None):
-        return None
-    plain = columns_of(unscaled(rope))
-    short, long = columns_of(rope, switch), columns_of(rope, switch + 1)
-    if not all(short) or not all(long) or not all(plain):
-        return None
-    return {
-        "rope_type": "longrope",
-        "rope_theta": rope.theta,
-        "short_factor": [old / new for old, new in zip(plain, short, strict=True)],
-        "long_factor": [old / new for old, new in zip(plain, long, strict=True)],
-        "original_max_position_embeddings": switch,
-        "factor": max(1.0, reach.target / switch),
-        "attention_factor": attention_factor_of(rope, switch + 1),
-    }
 
 
 def read_block(block: Mapping[str, Any], rope: RopeConfig, length: int) -> RopeConfig | None:

@@ -64,7 +64,9 @@ class Family:
       what equals the class default. `head_dim` None: hidden_size / num_attention_heads.
     - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features turns, and it is what we describe.
     - `blocks`: for each layer type its default block, for families with several; a block of None is a layer without
-      rotation. `theta_keys`: the older top-level spelling of each theta. `scaled`: where a flat `rope_scaling` belongs.
+      rotation. `theta_keys`: the older top-level spelling of each theta. `scaled`: where a flat `rope_scaling` belongs,
+      and `scaled_block`: for a `rope_type` what it then holds where it is silent. `block_of`: for a layer type the name
+      of its block, where that is another word.
     - `nope`: of a family with one block for all layers the layer types that do not rotate; `layer_types`: all that it
       has. `nope_needs_window`: where `sliding_window` is null they rotate after all. `rope_needs_window`: where it is
       null no layer rotates. `flags`: a list of the config that says of each layer whether it rotates (1) or not (0),
@@ -98,6 +100,8 @@ class Family:
     - `keys`: further keys that its block may hold; they act in attention, not on the rotation.
     - `theta_ratio`: a key whose number multiplies theta.
     - `holds`: for a key of the config, when all this is true.
+    - `looked_up`: the class keeps no rotary module but a tensor with the sines, then the cosines, of every position,
+      `[positions, rotary_dim]`; this is its path from the module that holds it.
     - `decoder`: what our decoder needs to know; None where it cannot express the family.
     """
 
@@ -118,6 +122,8 @@ class Family:
     blocks: Mapping[str, Block | None] = field(default_factory=dict)
     theta_keys: Mapping[str, str] = field(default_factory=dict)
     scaled: tuple[str, ...] = ()
+    scaled_block: Mapping[str, Block] = field(default_factory=dict)
+    block_of: Mapping[str, str] = field(default_factory=dict)
     layer_types: tuple[str, ...] = ()
     nope: tuple[str, ...] = ()
     sliding_window: int | None = None
@@ -149,6 +155,7 @@ class Family:
     keys: tuple[str, ...] = ()
     theta_ratio: str | None = None
     holds: Mapping[str, Condition] = field(default_factory=dict)
+    looked_up: str | None = None
     decoder: DecoderShape | None = None
 
 

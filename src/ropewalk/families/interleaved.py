@@ -11,7 +11,14 @@ FAMILIES = FamilyTable()
 MLA = replace(INTERLEAVED, mla=True, head_dim=64)
 
 # --- interleaved pairs
-FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True)
+FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, looked_up="embed_positions")
+FAMILIES.add(  # with `rotary_value`, values turn as well
+    "roformer",
+    INTERLEAVED,
+    fixed=True,
+    sizes={"hidden_size": 768, "num_attention_heads": 12},
+    looked_up="embed_positions.weight",
+)
 FAMILIES.add("cohere", INTERLEAVED, theta=500_000.0)
 FAMILIES.add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, rope_needs_window=True)
 _FORCED = "its first dense layers rotate though they see everything, and other layers of that type do not"
@@ -80,6 +87,19 @@ FAMILIES.add(
     blocks={"indexed_attention": {"rope_theta": 80_000_000.0}, "sliding_attention": {"rope_theta": 50_000.0}},
     theta_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
     holds={"swa_qk_rope_head_dim": Condition("its sliding layers turn another slice", values=(None, 64))},
+)
+FAMILIES.add(  # the last features of a head turn, and those of the attention's output turn back
+    "deepseek_v4",
+    MLA,
+    blocks={"main": {"rope_theta": 10_000.0}, "compress": {"rope_theta": 160_000.0}},
+    theta_keys={"main": "rope_theta", "compress": "compress_rope_theta"},
+    scaled=("compress",),
+    scaled_block={"yarn": {"attention_factor": 1.0}},
+    block_of={
+        "sliding_attention": "main",
+        "compressed_sparse_attention": "compress",
+        "heavily_compressed_attention": "compress",
+    },
 )
 FAMILIES.add("minicpm3", MLA, interleaved=False, head_dim=32)
 FAMILIES.add("hy_v4", MLA, interleaved=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 REFUSED: dict[str, str] = {
-    "deepseek_v4": "it turns the last features of the head, and turns the attention's output back",
+    "blt": "each of its four parts has a rope of its own, over bytes or over patches (pass the config of one part)",
     "hunyuan_vl_text": "with different axes its formula is not a rotation",
     "vjepa2": "its formula is not a rotation",
     "kimi_linear": "it has no rotation",

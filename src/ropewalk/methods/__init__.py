@@ -6,7 +6,7 @@ from ropewalk.methods.choose import chosen_methods, default_methods, named_metho
 from ropewalk.methods.method import Look, Method
 from ropewalk.methods.reach import Reach
 from ropewalk.methods.registry import METHODS, method_named
-from ropewalk.methods.ropes import extended, main_rope, unscaled
+from ropewalk.methods.ropes import extended, longrope_block, main_rope, unscaled
 from ropewalk.methods.trained import (
     is_unsettled,
     settle,
@@ -25,6 +25,7 @@ __all__ = [
     "default_methods",
     "extended",
     "is_unsettled",
+    "longrope_block",
     "main_rope",
     "method_named",
     "named_methods",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ropewalk.families import Trained
 from ropewalk.methods.reach import Reach
@@ -73,6 +74,34 @@ def with_unscaled_tokens(base: RopeConfig, rope: RopeConfig, reach: Reach) -> Ro
         unscaled_tokens=reach.unscaled_tokens,
     )
     return extended(base, rule, trained=reach.trained, length=reach.trained)
+
+
+def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any] | None:
+    """The `longrope` block with every number in it: one divisor for each pair, of theta's frequencies.
+
+    It says any rule whose frequencies do not depend on the length, by two equal lists. `trained`: tokens at which the
+    lists change, where the rope has no such length of its own. None where divisors cannot say the frequencies.
+
+    >>> from ropewalk.rope.scaling import Linear
+    >>> longrope_block(RopeConfig(4, interleaved=False, scaling=Linear(4.0)), 16, 64)["long_factor"]
+    [4.0, 4.0]
+    """
+    switch = trained if rope.switch_length is None else rope.switch_length
+    if switch < 2 or (rope.needs_seq_len and rope.switch_length is None) or not rope.can_be_extended:
+        return None
+    plain = columns_of(unscaled(rope))
+    short, long = columns_of(rope, switch), columns_of(rope, switch + 1)
+    if not all(short) or not all(long) or not all(plain):
+        return None
+    return {
+        "rope_type": "longrope",
+        "rope_theta": rope.theta,
+        "short_factor": [old / new for old, new in zip(plain, short, strict=True)],
+        "long_factor": [old / new for old, new in zip(plain, long, strict=True)],
+        "original_max_position_embeddings": switch,
+        "factor": max(1.0, target / switch),
+        "attention_factor": attention_factor_of(rope, switch + 1),
+    }
 
 
 def main_rope(ropes: Sequence[RopeConfig | None]) -> RopeConfig | None:

@@ -56,6 +56,7 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
         raise _no_name(layer_type, fields.get("layer_types"))
     blocks = blocks_of_layers(fields, family, name)
     flat = blocks.pop(None, None)
+    layer_type = family.block_of.get(layer_type or "", layer_type)
     if flat is None:
         return _choose(fields, {label: block for label, block in blocks.items() if label}, name, layer_type)
     if layer_type is not None:
@@ -229,7 +230,8 @@ def _of_family(
         if theta is not None:
             block["rope_theta"] = theta
         if stated is not None and label in family.scaled:
-            block |= stated
+            rule = stated.get("rope_type", stated.get("type"))
+            block |= {**family.scaled_block.get(str(rule), {}), **stated}
         blocks[label] = block
     return blocks
 
