@@ -20,6 +20,7 @@ from ropewalk.extend.engines import CAVEATS, ENGINES, caveats_of
 from ropewalk.extend.hub import same_rope
 from ropewalk.extend.serve import Cost, cost_of, serve_config
 from ropewalk.methods import METHODS
+from ropewalk.rope.ropes import ropes_of_layer_types
 from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, checkpoint_with_merges, reader_under, token_ids
 
 FREQUENCIES = [name for name, method in METHODS.items() if method.config is not None and method.extends]
@@ -106,6 +107,62 @@ def test_a_nested_config(tmp_path: Path) -> None:
     found = serve_config(tmp_path, "sglang", method="yarn")
     assert "override" not in " ".join(found.steps)
     assert any("27974" in caveat.source for caveat in found.caveats)
+
+
+def gemma3(folder: Path) -> Path:
+    """The config of a small Gemma 3, whose full and windowed layers differ in theta."""
+    folder.mkdir()
+    transformers.Gemma3TextConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, head_dim=8, vocab_size=64,
+        max_position_embeddings=TRAINED, sliding_window=8, layer_types=["sliding_attention", "full_attention"],
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize(("method", "length"), [("yarn", TARGET), ("pi", TARGET), ("as-is", TRAINED)])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
+def test_a_block_for_each_layer_type(engine: str, method: str, length: int, tmp_path: Path) -> None:
+    """Full layers get the method, windowed ones keep theirs; put over the config, it is read so by transformers."""
+    source = gemma3(tmp_path / "gemma")
+    target = TARGET if METHODS[method].extends else None
+    found = serve_config(source, engine, method=method, target=target)
+    own = ropes_of_layer_types(transformers.AutoConfig.from_pretrained(source))
+    assert found.length == length
+    assert set(found.block) == {"full_attention", "sliding_attention"}
+    if method == "as-is":
+        assert "override" not in " ".join(found.steps)
+        return
+    flags = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}
+    config = transformers.AutoConfig.from_pretrained(source)
+    if engine == "transformers":
+        assert found.file is not None
+        config.rope_parameters = dict(found.block)
+    else:
+        told = override(found.steps[0], flags[engine])
+        assert told["max_position_embeddings"] == TARGET  # vLLM multiplies no length of Gemma 3
+        config.update(told)
+    ropes = ropes_of_layer_types(config)
+    wanted = {
+        "full_attention": METHODS[method].rope(own["full_attention"], REACH),
+        "sliding_attention": own["sliding_attention"],
+    }
+    for label, rope in wanted.items():
+        assert same_rope(ropes[label], rope, [TRAINED, TRAINED + 1, TARGET])
+    if engine != "transformers":
+        assert any(caveat.several for caveat in found.caveats)
+        assert not any(caveat.windows for caveat in found.caveats)
+
+
+def test_ropes_that_no_flag_says(tmp_path: Path) -> None:
+    """Layers that share a block with windowed ones are named; files of several ropes and branches are refused."""
+    with pytest.raises(RopeError, match="with several ropes is not written here"):
+        serve_config(gemma3(tmp_path / "gemma"), "ollama", method="yarn", target=TARGET)
+    transformers.Gemma2Config(max_position_embeddings=8192, sliding_window=4096).save_pretrained(tmp_path / "gemma2")
+    found = serve_config(tmp_path / "gemma2", "vllm", method="yarn", target=32768)
+    assert any(caveat.windows for caveat in found.caveats)
+    transformers.DeepseekV4Config(num_hidden_layers=2, max_position_embeddings=64).save_pretrained(tmp_path / "v4")
+    with pytest.raises(RopeError, match="branches of its layers"):
+        serve_config(tmp_path / "v4", "vllm", method="yarn", target=256)
 
 
 def test_caveats_have_a_source_and_concern_what_they_should() -> None:

@@ -16,6 +16,8 @@ MULTIPLIES_LENGTH = ("linear", "dynamic")
 
 Source: vLLM's `_get_and_verify_max_len`, SGLang's `get_context_length`.
 """
+NOT_MULTIPLIED = "gemma3"
+"""The model types with this in their name, whose length vLLM takes as it stands; read in the same function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class Caveat:
     - `engines`: whose. `says`: what, and what to do. `versions`: where it was seen. `source`: where that is written.
     - `rules`: of these `rope_type`s alone; empty: of all. `keys`: where the block has one of these keys. `scaled`:
       where there is any extension. `composite`: where the config holds its language model under `text_config`.
+    - `several`: where layer types have blocks of their own. `windows`: where layers with a window share others' block.
     """
 
     engines: tuple[str, ...]
@@ -35,8 +38,20 @@ class Caveat:
     keys: tuple[str, ...] = ()
     scaled: bool = True
     composite: bool = False
+    several: bool = False
+    windows: bool = False
 
-    def concerns(self, engine: str, block: Collection[str], rule: str, *, scaled: bool, composite: bool) -> bool:
+    def concerns(
+        self,
+        engine: str,
+        block: Collection[str],
+        rule: str,
+        *,
+        scaled: bool,
+        composite: bool,
+        several: bool = False,
+        windows: bool = False,
+    ) -> bool:
         """Whether it matters for a rope: `block` are its keys, `rule` its `rope_type`."""
         return (
             engine in self.engines
@@ -44,12 +59,46 @@ class Caveat:
             and (not self.keys or any(key in block for key in self.keys))
             and (scaled or not self.scaled)
             and (composite or not self.composite)
+            and (several or not self.several)
+            and (windows or not self.windows)
         )
 
 
 _STATIC = ("linear", "yarn", "llama3", "longrope", "default")
 
 CAVEATS: tuple[Caveat, ...] = (
+    Caveat(
+        engines=ENGINES,
+        says="This config has one block for all layers, so layers with a short window are scaled too. The doctor "
+        "leaves them as they were trained: what it measured is `rw.attach`'s.",
+        versions="all",
+        source="src/ropewalk/methods/method.py, transformers' modeling_gemma2.py",
+        windows=True,
+    ),
+    Caveat(
+        engines=("vllm",),
+        says="Blocks by layer type are read by the classes that look for them (Gemma 3 does). Others read one flat "
+        "block (OLMo 3, in July 2026): ask the server (`ropewalk verify`).",
+        versions="vLLM's gemma3.py with `config.rope_parameters[layer_type]`; not before November 2025",
+        source="vllm-project/vllm#28542, EuroEval/EuroEval#2089",
+        several=True,
+    ),
+    Caveat(
+        engines=("vllm",),
+        says="Beside transformers 4, a `rope_theta` at the top of the config is put into the blocks by layer type, and "
+        "the server stops: rope_parameters should have a 'rope_type' key.",
+        versions="0.16.0 and 0.19.0",
+        source="users' patches of vllm's transformers_utils/config.py, patch_rope_parameters",
+        several=True,
+    ),
+    Caveat(
+        engines=("sglang",),
+        says="On CPUs with AMX, Gemma 3 takes theta alone from the block of its full layers: the scaling is lost in "
+        "silence. Elsewhere it reads the block.",
+        versions="main at 038c87d",
+        source="sglang's gemma3_causal.py; see sgl-project/sglang#26013",
+        several=True,
+    ),
     Caveat(
         engines=("vllm", "sglang", "llama.cpp", "ollama", "transformers"),
         says="The factor is fixed when the engine starts, so short prompts are read under it too. One user measured "
@@ -192,10 +241,10 @@ CAVEATS: tuple[Caveat, ...] = (
 )
 
 
-def caveats_of(engine: str, block: Collection[str], rule: str, *, scaled: bool, composite: bool) -> list[Caveat]:
+def caveats_of(engine: str, block: Collection[str], rule: str, **kind: bool) -> list[Caveat]:
     """What is known of an engine that matters for a rope.
 
     >>> [caveat.source for caveat in caveats_of("vllm", {"mscale"}, "yarn", scaled=True, composite=False)][-1]
     'vllm-project/vllm#48621, #56446'
     """
-    return [one for one in CAVEATS if one.concerns(engine, block, rule, scaled=scaled, composite=composite)]
+    return [one for one in CAVEATS if one.concerns(engine, block, rule, **kind)]

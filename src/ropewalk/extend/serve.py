@@ -17,13 +17,16 @@ from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.hub import is_hub_name
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
-from ropewalk.extend.engines import ENGINES, MULTIPLIES_LENGTH, READS_GGUF, Caveat, caveats_of
+from ropewalk.extend.engines import ENGINES, MULTIPLIES_LENGTH, NOT_MULTIPLIED, READS_GGUF, Caveat, caveats_of
 from ropewalk.extend.hub import HubRope, hub_rope
 from ropewalk.extend.source import GIVEN
-from ropewalk.methods import Reach, method_named, settled_by_length
-from ropewalk.methods.trained import is_unsettled, settle
+from ropewalk.families import FAMILIES, family_name
+from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settle, settled_by_length
+from ropewalk.models.positions import Positions
 from ropewalk.report.record import method_of, read_record, understood
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.ropes import ropes_by_block
+from ropewalk.rope.windows import window_of_layer_type
 from ropewalk.statistics import Interval, over_windows, signed
 
 LONGER = "longer.gguf"
@@ -61,7 +64,8 @@ class Cost:
 class ServeConfig:
     """How an engine is told to serve a model.
 
-    - `length`: tokens of its context. `block`: the `rope_parameters` that it must apply.
+    - `length`: tokens of its context. `block`: the `rope_parameters` that it must apply; of a model with several ropes
+      a block for each layer type.
     - `steps`: shell commands, in turn. `file`: a file to write first (its name and its lines), or None.
     - `caveats`: what the engine is known to ignore. `costs`: from the doctor's records.
     """
@@ -135,22 +139,30 @@ def serve_config(
             facts={"scaling": source.rope.scaling, "method": chosen},
             cure="Pass --trained-length TOKENS; or leave --method out to serve it as it is.",
         )
+    if source.branches and method_named(chosen).extends:
+        raise RopeError(
+            "serve-config: this model's blocks belong to branches of its layers, and what engines make of them was not "
+            "read.",
+            facts={"model": source.name, "blocks": sorted(source.ropes)},
+            cure="Write a folder: ropewalk extend apply MODEL --method ... --out DIR; transformers reads it.",
+        )
     trained = source.trained
     reach = Reach(trained, trained if not method_named(chosen).extends else target or 4 * trained)
-    hub = hub_rope((method_named(chosen).rope(source.rope, reach),), chosen, reach)
+    hub, blocks = source.under(chosen, reach)
     length = hub.max_position_embeddings
-    steps, file = _steps(engine, source, hub, chosen, reach)
+    steps, file = _steps(engine, source, hub, blocks, chosen, reach)
     rule = str(hub.parameters["rope_type"])
     scaled = method_named(chosen).extends or rule != "default"
+    kind = {"composite": source.composite, "several": blocks is not None, "windows": source.windows_share}
     return ServeConfig(
         engine=engine,
         model=str(model),
         method=chosen,
         length=length,
-        block=hub.parameters,
+        block=hub.parameters if blocks is None else blocks,
         steps=steps,
         file=file,
-        caveats=tuple(caveats_of(engine, hub.parameters, rule, scaled=scaled, composite=source.composite)),
+        caveats=tuple(caveats_of(engine, hub.parameters, rule, scaled=scaled, **kind)),
         costs=tuple(cost for document in documents if (cost := cost_of(document, chosen)) is not None),
     )
 
@@ -184,26 +196,44 @@ def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Served:
-    """A checkpoint's rope, without its weights: `arch` is a .gguf file's architecture, None of a folder."""
+    """A checkpoint's ropes, without its weights.
+
+    - `rope`: the one that reaches furthest. `ropes`: by layer type, where the config has a block for each; else empty.
+    - `windows`: tokens that layers of each type see, None for all. `arch`: of a .gguf file, None of a folder.
+    - `branches`: blocks are named for branches of a layer, not for layer types (DeepSeek-V4).
+    """
 
     name: str
     rope: RopeConfig
+    ropes: Mapping[str, RopeConfig]
+    windows: Mapping[str | None, int | None]
     trained: int
     arch: str | None
     composite: bool
+    model_type: str
+    branches: bool
 
     @classmethod
     def open(cls, model: str | os.PathLike[str], trained_length: int | None) -> _Served:
-        path, arch, composite = find(model, weights=False), None, False
+        path, arch, composite, model_type = find(model, weights=False), None, False, ""
+        ropes: dict[str | None, RopeConfig | None] = {}
+        windows: dict[str | None, int | None] = {}
+        nested = False
         if path.is_file() and path.suffix != ".json":
-            present = dict.fromkeys(rope for rope in read_gguf_config(path).ropes if rope is not None)
-            rope, arch = next(iter(present)), str(GGUFFile(path).metadata["general.architecture"])
+            ropes = {None: next(rope for rope in read_gguf_config(path).ropes if rope is not None)}
+            arch = str(GGUFFile(path).metadata["general.architecture"])
         else:
             content = read_json(path if path.is_file() else path / "config.json")
-            rope, composite = RopeConfig.from_hf(content), isinstance(content.get("text_config"), Mapping)
-        if is_unsettled(rope) and trained_length is not None:
-            answer = settled_by_length(rope, trained_length)
-            rope = rope if answer is None else settle(rope, answer, GIVEN)
+            ropes, nested = ropes_by_block(content)
+            text = content.get("text_config")
+            composite = isinstance(text, Mapping)
+            inner = {**content, **text} if isinstance(text, Mapping) else content
+            model_type = str(content.get("model_type", ""))
+            windows = {label: window_of_layer_type(inner, label) for label in inner.get("layer_types") or ropes}
+        if trained_length is not None:
+            ropes = {label: None if rope is None else _settled(rope, trained_length) for label, rope in ropes.items()}
+        rope = main_rope(tuple(ropes.values()))
+        assert rope is not None, "reading it raises where nothing turns"
         named = Path(model).exists() or is_hub_name(str(model))
         trained = trained_length or rope.trained_length
         if trained is None:
@@ -212,7 +242,45 @@ class _Served:
                 facts={"rope": rope},
                 cure="Pass --trained-length TOKENS.",
             )
-        return cls(name=str(model) if named else str(path), rope=rope, trained=trained, arch=arch, composite=composite)
+        family = FAMILIES.get(family_name(model_type) or "")
+        of_types = {str(label): one for label, one in ropes.items() if one is not None} if nested else {}
+        return cls(
+            name=str(model) if named else str(path),
+            rope=rope,
+            ropes=of_types,
+            windows=windows,
+            trained=trained,
+            arch=arch,
+            composite=composite,
+            model_type=model_type,
+            branches=family is not None and bool(family.block_of),
+        )
+
+    @property
+    def windows_share(self) -> bool:
+        """Whether layers with a short window share the block of others, so that an engine scales them as well."""
+        return not self.ropes and any(window is not None and window <= self.trained for window in self.windows.values())
+
+    def under(self, method: str, reach: Reach) -> tuple[HubRope, dict[str, Any] | None]:
+        """What the rope that reaches furthest is under a method, and the block of each layer type, or None."""
+        if not self.ropes:
+            return hub_rope((method_named(method).rope(self.rope, reach),), method, reach), None
+        labels = list(self.ropes)
+        own = Positions(
+            tuple(self.ropes[label] for label in labels),
+            (None,) * len(labels),
+            tuple(self.windows.get(label) for label in labels),
+        )
+        found = method_named(method).positions(own, reach).ropes
+        hubs = {label: hub_rope((rope,), method, reach) for label, rope in zip(labels, found, strict=True)}
+        main = hubs[labels[found.index(main_rope(found))]]
+        return main, {label: hub.parameters for label, hub in hubs.items()}
+
+
+def _settled(rope: RopeConfig, trained_length: int) -> RopeConfig:
+    """The rope with the answer that a trained length gives, where its config leaves a question open."""
+    answer = settled_by_length(rope, trained_length) if is_unsettled(rope) else None
+    return rope if answer is None else settle(rope, answer, GIVEN)
 
 
 def _recommended(document: Mapping[str, Any]) -> str:
@@ -228,7 +296,7 @@ def _recommended(document: Mapping[str, Any]) -> str:
 
 
 def _steps(
-    engine: str, source: _Served, hub: HubRope, method: str, reach: Reach
+    engine: str, source: _Served, hub: HubRope, blocks: dict[str, Any] | None, method: str, reach: Reach
 ) -> tuple[tuple[str, ...], tuple[str, str] | None]:
     """The commands, and the file that one of them reads."""
     changed, length = method != "as-is", hub.max_position_embeddings
@@ -239,17 +307,25 @@ def _steps(
             facts={"model": source.name},
             cure="Pass the folder; or write one: ropewalk extend apply FILE.gguf --out DIR.",
         )
+    if engine in READS_GGUF and blocks is not None and source.arch is None:
+        raise RopeError(
+            f"serve-config: {engine} is given a .gguf file, and one with several ropes is not written here.",
+            facts={"model": source.name, "layer types": sorted(blocks)},
+            cure="Write a folder (ropewalk extend apply), convert it by llama.cpp's convert_hf_to_gguf.py, and ask the "
+            "server what it applies (ropewalk verify).",
+        )
     if engine == "vllm":
-        overrides = f" --hf-overrides {_quoted(_override(source, hub, 'rope_parameters'))}" if changed else ""
+        overrides = f" --hf-overrides {_quoted(_override(source, hub, blocks, 'rope_parameters'))}" if changed else ""
         return (f"vllm serve {model} --max-model-len {length}{overrides}",), None
     if engine == "sglang":
         if changed and source.composite:
             folder = (_apply(model, method, reach, "longer"), f"{_SGLANG} longer --context-length {length}")
             return folder, None
-        overrides = f" --json-model-override-args {_quoted(_override(source, hub, 'rope_scaling'))}" if changed else ""
-        return (f"{_SGLANG} {model} --context-length {length}{overrides}",), None
+        key = "rope_scaling" if blocks is None else "rope_parameters"
+        told = f" --json-model-override-args {_quoted(_override(source, hub, blocks, key))}" if changed else ""
+        return (f"{_SGLANG} {model} --context-length {length}{told}",), None
     if engine == "transformers":
-        return (), ("serve.py", _script(source, hub) if changed else _PLAIN_SCRIPT.format(model=source.name))
+        return (), ("serve.py", _script(source, hub, blocks) if changed else _PLAIN_SCRIPT.format(model=source.name))
     flags = _llama_flags(source, hub) if changed and engine == "llama.cpp" and source.arch is not None else None
     if flags is not None:
         return (f"llama-server -m {model} --ctx-size {length}{flags}",), None
@@ -275,10 +351,10 @@ def _apply(model: str, method: str, reach: Reach, out: str) -> str:
     return f"ropewalk extend apply {model}{target} --method {method} --out {out}"
 
 
-def _override(source: _Served, hub: HubRope, key: str) -> dict[str, Any]:
+def _override(source: _Served, hub: HubRope, blocks: dict[str, Any] | None, key: str) -> dict[str, Any]:
     """The keys to put over the config: the whole block, theta in it, since it takes the place of the config's own."""
-    found: dict[str, Any] = {key: dict(hub.parameters)}
-    if hub.parameters["rope_type"] not in MULTIPLIES_LENGTH:
+    found: dict[str, Any] = {key: dict(hub.parameters) if blocks is None else blocks}
+    if hub.parameters["rope_type"] not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type:
         found["max_position_embeddings"] = hub.max_position_embeddings
     return {"text_config": found} if source.composite else found
 
@@ -287,13 +363,13 @@ def _quoted(content: Any) -> str:
     return shlex.quote(json.dumps(content))
 
 
-def _script(source: _Served, hub: HubRope) -> str:
+def _script(source: _Served, hub: HubRope, blocks: dict[str, Any] | None) -> str:
     """Python for transformers: the block goes into the config before the model is built."""
     config = "config.get_text_config()" if source.composite else "config"
     return (
         "from transformers import AutoConfig, AutoModelForCausalLM\n\n"
         f'config = AutoConfig.from_pretrained("{source.name}")\n'
-        f"{config}.rope_parameters = {dict(hub.parameters)!r}\n"
+        f"{config}.rope_parameters = {dict(hub.parameters) if blocks is None else blocks!r}\n"
         f"{config}.max_position_embeddings = {hub.max_position_embeddings}\n"
         f'model = AutoModelForCausalLM.from_pretrained("{source.name}", config=config)\n'
     )

@@ -54,6 +54,13 @@ def read_layer_types(
     }
 
 
+def is_nested(config: Any) -> bool:
+    """Whether a config has, or its class writes, a block for each layer type."""
+    fields, family, _ = _understood(config)
+    stated = fields.get("rope_parameters")
+    return bool(family.blocks) or (isinstance(stated, Mapping) and any(isinstance(v, Mapping) for v in stated.values()))
+
+
 def _understood(config: Any) -> tuple[dict[str, Any], Family, str]:
     """The config of the part that is described, its family, and the name that it goes by."""
     fields = _text_part(_read(config))

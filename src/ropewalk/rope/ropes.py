@@ -28,3 +28,16 @@ def ropes_of_layer_types(
     if len(set(ropes.values())) == 1 and None not in ropes.values():
         return {None: next(iter(ropes.values()))}
     return ropes
+
+
+def ropes_by_block(
+    config: str | PathLike[str] | Mapping[str, Any] | Any,
+) -> tuple[dict[str | None, RopeConfig | None], bool]:
+    """As `ropes_of_layer_types`, and whether the config has a block for each layer type; equal ones stay apart then.
+
+    >>> ropes_by_block({"model_type": "olmo3", "hidden_size": 512, "num_attention_heads": 4})[1]
+    True
+    """
+    read, nested = hugging_face.read_layer_types(config), hugging_face.is_nested(config)
+    ropes = {label: None if fields is None else RopeConfig(**fields) for label, fields in read.items()}
+    return (ropes, True) if nested and None not in ropes else (ropes_of_layer_types(config), False)
