@@ -267,6 +267,8 @@ class Attention(nn.Module):
         if k.shape[2] != self.num_key_value_heads:
             self._keep_local_heads(k.shape[2], inputs.cache)
         q, keys, values = self._turn(q, k, v, inputs, layer)
+        if inputs.layout.shard is not None:
+            keys, values = inputs.layout.shard.keys_and_values(keys, values)
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
         if inputs.documents is not None and not need_weights:

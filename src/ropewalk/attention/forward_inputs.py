@@ -14,6 +14,7 @@ from ropewalk.attention.documents import PackedDocuments, find_documents
 from ropewalk.attention.extensions import Extension
 from ropewalk.attention.masks import TokenLayout, Visibility, lay_out
 from ropewalk.attention.remap import Remap
+from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.attention.tables import SeqLen, tables_at
 from ropewalk.encodings import Encoding, Places
 from ropewalk.errors import RopeError
@@ -66,14 +67,22 @@ class ForwardInputs:
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
         branches: Branches | None = None,
+        shard: SequenceShard | None = None,
         where: str = "Attention",
     ) -> ForwardInputs:
         """The inputs of a call on hidden states `x` `[batch, seq, hidden]`; arguments as `Attention.forward`'s.
 
-        `branches`: the tokens go on from the cache in several ways (`Decoder.forward`). Raises `RopeError`, in which
-        `where` names the caller, for documents together with a cache, for a `seq_len` that is not the cache's, for
-        branches without a cache or with positions of their own, and for wrong shapes.
+        `branches`: the tokens go on from the cache in several ways; `shard`: they are this process's part of whole rows
+        (`Decoder.forward`). Raises `RopeError`, in which `where` names the caller, for documents together with a cache,
+        for a `seq_len` that is not the cache's, for branches without a cache or with positions of their own, for a
+        shard with a cache or a mask, and for wrong shapes.
         """
+        if shard is not None and (cache is not None or attention_mask is not None):
+            raise RopeError(
+                f"{where}: rows that several processes hold have no cache and no padding.",
+                facts={"cache": cache, "attention_mask": attention_mask},
+                cure="Leave both out; pack texts of different lengths by document_ids.",
+            )
         if branches is not None and (cache is None or position_ids is not None):
             raise RopeError(
                 f"{where}: branches go on from a cache, and their positions count from its end.",
@@ -88,7 +97,11 @@ class ForwardInputs:
                 facts={"seq_len": seq_len, "batch": batch},
                 cure="Give an int for all rows, or int64 [batch].",
             )
-        if cache is None:
+        if shard is not None:
+            layout = shard.lay_out(batch, seq, x.device, document_ids=document_ids, where=where)
+            if position_ids is not None:
+                shard.check_positions(position_ids, layout, where)
+        elif cache is None:
             layout = lay_out(
                 batch, seq, x.device, attention_mask=attention_mask, document_ids=document_ids, where=where
             )
@@ -108,11 +121,20 @@ class ForwardInputs:
 
     def remap(self, rotary: RotaryEmbedding | None, extension: Extension) -> Remap:
         """What an extension needs under one rule; raises `RopeError` where it does not fit these inputs."""
+        self._refuse_shard(extension)
         rope = None if rotary is None else rotary.config
         return self.layout.memo(
             ("remap", rope, extension),
             lambda: Remap(rotary, extension, self.layout, self.position_ids, self.seq_len, self.table_dtype),
         )
+
+    def _refuse_shard(self, reader: object) -> None:
+        if self.layout.shard is not None:
+            raise RopeError(
+                "Attention: this counts the tokens of whole rows, and a process has a part of them.",
+                facts={"it": reader, "tokens here": self.layout.seq, "of a row": self.layout.total},
+                cure="Give each process whole rows (--cp 1).",
+            )
 
     @property
     def places(self) -> Places:
@@ -120,6 +142,7 @@ class ForwardInputs:
 
         In a cache a key's position is its slot, so other position ids are refused with one.
         """
+        self._refuse_shard("an encoding other than a rope")
         return self.layout.memo("key and query places", self._make_places)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from ropewalk.attention.tables import SlotTables
 from ropewalk.backends.attention_request import Bounds
 from ropewalk.encodings.memo import Memo
 from ropewalk.errors import RopeError
+
+if TYPE_CHECKING:
+    from ropewalk.attention.sequence_shard import SequenceShard
 
 
 @dataclass(eq=False)
@@ -112,6 +115,10 @@ class TokenLayout:
     documents: Tensor | None = None
     """int64 `[batch, seq]`: the number of the token's document in its row."""
     document_slots: Tensor | None = None
+    shard: SequenceShard | None = None
+    """Of a call on one process's tokens of rows that several hold: `slots` are int64 `[seq]` then."""
+    first_keys: Tensor | None = None
+    """With `shard`, int64 `[batch, seq]`: where the token's document begins in its row."""
     branches: Branches | None = None
     """Of a call whose tokens are several continuations of the cache's row, stored behind it for the call alone."""
     lengths: tuple[int, ...] = ()
@@ -183,6 +190,8 @@ class TokenLayout:
         index = self.slots_of_queries() if self.branches is None else self.position_ids()
         if causal:
             low = torch.zeros_like(index) if window is None else (index - (window - 1)).clamp_(min=0)
+            if self.first_keys is not None:
+                low, index = torch.maximum(low, self.first_keys), index.expand_as(self.first_keys)
             return self.bounds(low, index + 1)
         low = torch.zeros_like(index) if window is None else (index - window).clamp_(min=0)
         high = torch.full_like(index, self.total) if window is None else index + window + 1
@@ -237,6 +246,8 @@ class TokenLayout:
                 )
             first = 0 if window is None or whole else max(0, self.start - window + 1)
             return Visibility(mask=self._mask_of_branches(window, first), first_key=first)
+        if self.shard is not None:
+            return Visibility(build=lambda: self._mask_of_shard(window))
         if self.plain and not whole:
             if not causal and window is None:
                 return Visibility()
@@ -275,6 +286,12 @@ class TokenLayout:
             both = self.real[:, None, :, None] & self.real[:, None, None, :]
             seen = (seen & both) | (alone & ~self.real[:, None, :, None])
         return seen
+
+    def _mask_of_shard(self, window: int | None) -> Tensor:
+        """Of causal attention, bool `[seq, total]`, or `[batch, 1, seq, total]` where there are documents."""
+        keys = torch.arange(self.total, device=self.device)
+        seen = _in_order(self.slots_of_queries()[:, None], keys, True, window)
+        return seen if self.first_keys is None else seen & (keys >= self.first_keys[:, None, :, None])
 
     def _mask_of_branches(self, window: int | None, first: int) -> Tensor:
         assert self.branches is not None, "only a call with branches has their mask"

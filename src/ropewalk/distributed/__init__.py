@@ -1,4 +1,4 @@
-"""Work on several processes and machines, by torch.distributed: jobs that are shared out, and a rank's positions."""
+"""Work on several processes, by torch.distributed: jobs shared out, one model over a mesh, and a rank's positions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from ropewalk.lazy import lazy_names
 if TYPE_CHECKING:
     from ropewalk.distributed.plan import RankPlan, plan_rank
     from ropewalk.distributed.positions import LAYOUTS, positions_for_rank
+    from ropewalk.distributed.settings import MeshSettings
     from ropewalk.launch.processes import Launch, joined
 
-__all__ = ["LAYOUTS", "Launch", "RankPlan", "joined", "plan_rank", "positions_for_rank"]
+__all__ = ["LAYOUTS", "Launch", "MeshSettings", "RankPlan", "joined", "plan_rank", "positions_for_rank"]
 
 _HOMES = {
     "LAYOUTS": "ropewalk.distributed.positions",
     "Launch": "ropewalk.launch.processes",
+    "MeshSettings": "ropewalk.distributed.settings",
     "RankPlan": "ropewalk.distributed.plan",
     "joined": "ropewalk.launch.processes",
     "plan_rank": "ropewalk.distributed.plan",

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ropewalk.attention.sequence_shard import SequenceShard
+from ropewalk.distributed.positions import positions_for_rank
 from ropewalk.distributed.settings import MeshSettings
 from ropewalk.errors import RopeError
 from ropewalk.launch.group import from_first, process_group
@@ -38,6 +40,7 @@ class Mesh:
         self.settings = (settings or MeshSettings()).of(ranks)
         self.dp, self.cp, self.tp = self.settings.dp or 1, self.settings.cp, self.settings.tp
         self.dp_rank = self.cp_rank = self.tp_rank = self.rank = 0
+        self._shards: dict[int, SequenceShard] = {}
         self.device = torch.device(device).type
         self.device_mesh: DeviceMesh | None = None
         self.fsdp: DeviceMesh | None = None
@@ -67,6 +70,18 @@ class Mesh:
     def speaks(self) -> bool:
         """Whether this process adds its part to a sum: those of tensor parallelism all have the same part."""
         return self.tp_rank == 0
+
+    def shard(self, tokens: int) -> SequenceShard | None:
+        """Which tokens of a window each of the cp processes has, this one's and the others'; None where cp is 1."""
+        if self.cp == 1 or self.device_mesh is None:
+            return None
+        if tokens not in self._shards:
+            layout = self.settings.cp_layout
+            indices = [
+                positions_for_rank(layout, tokens, rank=rank, cp=self.cp, device=self.device) for rank in range(self.cp)
+            ]
+            self._shards[tokens] = SequenceShard(indices, self.cp_rank, self.device_mesh["cp"].get_group())
+        return self._shards[tokens]
 
     def sum(self, *values: float) -> list[float]:
         """The sums over all parts of a batch, in float64; the same on every process."""

@@ -110,14 +110,21 @@ def reshard(model: nn.Module) -> None:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor in full on the CPU, of whose parts each process has one: all processes call this together."""
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Replicate
 
     found = tensor.detach()
-    return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
+    if not isinstance(found, DTensor):
+        return found.cpu()
+    placements = list(found.placements)
+    for dim in range(len(placements)):  # one after the other: torch warns where it has to find the order itself
+        placements[dim] = Replicate()
+        found = found.redistribute(placements=placements)
+    return found.to_local().cpu()
 
 
 def whole_state(model: nn.Module, mesh: Mesh, *, everywhere: bool = False) -> dict[str, Tensor]:
     """The weights in full, by name, on the first process's CPU (on all, if `everywhere`); {} on the others."""
+    reshard(model)
     found = {}
     for name, parameter in model.named_parameters():
         tensor = whole(parameter)

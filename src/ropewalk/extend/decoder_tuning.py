@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention.norm import RMSNorm
+from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.materialize import without_values
 from ropewalk.errors import RopeError
@@ -104,9 +105,10 @@ class TunableDecoder(DecoderReader):
         position_ids: Tensor | None = None,
         seq_len: int | None = None,
         token_weights: str | None = None,
+        shard: SequenceShard | None = None,
     ) -> Tensor:
-        """As `TunableReader.next_token_loss`."""
-        batch = Batch(inputs, targets, document_ids, position_ids, seq_len)
+        """As `TunableReader.next_token_loss`; with `shard` these are one process's tokens of whole windows."""
+        batch = Batch(inputs, targets, document_ids, position_ids, seq_len, shard)
         weights = longce_weights(self.model, batch, precision=precision) if token_weights == "longce" else None
         return next_token_loss(self.model, batch, precision=precision, token_weights=weights)
 

@@ -10,9 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ropewalk.distributed.mesh import ALONE, Mesh
+from ropewalk.distributed.sharding import put_whole, reshard, spread, whole
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import TrainingSettings, check_at_least, setting
 from ropewalk.methods import METHODS, Reach
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.reader import TunableReader
@@ -121,10 +124,17 @@ class TuningRecipe(TrainingSettings):
 class TuningTask(LanguageModelTask):
     """A copy of a model, trained on windows of text; its checkpoints hold what is trained, and nothing else."""
 
-    def __init__(self, source: TunableReader, recipe: TuningRecipe, housekeeping: Housekeeping | None = None) -> None:
-        super().__init__(cast(WindowSettings, recipe), housekeeping)
+    def __init__(
+        self,
+        source: TunableReader,
+        recipe: TuningRecipe,
+        housekeeping: Housekeeping | None = None,
+        mesh: Mesh = ALONE,
+    ) -> None:
+        super().__init__(cast(WindowSettings, recipe), housekeeping, mesh)
         self.source, self.recipe = source, recipe
         self.copy = source
+        check_tunable(source, recipe, mesh)
 
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> Tokenizer:
         """The model's own."""
@@ -140,6 +150,12 @@ class TuningTask(LanguageModelTask):
         """The copy that is trained."""
         self.copy = self.source.trainable_copy(self.recipe.train, rank=self.recipe.rank or 1)
         return self.copy.module
+
+    def place_model(self, vocab_size: int) -> Any:
+        """The copy on its device; of several processes each keeps its part of it."""
+        if not self.mesh.several:
+            return super().place_model(vocab_size)
+        return spread(self.make_model(vocab_size), self.mesh)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """Windows of the text; some with repeated blocks, and with positions that skip, where the recipe says so."""
@@ -159,6 +175,7 @@ class TuningTask(LanguageModelTask):
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """The reader's own: the model need not be a decoder of ours."""
+        more: dict[str, Any] = {} if batch.shard is None else {"shard": batch.shard}
         return self.copy.next_token_loss(
             batch.inputs,
             batch.targets,
@@ -167,7 +184,19 @@ class TuningTask(LanguageModelTask):
             position_ids=batch.position_ids,
             seq_len=batch.seq_len,
             token_weights=self.recipe.token_weights,
+            **more,
         )
+
+    def gather(self) -> None:
+        """Of several processes each has the whole tuned model from now on."""
+        if not self.mesh.several:
+            return
+        reshard(self.model)
+        trained = {name: whole(each) for name, each in self.model.named_parameters() if each.requires_grad}
+        self.copy = self.source.trainable_copy(self.recipe.train, rank=self.recipe.rank or 1)
+        for name, parameter in self.copy.module.named_parameters():
+            if parameter.requires_grad:
+                put_whole(parameter, trained[name])
 
     def write_weights(self, folder: Path) -> None:
         """The tensors that are trained: the rest comes from the checkpoint."""
@@ -179,6 +208,28 @@ class TuningTask(LanguageModelTask):
 
     def write_model(self, folder: Path) -> None:
         """Nothing: what was tuned is exported, not kept in the run's folder."""
+
+
+def check_tunable(source: TunableReader, recipe: TuningRecipe, mesh: Mesh) -> None:
+    """Refuse what several processes cannot tune together."""
+    if mesh.several and not isinstance(source.module, Decoder):
+        raise RopeError(
+            "extend: several processes tune models that ropewalk computes, and this one another library computes.",
+            facts={"model": source.name, "computed by": source.library},
+            cure="Start it without torchrun.",
+        )
+    if mesh.cp > 1 and recipe.token_weights is not None:
+        raise RopeError(
+            "extend: these weights of tokens are found by reading parts of whole windows.",
+            facts={"token_weights": recipe.token_weights, "cp": mesh.cp},
+            cure="Leave out --cp: --dp and --tp work with --token-weights.",
+        )
+    if mesh.tp > 1 and "lora" in recipe.train:
+        raise RopeError(
+            "extend: tensor parallelism cuts plain layers, and lora puts adapters around them.",
+            facts={"train": recipe.train, "tp": mesh.tp},
+            cure="Leave out --tp: --dp and --cp work with lora.",
+        )
 
 
 def tuning_positions(positions: Positions, method: str) -> Positions:
@@ -200,6 +251,7 @@ def tune_reader(
     restart: bool = False,
     housekeeping: Housekeeping | None = None,
     report: Report | None = None,
+    mesh: Mesh = ALONE,
 ) -> TunableReader:
     """Train a copy of a model; returns it in eval mode, adapters merged, in float32.
 
@@ -208,16 +260,18 @@ def tune_reader(
     - `folder`: keeps the run: its log, and checkpoints of what is trained. With an equal recipe in it the run continues
       from the last checkpoint, to the same bits as one that was never stopped. `restart` throws it away first.
     - `report`: called with each `training.Event`.
+    - `mesh`: the processes that tune together; each makes this call, and gets the whole tuned model.
 
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt. **Raises:** `RopeError` for bad texts or settings, for a
     run with other settings in the folder, and where the loss or a gradient is not finite.
     """
     kept = RunFolder(folder)
-    with kept.locked(), torch.random.fork_rng():
+    with mesh.holding(kept.locked()), torch.random.fork_rng():
         here = replace(recipe.on_this_machine(), source=source.digest())
-        task = TuningTask(source, here, housekeeping)
-        run = Run(task, kept, report)
+        task = TuningTask(source, here, housekeeping, mesh)
+        run = Run(task, kept, report, mesh)
         run.prepare(resume=False, restart=restart)
         with task.copy.activation_checkpointing(here.activation_checkpointing):
             run.train()
+        task.gather()
     return task.copy.merged().to(device=source.device)

@@ -18,6 +18,7 @@ from ropewalk.attention.extensions import Extension
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.norm import RMSNorm, residual_stream
 from ropewalk.attention.projections import multiplied
+from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.attention.static_cache import StaticCache
 from ropewalk.attention.tables import SeqLen
 from ropewalk.encodings import Encoding, EncodingConfig, Sizes
@@ -92,6 +93,7 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         seq_len: SeqLen | None = None,
         branches: Branches | None = None,
+        shard: SequenceShard | None = None,
         head_fn: HeadFunction[ResultT] | None = None,
     ) -> Tensor | ResultT:
         """Logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
@@ -107,6 +109,8 @@ class Decoder(nn.Module):
           LongRoPE), unless the cache has it.
         - `branches`: with a cache of one row, that the tokens `[1, seq]` go on from it in several ways: each comes out
           as if its own line alone had been read, and the cache holds what it held.
+        - `shard`: that the tokens are this process's part of rows which several processes hold together (context
+          parallelism); `position_ids` and `seq_len` are those of the whole rows. Not with a cache or a mask.
         - `head_fn`: a function that replaces the product with the head. It gets the hidden states
           `[batch, seq, hidden]` after the final norm and the head's weight `[vocab, hidden]`; its result is returned.
           Losses are computed in it: FSDP gathers the weight for the forward alone.
@@ -121,6 +125,7 @@ class Decoder(nn.Module):
             cache=cache,
             seq_len=seq_len,
             branches=branches,
+            shard=shard,
         )
         with torch.no_grad() if cache is not None else nullcontext():
             if self.lm_head is not None:
@@ -159,6 +164,7 @@ class Decoder(nn.Module):
         cache: KVCache | None,
         seq_len: SeqLen | None,
         branches: Branches | None,
+        shard: SequenceShard | None,
     ) -> Tensor:
         self._check_call(input_ids, cache, seq_len)
         with torch.no_grad() if cache is not None else nullcontext():
@@ -171,6 +177,7 @@ class Decoder(nn.Module):
                 cache=cache,
                 seq_len=seq_len,
                 branches=branches,
+                shard=shard,
                 where="Decoder",
             )
             x = residual_stream(x)

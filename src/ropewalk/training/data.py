@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ropewalk.attention.masks import lay_out
+from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.errors import RopeError
 
 
@@ -58,18 +60,47 @@ class TokenStream:
 class Batch:
     """Token ids `inputs` and next tokens `targets`, int64 `[windows, seq]`; `document_ids` (same shape) only where a
     window spans two documents, else None. `position_ids` (same shape) where positions skip, and `seq_len`, the length
-    in tokens that they belong to; None: they count from 0 in each document, and the length is the window's."""
+    in tokens that they belong to; None: they count from 0 in each document, and the length is the window's. `shard`:
+    these are one process's tokens of windows that several hold together."""
 
     inputs: Tensor
     targets: Tensor
     document_ids: Tensor | None
     position_ids: Tensor | None = None
     seq_len: int | None = None
+    shard: SequenceShard | None = None
 
     @property
     def tokens(self) -> int:
         """How many tokens are predicted."""
         return self.targets.numel()
+
+    def part(self, shard: SequenceShard) -> Batch:
+        """One process's tokens of whole windows: each with its own next token, and its position in the whole window."""
+        documents, positions = self.document_ids, self.position_ids
+        if positions is None:
+            (windows, seq), device = self.inputs.shape, self.inputs.device
+            positions = lay_out(windows, seq, device, document_ids=documents, where="train").position_ids()
+        return Batch(
+            shard.own(self.inputs),
+            shard.own(self.targets),
+            None if documents is None else shard.own(documents),
+            shard.own(positions.expand(len(self.inputs), -1)),
+            self.seq_len or shard.total,
+            shard,
+        )
+
+    def check_targets(self) -> None:
+        """Refuse tokens whose targets are not the tokens after them in the whole window; for all processes together."""
+        if self.shard is None:
+            return
+        inputs, targets = self.shard.whole(self.inputs), self.shard.whole(self.targets)
+        if not torch.equal(inputs[:, 1:], targets[:, :-1]):
+            raise RopeError(
+                "train: targets are the next tokens of the whole window, not of a process's part of it.",
+                facts={"tokens here": len(self.shard.index), "of a window": self.shard.total},
+                cure="Shift the labels first, then deal out both: Batch.part.",
+            )
 
     def rows(self, rows: Sequence[int]) -> Batch:
         """Some of its windows."""

@@ -64,7 +64,7 @@ class LanguageModelTask(ABC):
         self.settings, self.housekeeping, self.mesh = settings, housekeeping or Housekeeping(), mesh
         check_windows(settings, mesh)
         self.validation: list[Batch] = []
-        self.steps = 0
+        self.steps, self._checked = 0, False
 
     @abstractmethod
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> Tokenizer:
@@ -162,6 +162,12 @@ class LanguageModelTask(ABC):
         number = (step * settings.accumulation + part) * settings.batch_size
         count = settings.batch_size // self.mesh.dp
         batch = self.sampler.batch(number + self.mesh.dp_rank * count, count).to(settings.device)
+        shard = self.mesh.shard(settings.seq_len)
+        if shard is not None:
+            batch = batch.part(shard)
+            if not self._checked:
+                batch.check_targets()
+                self._checked = True
         loss = self.batch_loss(batch)
         return loss * (batch.tokens / self.mesh.sum(batch.tokens)[0]) if self.mesh.several else loss
 

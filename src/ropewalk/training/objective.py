@@ -160,9 +160,13 @@ def _summed(model: Decoder, batch: Batch, precision: str, mesh: Mesh) -> Tensor:
     if not mesh.several:
         return to_float64(token_losses(model, batch, precision=precision)).sum(0)
     rows = range(mesh.dp_rank, len(batch.inputs), mesh.dp)
+    shard = mesh.shard(batch.inputs.shape[1])
     mine = batch.rows(list(rows) or [0])  # every process takes part in each forward
-    losses = to_float64(token_losses(model, mine, precision=precision)).sum(0)
-    return losses if rows else torch.zeros_like(losses)
+    losses = to_float64(token_losses(model, mine if shard is None else mine.part(shard), precision=precision)).sum(0)
+    whole = losses.new_zeros(batch.inputs.shape[1])
+    if rows:
+        whole[slice(None) if shard is None else shard.index] = losses
+    return whole
 
 
 def _mean_loss(
@@ -187,6 +191,7 @@ def _read(model: Decoder, batch: Batch, head_fn: HeadFunction[Tensor]) -> Tensor
         position_ids=batch.position_ids,
         document_ids=batch.document_ids,
         seq_len=length,
+        shard=batch.shard,
         head_fn=head_fn,
     )
     return loss
