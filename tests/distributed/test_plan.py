@@ -82,3 +82,13 @@ def test_both_clusters_start_the_same_command():
     ]
     assert job["parallelism"] == job["completions"] == 4
     assert "--nnodes=1:4" in words
+
+
+def test_training_on_a_cluster_restarts():
+    """The Slurm script is bash, and torchrun starts its training again."""
+    script = ROOT / "examples" / "train.slurm"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    words = script.read_text().replace("\\\n", " ").split("srun ", 1)[1].split()
+    assert words[0] == "torchrun"
+    assert "--max-restarts=3" in words
+    assert words[words.index("-m") : words.index("-m") + 3] == ["-m", "ropewalk", "train"]
