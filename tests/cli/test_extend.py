@@ -317,8 +317,8 @@ def test_a_stopped_process_goes_on(
     source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C while it tunes: status 130, no output folder; the same command ends as one that was never stopped."""
-    words = [str(source), *TUNED[1:], "--steps", "200", "--text", texts[0], "--validation", texts[2],
-             "--checkpoint-every", "20", "--log-every", "20"]  # fmt: skip
+    words = [str(source), *TUNED[1:], "--steps", "100", "--text", texts[0], "--validation", texts[2],
+             "--checkpoint-every", "10", "--log-every", "10"]  # fmt: skip
     begun = begin(*words, "--out", str(tmp_path / "stopped"))
     for _ in range(12_000):
         if any((tmp_path / "stopped.tuning" / "run" / "checkpoints").glob("step-*")):
