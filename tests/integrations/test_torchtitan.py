@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,9 +20,11 @@ from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 from torchtitan.models.llama3 import model_registry
 
 from ropewalk.errors import RopeError
+from tests.launch.ranks import free_port
 
 OURS = "ropewalk.integrations.torchtitan"
 TOKENS = 48
+ROOT = Path(__file__).parents[2]
 
 
 def spec():
@@ -124,3 +133,32 @@ def test_each_rope_alone(kind, scaling):
         for expected, found in zip(theirs(q, k, positions), ours(q, k, positions), strict=True):
             assert float((expected - found).abs().max()) < 1e-4
     assert ours(q.bfloat16(), k.bfloat16(), packed)[0].dtype == torch.bfloat16
+
+
+def test_in_its_own_trainer(tmp_path):
+    """The Trainer builds the model with FSDP2 and activation checkpointing, and its optimizer takes a step."""
+    found = launch_trainer(tmp_path)
+    assert found["model"] == "FSDPLlama3Model"
+    assert found["held"] == ["RopewalkComplexRoPE"]  # and no buffer
+    assert found["logits"] < 2e-5
+    assert found["gradients"] < 2e-5
+    assert found["after"] < 1e-3  # Adam divides small gradients by themselves
+    assert found["moved"] > 1e-2
+
+
+def launch_trainer(folder: Path) -> dict[str, Any]:
+    """What `titan_trainer` prints: a process of its own, because it answers for the device before torchtitan asks."""
+    rank = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integrations.titan_trainer", str(folder)],
+        env={**os.environ, **rank, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
