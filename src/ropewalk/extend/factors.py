@@ -80,7 +80,7 @@ class FactorSpace(SearchedLayers):
         """The reverse of `Factors.to_json`."""
         divisors = tuple(float(value) for value in content["divisors"])
         if not divisors or min(divisors) <= 0:
-            raise ValueError(divisors)
+            raise ValueError
         return Factors(str(content["name"]), divisors, float(content["attention_factor"]))
 
     def sampler(self, best: Point, *, seed: int) -> Evolution:

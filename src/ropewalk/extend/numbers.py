@@ -128,7 +128,7 @@ class NumberSpace(SearchedLayers):
         """The reverse of `Numbers.to_json`."""
         numbers = tuple((str(key), float(value)) for key, value in content["numbers"].items())
         if min((value for _, value in numbers), default=1.0) <= 0:
-            raise ValueError(numbers)
+            raise ValueError
         point = Numbers(str(content["name"]), str(content["rule"]), numbers)
         point.scaling(self.reach.trained)
         return point
