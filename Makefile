@@ -27,10 +27,7 @@ test-rest: test-shapes
 test-shapes: $(READY)
 	$(PYTEST) --shapes -m "not slow and not thorough" tests/rope tests/rotation tests/encodings tests/attention
 
-# Both, with one collection of the tests: what CI runs.
-test-all: $(READY)
-	$(PYTEST) -m "not slow"
-	$(MAKE) test-shapes
+test-all: test test-rest
 
 check: lint types
 

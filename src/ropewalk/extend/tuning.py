@@ -15,7 +15,6 @@ from ropewalk.distributed.sharding import put_whole, reshard, spread, whole
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import TrainingSettings, check_at_least, setting
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.decoder import Decoder
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.reader import TunableReader
@@ -212,7 +211,7 @@ class TuningTask(LanguageModelTask):
 
 def check_tunable(source: TunableReader, recipe: TuningRecipe, mesh: Mesh) -> None:
     """Refuse what several processes cannot tune together."""
-    if mesh.several and not isinstance(source.module, Decoder):
+    if mesh.several and source.library != "ropewalk":
         raise RopeError(
             "extend: several processes tune models that ropewalk computes, and this one another library computes.",
             facts={"model": source.name, "computed by": source.library},
