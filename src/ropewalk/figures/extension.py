@@ -67,7 +67,7 @@ def pose_figure(record: Mapping[str, Any]) -> Figure:
     colors = dict(zip(record["arms"], (BLUE, RED, GREEN, PURPLE, ORANGE, INK), strict=False))
     markers = dict(zip(record["arms"], "osD^vP", strict=False))
     with style():
-        figure, left = new_figure(9.4, 4.3)
+        figure, left = new_figure(11.0, 4.3)
         left.remove()
         left, right = figure.subplots(1, 2)
         panel(left, "interaction up to each length, nats per token")
@@ -100,7 +100,7 @@ def pose_figure(record: Mapping[str, Any]) -> Figure:
         right.set_xlabel("distance, tokens")
         length_ticks(right)
         if right.lines[2:]:
-            right.legend(fontsize=8)
+            figure.legend(*right.get_legend_handles_labels(), loc="outside right center", fontsize=8)
         windows = record["protocol"]["windows"]
         note = f"{windows} windows; 95 % intervals, paired by window; the trained length is dotted."
         caption(figure, f"{record['model']}: tuned on windows that skip, and controls", note)
