@@ -65,7 +65,8 @@ def test_figure() -> None:
         "model": "m", "trained_length": 8, "lengths": [16, 32], "protocol": {"windows": 2},
         "untuned": {"yarn": {"copy": copy}}, "arms": {"pose": arm, "no-skip": arm},
     }  # fmt: skip
-    left, right = pose_figure(record).axes
+    figure = pose_figure(record)
+    left, _ = figure.axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["pose", "no-skip"]
     assert len(left.containers) == 4
-    assert [text.get_text() for text in right.get_legend().get_texts()] == ["yarn, untuned", "pose", "no-skip"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["yarn, untuned", "pose", "no-skip"]
