@@ -77,3 +77,17 @@ def reader_under(model: Decoder | Path, method: str, reach: Reach = REACH) -> Tu
     decoder = model if isinstance(model, Decoder) else load_decoder(model, dtype=torch.float32)
     reader = TunableDecoder(decoder)
     return reader.under(method_named(method).positions(reader.positions, reach))
+
+
+class Shown:
+    """A progress that keeps the descriptions."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def begin(self, description: str, tokens: int) -> None:
+        """An evaluation begins."""
+        self.begun.append(description)
+
+    def advance(self, tokens: int) -> None:
+        """Not counted."""

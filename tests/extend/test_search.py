@@ -28,6 +28,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
+from tests.extend.material import Shown
 
 pytest.importorskip("cma")
 TRAINED, TARGET = 16, 64
@@ -279,20 +280,6 @@ def test_the_weights_are_never_copied_or_changed() -> None:
 
 class _Stop(BaseException):
     """Stands for Ctrl-C."""
-
-
-class Shown:
-    """A progress that keeps the descriptions."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def begin(self, description: str, tokens: int) -> None:
-        """An evaluation begins."""
-        self.begun.append(description)
-
-    def advance(self, tokens: int) -> None:
-        """Not counted."""
 
 
 def results(folder: Path) -> list[dict[str, Any]]:

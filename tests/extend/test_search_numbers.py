@@ -27,6 +27,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import NTK, Llama3, YaRN
 from tests.diagnosis.models import tiny_decoder
+from tests.extend.material import Shown
 
 TRAINED, TARGET = 64, 256
 REACH = Reach(TRAINED, TARGET)
@@ -38,20 +39,6 @@ BEST = {
     "llama3": {"factor": 6.0, "low_freq_factor": 0.5, "high_freq_factor": 12.0},
 }
 STARTS = ["plain", "pi", "ntk", "yarn", "llama3"]
-
-
-class Shown:
-    """A progress that keeps the descriptions."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def begin(self, description: str, tokens: int) -> None:
-        """An evaluation begins."""
-        self.begun.append(description)
-
-    def advance(self, tokens: int) -> None:
-        """Not counted."""
 
 
 def reader() -> DecoderReader:

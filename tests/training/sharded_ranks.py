@@ -156,16 +156,22 @@ def resharded(folder: Path, mesh: tuple[int, int], whole: Path) -> Callable[[int
     return work
 
 
+def saved_once(folder: Path, rank: int) -> tuple[Any, Any, ShardedCheckpoints]:
+    """Model, optimizer and checkpoints of a process whose first save is on the disk."""
+    dist.init_process_group("gloo")
+    model, optimizer = small_model((2, 1))
+    checkpoints = ShardedCheckpoints(RunFolder(folder), rank)
+    update(model, optimizer)
+    checkpoints.save(1, model, optimizer, {}, keep=2)
+    checkpoints.wait()
+    return model, optimizer, checkpoints
+
+
 def killed_while_saving(folder: Path, victim: int) -> Callable[[int], None]:
     """The second save is torn: by the death of rank 0 when all shards are written, or of rank 1 before its own is."""
 
     def work(rank: int) -> None:
-        dist.init_process_group("gloo")
-        model, optimizer = small_model((2, 1))
-        checkpoints = ShardedCheckpoints(RunFolder(folder), rank)
-        update(model, optimizer)
-        checkpoints.save(1, model, optimizer, {}, keep=2)
-        checkpoints.wait()
+        model, optimizer, checkpoints = saved_once(folder, rank)
         name = "finish" if victim == 0 else "write_data"
         if rank == victim:
             setattr(sharded_checkpoint._Writer, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
@@ -179,12 +185,7 @@ def full_disk(folder: Path) -> Callable[[int], None]:
     """Rank 1 cannot write its shard of the second save: every rank is told, and the first one stays."""
 
     def work(rank: int) -> None:
-        dist.init_process_group("gloo")
-        model, optimizer = small_model((2, 1))
-        checkpoints = ShardedCheckpoints(RunFolder(folder), rank)
-        update(model, optimizer)
-        checkpoints.save(1, model, optimizer, {}, keep=2)
-        checkpoints.wait()
+        model, optimizer, checkpoints = saved_once(folder, rank)
         if rank == 1:
             sharded_checkpoint._Writer.write_data = _no_space  # type: ignore[method-assign]
         checkpoints.save(2, model, optimizer, {}, keep=2)
