@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -21,14 +20,14 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.checkpoints.load import save
-from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.app import main
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.rope.config import RopeConfig
-from tests.diagnosis.models import ROPE, tiny_decoder
+from tests.cli.doctor_runs import doctor, finite_or_null, write_checkpoint
+from tests.diagnosis.models import ROPE
 
-TEXT = "It was the best of times, it was the worst of times. " * 12
+pytestmark = pytest.mark.usefixtures("quiet")
+
 FIRST_VERSION: dict[str, set[str]] = {  # what records of the first version hold, and their readers may ask for
     "model": set(), "trained_length": set(), "target": set(), "lint": set(), "blocks": set(), "recommended": set(),
     "audit": {
@@ -51,53 +50,6 @@ FIRST_VERSION: dict[str, set[str]] = {  # what records of the first version hold
                     "command"},
 }  # fmt: skip
 METHODS = ["plain", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance", "crop"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """State goes to a fresh cache, tables are wide, one thread."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A Hugging Face folder: 32 trained tokens, 256 bytes of vocabulary."""
-    return write_checkpoint(tmp_path / "model", dataclasses.replace(ROPE, max_position_embeddings=32))
-
-
-def write_checkpoint(folder: Path, rope: Any, *, tokenizer: bool = True) -> Path:
-    """Save a random model there."""
-    model = tiny_decoder(rope, vocab_size=256)
-    save(model, folder, tokenizer=TextTokenizer.bytes() if tokenizer else None)
-    return folder
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """636 characters."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    return tmp_path / "text.txt"
-
-
-def doctor(*arguments: str | int | Path) -> int:
-    """Run the command; the exit status."""
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", *map(str, arguments)])
-    return int(ended.value.code or 0)
-
-
-def finite_or_null(value: Any) -> bool:
-    """Whether a JSON value holds no NaN and no infinity."""
-    if isinstance(value, dict):
-        return all(map(finite_or_null, value.values()))
-    if isinstance(value, list):
-        return all(map(finite_or_null, value))
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,70 +252,6 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "s" / "losses" / "leases").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--method", "alibi"], "unknown method"),
-        (["--target", "16", "--method", "yarn"], "within the trained length"),
-        (["--target", "1000"], "too short for the windows"),
-        (["--windows", "50"], "too short for the windows"),
-        (["--block", "1"], "`block` must be from 2"),
-        (["--stride", "9"], "at most a quarter"),
-        (["--dtype", "int8"], "unknown dtype"),
-        (["--device", "abacus"], "device cannot be used"),
-        (["--chunk", "0"], "`chunk` must be at least 1"),
-        (["--workers", "0"], "`workers` must be at least 1"),
-        (["--minutes", "0"], "`minutes` must be above 0"),
-        (["--minutes", "0.0001"], "plain and crop on one window of each text take longer than that"),
-        (["--text", "absent.txt"], "text cannot be read"),
-        (["--start-char", "-3"], "must not be negative"),
-        (["--state", __file__], "the state is a folder"),
-    ],
-)
-def test_bad_input_is_a_message_and_status_2(
-    checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    """On standard error, without a traceback."""
-    chosen = arguments if "--text" in arguments else [*arguments, "--text", str(text)]
-    assert doctor(checkpoint, *chosen) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--scoring", "generate"], "belong to --retrieval"),
-        (["--retrieval-lengths", "64"], "belong to --retrieval"),
-        (["--retrieval-samples", "3"], "belong to --retrieval"),
-        (["--methods", "plain", "--target", "32", "--stride", "4"], "belong to crop"),
-        (["--methods", "dca,crop", "--unscaled-tokens", "4"], "belong to methods that change frequencies"),
-    ],
-)
-def test_an_option_that_would_be_ignored_is_refused(
-    checkpoint: Path, text: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything is measured."""
-    assert doctor(checkpoint, "--text", text, "--target", 64, *options) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_models_that_cannot_be_measured(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No rope, no tokenizer, no trained length, no such model."""
-    cases = [
-        (write_checkpoint(tmp_path / "nope", None), "no rotary embedding"),
-        (
-            write_checkpoint(tmp_path / "mute", dataclasses.replace(ROPE, max_position_embeddings=32), tokenizer=False),
-            "no tokenizer",
-        ),
-        (tmp_path / "absent", "no such file or folder"),
-    ]
-    for model, message in cases:
-        assert doctor(model, "--text", text) == 2
-        assert message in capsys.readouterr().err
-
-
 def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     """The record says how many, gives no block for a config where none exists, and the page shows the call instead."""
     where = tmp_path / "found.json"
@@ -420,97 +308,3 @@ def test_no_number_is_lost_in_a_narrow_terminal(
             assert Counter(re.findall(r"[-+±]?\d\.\d+", narrow)) == Counter(re.findall(r"[-+±]?\d\.\d+", tables)), (
                 columns
             )
-
-
-def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same methods once each, crop reading the end alone; in the JSON, on the page, resumed to the same numbers."""
-    model = write_checkpoint(tmp_path / "long", dataclasses.replace(ROPE, max_position_embeddings=512))
-    text.write_text(TEXT * 4)
-    (tmp_path / "other.txt").write_text("Call me Ishmael. " * 90)
-    out, report = tmp_path / "out.json", tmp_path / "report"
-    arguments = (
-        model, "--target", 1024, "--text", text, "--text", tmp_path / "other.txt", "--start-char", 7,
-        "--windows", 1, "--methods", "ntk,dynamic,dca,crop",
-        "--retrieval", "numbers", "--retrieval-lengths", "600,1024", "--retrieval-samples", 2,
-    )  # fmt: skip
-    assert doctor(*arguments, "--json", out, "--report", report) == 0
-    shown = capsys.readouterr()
-    assert "Retrieval: numbers, part found" in shown.out
-    assert "Chance finds 25.0%." in shown.out
-    assert "4 answers for each text" in shown.out
-    found = json.loads(out.read_text())
-    assert found["retrieval_details"]["protocol"]["text"] == "text.txt and other.txt"
-    results = found["retrieval"]
-    assert {"method", "task", "length", "depth", "asked", "found", "interval"} <= set(results[0])
-    assert {(row["task"], row["length"], row["depth"], row["asked"]) for row in results} == {
-        ("numbers", 600, 0.5, 8), ("numbers", 1024, 0.5, 8),
-    }  # fmt: skip
-    assert Counter(row["method"] for row in results) == {
-        "plain": 2,
-        "ntk": 2,
-        "dynamic": 2,
-        "dca": 2,
-        "crop": 2,
-    }  # dynamic is ntk at the target alone
-    assert finite_or_null(found)
-    page = (report / "index.html").read_text()
-    assert "Retrieval by distance: numbers" in page
-    assert doctor(*arguments, "--json", out, "--resume") == 0
-    assert "numbers" not in capsys.readouterr().err
-    assert json.loads(out.read_text())["retrieval"] == results
-
-
-def test_retrieval_of_the_methods_that_matter(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without names plain, the best method and crop are asked, and with --measure alone about named numbers."""
-    model = write_checkpoint(tmp_path / "long", dataclasses.replace(ROPE, max_position_embeddings=300))
-    text.write_text(TEXT * 3)
-    out = tmp_path / "out.json"
-    given = (
-        model,
-        "--target",
-        600,
-        "--text",
-        text,
-        "--windows",
-        1,
-        "--retrieval-lengths",
-        600,
-        "--retrieval-samples",
-        1,
-    )
-    assert doctor(*given, "--measure", "loss,retrieval", "--json", out) == 0
-    found = json.loads(out.read_text())
-    methods = {row["method"] for row in found["retrieval"]}
-    others = [one for one in found["methods"] if one["name"] != "crop" and (one["difference_within"] or 0) <= 0.05]
-    best = min(others, key=lambda one: one["loss_beyond"])["name"]
-    assert methods == {"plain", best, "crop"}
-    assert {row["task"] for row in found["retrieval"]} == {"numbers"}
-    assert {row["interval"] for row in found["retrieval"]} == {None}
-    assert "gives no interval" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--retrieval", "needles"), "unknown task"),
-        (
-            ("--retrieval", "passkey", "--retrieval-lengths", "600,many"),
-            "--retrieval-lengths must be a whole number of tokens",
-        ),
-        (("--retrieval", "all", "--retrieval-lengths", "20"), "no retrieval task fits"),
-        (("--retrieval", "passkey", "--scoring", "guess"), "scoring"),
-        (("--retrieval", "passkey", "--scoring", "generate"), "answered by choice"),
-        (("--retrieval", "passkey", "--retrieval-form", "two"), "unknown form"),
-        (("--retrieval", "passkey", "--retrieval-chat"), "no chat template"),
-        (("--retrieval-chat",), "belong to --retrieval"),
-    ],
-)
-def test_bad_retrieval_is_a_message(
-    checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
-) -> None:
-    """Status 2, and no traceback."""
-    assert doctor(checkpoint, "--text", text, "--windows", 1, "--methods", "pi", *arguments) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert "Traceback" not in shown
-    assert "[1/" not in shown  # before the hours of work, not after

@@ -8,13 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import save
@@ -27,19 +25,9 @@ from tests.diagnosis.models import ROPE, tiny_decoder
 
 pytest.importorskip("cma")
 pytest.importorskip("typer")
+pytestmark = pytest.mark.usefixtures("quiet")
 SEEN = "It was the best of times, it was the worst of times. " * 12
 UNSEEN = "Call me Ishmael. Some years ago, never mind how long precisely. " * 12
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """State goes to a fresh cache, tables are wide, one thread."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -54,3 +55,16 @@ def made(
         },
         texts=texts,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeUse:
+    """Which methods are shown to use far tokens; None where that was not measured."""
+
+    used: Mapping[str, bool | None]
+
+    def shows_use(self, method: str) -> bool | None:
+        return self.used.get(method)
+
+    def reach(self, method: str) -> int | None:
+        return 777 if self.used.get(method) else None

@@ -1,13 +1,9 @@
-"""The run: what is due, what is shared, what is kept, and how it is summed."""
+"""The run: what is due, what is shared, and how it is summed."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import threading
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,68 +11,20 @@ import torch
 
 import ropewalk as rw
 from ropewalk.attention import extensions
-from ropewalk.attention.extensions import DualChunk
 from ropewalk.diagnosis.document import at_run_time, config_changes, turning
-from ropewalk.diagnosis.measurement import Measurement, WindowResult
-from ropewalk.diagnosis.plan import KIND, Job, fingerprint, plan, take_windows, trained_length_of
+from ropewalk.diagnosis.plan import take_windows, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.run import run
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.losses import window_losses
-from ropewalk.readers.workers import fitting_workers
 from ropewalk.rope import scaling
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import NTK, YaRN
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
-
-EXTENSIONS = [name for name, method in METHODS.items() if method.scales_frequencies and not method.on_request]
-IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
-
-
-class Recorder:
-    """A progress that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.tokens: list[int] = []
-        self.expected = 0
-
-    def begin(self, description: str, tokens: int) -> None:
-        """Keep the step."""
-        self.begun.append(description)
-        self.expected += tokens
-
-    def advance(self, tokens: int) -> None:
-        """Keep the tokens."""
-        self.tokens.append(tokens)
-
-
-def ledger_at(folder: Path | None, key: str = "key", *, resume: bool = True) -> Ledger:
-    """A ledger of losses, ready to be added to."""
-    ledger = Ledger(folder, kind=KIND, key=key)
-    _ = ledger.resume() if resume else ledger.begin()
-    return ledger
-
-
-def planned(model: Any, of: Protocol, methods: list[str] | None = None) -> Any:
-    """The plan of a run of this model."""
-    return plan(reader_of(model), of, methods)
-
-
-def protocol(**changes: int) -> Protocol:
-    """16 trained tokens, 64 wanted, two windows."""
-    return Protocol.choose(**{"trained_length": 16, "windows": 2, **changes}, text="random")  # type: ignore[arg-type]
-
-
-def measure(model: Any, of: Protocol, methods: list[str] | None = None, ledger: Ledger | None = None) -> Measurement:
-    """A whole run on random tokens."""
-    windows = take_windows(random_ids(200).tolist(), of)
-    return run(reader_of(model), windows, planned(model, of, methods), ledger_at(None) if ledger is None else ledger)
+from tests.diagnosis.small_runs import EXTENSIONS, IN_ATTENTION, ledger_at, measure, planned, protocol
 
 
 def test_every_method_is_measured_once() -> None:
@@ -197,96 +145,6 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
         measure(model, protocol())
 
 
-class _Interrupt(Exception):
-    """Stands for Ctrl-C, between jobs or within one."""
-
-
-@pytest.mark.parametrize("stop_at", [1, 2, 5, 6, 11])
-@pytest.mark.parametrize("within_job", [False, True])
-def test_a_stopped_run_resumes_to_the_same_numbers(tmp_path: Path, stop_at: int, within_job: bool) -> None:
-    """Stopped before or inside any job, the state is whole, done jobs are not run again, and the end is the same."""
-    model, of, path = tiny_decoder(), protocol(), tmp_path / "state"
-    windows = take_windows(random_ids(200).tolist(), of)
-    whole = measure(model, of)
-
-    class Stopping(Recorder):
-        def begin(self, description: str, tokens: int) -> None:
-            super().begin(description, tokens)
-            if not within_job and len(self.begun) == stop_at + 1:
-                raise _Interrupt
-
-        def advance(self, tokens: int) -> None:
-            if within_job and len(self.begun) == stop_at + 1:
-                raise _Interrupt
-
-    work = planned(model, of)
-    with pytest.raises(_Interrupt):
-        run(reader_of(model), windows, work, ledger_at(path), progress=Stopping())
-    second = ledger_at(path)
-    assert len(second) == stop_at
-    assert len(work.due(second)) == 14 - stop_at
-    found = run(reader_of(model), windows, work, second)
-    for name in whole.results:
-        np.testing.assert_allclose(found.block_means(name), whole.block_means(name), rtol=0, atol=1e-6)
-        np.testing.assert_allclose(found.within(name), whole.within(name), rtol=0, atol=1e-6)
-    assert list((path / "leases").iterdir()) == []
-
-
-def test_a_resumed_run_may_ask_for_more_methods(tmp_path: Path) -> None:
-    """What is there already is not measured again."""
-    model, of = tiny_decoder(), protocol()
-    measure(model, of, ["yarn"], ledger_at(tmp_path))
-    assert {job.method for job in planned(model, of, ["yarn", "pi"]).due(ledger_at(tmp_path))} == {"pi"}
-
-
-def test_another_form_of_a_method_is_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A default that has changed since: the same name is measured again, and what was there stays."""
-    model, of = tiny_decoder(), protocol()
-    measure(model, of, ["dca"], ledger_at(tmp_path))
-    assert not planned(model, of, ["dca"]).due(ledger_at(tmp_path))
-    changed = dataclasses.replace(
-        METHODS["dca"], extension=lambda reach: DualChunk(chunk=4, trained_length=reach.trained)
-    )
-    monkeypatch.setattr("ropewalk.diagnosis.plan.METHODS", {**METHODS, "dca": changed})
-    assert [job.method for job in planned(model, of, ["dca"]).due(ledger_at(tmp_path))] == ["dca", "dca"]
-    found = measure(model, of, ["dca"], ledger_at(tmp_path))
-    assert found.positions["dca"].extensions[0] == DualChunk(chunk=4, trained_length=16)
-    monkeypatch.undo()
-    assert not planned(model, of, ["dca"]).due(ledger_at(tmp_path))
-
-
-def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Another fingerprint."""
-    ledger_at(tmp_path / "s", "one").add("plain/x/0", WindowResult((1.0,), 1.0, 0.1).to_json())
-    with pytest.raises(RopeError, match="results of another job"):
-        ledger_at(tmp_path / "s", "two")
-    assert len(ledger_at(tmp_path / "absent", "one")) == 0
-
-
-def test_the_state_holds_exact_numbers(tmp_path: Path) -> None:
-    """The ledger keeps every bit of a float."""
-    result = WindowResult((1 / 3, 2.0**-40), math.pi, 0.5)
-    ledger_at(tmp_path).add("yarn/x/3", result.to_json())
-    assert WindowResult.from_json(ledger_at(tmp_path)["yarn/x/3"]) == result
-
-
-def test_the_fingerprint_tells_runs_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Weights, config, text and protocol all count; an equal run has the same."""
-    windows, of = random_ids(128).view(2, 64), protocol()
-    model = tiny_decoder()
-    base = fingerprint(reader_of(model), windows, of)
-    assert base == fingerprint(reader_of(tiny_decoder()), windows.clone(), protocol())
-    other = tiny_decoder()
-    with torch.no_grad():
-        other.layers[1].mlp.up_proj.weight.add_(1e-3)
-    assert base != fingerprint(reader_of(other), windows, of)
-    assert base != fingerprint(reader_of(tiny_decoder(dataclasses.replace(ROPE, theta=1e5))), windows, of)
-    assert base != fingerprint(reader_of(model), windows.flip(0), of)
-    assert base != fingerprint(reader_of(model), windows, protocol(block=8))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder("doctor", base) == tmp_path / "ropewalk" / "doctor" / base
-
-
 def test_methods_by_name_by_comma_and_all() -> None:
     """Names in any form, in one order; all adds every other that needs no tuning."""
 
@@ -400,68 +258,6 @@ def test_windows_of_several_texts_come_from_each() -> None:
         take_windows([texts[0], texts[1][:100]], of)
 
 
-@pytest.mark.parametrize("workers", [2, 5])
-def test_several_workers_find_the_same_numbers(workers: int) -> None:
-    """All cores at once change nothing, and every job is begun and every token told once."""
-    model, of = tiny_decoder(), protocol(windows=3)
-    windows = take_windows(random_ids(300).tolist(), of)
-    shown, reader, work = Recorder(), reader_of(model), planned(model, of, ["all"])
-    found = run(reader, windows, work, ledger_at(None), workers=workers, progress=shown)
-    alone = run(reader, windows, work, ledger_at(None))
-    assert found == dataclasses.replace(
-        alone,
-        results={
-            name: tuple(
-                dataclasses.replace(theirs, seconds=ours.seconds, peak_rss_bytes=ours.peak_rss_bytes)
-                for theirs, ours in zip(alone.results[name], found.results[name], strict=True)
-            )
-            for name in found.results
-        },
-    )
-    jobs: tuple[Job, ...] = work.due(ledger_at(None))
-    steps = [f"{job.method}, window {job.window + 1} of 3" for job in jobs]
-    assert sorted(step.split("] ")[1] for step in shown.begun) == sorted(steps)
-    assert sum(shown.tokens) >= sum(job.tokens for job in jobs) == shown.expected
-    with pytest.raises(RopeError, match="workers"):
-        run(reader, windows, planned(model, of, ["pi"]), ledger_at(None), workers=0)
-
-
-class Interrupted(DecoderReader):
-    """A reader on which Ctrl-C falls at the sixth window."""
-
-    calls = itertools.count()
-
-    def under(self, positions: Any) -> Interrupted:
-        """Itself, under other positions."""
-        return Interrupted(super().under(positions).model)
-
-    def window_losses(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, but for one."""
-        if next(self.calls) == 5:
-            raise KeyboardInterrupt
-        return super().window_losses(*args, **kwargs)
-
-
-def test_several_workers_stop_together(tmp_path: Path) -> None:
-    """An interrupt ends all of them; what was ready is kept, no lease stays, and the rest is due."""
-    model, of = tiny_decoder(), protocol(windows=3)
-    windows, work = take_windows(random_ids(300).tolist(), of), planned(tiny_decoder(), of, ["pi,yarn,ntk"])
-    ledger = ledger_at(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        run(Interrupted(model), windows, work, ledger, workers=2)
-    assert 4 <= len(ledger) < 12
-    assert len(work.due(ledger)) == 12 - len(ledger)
-    assert list((tmp_path / "leases").iterdir()) == []
-
-
-def test_workers_fit_cores_jobs_and_memory() -> None:
-    """One core, one job, or a cache beyond two gigabytes leaves one worker."""
-    model = tiny_decoder()
-    assert fitting_workers(reader_of(model), 64, 100) == torch.get_num_threads()
-    assert fitting_workers(reader_of(model), 64, 1) == 1
-    assert fitting_workers(reader_of(model), 2**25, 100) == 1
-
-
 def test_a_models_own_extension_is_measured_as_is() -> None:
     """What was extended in attention is measured as it is, beside its plain self."""
     from ropewalk.attention.extensions import ReRoPE
@@ -471,19 +267,3 @@ def test_a_models_own_extension_is_measured_as_is() -> None:
     assert work.methods[:2] == ("plain", "as-is")
     assert work.positions["as-is"].extensions == (ReRoPE(window=8),) * 2
     assert work.positions["plain"].extensions == (None, None)
-
-
-def test_threads_are_as_before_after_several_workers() -> None:
-    """Also those that begin later."""
-    model, of = tiny_decoder(), protocol(windows=2)
-    windows, before = take_windows(random_ids(200).tolist(), of), torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        run(reader_of(model), windows, planned(model, of, ["pi"]), ledger_at(None), workers=3)
-        later: list[int] = []
-        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        assert (torch.get_num_threads(), later) == (3, [3])
-    finally:
-        torch.set_num_threads(before)

@@ -1,9 +1,15 @@
-"""Nothing is said by transformers, and one thread is enough."""
+"""Nothing is said by transformers; a text and a small checkpoint to tune."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import transformers
+
+from ropewalk.extend.decoder_tuning import TunableDecoder
+from tests.extend.material import checkpoint, reader_under
+from tests.training.material import prose
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +17,17 @@ def _quiet() -> None:
     """Its progress bars and notes are not what a test reads."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A text file of 900 words."""
+    path = tmp_path / "text.txt"
+    path.write_text(prose(900), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> TunableDecoder:
+    """A small checkpoint under YaRN, with dropout, in float32."""
+    return reader_under(checkpoint(tmp_path / "source", attention_dropout=0.1), "yarn")

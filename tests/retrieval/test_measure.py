@@ -23,7 +23,7 @@ from ropewalk.retrieval.result import Accuracy, RetrievalMeasurement
 from ropewalk.retrieval.scoring import Answer
 from ropewalk.retrieval.summary import accuracy_rows, sentences
 from ropewalk.retrieval.tasks import TASKS
-from tests.diagnosis.test_run import Recorder
+from tests.diagnosis.small_runs import Recorder
 from tests.retrieval.material import TEXT, decoder, tokenizer
 
 GIVEN: dict[str, Any] = {

@@ -16,7 +16,7 @@ from ropewalk.use.inputs import Reading
 from ropewalk.use.protocol import UseProtocol
 from ropewalk.use.result import Control, UseMeasurement, UseRow
 from ropewalk.use.run import REAL, UseModel
-from tests.diagnosis.test_run import Recorder
+from tests.diagnosis.small_runs import Recorder
 from tests.use.readers import TRAINED, CopyReader, measured, prepared
 
 

@@ -1,0 +1,204 @@
+"""What loading a folder refuses and how it names it: damaged files, wrong tensors and configs, code and pickles."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ropewalk.checkpoints.load import load, read_config, save
+from ropewalk.errors import RopeError
+from tests.checkpoints.material import change_config, logits, make
+
+
+def change_weights(folder: Path, **changes: Any) -> None:
+    """Put other tensors into a folder's weights (dots written as two underscores); None takes one away."""
+    path = folder / "model.safetensors"
+    weights = dict(load_file(path)) | {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    kept = {name: tensor.clone() for name, tensor in weights.items() if tensor is not None}
+    path.unlink()
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+def test_truncation_anywhere_is_named(folder: Path) -> None:
+    """A safetensors file cut at any of many places."""
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for end in (0, 4, 8, 100, 1000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        with pytest.raises(RopeError, match=r"(?s)truncated or damaged.*model\.safetensors"):
+            load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__norm__weight": None}, r"(?s)missing from the checkpoint.*'norm\.weight'"),
+        ({"model__extra__weight": torch.zeros(2)}, r"(?s)no place for.*'model\.extra\.weight'"),
+        ({"model__norm__weight": torch.zeros(31)}, r"(?s)another shape.*model\.norm\.weight.*\(31,\).*\(32,\)"),
+        ({"model__norm__weight": torch.zeros(32, dtype=torch.int8)}, r"(?s)plain floating type.*model\.norm\.weight"),
+        ({"lm_head__weight": torch.zeros(96, 32)}, r"(?s)ties the head.*lm_head\.weight"),
+    ],
+)
+def test_wrong_tensors_are_named(changes: dict[str, Any], message: str, folder: Path) -> None:
+    """Missing, unexpected, of a wrong shape or type, or a head where there should be none."""
+    change_weights(folder, **changes)
+    with pytest.raises(RopeError, match=message):
+        load(folder)
+
+
+def test_harmless_tensors_are_passed_over(folder: Path) -> None:
+    """Old Llama checkpoints store inv_freq; some tied ones repeat the embedding as a head; some lack the prefix."""
+    expected = logits(load(folder))
+    weights = load_file(folder / "model.safetensors")
+    change_weights(
+        folder,
+        lm_head__weight=weights["model.embed_tokens.weight"].clone(),
+        model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(4),
+    )
+    assert torch.equal(logits(load(folder)), expected)
+    save_file({n.removeprefix("model."): t.clone() for n, t in weights.items()}, folder / "model.safetensors")
+    assert torch.equal(logits(load(folder)), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, r"(?s)unknown architecture.*'mamba'"),
+        ({"model_type": ...}, "unknown architecture"),
+        ({"architectures": ["MyLlamaForCausalLM"]}, r"(?s)unknown architecture.*MyLlamaForCausalLM"),
+        ({"model_type": "mylm", "auto_map": {"AutoModel": "code.My"}}, r"(?s)is never run here.*'mylm'.*code\.My"),
+        ({"architectures": ["My"], "auto_map": {"AutoModel": "code.My"}}, r"(?s)unknown architecture.*never run here"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "gated by silu"),
+        ({"hidden_size": ...}, r"(?s)`hidden_size` must be a whole number.*missing"),
+        ({"num_hidden_layers": "3"}, "`num_hidden_layers` must be a whole number"),
+        ({"num_attention_heads": 0}, "`num_attention_heads` must be"),
+        ({"rms_norm_eps": "tiny"}, "`rms_norm_eps` must be a number"),
+        ({"partial_rotary_factor": 0.5}, "turn the whole head"),
+        (
+            {"rope_parameters": {"rope_type": "no-such", "rope_theta": 1e4}},
+            r"(?s)rope_type.*config\.json|config\.json.*rope",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            "layers of a llama model are all alike",
+        ),
+        ({"model_type": "qwen2", "architectures": None, "layer_types": ["sliding_attention"] * 3}, "no window is set"),
+        ({"model_type": "qwen2", "architectures": None, "layer_types": ["full_attention"]}, "once per layer"),
+        ({"model_type": "qwen2", "architectures": None, "layer_types": 3}, "layer_types"),
+        ({"layer_types": [["full_attention"]] * 3}, "layer_types"),
+        ({"model_type": "smollm3", "architectures": None, "no_rope_layers": [1]}, "one entry per layer"),
+        ({"model_type": "ropewalk"}, "model_type ropewalk is damaged"),
+    ],
+)
+def test_configs_that_are_refused(changes: dict[str, Any], message: str, folder: Path) -> None:
+    """Unknown architectures, code of one's own, and numbers that are missing or impossible."""
+    change_config(folder, **changes)
+    with pytest.raises(RopeError, match=message):
+        load(folder)
+
+
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
+    """No such folder, no config.json, no weights, damaged JSON."""
+    with pytest.raises(RopeError, match="no such file or folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(RopeError, match=r"no config\.json"):
+        load(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(RopeError, match=r"(?s)no safetensors weights.*pytorch_model\.bin.*refused"):
+        load(folder)
+    (folder / "config.json").write_text("[1, 2]")
+    with pytest.raises(RopeError, match="must hold a JSON object"):
+        load(folder)
+    (folder / "config.json").write_text('{"model_type": ')
+    with pytest.raises(RopeError, match=r"config\.json cannot be read"):
+        load(folder)
+
+
+def test_code_beside_a_known_family_is_not_run(folder: Path) -> None:
+    """Many re-uploads carry an auto_map: the family is read as without it, and a trap in the code never springs."""
+    expected = logits(load(folder))
+    change_config(folder, auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"})
+    (folder / "code.py").write_text(f"open({str(folder / 'sprung')!r}, 'w')")
+    assert torch.equal(logits(load(folder)), expected)
+    assert read_config(folder) == load(folder).config
+    assert not (folder / "sprung").exists()
+
+
+@pytest.mark.rejects
+def test_a_path_names_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty path is not the current folder, which `save` would replace; what is no path is said to be none."""
+    save(make(), tmp_path / "model")
+    monkeypatch.chdir(tmp_path / "model")
+    before = sorted(Path().iterdir())
+    for source in ("", None, 3, b"tiny", ["tiny"]):
+        for call in (load, read_config, lambda folder: save(make(), folder)):
+            with pytest.raises(RopeError, match=r"(?s)a path is a string.*not empty"):
+                call(source)  # type: ignore[operator]
+    assert sorted(Path().iterdir()) == before
+    assert load(".").config.num_hidden_layers == 3
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(RopeError, match=r"looked up|no such file"):
+            load(name)
+
+
+@pytest.mark.rejects
+@pytest.mark.parametrize("dtype", ["float32", torch.int8, torch.complex64, 32], ids=str)
+def test_the_dtype_is_a_floating_one(dtype: Any) -> None:
+    """Nothing is read for another."""
+    with pytest.raises(RopeError, match="`dtype` must be a floating dtype"):
+        load("tiny", dtype=dtype)
+
+
+def test_a_pickle_is_never_opened(folder: Path) -> None:
+    """A file that would run code on unpickling is refused unread."""
+    import pickle
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (str(folder / "sprung"),))
+
+    path = folder / "pytorch_model.bin"
+    path.write_bytes(pickle.dumps(Trap()))
+    (folder / "model.safetensors").unlink()
+    for source in (folder, path):
+        with pytest.raises(RopeError):
+            load(source)
+    assert not (folder / "sprung").exists()
+
+
+def test_shards(folder: Path) -> None:
+    """Shards load; a missing file, a path out of the folder, or a tensor that its shard lacks is named."""
+    expected = logits(load(folder))
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for part, of_part in parts.items():
+        save_file({name: weights[name].clone() for name in of_part}, folder / part)
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {name: part for part, of_part in parts.items() for name in of_part}}
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps(index))
+    assert torch.equal(logits(load(folder)), expected)
+
+    path.write_text(json.dumps({"weight_map": index["weight_map"] | {"model.more.weight": "a.safetensors"}}))
+    with pytest.raises(RopeError, match=r"(?s)does not hold.*a\.safetensors.*model\.more\.weight"):
+        load(folder)
+    path.write_text(
+        json.dumps({"weight_map": {name: f"../model/{part}" for name, part in index["weight_map"].items()}})
+    )
+    with pytest.raises(RopeError, match="not in the folder"):
+        load(folder)
+    path.write_text(json.dumps({"weight_map": [1]}))
+    with pytest.raises(RopeError, match="no `weight_map`"):
+        load(folder)
+    path.write_text(json.dumps(index))
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(RopeError, match=r"(?s)shard that the index names.*b\.safetensors"):
+        load(folder)

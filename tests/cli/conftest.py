@@ -1,0 +1,37 @@
+"""What tests of several commands run on: a fresh cache, a small checkpoint and a text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.doctor_runs import TEXT, write_checkpoint
+from tests.diagnosis.models import ROPE
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """State goes to a fresh cache, tables are wide, one thread."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A Hugging Face folder: 32 trained tokens, 256 bytes of vocabulary."""
+    return write_checkpoint(tmp_path / "model", dataclasses.replace(ROPE, max_position_embeddings=32))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """636 characters."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"

@@ -1,0 +1,39 @@
+"""Runs of `ropewalk doctor` on a small random model with a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropewalk.checkpoints.load import save
+from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.cli.app import main
+from tests.diagnosis.models import tiny_decoder
+
+TEXT = "It was the best of times, it was the worst of times. " * 12
+
+
+def write_checkpoint(folder: Path, rope: Any, *, tokenizer: bool = True) -> Path:
+    """Save a random model there."""
+    model = tiny_decoder(rope, vocab_size=256)
+    save(model, folder, tokenizer=TextTokenizer.bytes() if tokenizer else None)
+    return folder
+
+
+def doctor(*arguments: str | int | Path) -> int:
+    """Run the command; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *map(str, arguments)])
+    return int(ended.value.code or 0)
+
+
+def finite_or_null(value: Any) -> bool:
+    """Whether a JSON value holds no NaN and no infinity."""
+    if isinstance(value, dict):
+        return all(map(finite_or_null, value.values()))
+    if isinstance(value, list):
+        return all(map(finite_or_null, value))
+    return not isinstance(value, float) or math.isfinite(value)

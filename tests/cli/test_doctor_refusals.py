@@ -1,0 +1,77 @@
+"""What `ropewalk doctor` refuses: bad input, options that it would ignore, and models that cannot be measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.cli.doctor_runs import doctor, write_checkpoint
+from tests.diagnosis.models import ROPE
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "alibi"], "unknown method"),
+        (["--target", "16", "--method", "yarn"], "within the trained length"),
+        (["--target", "1000"], "too short for the windows"),
+        (["--windows", "50"], "too short for the windows"),
+        (["--block", "1"], "`block` must be from 2"),
+        (["--stride", "9"], "at most a quarter"),
+        (["--dtype", "int8"], "unknown dtype"),
+        (["--device", "abacus"], "device cannot be used"),
+        (["--chunk", "0"], "`chunk` must be at least 1"),
+        (["--workers", "0"], "`workers` must be at least 1"),
+        (["--minutes", "0"], "`minutes` must be above 0"),
+        (["--minutes", "0.0001"], "plain and crop on one window of each text take longer than that"),
+        (["--text", "absent.txt"], "text cannot be read"),
+        (["--start-char", "-3"], "must not be negative"),
+        (["--state", __file__], "the state is a folder"),
+    ],
+)
+def test_bad_input_is_a_message_and_status_2(
+    checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """On standard error, without a traceback."""
+    chosen = arguments if "--text" in arguments else [*arguments, "--text", str(text)]
+    assert doctor(checkpoint, *chosen) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--scoring", "generate"], "belong to --retrieval"),
+        (["--retrieval-lengths", "64"], "belong to --retrieval"),
+        (["--retrieval-samples", "3"], "belong to --retrieval"),
+        (["--methods", "plain", "--target", "32", "--stride", "4"], "belong to crop"),
+        (["--methods", "dca,crop", "--unscaled-tokens", "4"], "belong to methods that change frequencies"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    checkpoint: Path, text: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is measured."""
+    assert doctor(checkpoint, "--text", text, "--target", 64, *options) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_models_that_cannot_be_measured(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No rope, no tokenizer, no trained length, no such model."""
+    cases = [
+        (write_checkpoint(tmp_path / "nope", None), "no rotary embedding"),
+        (
+            write_checkpoint(tmp_path / "mute", dataclasses.replace(ROPE, max_position_embeddings=32), tokenizer=False),
+            "no tokenizer",
+        ),
+        (tmp_path / "absent", "no such file or folder"),
+    ]
+    for model, message in cases:
+        assert doctor(model, "--text", text) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""Runs of a tiny model on random tokens, their ledger, and a progress that keeps what it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ropewalk.diagnosis.measurement import Measurement
+from ropewalk.diagnosis.plan import KIND, plan, take_windows
+from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.diagnosis.run import run
+from ropewalk.ledger import Ledger
+from ropewalk.methods import METHODS
+from ropewalk.readers.adapters import reader_of
+from tests.diagnosis.models import random_ids
+
+EXTENSIONS = [name for name, method in METHODS.items() if method.scales_frequencies and not method.on_request]
+IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
+
+
+class Recorder:
+    """A progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.tokens: list[int] = []
+        self.expected = 0
+
+    def begin(self, description: str, tokens: int) -> None:
+        """Keep the step."""
+        self.begun.append(description)
+        self.expected += tokens
+
+    def advance(self, tokens: int) -> None:
+        """Keep the tokens."""
+        self.tokens.append(tokens)
+
+
+def ledger_at(folder: Path | None, key: str = "key", *, resume: bool = True) -> Ledger:
+    """A ledger of losses, ready to be added to."""
+    ledger = Ledger(folder, kind=KIND, key=key)
+    _ = ledger.resume() if resume else ledger.begin()
+    return ledger
+
+
+def planned(model: Any, of: Protocol, methods: list[str] | None = None) -> Any:
+    """The plan of a run of this model."""
+    return plan(reader_of(model), of, methods)
+
+
+def protocol(**changes: int) -> Protocol:
+    """16 trained tokens, 64 wanted, two windows."""
+    return Protocol.choose(**{"trained_length": 16, "windows": 2, **changes}, text="random")  # type: ignore[arg-type]
+
+
+def measure(model: Any, of: Protocol, methods: list[str] | None = None, ledger: Ledger | None = None) -> Measurement:
+    """A whole run on random tokens."""
+    windows = take_windows(random_ids(200).tolist(), of)
+    return run(reader_of(model), windows, planned(model, of, methods), ledger_at(None) if ledger is None else ledger)
