@@ -2,12 +2,14 @@
 # The league: extension methods that need no tuning, on SmolLM2-135M (trained to 8,192 tokens), by one protocol: loss within
 # and beyond, and retrieval of numbers. Record and figure go to benchmarks/results. Stopped, the same command goes on.
 #
-#   benchmarks/league.sh first   twice the trained length, one novel, the methods of 2024 to 2026 beside dual chunk and crop
+#   benchmarks/league.sh first   twice the trained length, one novel, the methods of 2024 to 2026 beside YaRN, dual chunk
+#                                and crop
 #   benchmarks/league.sh         all methods that need no tuning, twice and four times the trained length, use as well
 #
 # $MEASURE (default loss,use,retrieval) may leave something out; $WINDOWS (default 2) are taken of the novel; $TEXTS (default
 # 1) are read for retrieval; $DTYPE (default bfloat16), $DEVICE (default cpu). $ROPEWALK_SMOLLM2 is the GGUF, $MODEL any other
-# model; further options go to every run of the doctor. The record league-first.json is of MEASURE=loss.
+# model; further options go to every run of the doctor. The record league-first.json: MEASURE=loss,retrieval TEXTS=2, half an
+# hour of two cores.
 set -eu
 cd "$(dirname "$0")/.."
 BIN=${BIN:-.venv/bin}
@@ -35,7 +37,7 @@ measured() { # lengths of retrieval
 # shellcheck disable=SC2046 # the words of measured are options
 if [ "${1:-}" = first ]; then
     shift
-    compare league-first --target 16384 --methods mrrope,string,lampe,jet-long,dca,crop $(measured 16384) "$@"
+    compare league-first --target 16384 --methods yarn,mrrope,string,lampe,jet-long,dca,crop $(measured 16384) "$@"
 else
     compare league-2x --target 16384 --methods all $(measured 8192,16384) "$@"
     compare league-4x --target 32768 --methods all $(measured 32768) "$@"

@@ -289,13 +289,35 @@ def method_costs() -> str:
 
 
 def league() -> str:
-    """The methods that are measured on request beside dual chunk attention and crop."""
+    """The methods that need no tuning: loss, numbers found, and what they cost."""
     record = document("league-first.json")
     trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
-    rows = [[row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["methods"]]
-    drawn = table([f"SmolLM2-135M, {record['protocol']['windows']} windows of {target:,} tokens",
-                   f"within {trained:,}", "beyond"], rows)  # fmt: skip
-    return drawn
+    plain = record["methods"][0]["seconds"]
+    rows = []
+    for row in record["methods"]:
+        found = [one for one in record["retrieval"] if one["method"] == row["name"]]
+        unseen = [one for one in found if one["depths"][1] * target < target - trained]
+        rows.append([
+            row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}",
+            *(f"{sum(x['found'] for x in part)} of {sum(x['asked'] for x in part)}" for part in (found, unseen)),
+            f"{row['seconds'] / plain:.2f}",
+        ])  # fmt: skip
+    heads = [f"SmolLM2-135M, {record['protocol']['windows']} windows of {target:,} tokens", f"within {trained:,}",
+             "beyond", "numbers found", f"of those over {target - farthest_seen(record):,} back", "time"]  # fmt: skip
+    protocol, most = record["retrieval_details"]["protocol"], max(row["peak_rss_bytes"] for row in record["methods"])
+    ran = record["environment"]
+    return (
+        f"{table(heads, rows)}\n\nNumbers named in {protocol['samples']} texts of {target:,} tokens and asked for at "
+        f"their end. Time: of the losses, over plain's. {ran['dtype']}, {ran['threads']} threads, "
+        f"at most {most / 1e9:.2f} GB. {record['verdict']['sentence'].split(').')[0]})."
+    )
+
+
+def farthest_seen(record: Record) -> int:
+    """Where the last part of a text ends that crop cannot see, in tokens."""
+    target, trained = record["target"], record["trained_length"]
+    ends = {row["depths"][1] * target for row in record["retrieval"]}
+    return round(max(end for end in ends if end < target - trained))
 
 
 def search_numbers() -> str:

@@ -169,14 +169,31 @@ def test_encodings_and_texts():
 
 
 def test_league():
-    """The losses of each method, as the record has them."""
+    """Losses, numbers found and times of each method, as the record has them; and what the page says of them."""
     record = json.loads((RESULTS / "league-first.json").read_text())
+    methods = {row["name"]: row for row in record["methods"]}
+    found, far = ({name: [0, 0] for name in methods} for _ in range(2))
+    for row in record["retrieval"]:
+        for sums in (found, far) if row["depth"] < 0.4 else (found,):
+            sums[row["method"]][0] += row["found"]
+            sums[row["method"]][1] += row["asked"]
     assert rows("league") == {
-        row["name"]: [f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["methods"]
-    }
-    beyond = {row["name"]: row["loss_beyond"] for row in record["methods"]}
-    assert min(beyond["dca"], beyond["crop"]) == min(beyond.values())  # what the page says
+        name: [f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}", "{} of {}".format(*found[name]),
+               "{} of {}".format(*far[name]), f"{row['seconds'] / methods['plain']['seconds']:.2f}"]
+        for name, row in methods.items()
+    }  # fmt: skip
+    assert "over 9,830 back" in MADE["TABLES"]["league"]()  # what lies before 0.4 of the text, from its end
+    beyond = {name: row["loss_beyond"] for name, row in methods.items()}
+    assert min(beyond["dca"], beyond["crop"]) == min(beyond.values())
     assert record["verdict"]["action"] == "undecided"
+    asked, chance = far["crop"][1], record["retrieval"][0]["chance"]
+    assert (asked, round(asked * chance)) == (74, 6)
+    assert far["crop"][0] <= 10
+    assert far["plain"][0] <= 10
+    assert all(3 <= far[name][0] / far["crop"][0] <= 5.2 for name in methods if name not in ("plain", "crop"))
+    cost = {name: row["loss_within"] - methods["plain"]["loss_within"] for name, row in methods.items()}
+    assert all(0.03 < cost[name] < 0.06 for name in ("yarn", "mrrope", "string", "lampe"))
+    assert cost["dca"] == 0
 
 
 def test_pose():
