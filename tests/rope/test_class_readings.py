@@ -48,6 +48,9 @@ SILENT: list[tuple[dict[str, Any], tuple[str | None, ...]]] = [
     ({"model_type": "nemotron3_5_transcribe_asr_audio", **SIZES, "rope_parameters": PLAIN}, (None,)),
     ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 1.0}, (None,)),
     ({"model_type": "mellum", "partial_rotary_factor": 0.5}, ("full_attention",)),
+    # the theta of its flat block is not read
+    ({"model_type": "deepseek_v4", "rope_theta": 5e4, "rope_scaling": YARN}, ("main", "compress")),
+    ({"model_type": "deepseek_v4", "compress_rope_theta": 7e4, "rope_scaling": YARN}, ("main", "compress")),
     *(
         ({"model_type": name, **SIZES, "rope_theta": 54_321.0}, (None,))  # beside a default block with its own theta
         for name in ("gpt_oss", "apertus", "cwm", "openai_privacy_filter", "nemotron3_5_transcribe_asr_audio")

@@ -65,8 +65,8 @@ class Family:
     - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features turns, and it is what we describe.
     - `blocks`: for each layer type its default block, for families with several; a block of None is a layer without
       rotation. `theta_keys`: the older top-level spelling of each theta. `scaled`: where a flat `rope_scaling` belongs,
-      and `scaled_block`: for a `rope_type` what it then holds where it is silent. `block_of`: for a layer type the name
-      of its block, where that is another word.
+      and `scaled_block`: for a `rope_type` what it then holds where it is silent; `thetas_on_top`: a theta in it is not
+      read. `block_of`: for a layer type the name of its block, where that is another word.
     - `nope`: of a family with one block for all layers the layer types that do not rotate; `layer_types`: all that it
       has. `nope_needs_window`: where `sliding_window` is null they rotate after all. `rope_needs_window`: where it is
       null no layer rotates. `flags`: a list of the config that says of each layer whether it rotates (1) or not (0),
@@ -123,6 +123,7 @@ class Family:
     theta_keys: Mapping[str, str] = field(default_factory=dict)
     scaled: tuple[str, ...] = ()
     scaled_block: Mapping[str, Block] = field(default_factory=dict)
+    thetas_on_top: bool = False
     block_of: Mapping[str, str] = field(default_factory=dict)
     layer_types: tuple[str, ...] = ()
     nope: tuple[str, ...] = ()

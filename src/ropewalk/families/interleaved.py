@@ -95,6 +95,7 @@ FAMILIES.add(  # the last features of a head turn, and those of the attention's 
     theta_keys={"main": "rope_theta", "compress": "compress_rope_theta"},
     scaled=("compress",),
     scaled_block={"yarn": {"attention_factor": 1.0}},
+    thetas_on_top=True,
     block_of={
         "sliding_attention": "main",
         "compressed_sparse_attention": "compress",

@@ -231,7 +231,8 @@ def _of_family(
             block["rope_theta"] = theta
         if stated is not None and label in family.scaled:
             rule = stated.get("rope_type", stated.get("type"))
-            block |= {**family.scaled_block.get(str(rule), {}), **stated}
+            own = {"rope_theta": block["rope_theta"]} if family.thetas_on_top else {}
+            block |= {**family.scaled_block.get(str(rule), {}), **stated, **own}
         blocks[label] = block
     return blocks
 
