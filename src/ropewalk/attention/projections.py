@@ -18,7 +18,7 @@ def projected(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
     adapters, sharding hooks): all others are called.
     """
     compiling = torch.compiler.is_compiling()
-    if not compiling and all(type(layer) is nn.Linear and _is_left_alone(layer) for layer in layers):
+    if not compiling and all(type(layer) is nn.Linear and is_left_alone(layer) for layer in layers):
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         backend = choose_linear(x, weights, biases)  # type: ignore[arg-type]
         if backend.kernels:
@@ -31,7 +31,8 @@ def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return choose_linear(x, (weight,), (bias,)).multiply(x, (weight,), (bias,))[0]
 
 
-def _is_left_alone(layer: nn.Module) -> bool:
+def is_left_alone(layer: nn.Module) -> bool:
+    """Whether nobody listens in on a module or has patched it, so that a kernel may stand in for its forward."""
     return not (
         layer._forward_hooks
         or layer._forward_pre_hooks

@@ -10,6 +10,7 @@ from ropewalk.diagnosis.diagnosis import Diagnosis
 from ropewalk.diagnosis.prepare import prepare, with_tokenizer
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource
 from ropewalk.progress import Progress
+from ropewalk.readers.defaults import CHUNK
 from ropewalk.readers.sharded import sharing_windows
 
 
@@ -35,7 +36,7 @@ def doctor(
     retrieval_chat: bool = False,
     scoring: str = "choice",
     seed: int = 0,
-    chunk: int = 1024,
+    chunk: int = CHUNK,
     workers: int | None = None,
     minutes: float | None = None,
     dtype: str = "float32",

