@@ -4,7 +4,8 @@
 # under YaRN, with repeated blocks in 3 of 10 windows; the same without a skip, without YaRN, of plain text, and of plain text
 # without a skip. All are read on Moby-Dick, which no run sees, by benchmarks/pose.py. Record and figure:
 # benchmarks/results/pose-tiny.*. About 9 minutes of one core; stopped, the same command goes on. Further options go to pose.py
-# ($STEPS: updates).
+# ($STEPS: updates). Self-distillation beside PoSE, about 6 minutes more:
+# RECORD=benchmarks/results/self-distillation-tiny.json benchmarks/pose_tiny.sh --arms pose,self-distillation
 set -eu
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 cd "$(dirname "$0")/.."
@@ -17,4 +18,5 @@ for book in middlemarch bleak_house; do # with the typography of printed books, 
 done
 exec "$BIN/python" benchmarks/pose.py tiny --out "$OUT" --record "${RECORD:-benchmarks/results/pose-tiny.json}" \
     --text "$OUT/middlemarch.txt" "$OUT/bleak_house.txt" --validation "$DATA/moby_dick.txt" --target 1024 --lengths 512,1024 \
-    --window 256 --steps "${STEPS:-60}" --batch-size 8 --lr 1e-3 --windows 16 --use-windows 8 --texts 2 "$@"
+    --arms full-length,pose,no-skip,no-method,no-far-answers,no-skip-no-far-answers --window 256 \
+    --steps "${STEPS:-60}" --batch-size 8 --lr 1e-3 --windows 16 --use-windows 8 --texts 2 "$@"

@@ -29,6 +29,7 @@ def test_what_each_arm_changes() -> None:
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
         "no-skip-no-far-answers": {"skip_target": 256, "repeat_share": 0.0},
+        "self-distillation": {"self_distillation": 1.0},
     }
 
 

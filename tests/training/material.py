@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ropewalk.training import Housekeeping, TrainSettings
+from ropewalk.training.data import Batch
 
 SENTENCE = "the rope was laid along a walk of three hundred yards and every strand had its own turn to keep"
 
@@ -37,3 +41,11 @@ def small(text: str, **changes: Any) -> TrainSettings:
 
 
 EVERY = Housekeeping(log_every=2, validate_every=4, checkpoint_every=3)
+
+
+def own_positions(batch: Batch) -> Tensor:
+    """Where a batch's tokens stand: as it says, or from 0 on in each document; a window that wraps around holds two."""
+    if batch.position_ids is not None:
+        return batch.position_ids
+    documents = torch.zeros_like(batch.inputs) if batch.document_ids is None else batch.document_ids
+    return torch.tensor([[int((row[:i] == row[i]).sum()) for i in range(len(row))] for row in documents])

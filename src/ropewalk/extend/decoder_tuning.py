@@ -105,10 +105,12 @@ class TunableDecoder(DecoderReader):
         position_ids: Tensor | None = None,
         seq_len: int | None = None,
         token_weights: str | None = None,
+        perturbed_ids: Tensor | None = None,
+        distillation_weights: Tensor | None = None,
         shard: SequenceShard | None = None,
     ) -> Tensor:
         """As `TunableReader.next_token_loss`; with `shard` these are one process's tokens of whole windows."""
-        batch = Batch(inputs, targets, document_ids, position_ids, seq_len, shard)
+        batch = Batch(inputs, targets, document_ids, position_ids, seq_len, shard, perturbed_ids, distillation_weights)
         weights = longce_weights(self.model, batch, precision=precision) if token_weights == "longce" else None
         return next_token_loss(self.model, batch, precision=precision, token_weights=weights)
 

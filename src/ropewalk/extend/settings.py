@@ -18,7 +18,7 @@ from ropewalk.training.settings import PRECISIONS
 DTYPES = ("float32", "bfloat16", "float16")
 TEXTS = {"metavar": "FILE", "rest": "Further texts, as in --text A B C."}  # how the command line takes several files
 _POSITIVE = ("lr", "clip")
-_NOT_NEGATIVE = ("weight_decay", "final_lr", "beta1", "beta2")
+_NOT_NEGATIVE = ("weight_decay", "final_lr", "beta1", "beta2", "self_distillation")
 
 
 def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
@@ -142,6 +142,9 @@ class TrainingSettings:
       length; `skip_target` None: the target. With `skip_target` = `window` nothing skips: the control.
     - `token_weights`: "longce" weighs each token's loss by min(exp(loss in a quarter of the window - loss), 5),
       without gradients (Fang et al. 2024, arXiv:2410.23771): two further forward passes. None: all count alike.
+    - `self_distillation`: above 0, every window is read a second time at perturbed positions, and this many times
+      KL(prediction there || prediction at its own positions, a constant) is added to the loss, in the mean over the
+      tokens that moved (Li et al. 2026, arXiv:2604.14339, lambda; 1 there). An update takes about twice as long.
     - `repeat_share`: in this share of the windows blocks of words and of text occur twice, so that far tokens have
       something to tell.
 
@@ -165,6 +168,9 @@ class TrainingSettings:
     repeat_share: float = setting("Share of the windows in which blocks of words and of text occur twice.", default=0.0)
     token_weights: Literal["longce"] | None = setting(
         "longce: weigh each token's loss by what a long context is worth to it.", default=None
+    )
+    self_distillation: float = setting(
+        "Weight of the divergence between predictions at perturbed and at true positions; 0: none.", default=0.0
     )
     activation_checkpointing: bool = setting(
         "Activation checkpointing: less memory, about a third more time.", default=True

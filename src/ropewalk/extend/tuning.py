@@ -23,6 +23,7 @@ from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler
 from ropewalk.training.events import Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask, WindowSettings
 from ropewalk.training.loop import Run
+from ropewalk.training.perturbations import PerturbedSampler
 from ropewalk.training.repeats import RepeatSampler, word_tokens
 from ropewalk.training.run_folder import RunFolder
 from ropewalk.training.settings import on_machine
@@ -52,24 +53,25 @@ class TuningRecipe(TrainingSettings):
         super().__post_init__()
         check_at_least({"target": self.reach.target}, least=2)
         check_at_least({"validation_windows": self.validation_windows}, least=1)
-        if self.window is not None:
-            self._check_window(self.window)
-
-    def _check_window(self, window: int) -> None:
-        """Refuse windows that cannot skip to the target, and methods that count tokens themselves."""
         method = METHODS.get(self.method)
-        if method is not None and (method.in_attention or method.tuned_at_trained_length):
+        if self.skips and method is not None and (method.in_attention or method.tuned_at_trained_length):
             raise RopeError(
-                "extend: --window trains at positions that skip, and this method counts each row's tokens itself.",
-                facts={"method": self.method, "window": window},
-                cure="Choose a method of frequencies, or leave out --window to train at the target length.",
+                f"extend: positions skip under {self.skips}, and this method counts each row's tokens itself.",
+                facts={"method": self.method, "window": self.window, "self_distillation": self.self_distillation},
+                cure=f"Choose a method of frequencies, or leave out {self.skips}.",
             )
-        if not 2 <= window <= self.skip_to:
+        if self.window is not None and not 2 <= self.window <= self.skip_to:
             raise RopeError(
                 "extend: a window whose positions skip is at least 2 tokens, and no longer than what they skip to.",
-                facts={"window": window, "skip_to": self.skip_to},
+                facts={"window": self.window, "skip_to": self.skip_to},
                 cure="Pass --window with the trained length or less.",
             )
+
+    @property
+    def skips(self) -> str:
+        """The options under which some positions skip; "" where none do."""
+        options = {"--window": self.window is not None, "--self-distillation": self.self_distillation > 0}
+        return " and ".join(name for name, given in options.items() if given)
 
     @property
     def skip_to(self) -> int:
@@ -157,7 +159,7 @@ class TuningTask(LanguageModelTask):
         return spread(self.make_model(vocab_size), self.mesh)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
-        """Windows of the text; some with repeated blocks, and with positions that skip, where the recipe says so."""
+        """Windows of the text; where the recipe says so some with repeated blocks, and with positions that skip."""
         windows = WindowSampler(stream, seq_len=self.recipe.seq_len, seed=self.recipe.seed)
         found: Windows = windows
         if self.recipe.repeat_share:
@@ -165,6 +167,8 @@ class TuningTask(LanguageModelTask):
             found = RepeatSampler(windows, words, share=self.recipe.repeat_share, seed=self.recipe.seed)
         if self.recipe.window is not None:
             found = SkipSampler(found, seq_len=self.recipe.skip_to, seed=self.recipe.seed)
+        if self.recipe.self_distillation:
+            found = PerturbedSampler(found, strength=self.recipe.self_distillation, seed=self.recipe.seed)
         return found
 
     @property
@@ -174,7 +178,8 @@ class TuningTask(LanguageModelTask):
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """The reader's own: the model need not be a decoder of ours."""
-        more: dict[str, Any] = {} if batch.shard is None else {"shard": batch.shard}
+        options = ("shard", "perturbed_ids", "distillation_weights")
+        more: dict[str, Any] = {name: getattr(batch, name) for name in options if getattr(batch, name) is not None}
         return self.copy.next_token_loss(
             batch.inputs,
             batch.targets,
@@ -210,7 +215,20 @@ class TuningTask(LanguageModelTask):
 
 
 def check_tunable(source: TunableReader, recipe: TuningRecipe, mesh: Mesh) -> None:
-    """Refuse what several processes cannot tune together."""
+    """Refuse models whose positions cannot skip, and what several processes cannot tune together."""
+    positions = source.positions
+    if recipe.self_distillation and not positions.present_ropes:
+        raise RopeError(
+            "extend: --self-distillation perturbs the positions that a rope reads, and this model has no rope.",
+            facts={"self_distillation": recipe.self_distillation, "ropes": positions.ropes},
+            cure="Leave out --self-distillation.",
+        )
+    if recipe.skips and any(extension is not None for extension in positions.extensions):
+        raise RopeError(
+            f"extend: positions skip under {recipe.skips}, and this model counts each row's tokens itself.",
+            facts={"method": recipe.method, "extensions": positions.extensions},
+            cure=f"Choose a method of frequencies, or leave out {recipe.skips}.",
+        )
     if mesh.several and source.library != "ropewalk":
         raise RopeError(
             "extend: several processes tune models that ropewalk computes, and this one another library computes.",

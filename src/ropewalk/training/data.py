@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -61,7 +61,8 @@ class Batch:
     """Token ids `inputs` and next tokens `targets`, int64 `[windows, seq]`; `document_ids` (same shape) only where a
     window spans two documents, else None. `position_ids` (same shape) where positions skip, and `seq_len`, the length
     in tokens that they belong to; None: they count from 0 in each document, and the length is the window's. `shard`:
-    these are one process's tokens of windows that several hold together."""
+    these are one process's tokens of windows that several hold together. For self-distillation (`PerturbedSampler`):
+    `perturbed_ids`, other positions (same shape), and `distillation_weights`, float32 (same shape)."""
 
     inputs: Tensor
     targets: Tensor
@@ -69,6 +70,8 @@ class Batch:
     position_ids: Tensor | None = None
     seq_len: int | None = None
     shard: SequenceShard | None = None
+    perturbed_ids: Tensor | None = None
+    distillation_weights: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -77,18 +80,12 @@ class Batch:
 
     def part(self, shard: SequenceShard) -> Batch:
         """One process's tokens of whole windows: each with its own next token, and its position in the whole window."""
-        documents, positions = self.document_ids, self.position_ids
+        positions = self.position_ids
         if positions is None:
             (windows, seq), device = self.inputs.shape, self.inputs.device
-            positions = lay_out(windows, seq, device, document_ids=documents, where="train").position_ids()
-        return Batch(
-            shard.own(self.inputs),
-            shard.own(self.targets),
-            None if documents is None else shard.own(documents),
-            shard.own(positions.expand(len(self.inputs), -1)),
-            self.seq_len or shard.total,
-            shard,
-        )
+            positions = lay_out(windows, seq, device, document_ids=self.document_ids, where="train").position_ids()
+        whole = replace(self, position_ids=positions.expand(len(self.inputs), -1), seq_len=self.seq_len or shard.total)
+        return replace(whole._each(shard.own), shard=shard)
 
     def check_targets(self) -> None:
         """Refuse tokens whose targets are not the tokens after them in the whole window; for all processes together."""
@@ -104,25 +101,17 @@ class Batch:
 
     def rows(self, rows: Sequence[int]) -> Batch:
         """Some of its windows."""
-        documents, positions = self.document_ids, self.position_ids
-        return Batch(
-            self.inputs[rows],
-            self.targets[rows],
-            None if documents is None else documents[rows],
-            None if positions is None else positions[rows],
-            self.seq_len,
-        )
+        return self._each(lambda values: values[rows])
 
     def to(self, device: str) -> Batch:
         """The batch on another device."""
-        documents, positions = self.document_ids, self.position_ids
-        return Batch(
-            self.inputs.to(device),
-            self.targets.to(device),
-            None if documents is None else documents.to(device),
-            None if positions is None else positions.to(device),
-            self.seq_len,
-        )
+        return self._each(lambda values: values.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """A batch whose tensors are what `change` makes of them."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
+        return replace(self, **changed)
 
 
 @runtime_checkable
