@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,6 +102,30 @@ def test_joined_sets_the_threads_and_ends():
         assert current() is ALONE
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_leaving_hides_no_error(monkeypatch, number):
+    """Rank 0 has failed and waits for a rank that is gone: told to end, it leaves at once, with its own error."""
+    waits = []
+
+    def told(seconds):
+        waits.append(seconds)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(sleep=told))
+    threads = torch.get_num_threads()
+    try:
+        with pytest.raises(RopeError, match="a peer is gone"), joined(launches(2)[0]):
+            raise RopeError("a peer is gone.", cure="Run the command again.")
+        with joined(launches(2)[0]):
+            pass
+    except KeyboardInterrupt:
+        pytest.fail("the signal took the error's place")
+    finally:
+        torch.set_num_threads(threads)
+    assert len(waits) == 2
+    assert current() is ALONE
 
 
 def test_leases_in_a_store(monkeypatch):

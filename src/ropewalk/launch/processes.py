@@ -168,8 +168,12 @@ class Launch:
             return True
 
     def leave(self) -> None:
-        """This process needs the store no more; rank 0, where it keeps it, waits a moment for the others."""
-        with suppress(RopeError, RuntimeError):
+        """This process needs the store no more; rank 0, where it keeps it, waits a moment for the others.
+
+        Ctrl-C, or the SIGTERM that torchrun sends when one has died, ends that wait and nothing else: what the process
+        has to say, its result or an error that is on its way, is not replaced by a KeyboardInterrupt.
+        """
+        with suppress(RopeError, RuntimeError, KeyboardInterrupt):
             self.store.add("left", 1)
             waited = 0.0
             while self.is_first and not self.hosted and int(self.store.add("left", 0)) < self.ranks:
