@@ -53,7 +53,7 @@ def test_held_out_losses_are_those_of_the_models(tmp_path: Path) -> None:
     again = held_out(reader(), result, windows, text="other", folder=tmp_path, resume=True, progress=shown)
     assert (again, shown.begun) == (found, [])
     held_out(reader(), result, windows, text="other", folder=tmp_path, progress=shown)
-    assert len(shown.begun) == 2 * len(found.beyond)
+    assert len(shown.begun) == 2 * (len(found.beyond) - (not result.found_better))
     held_out(reader(), result, windows.flip(1), text="other", folder=tmp_path, resume=True)
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -114,6 +114,20 @@ def test_a_search_that_found_nothing_says_so() -> None:
         "The search found nothing better than yarn, and returns it.",
         "Of the analytic methods pi is best by the loss on book beyond the trained length.",
     ]
+
+
+def test_a_start_that_is_returned_is_measured_once() -> None:
+    """Its numbers stand under both names."""
+    result = searched_on_text()
+    starts = result.evaluations[: len(result.space.starts)]
+    best = min((line for line in starts if line.point.name != "plain"), key=lambda line: line.loss)
+    returned = dataclasses.replace(result, evaluations=starts)
+    assert returned.best.point == best.point
+    shown = Shown()
+    found = held_out(reader(), returned, WINDOWS, text="same", progress=shown)
+    assert len(shown.begun) == len(WINDOWS) * len(starts)
+    assert not any(str(line).endswith(best.point.name) for line in shown.begun)
+    assert found.beyond["searched"] == found.beyond[best.point.name]
 
 
 def test_the_record_is_whole_and_its_block_is_the_rope() -> None:

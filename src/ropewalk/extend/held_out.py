@@ -223,9 +223,11 @@ def measure_points(
 ) -> dict[str, list[tuple[float, ...]]]:
     """By name, the losses of every point on each item: those in the ledger, and the others measured now.
 
+    A point that stands under two names, as the searched one does where nothing better was found, is measured once.
     `what` and `tokens` describe one measurement in `progress`. Raises `RopeError` for a loss that is not finite.
     """
-    jobs = [(name, index) for index in range(len(items)) for name in points]
+    first = {name: next(other for other in points if points[other] == points[name]) for name in points}
+    jobs = [(name, index) for index in range(len(items)) for name in points if first[name] == name]
 
     def key(job: tuple[str, int]) -> str:
         return f"{job[0]}/{job[1]}"
@@ -243,7 +245,9 @@ def measure_points(
         return {"losses": list(values)}
 
     complete(ledger, jobs, key, compute)
-    return {name: [tuple(ledger[key((name, index))]["losses"]) for index in range(len(items))] for name in points}
+    return {
+        name: [tuple(ledger[key((of, index))]["losses"]) for index in range(len(items))] for name, of in first.items()
+    }
 
 
 def held_out(
