@@ -206,9 +206,13 @@ def sabotaged(rank: int, text: str, out: str) -> None:
         logits_of(model, replace(right, position_ids=local.expand(WINDOWS, -1)))
     with pytest.raises(RopeError, match="belongs to one process"):
         SequenceShard([local, local], rank, None)
+    alone = mine(batch_of(False), mesh)
+    for local_length in (SEQ // 2, torch.tensor([SEQ] + [SEQ // 2] * (WINDOWS - 1))):
+        with pytest.raises(RopeError, match="`seq_len` is the length of the whole row"):
+            model(alone.inputs, position_ids=alone.position_ids, seq_len=local_length, shard=alone.shard)
     with torch.no_grad():
         found, wrong = logits_of(model, right), logits_of(model, replace(right, seq_len=SEQ // 2))
-    assert float((found - wrong).abs().max()) > 100 * BAR  # frequencies of the local length
+    assert float((found - wrong).abs().max()) > 100 * BAR  # packed, it may be that of the longest document
     _targets_shifted_too_late(text, out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "reset_parameters", lambda self: None)

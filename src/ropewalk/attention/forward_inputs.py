@@ -101,6 +101,8 @@ class ForwardInputs:
             layout = shard.lay_out(batch, seq, x.device, document_ids=document_ids, where=where)
             if position_ids is not None:
                 shard.check_positions(position_ids, layout, where)
+            if document_ids is None and seq_len is not None:  # packed, it may be that of the longest document
+                shard.check_length(seq_len, where)
         elif cache is None:
             layout = lay_out(
                 batch, seq, x.device, attention_mask=attention_mask, document_ids=document_ids, where=where

@@ -89,3 +89,13 @@ class SequenceShard:
                 facts={"position_ids": position_ids, "total": self.total},
                 cure="Take rw.distributed.positions_for_rank, not an arange of the local length.",
             )
+
+    def check_length(self, seq_len: int | Tensor, where: str) -> None:
+        """Refuse a length below that of the whole row: a process's local length, above all."""
+        least = seq_len if isinstance(seq_len, int) else int(seq_len.min())
+        if least < self.total:
+            raise RopeError(
+                f"{where}: `seq_len` is the length of the whole row, of which a process holds a part.",
+                facts={"seq_len": seq_len, "tokens here": len(self.index), "of the row": self.total},
+                cure="Pass at least the tokens of the whole row: shard.total.",
+            )
