@@ -1,11 +1,16 @@
-"""What the pages say of tuning and of methods beside the tables of docs_records.py, from the same records."""
+"""The tables of methods, searches and tuning, and what the pages say of them; `docs_records.py` takes them up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import runpy
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+DRAWN = runpy.run_path(str(Path(__file__).with_name("docs_drawn.py")))
+document, table, where = (DRAWN[name] for name in ("document", "table", "where"))
 
 
 def interval_cell(found: Record) -> str:
@@ -67,3 +72,118 @@ def served(name: str) -> tuple[str, str]:
         own = any(caveat.rules and len(caveat.engines) == 1 for caveat in told.caveats)
         found.append(f"{engine}\\*" if own else engine)
     return "yes", ", ".join(found)
+
+
+def tuned() -> str:
+    """The built-in model before and after tuning."""
+    record = document("extend-tiny.json")
+    trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
+    rows = [[row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]]
+    return table([f"tiny, {trained:,} to {target:,} tokens", f"within {trained:,}", "beyond"], rows)
+
+
+def pose(name: str) -> str:
+    """A model tuned on windows that skip, and the controls: what tuning brought, and what it cost."""
+    record = document(f"{name}.json")
+    longest, furthest = record["lengths"][-1], max(row.get("distance", 0) for row in record["arms"]["pose"]["copy"])
+
+    def copied(found: Record) -> str:
+        gains = [
+            row["gain"] for row in found["copy"] if (row.get("window"), row.get("distance")) == (longest, furthest)
+        ]
+        return f"{gains[0]:+.2f}"
+
+    def numbers(found: Record) -> str:
+        rows = [row for row in found["retrieval"] if row["length"] == longest]
+        return f"{rows[0]['found']} of {rows[0]['asked']}"
+
+    rows = [
+        [f"{name}, untuned", "", "", "", copied(found), numbers(found)] for name, found in record["untuned"].items()
+    ]
+    rows += [
+        [arm, *(interval_cell(found["beyond"][-1][key]) for key in ("interaction", "tuned_minus_its_crop")),
+         interval_cell(found["tuned_minus_plain_within"]), copied(found), numbers(found)]
+        for arm, found in record["arms"].items()
+    ]  # fmt: skip
+    heads = ["", f"interaction to {longest:,}", "tuned full - its crop", "tuned - plain within",
+             f"copied from {furthest:,}", f"numbers found at {longest:,}"]  # fmt: skip
+    said = "; ".join(f"`{arm}`: {found['what']}" for arm, found in record["arms"].items())
+    guessed = record["arms"]["pose"]["retrieval"][-1]
+    chance = f"By chance {guessed['chance'] * guessed['asked']:.0f} of {guessed['asked']} numbers are found."
+    return f"{table(heads, rows)}\n\n{said}. {chance}\n\n{of_interactions(record)}"
+
+
+def method_costs() -> str:
+    """What each method costs beside plain, and where it can run."""
+    record = document("method-costs.json")
+    plain, tokens = record["methods"]["plain"], record["tokens"]
+    rows = [
+        [name, *(f"{found[kind]['ratio']:.2f}" for kind in ("prefill", "decode")),
+         f"{found['cache_bytes'] / plain['cache_bytes']:.2f}", *served(name)]
+        for name, found in record["methods"].items()
+    ]  # fmt: skip
+    drawn = table(["method", "prefill", "decode", "cache", "config.json says it", "engines"], rows)
+    return (
+        f"{drawn}\n\nProcessor time of {tokens:,} tokens read, and of one more behind them, over plain's ("
+        f"{plain['prefill']['p50'] / tokens:,.0f} and {plain['decode']['p50']:,.0f} microseconds a token). "
+        f"Layers: {record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Frequency methods "
+        "do plain's work, so the spread of their ratios is the error of the others. Every method runs in ropewalk. "
+        "*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints."
+    )
+
+
+def league() -> str:
+    """The methods that need no tuning: loss, numbers found, and what they cost."""
+    record = document("league-first.json")
+    trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
+    plain = record["methods"][0]["seconds"]
+    rows = []
+    for row in record["methods"]:
+        found = [one for one in record["retrieval"] if one["method"] == row["name"]]
+        unseen = [one for one in found if one["depths"][1] * target < target - trained]
+        rows.append([
+            row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}",
+            *(f"{sum(x['found'] for x in part)} of {sum(x['asked'] for x in part)}" for part in (found, unseen)),
+            f"{row['seconds'] / plain:.2f}",
+        ])  # fmt: skip
+    heads = [f"SmolLM2-135M, {record['protocol']['windows']} windows of {target:,} tokens", f"within {trained:,}",
+             "beyond", "numbers found", f"of those over {target - farthest_seen(record):,} back", "time"]  # fmt: skip
+    protocol, most = record["retrieval_details"]["protocol"], max(row["peak_rss_bytes"] for row in record["methods"])
+    ran = record["environment"]
+    return (
+        f"{table(heads, rows)}\n\nNumbers named in {protocol['samples']} texts of {target:,} tokens and asked for at "
+        f"their end. Time: of the losses, over plain's. {ran['dtype']}, {ran['threads']} threads, "
+        f"at most {most / 1e9:.2f} GB. {record['verdict']['sentence'].split(').')[0]})."
+    )
+
+
+def farthest_seen(record: Record) -> int:
+    """Where the last part of a text ends that crop cannot see, in tokens."""
+    target, trained = record["target"], record["trained_length"]
+    ends = {row["depths"][1] * target for row in record["retrieval"]}
+    return round(max(end for end in ends if end < target - trained))
+
+
+def search_numbers() -> str:
+    """The search over YaRN's numbers on `tiny`: the best point beside the published methods, and how it stands."""
+    record = document("search-numbers-tiny.json")
+    held = record["held_out"]
+    numbers = {row["name"]: row["numbers"] for row in record["starts"]} | {"searched": record["best"]["numbers"]}
+    rows = [[row["name"], ", ".join(f"{key} {value:g}" for key, value in numbers[row["name"]].items()),
+             f"{row['within']:.3f}", f"{row['beyond']:.3f}"] for row in held["rows"]]  # fmt: skip
+    whole = sum(loss is not None for loss in record["losses"])
+    said = (
+        f"{record['evaluations']} points, of which {whole} were read whole and kept the limit: "
+        f"{record['items_read']:,} windows instead of {record['evaluations'] * record['windows']:,}. "
+        f"Held out: {held['windows']} windows of {held['text']}, {record['target']:,} tokens. "
+        f"{held['standing']['sentence']}"
+    )
+    heads = [f"tiny, {record['trained_length']:,} to {record['target']:,} tokens", "numbers",
+             f"within {record['trained_length']:,}", "beyond"]  # fmt: skip
+    return f"{table(heads, rows)}\n\n{said}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "tuned": tuned, "pose": partial(pose, "pose-tiny"), "method-costs": method_costs, "league": league,
+    "search-numbers": search_numbers,
+}  # fmt: skip

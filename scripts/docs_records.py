@@ -5,7 +5,6 @@ python scripts/docs_records.py            # prints all of them
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import sys
@@ -18,44 +17,16 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PLACE = re.compile(r"^<!-- record: ([\w-]+) --> \*.*\*$", re.MULTILINE)
 Record = dict[str, Any]
+DRAWN = runpy.run_path(str(Path(__file__).with_name("docs_drawn.py")))
 EXTENSION = runpy.run_path(str(Path(__file__).with_name("docs_extension.py")))
+document, lines, table, where, milliseconds = (
+    DRAWN[name] for name in ("document", "lines", "table", "where", "milliseconds")
+)
 
 
 def with_tables(markdown: str) -> str:
     """A page with its records in place of their marks; a mark without a function is an error."""
     return PLACE.sub(lambda found: TABLES[found[1]](), markdown)
-
-
-def document(name: str) -> Any:
-    """A record that is one JSON document."""
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
-
-
-def lines(name: str) -> list[Record]:
-    """A record of one JSON document per line."""
-    return [json.loads(line) for line in (RESULTS / name).read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; columns of numbers stand at the right."""
-    numbers = [all(re.match(r"[+-]?\d|$", row[column]) for row in rows) for column in range(len(heads))]
-    rule = ["--:" if number and column else "---" for column, number in enumerate(numbers)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
-
-
-def where(record: Record) -> str:
-    """The machine and the versions of a record, in one line."""
-    found = record.get("versions", {})
-    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers") if name in found)
-    return (
-        f"{record['device']}, {record['threads']} threads, {versions or 'versions not recorded'}, {record['date'][:10]}"
-    )
-
-
-def milliseconds(microseconds: float) -> str:
-    """Three figures of a median."""
-    value = microseconds / 1000
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def smollm2() -> str:
@@ -123,16 +94,18 @@ def forward() -> str:
     """Reading a long text with a whole model: medians in seconds, memory, share of a matrix product's rate."""
     from ropewalk.methods import METHODS
 
-    parts = []
-    last = {one["tokens"]: one for one in lines("forward.jsonl")}
-    for _, one in sorted(last.items()):
+    parts, last, of_methods = [], {}, {}
+    for one in lines("forward.jsonl"):
+        last[one["tokens"]] = one
+        over = [f"{each['of']} {each['ratio']:.2f}" for each in one["ratios"] if each["of"].split(" ")[0] in METHODS]
+        if over:
+            of_methods[one["tokens"]] = f" Over plain in the same dtype ({one['date'][:10]}): {', '.join(over)}."
+    for tokens, one in sorted(last.items()):
         rows = [[name, f"{seconds:.1f}", f"{one['tokens'] / seconds:.0f}", f"{one['peak_bytes'][name] / 1e9:.2f}",
                  f"{one['share_of_matrix_product'][name]:.2f}" if name in one["share_of_matrix_product"] else ""]
                 for name, seconds in one["median_seconds"].items()]  # fmt: skip
         heads = [f"{one['tokens']:,} tokens", "seconds", "tokens/s", "peak GB", "of a matrix product's rate"]
-        over = [f"{each['of']} {each['ratio']:.2f}" for each in one["ratios"] if each["of"].split(" ")[0] in METHODS]
-        methods = f" Over plain in the same dtype: {', '.join(over)}." if over else ""
-        parts.append(f"{table(heads, rows)}\n\n{one['model']}, {where(one)}.{methods}")
+        parts.append(f"{table(heads, rows)}\n\n{one['model']}, {where(one)}.{of_methods.get(tokens, '')}")
     return "\n\n".join(parts)
 
 
@@ -230,115 +203,6 @@ def classification_init() -> str:
     return f"{table(names, rows)}\n\n{said}"
 
 
-def tuned() -> str:
-    """The built-in model before and after tuning."""
-    record = document("extend-tiny.json")
-    trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
-    rows = [[row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]]
-    return table([f"tiny, {trained:,} to {target:,} tokens", f"within {trained:,}", "beyond"], rows)
-
-
-def pose() -> str:
-    """The built-in model tuned on windows that skip, and the controls: what tuning brought, and what it cost."""
-    record, interval_cell = document("pose-tiny.json"), EXTENSION["interval_cell"]
-    longest, furthest = record["lengths"][-1], max(row.get("distance", 0) for row in record["arms"]["pose"]["copy"])
-
-    def copied(found: Record) -> str:
-        gains = [
-            row["gain"] for row in found["copy"] if (row.get("window"), row.get("distance")) == (longest, furthest)
-        ]
-        return f"{gains[0]:+.2f}"
-
-    def numbers(found: Record) -> str:
-        rows = [row for row in found["retrieval"] if row["length"] == longest]
-        return f"{rows[0]['found']} of {rows[0]['asked']}"
-
-    rows = [
-        [f"{name}, untuned", "", "", "", copied(found), numbers(found)] for name, found in record["untuned"].items()
-    ]
-    rows += [
-        [arm, *(interval_cell(found["beyond"][-1][key]) for key in ("interaction", "tuned_minus_its_crop")),
-         interval_cell(found["tuned_minus_plain_within"]), copied(found), numbers(found)]
-        for arm, found in record["arms"].items()
-    ]  # fmt: skip
-    heads = ["", f"interaction to {longest:,}", "tuned full - its crop", "tuned - plain within",
-             f"copied from {furthest:,}", f"numbers found at {longest:,}"]  # fmt: skip
-    said = "; ".join(f"`{arm}`: {found['what']}" for arm, found in record["arms"].items())
-    guessed = record["arms"]["pose"]["retrieval"][-1]
-    chance = f"By chance {guessed['chance'] * guessed['asked']:.0f} of {guessed['asked']} numbers are found."
-    return f"{table(heads, rows)}\n\n{said}. {chance}\n\n{EXTENSION['of_interactions'](record)}"
-
-
-def method_costs() -> str:
-    """What each method costs beside plain, and where it can run."""
-    record = document("method-costs.json")
-    plain, tokens = record["methods"]["plain"], record["tokens"]
-    rows = [
-        [name, *(f"{found[kind]['ratio']:.2f}" for kind in ("prefill", "decode")),
-         f"{found['cache_bytes'] / plain['cache_bytes']:.2f}", *EXTENSION["served"](name)]
-        for name, found in record["methods"].items()
-    ]  # fmt: skip
-    drawn = table(["method", "prefill", "decode", "cache", "config.json says it", "engines"], rows)
-    return (
-        f"{drawn}\n\nProcessor time of {tokens:,} tokens read, and of one more behind them, over plain's ("
-        f"{plain['prefill']['p50'] / tokens:,.0f} and {plain['decode']['p50']:,.0f} microseconds a token). "
-        f"Layers: {record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Frequency methods "
-        "do plain's work, so the spread of their ratios is the error of the others. Every method runs in ropewalk. "
-        "*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints."
-    )
-
-
-def league() -> str:
-    """The methods that need no tuning: loss, numbers found, and what they cost."""
-    record = document("league-first.json")
-    trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
-    plain = record["methods"][0]["seconds"]
-    rows = []
-    for row in record["methods"]:
-        found = [one for one in record["retrieval"] if one["method"] == row["name"]]
-        unseen = [one for one in found if one["depths"][1] * target < target - trained]
-        rows.append([
-            row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}",
-            *(f"{sum(x['found'] for x in part)} of {sum(x['asked'] for x in part)}" for part in (found, unseen)),
-            f"{row['seconds'] / plain:.2f}",
-        ])  # fmt: skip
-    heads = [f"SmolLM2-135M, {record['protocol']['windows']} windows of {target:,} tokens", f"within {trained:,}",
-             "beyond", "numbers found", f"of those over {target - farthest_seen(record):,} back", "time"]  # fmt: skip
-    protocol, most = record["retrieval_details"]["protocol"], max(row["peak_rss_bytes"] for row in record["methods"])
-    ran = record["environment"]
-    return (
-        f"{table(heads, rows)}\n\nNumbers named in {protocol['samples']} texts of {target:,} tokens and asked for at "
-        f"their end. Time: of the losses, over plain's. {ran['dtype']}, {ran['threads']} threads, "
-        f"at most {most / 1e9:.2f} GB. {record['verdict']['sentence'].split(').')[0]})."
-    )
-
-
-def farthest_seen(record: Record) -> int:
-    """Where the last part of a text ends that crop cannot see, in tokens."""
-    target, trained = record["target"], record["trained_length"]
-    ends = {row["depths"][1] * target for row in record["retrieval"]}
-    return round(max(end for end in ends if end < target - trained))
-
-
-def search_numbers() -> str:
-    """The search over YaRN's numbers on `tiny`: the best point beside the published methods, and how it stands."""
-    record = document("search-numbers-tiny.json")
-    held = record["held_out"]
-    numbers = {row["name"]: row["numbers"] for row in record["starts"]} | {"searched": record["best"]["numbers"]}
-    rows = [[row["name"], ", ".join(f"{key} {value:g}" for key, value in numbers[row["name"]].items()),
-             f"{row['within']:.3f}", f"{row['beyond']:.3f}"] for row in held["rows"]]  # fmt: skip
-    whole = sum(loss is not None for loss in record["losses"])
-    said = (
-        f"{record['evaluations']} points, of which {whole} were read whole and kept the limit: "
-        f"{record['items_read']:,} windows instead of {record['evaluations'] * record['windows']:,}. "
-        f"Held out: {held['windows']} windows of {held['text']}, {record['target']:,} tokens. "
-        f"{held['standing']['sentence']}"
-    )
-    heads = [f"tiny, {record['trained_length']:,} to {record['target']:,} tokens", "numbers",
-             f"within {record['trained_length']:,}", "beyond"]  # fmt: skip
-    return f"{table(heads, rows)}\n\n{said}"
-
-
 def models() -> str:
     """How many of transformers' classes and causal families are exact."""
     record = document("parity.json")
@@ -386,9 +250,7 @@ def verify() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "smollm2": smollm2, "smollm2-32k": smollm2_long, "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "training": training, "encodings": encodings, "classification": classification,
-    "classification-init": classification_init, "tuned": tuned,
-    "league": league, "search-numbers": search_numbers, "pose": pose, "method-costs": method_costs, "models": models,
-    "verify": verify,
+    "classification-init": classification_init, "models": models, "verify": verify, **EXTENSION["TABLES"],
 }  # fmt: skip
 
 
