@@ -10,13 +10,17 @@ import re
 import pytest
 
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT
+from ropewalk.methods import METHODS
 from ropewalk.report.drawings import drawings
 from ropewalk.report.figures import loss
 from ropewalk.report.night import contrast
 from ropewalk.report.page import render
+from ropewalk.report.tables import natures
 from ropewalk.report.write import report_files
 from tests.report.pages import Page, page_of
 from tests.report.records import EXTEND, LOSSES, record, retrieval, retrieval_rows, use_rows
+
+YARN = {"rope_type": "yarn"}
 
 SECTIONS = ["Why", "To use it", "Methods", "Loss by position", "Use of far tokens", "Retrieval",
             "Frequencies before and after", "Wavelengths",
@@ -306,3 +310,19 @@ def test_the_tests_see_a_broken_document(key):
     del found["methods"][1][key]
     with pytest.raises(KeyError):
         page_of(found)
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (YARN, METHODS["yarn"].config_note),
+        ({"near": {"rope_type": "default"}, "far": YARN}, METHODS["yarn"].config_note),
+        ({"near": {"rope_type": "default"}, "far": {"rope_type": "longrope"}}, "yes (its factors, as longrope)"),
+        (None, "no: no block of this model's config gives its layers these ropes"),
+    ],
+)
+def test_what_a_config_says_of_a_method(block: dict[str, object] | None, said: str) -> None:
+    """By the block that was measured, or by those of the layer types."""
+    found = record(**FULL)
+    next(method for method in found["methods"] if method["name"] == "yarn")["rope_parameters"] = block
+    assert next(row for row in natures(found).rows if row[0] == "yarn")[-1] == said

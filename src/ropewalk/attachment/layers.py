@@ -9,9 +9,10 @@ from torch import nn
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
+from ropewalk.methods import ConfigForm
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.rope.ropes import ropes_by_block, ropes_of_layer_types
 from ropewalk.rope.windows import is_windowed, window_of_layer_type
 
 _TYPES = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models
@@ -43,6 +44,16 @@ def _layer_types(config: Any) -> list[str | None]:
     stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
     labels: list[str | None] = list(stated)[:count] if stated else [None] * count
     return labels + [None] * (count - len(labels))
+
+
+def config_form_of(whole: Any, config: Any) -> ConfigForm:
+    """Where a model's config, as a whole, says the ropes of its decoder, whose own config is `config`."""
+    part = None if config is whole else next((key for key, value in vars(whole).items() if value is config), None)
+    ropes, nested = ropes_by_block(config)
+    if not nested:
+        return ConfigForm(part=part)
+    blocks = {str(label): rope for label, rope in ropes.items() if rope is not None}
+    return ConfigForm(names=labels_of(config), ropes=blocks, part=part)
 
 
 def positions_of(model: nn.Module, config: Any) -> Positions:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.errors import RopeError
-from ropewalk.methods import longrope_block
+from ropewalk.methods import longrope_block, ropes_of_names
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
 from ropewalk.rope.ropes import ropes_of_layer_types
@@ -85,12 +85,9 @@ def _check_expressible(handle: Attachment) -> None:
 
 def _ropes_by_type(handle: Attachment) -> dict[str | None, RopeConfig | None]:
     """The rope of each layer type that rotates; raises `RopeError` where layers of one type have several."""
-    found: dict[str | None, RopeConfig | None] = {}
-    for label, before, rope in zip(handle.labels, handle.own.ropes, handle.positions.ropes, strict=True):
-        if before is None:
-            continue
-        if found.setdefault(label, rope) != rope:
-            raise _inexpressible(handle, "layers of one type have different ropes")
+    found = ropes_of_names(handle.labels, handle.own.ropes, handle.positions.ropes)
+    if found is None:
+        raise _inexpressible(handle, "layers of one type have different ropes")
     return found
 
 

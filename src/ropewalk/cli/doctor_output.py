@@ -103,7 +103,7 @@ def print_next(console: Console, found: Diagnosis, command: str | None) -> None:
     if command is not None:
         console.print("Next:", style="bold")
         console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
-    if found.verdict.config is not None and len(set(found.measurement.own.present_ropes)) == 1:
+    if found.verdict.config is not None:
         line = f"or, in config.json: {json.dumps(found.verdict.config)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -48,7 +48,7 @@ def conclude(
     call = at_run_time(verdict.method, measurement, library=library)
     config = config_changes(verdict.method, measurement)
     if call is None and config["rope_parameters"] is not None:
-        return dataclasses.replace(verdict, config=config)
+        return dataclasses.replace(verdict, config=measurement.config_form.whole(config))
     how = f"in Python it is {call}" if call else "it works while the model runs"
     return dataclasses.replace(verdict, sentence=f"{verdict.sentence} No config.json can express it; {how}.")
 

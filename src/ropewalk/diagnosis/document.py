@@ -14,7 +14,7 @@ from ropewalk.diagnosis.next_step import attach_call
 from ropewalk.diagnosis.standings import standings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.errors import RopeError
-from ropewalk.methods import METHODS, main_rope
+from ropewalk.methods import METHODS, main_rope, rope_parameters
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import first_columns_of
 from ropewalk.statistics import over_windows
@@ -106,27 +106,37 @@ def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
 
     The length is the target, except where the rule itself starts from it (dynamic), and for plain, crop and methods
     in attention, which configs cannot express; a scaling that the method leaves as it is keeps the length that the
-    config states. `rope_parameters` is None where there is no block; see `block_of`.
+    config states. `rope_parameters` has a block for each layer type where the config does; None where no config has
+    the ropes that were measured; see `block_of`.
     """
     rope, record = main_rope(measurement.positions[method].ropes), METHODS[method]
-    block, length = block_of(rope), measurement.protocol.target
-    if rope is None or block is None:
+    parameters, length = rope_parameters_of(method, measurement), measurement.protocol.target
+    if rope is None or parameters is None:
         return {"rope_parameters": None, "max_position_embeddings": length}
     unchanged = record.scaling is None and (record.keeps_own or rope.scaling is not None)
     if unchanged and rope.max_position_embeddings is not None:
         length = rope.max_position_embeddings
     elif record.scaling is None or (rope.scaling is not None and rope.scaling.starts_at_max_length):
         length = measurement.protocol.trained_length
-    return {"rope_parameters": block, "max_position_embeddings": length}
+    return {"rope_parameters": parameters, "max_position_embeddings": length}
 
 
-def block_of(rope: RopeConfig | None) -> dict[str, Any] | None:
+def rope_parameters_of(method: str, measurement: Measurement) -> dict[str, Any] | None:
+    """The `rope_parameters` of the ropes that a method was measured with, or None.
+
+    None without a rope (drope), and where layers differ that share a block: those with a window keep their rope.
+    """
+    ropes = measurement.positions[method].ropes
+    return rope_parameters(measurement.config_form, measurement.own.ropes, ropes, block_of)
+
+
+def block_of(rope: RopeConfig) -> dict[str, Any] | None:
     """The `rope_parameters` block of a rope, or None where there is none.
 
-    Without a rope (drope); for unscaled first tokens, for which transformers has no key; and for a rule on top of the
-    scaling that the model was trained with, where longrope's two lists cannot say both.
+    None for unscaled first tokens, for which transformers has no key; and for a rule on top of the scaling that the
+    model was trained with, where longrope's two lists cannot say both.
     """
-    if rope is None or first_columns_of(rope) is not None:
+    if first_columns_of(rope) is not None:
         return None
     try:
         return rope.to_hf()
@@ -148,7 +158,7 @@ def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewa
     """
     positions = measurement.positions[method]
     rope = main_rope(positions.ropes)
-    if not any(positions.extensions) and (rope is None or block_of(rope) is not None):
+    if not any(positions.extensions) and (rope is None or rope_parameters_of(method, measurement) is not None):
         return None
     if library != "ropewalk":
         protocol = measurement.protocol

@@ -11,6 +11,7 @@ from typing import Any
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.window_losses import WindowLosses
 from ropewalk.errors import RopeError
+from ropewalk.methods import ConfigForm
 from ropewalk.models.positions import Positions
 
 MOST_STRETCHES = 3
@@ -44,7 +45,7 @@ class Measurement:
 
     `own` are the model's positions as it was given; `same_as` names, for a method whose frequencies equal an earlier
     one's at this length, that earlier method. `frequencies`: for each window what token frequencies lose on the tokens
-    of `within`; None where they were not counted.
+    of `within`; None where they were not counted. `config_form`: where the model's config says its ropes.
     """
 
     protocol: Protocol
@@ -53,6 +54,7 @@ class Measurement:
     same_as: dict[str, str]
     results: dict[str, tuple[WindowResult, ...]]
     frequencies: tuple[float, ...] | None = None
+    config_form: ConfigForm = dataclasses.field(default_factory=ConfigForm)
 
     def block_means(self, method: str) -> list[list[float]]:
         """`[window][block]`: mean loss in nats per token."""

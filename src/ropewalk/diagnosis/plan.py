@@ -14,7 +14,7 @@ from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.ledger import fingerprint as hash_of
-from ropewalk.methods import METHODS, Reach, chosen_methods, unsettled
+from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, unsettled
 from ropewalk.models.positions import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import Reader
@@ -39,7 +39,7 @@ class Plan:
 
     `same_as` names, for a method whose frequencies equal an earlier one's at this length, that earlier method; `own`
     are the model's positions as it was given. `crop_seq_len`: the length whose frequencies crop's windows have,
-    where it is not their own.
+    where it is not their own. `config_form`: where the model's config says its ropes.
     """
 
     protocol: Protocol
@@ -47,6 +47,7 @@ class Plan:
     positions: dict[str, Positions]
     same_as: dict[str, str]
     crop_seq_len: int | None = None
+    config_form: ConfigForm = dataclasses.field(default_factory=ConfigForm)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -98,7 +99,7 @@ def plan(reader: Reader, protocol: Protocol, methods: Sequence[str] | None) -> P
             first = seen.setdefault((_angles(positions[name], reach.target), positions[name].extensions), name)
             if first != name:
                 same_as[name] = first
-    return Plan(protocol=protocol, own=own, positions=positions, same_as=same_as)
+    return Plan(protocol=protocol, own=own, positions=positions, same_as=same_as, config_form=reader.config_form)
 
 
 def _angles(positions: Positions, seq_len: int) -> object:

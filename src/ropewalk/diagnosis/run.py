@@ -118,5 +118,10 @@ def gather(plan: Plan, ledger: Ledger) -> Measurement:
         for name in plan.methods
     }
     return Measurement(
-        protocol=plan.protocol, own=plan.own, positions=plan.positions, same_as=plan.same_as, results=results
+        protocol=plan.protocol,
+        own=plan.own,
+        positions=plan.positions,
+        same_as=plan.same_as,
+        results=results,
+        config_form=plan.config_form,
     )

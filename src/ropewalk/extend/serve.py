@@ -21,7 +21,16 @@ from ropewalk.extend.engines import ENGINES, MULTIPLIES_LENGTH, NOT_MULTIPLIED, 
 from ropewalk.extend.hub import HubRope, hub_rope
 from ropewalk.extend.source import GIVEN
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.methods import Reach, is_unsettled, main_rope, method_named, settle, settled_by_length
+from ropewalk.methods import (
+    ConfigForm,
+    Reach,
+    is_unsettled,
+    main_rope,
+    method_named,
+    rope_parameters,
+    settle,
+    settled_by_length,
+)
 from ropewalk.models.positions import Positions
 from ropewalk.report.record import method_of, read_record, understood
 from ropewalk.rope.config import RopeConfig
@@ -265,16 +274,17 @@ class _Served:
         """What the rope that reaches furthest is under a method, and the block of each layer type, or None."""
         if not self.ropes:
             return hub_rope((method_named(method).rope(self.rope, reach),), method, reach), None
-        labels = list(self.ropes)
-        own = Positions(
-            tuple(self.ropes[label] for label in labels),
-            (None,) * len(labels),
-            tuple(self.windows.get(label) for label in labels),
-        )
+        labels, ropes = tuple(self.ropes), tuple(self.ropes.values())
+        own = Positions(ropes, (None,) * len(labels), tuple(self.windows.get(label) for label in labels))
         found = method_named(method).positions(own, reach).ropes
-        hubs = {label: hub_rope((rope,), method, reach) for label, rope in zip(labels, found, strict=True)}
-        main = hubs[labels[found.index(main_rope(found))]]
-        return main, {label: hub.parameters for label, hub in hubs.items()}
+        main = hub_rope((main_rope(found),), method, reach)
+        blocks = rope_parameters(
+            ConfigForm(names=labels, ropes=self.ropes),
+            ropes,
+            found,
+            lambda rope: hub_rope((rope,), method, reach).parameters,
+        )
+        return main, blocks
 
 
 def _settled(rope: RopeConfig, trained_length: int) -> RopeConfig:

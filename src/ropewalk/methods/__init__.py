@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ropewalk.methods.choose import chosen_methods, default_methods, named_methods
+from ropewalk.methods.config_form import ConfigForm, rope_parameters, ropes_of_names
 from ropewalk.methods.method import Look, Method
 from ropewalk.methods.reach import Reach
 from ropewalk.methods.registry import METHODS, method_named
@@ -18,6 +19,7 @@ from ropewalk.methods.trained import (
 
 __all__ = [
     "METHODS",
+    "ConfigForm",
     "Look",
     "Method",
     "Reach",
@@ -29,6 +31,8 @@ __all__ = [
     "main_rope",
     "method_named",
     "named_methods",
+    "rope_parameters",
+    "ropes_of_names",
     "settle",
     "settled",
     "settled_by_length",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.methods import trained_length_of
+from ropewalk.methods import ConfigForm, trained_length_of
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import stream
 from ropewalk.models.positions import Positions
@@ -56,6 +56,11 @@ class DecoderReader:
     def positions(self) -> Positions:
         """What each layer knows of positions."""
         return self.model.config.positions
+
+    @property
+    def config_form(self) -> ConfigForm:
+        """The families that are built here have one block of rope parameters for all layers."""
+        return ConfigForm()
 
     @property
     def trained_length(self) -> int | None:

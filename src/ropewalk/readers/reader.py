@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ropewalk.methods import ConfigForm
 from ropewalk.models.positions import Positions
 from ropewalk.models.prompts import Prompts
 from ropewalk.models.tokens import Tokenizer
@@ -81,6 +82,10 @@ class Reader(Protocol):
     @property
     def positions(self) -> Positions:
         """What each layer knows of positions."""
+
+    @property
+    def config_form(self) -> ConfigForm:
+        """Where its config.json says each layer's rope."""
 
     @property
     def trained_length(self) -> int | None:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attachment import Attachment, attach, attachment_of
-from ropewalk.attachment.layers import positions_of, text_config_of
+from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
 from ropewalk.errors import RopeError
-from ropewalk.methods import trained_length_of
+from ropewalk.methods import ConfigForm, trained_length_of
 from ropewalk.models.positions import Positions
 from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
 from ropewalk.models.sampling import draws_of, sample
@@ -86,6 +86,11 @@ class TransformersReader:
         """What each layer knows of positions."""
         handle = attachment_of(self.model)
         return self._own if handle is None else handle.positions
+
+    @property
+    def config_form(self) -> ConfigForm:
+        """Where its config says each layer's rope."""
+        return config_form_of(self.model.config, text_config_of(self.model))
 
     @property
     def trained_length(self) -> int | None:

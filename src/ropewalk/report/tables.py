@@ -79,8 +79,9 @@ def _config_note(known: Method, method: Mapping[str, Any]) -> str:
     if known.config is None or known.scaling is None or block == {}:
         return known.config_note
     if block is None:
-        return "no: there is no block for this rule on top of the scaling that the model was trained with"
-    return "yes (its factors, as longrope)" if str(block["rope_type"]) == "longrope" else known.config_note
+        return "no: no block of this model's config gives its layers these ropes"
+    blocks = [block] if "rope_type" in block else list(block.values())  # one for each layer type
+    return "yes (its factors, as longrope)" if any(b["rope_type"] == "longrope" for b in blocks) else known.config_note
 
 
 def pairs(document: Document) -> Table | None:
