@@ -25,12 +25,14 @@ def of_interactions(record: Record) -> str:
     uses = [arm for arm in reads if last[arm]["tuned_minus_its_crop"]["ci"][1] < 0]
     cheap = [arm for arm in uses if record["arms"][arm]["tuned_minus_plain_within"]["ci"][1] <= 0.05]
     longest = f"{record['lengths'][-1]:,}"
-    control = (
-        f"The positive control holds: tuned in whole windows of {longest} tokens, it gains from distant ones."
-        if "full-length" in uses
-        else "The positive control does not hold: even tuning in whole windows is not shown to make this model gain "
-        "from distant tokens, so that nothing can be told of short ones."
-    )
+    control = "No arm was tuned in whole windows of the target length, so there is no positive control."
+    if "full-length" in last:
+        control = (
+            f"The positive control holds: tuned in whole windows of {longest} tokens, it gains from distant ones."
+            if "full-length" in uses
+            else "The positive control does not hold: even tuning in whole windows is not shown to make this model "
+            "gain from distant tokens, so that nothing can be told of short ones."
+        )
     contrasts = "; ".join(
         f"`{rows[-1]['of']}` less `{arm}` {interval_cell(rows[-1])}"
         for arm, rows in record["contrasts"].items()
@@ -85,28 +87,29 @@ def tuned() -> str:
 def pose(name: str) -> str:
     """A model tuned on windows that skip, and the controls: what tuning brought, and what it cost."""
     record = document(f"{name}.json")
-    longest, furthest = record["lengths"][-1], max(row.get("distance", 0) for row in record["arms"]["pose"]["copy"])
+    longest = record["lengths"][-1]
+    furthest = max((row.get("distance", 0) for row in record["arms"]["pose"]["copy"]), default=None)
 
-    def copied(found: Record) -> str:
+    def copied(found: Record) -> list[str]:
         gains = [
             row["gain"] for row in found["copy"] if (row.get("window"), row.get("distance")) == (longest, furthest)
         ]
-        return f"{gains[0]:+.2f}"
+        return [f"{gain:+.2f}" for gain in gains]
 
     def numbers(found: Record) -> str:
         rows = [row for row in found["retrieval"] if row["length"] == longest]
         return f"{rows[0]['found']} of {rows[0]['asked']}"
 
     rows = [
-        [f"{name}, untuned", "", "", "", copied(found), numbers(found)] for name, found in record["untuned"].items()
+        [f"{name}, untuned", "", "", "", *copied(found), numbers(found)] for name, found in record["untuned"].items()
     ]
     rows += [
         [arm, *(interval_cell(found["beyond"][-1][key]) for key in ("interaction", "tuned_minus_its_crop")),
-         interval_cell(found["tuned_minus_plain_within"]), copied(found), numbers(found)]
+         interval_cell(found["tuned_minus_plain_within"]), *copied(found), numbers(found)]
         for arm, found in record["arms"].items()
     ]  # fmt: skip
     heads = ["", f"interaction to {longest:,}", "tuned full - its crop", "tuned - plain within",
-             f"copied from {furthest:,}", f"numbers found at {longest:,}"]  # fmt: skip
+             *([] if furthest is None else [f"copied from {furthest:,}"]), f"numbers found at {longest:,}"]  # fmt: skip
     said = "; ".join(f"`{arm}`: {found['what']}" for arm, found in record["arms"].items())
     guessed = record["arms"]["pose"]["retrieval"][-1]
     chance = f"By chance {guessed['chance'] * guessed['asked']:.0f} of {guessed['asked']} numbers are found."

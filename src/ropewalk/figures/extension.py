@@ -26,6 +26,7 @@ from ropewalk.figures.style import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -63,13 +64,14 @@ def search_record_figure(record: Mapping[str, Any]) -> Figure:
 
 
 def pose_figure(record: Mapping[str, Any]) -> Figure:
-    """Of each arm of `benchmarks/pose.py`: the interaction at each length, and what copying gains by distance."""
-    colors = dict(zip(record["arms"], (BLUE, RED, GREEN, PURPLE, ORANGE, INK), strict=False))
-    markers = dict(zip(record["arms"], "osD^vP", strict=False))
+    """Of each arm of `benchmarks/pose.py`: the interaction at each length, and what copying gains, if asked."""
+    colors = dict(zip(record["arms"], (BLUE, RED, GREEN, PURPLE, ORANGE, INK, SKY), strict=False))
+    markers = dict(zip(record["arms"], "osD^vPX", strict=False))
+    copied = any(found["copy"] for found in (*record["untuned"].values(), *record["arms"].values()))
     with style():
-        figure, left = new_figure(11.0, 4.3)
+        figure, left = new_figure(11.0 if copied else 8.5, 4.3 if copied else 1.5 + 0.5 * len(record["arms"]))
         left.remove()
-        left, right = figure.subplots(1, 2)
+        left, *rest = figure.subplots(1, 2 if copied else 1, squeeze=False)[0]
         panel(left, "interaction up to each length, nats per token")
         left.axvline(0, color=INK, linewidth=0.8)
         lengths = record["lengths"]
@@ -82,26 +84,32 @@ def pose_figure(record: Mapping[str, Any]) -> Figure:
                 left.annotate(f" {row['length']:,}", (mean if ends is None else ends[1], at), color=QUIET, fontsize=8,
                               va="center")  # fmt: skip
         left.set_yticks(range(len(record["arms"])), list(record["arms"]))
-        left.invert_yaxis()
+        left.set_ylim(len(record["arms"]) - 0.5, -0.5)
         left.margins(x=0.2)
-        panel(right, f"copy test at {lengths[-1]:,} tokens: nats gained, by distance")
-        untuned = dict(zip(record["untuned"], (QUIET, SKY), strict=False))
-        curves = [
-            (f"{name}, untuned", untuned.get(name, QUIET), "", found) for name, found in record["untuned"].items()
-        ]
-        curves += [(arm, colors[arm], markers[arm], found) for arm, found in record["arms"].items()]
-        for name, color, marker, found in curves:
-            rows = [row for row in found["copy"] if row.get("window") == lengths[-1]]
-            if rows:
-                right.plot([row["distance"] for row in rows], [row["gain"] for row in rows], color=color, marker=marker,
-                           linestyle="-" if marker else "--", label=name)  # fmt: skip
-        right.axvline(record["trained_length"], color=QUIET, linestyle=":")
-        right.axhline(0, color=INK, linewidth=0.8)
-        right.set_xlabel("distance, tokens")
-        length_ticks(right)
-        if right.lines[2:]:
-            figure.legend(*right.get_legend_handles_labels(), loc="outside right center", fontsize=8)
-        windows = record["protocol"]["windows"]
-        note = f"{windows} windows; 95 % intervals, paired by window; the trained length is dotted."
+        for right in rest:
+            _copies(figure, right, record, colors, markers)
+        windows, dotted = record["protocol"]["windows"], "; the trained length is dotted" if copied else ""
+        note = f"{windows} windows; 95 % intervals, paired by window{dotted}."
         caption(figure, f"{record['model']}: tuned on windows that skip, and controls", note)
     return figure
+
+
+def _copies(
+    figure: Figure, axes: Axes, record: Mapping[str, Any], colors: Mapping[str, str], markers: Mapping[str, str]
+) -> None:
+    """What a copy gains by its distance, under every model of a record of PoSE."""
+    panel(axes, f"copy test at {record['lengths'][-1]:,} tokens: nats gained, by distance")
+    untuned = dict(zip(record["untuned"], (QUIET, SKY), strict=False))
+    curves = [(f"{name}, untuned", untuned.get(name, QUIET), "", found) for name, found in record["untuned"].items()]
+    curves += [(arm, colors[arm], markers[arm], found) for arm, found in record["arms"].items()]
+    for name, color, marker, found in curves:
+        rows = [row for row in found["copy"] if row.get("window") == record["lengths"][-1]]
+        if rows:
+            axes.plot([row["distance"] for row in rows], [row["gain"] for row in rows], color=color, marker=marker,
+                      linestyle="-" if marker else "--", label=name)  # fmt: skip
+    axes.axvline(record["trained_length"], color=QUIET, linestyle=":")
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set_xlabel("distance, tokens")
+    length_ticks(axes)
+    if axes.lines[2:]:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8)
