@@ -7,8 +7,9 @@
 #   benchmarks/league.sh         all methods that need no tuning, twice and four times the trained length, use as well
 #
 # $MEASURE (default loss,use,retrieval) may leave something out; $WINDOWS (default 2) are taken of the novel; $TEXTS (default
-# 1) are read for retrieval; $DTYPE (default bfloat16), $DEVICE (default cpu). $ROPEWALK_SMOLLM2 is the GGUF, $MODEL any other
-# model; further options go to every run of the doctor. The record league-first.json: MEASURE=loss,retrieval TEXTS=2, half an
+# 1) are read for retrieval; $DTYPE (default bfloat16), $DEVICE (default cpu). $ROPEWALK_SMOLLM2 is the GGUF. Any other model:
+# $MODEL, $TARGET (default 16384, twice its trained length) and $NAME (default league), which the records' names begin with.
+# Further options go to every run of the doctor. The record league-first.json: MEASURE=loss,retrieval TEXTS=2, half an
 # hour of two cores.
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,7 +17,7 @@ BIN=${BIN:-.venv/bin}
 MODEL=${MODEL:-${ROPEWALK_SMOLLM2:?"name the GGUF: benchmarks/doctor_smollm2.sh fetches it into build/smollm2"}}
 DATA=${ROPEWALK_DATA:-../shared/data}
 compare() { # name, options
-    name=$1
+    name=${NAME:-league}-$1
     shift
     "$BIN/ropewalk" doctor "$MODEL" --text "$DATA/moby_dick.txt" --start-char 30000 --block 2048 \
         --device "${DEVICE:-cpu}" --dtype "${DTYPE:-bfloat16}" --windows "${WINDOWS:-2}" \
@@ -27,7 +28,7 @@ compare() { # name, options
     done
 }
 mkdir -p build/league
-MEASURE=${MEASURE:-loss,use,retrieval}
+MEASURE=${MEASURE:-loss,use,retrieval} TARGET=${TARGET:-16384}
 measured() { # lengths of retrieval
     case $MEASURE in
     *retrieval*) echo "--measure $MEASURE --retrieval numbers --retrieval-samples ${TEXTS:-1} --retrieval-lengths $1" ;;
@@ -37,8 +38,8 @@ measured() { # lengths of retrieval
 # shellcheck disable=SC2046 # the words of measured are options
 if [ "${1:-}" = first ]; then
     shift
-    compare league-first --target 16384 --methods yarn,mrrope,string,lampe,jet-long,dca,crop $(measured 16384) "$@"
+    compare first --target "$TARGET" --methods yarn,mrrope,string,lampe,jet-long,dca,crop $(measured "$TARGET") "$@"
 else
-    compare league-2x --target 16384 --methods all $(measured 8192,16384) "$@"
-    compare league-4x --target 32768 --methods all $(measured 32768) "$@"
+    compare 2x --target "$TARGET" --methods all $(measured "$((TARGET / 2)),$TARGET") "$@"
+    compare 4x --target "$((2 * TARGET))" --methods all $(measured "$((2 * TARGET))") "$@"
 fi
