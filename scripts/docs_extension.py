@@ -187,6 +187,7 @@ def search_numbers() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "tuned": tuned, "pose": partial(pose, "pose-tiny"), "method-costs": method_costs, "league": league,
+    "tuned": tuned, "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
+    "method-costs": method_costs, "league": league,
     "search-numbers": search_numbers,
 }  # fmt: skip

@@ -228,6 +228,30 @@ def test_pose():
     assert ("The positive control holds" in said) == holds
 
 
+def test_pose_on_smollm2():
+    """Interactions anew from the losses, numbers found, and what the page says of both arms."""
+    record = json.loads((RESULTS / "pose-smollm2-first.json").read_text())
+    found, near = rows("pose-smollm2"), record["trained_length"] // record["protocol"]["block"]
+    assert (record["trained_length"], record["lengths"], list(record["arms"])) == (8192, [16384], ["pose", "no-skip"])
+    untuned = record["untuned"]["yarn"]["retrieval"][0]
+    assert found["yarn, untuned"][-1] == f"{untuned['found']} of {untuned['asked']}"
+    gains = {}
+    for arm, one in record["arms"].items():
+        losses = {row["name"]: np.array(row["loss_by_window_and_block"]) for row in one["variants"]}
+        gains[arm] = (losses["tuned"] - losses["tuned crop"])[:, near:].mean(1)
+        before = (losses["untuned"] - losses["untuned crop"])[:, near:].mean(1)
+        assert found[arm][0].startswith(f"{(gains[arm] - before).mean():+.3f} [")
+        assert found[arm][3] == f"{one['retrieval'][0]['found']} of 96"
+        within = {name: rows[:, :near].mean() for name, rows in losses.items()}
+        assert round(within["untuned"] - within["plain"], 2) == 0.13
+        assert within["tuned"] - within["plain"] < 0.02
+        assert one["retrieval"][0]["found"] > untuned["found"]
+        assert one["beyond"][0]["tuned_minus_its_crop"]["ci"][1] > 0
+        assert one["beyond"][0]["interaction"]["ci"][1] > 0
+        assert one["tuning"]["tokens"] == 60 * 2 * 1024
+    assert (gains["pose"] - gains["no-skip"]).mean() == pytest.approx(-0.032, abs=5e-4)
+
+
 def test_method_costs():
     """Ratios of medians to plain's; a method in attention is in no config, and yarn in every engine."""
     record = json.loads((RESULTS / "method-costs.json").read_text())
