@@ -94,18 +94,27 @@ def forward() -> str:
     """Reading a long text with a whole model: medians in seconds, memory, share of a matrix product's rate."""
     from ropewalk.methods import METHODS
 
-    parts, last, of_methods = [], {}, {}
+    parts: list[str] = []
+    last: dict[int, Record] = {}
+    with_peers: dict[int, Record] = {}
+    of_methods: dict[int, dict[str, str]] = {}
     for one in lines("forward.jsonl"):
         last[one["tokens"]] = one
-        over = [f"{each['of']} {each['ratio']:.2f}" for each in one["ratios"] if each["of"].split(" ")[0] in METHODS]
-        if over:
-            of_methods[one["tokens"]] = f" Over plain in the same dtype ({one['date'][:10]}): {', '.join(over)}."
-    for tokens, one in sorted(last.items()):
+        if any(name.startswith("transformers") for name in one["median_seconds"]):
+            with_peers[one["tokens"]] = one
+        newest = of_methods.setdefault(one["tokens"], {})
+        for each in one["ratios"]:
+            if each["of"].split(" ")[0] in METHODS:
+                newest[each["of"]] = f"{each['of']} {each['ratio']:.2f} ({one['date'][:10]})"
+    shown = [with_peers[tokens] for tokens in last if with_peers.get(tokens, last[tokens]) is not last[tokens]]
+    for one in sorted([*shown, *last.values()], key=lambda one: int(one["tokens"])):
         rows = [[name, f"{seconds:.1f}", f"{one['tokens'] / seconds:.0f}", f"{one['peak_bytes'][name] / 1e9:.2f}",
                  f"{one['share_of_matrix_product'][name]:.2f}" if name in one["share_of_matrix_product"] else ""]
                 for name, seconds in one["median_seconds"].items()]  # fmt: skip
         heads = [f"{one['tokens']:,} tokens", "seconds", "tokens/s", "peak GB", "of a matrix product's rate"]
-        parts.append(f"{table(heads, rows)}\n\n{one['model']}, {where(one)}.{of_methods.get(tokens, '')}")
+        over = "" if one in shown else ", ".join(of_methods[one["tokens"]].values())
+        methods = f" Over plain in the same dtype and run: {over}." if over else ""
+        parts.append(f"{table(heads, rows)}\n\n{one['model']}, {where(one)}.{methods}")
     return "\n\n".join(parts)
 
 
