@@ -114,7 +114,8 @@ def test_a_signal_while_leaving_hides_no_error(monkeypatch, number):
         os.kill(os.getpid(), number)
 
     monkeypatch.setattr(processes, "time", SimpleNamespace(sleep=told))
-    threads = torch.get_num_threads()
+    threads, before = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background of a shell ignores it
     try:
         with pytest.raises(RopeError, match="a peer is gone"), joined(launches(2)[0]):
             raise RopeError("a peer is gone.", cure="Run the command again.")
@@ -123,6 +124,7 @@ def test_a_signal_while_leaving_hides_no_error(monkeypatch, number):
     except KeyboardInterrupt:
         pytest.fail("the signal took the error's place")
     finally:
+        signal.signal(signal.SIGINT, before)
         torch.set_num_threads(threads)
     assert len(waits) == 2
     assert current() is ALONE

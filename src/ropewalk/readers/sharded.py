@@ -80,7 +80,7 @@ def window_bytes(config: DecoderConfig, tokens: int, ranks: int, itemsize: int, 
     >>> config = DecoderConfig(vocab_size=8, hidden_size=4096, intermediate_size=8, num_hidden_layers=32,
     ...                        num_attention_heads=32, num_key_value_heads=8, rope=None)
     >>> {name: size // 2**20 for name, size in window_bytes(config, 131_072, 8, 2).items()}
-    {'keys and values': 512, 'hidden': 256, 'gathered': 36}
+    {'keys and values': 512, 'hidden': 256, 'gathered': 72}
     """
     per_token = 2 * config.kv_heads * (config.head_dim or 0) * itemsize
     size = min(chunk, -(-tokens // (2 * ranks)))
