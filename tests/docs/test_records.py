@@ -197,6 +197,21 @@ def test_league():
     assert cost["dca"] == 0
 
 
+def test_search_on_smollm2():
+    """What the page says of the search on far answers."""
+    record = json.loads((RESULTS / "search-smollm2-first.json").read_text())
+    assert (record["trained_length"], record["target"], record["within_limit"]) == (8192, 16384, 0.05)
+    assert (record["evaluations"], len(record["starts"])) == (13, 5)
+    assert (record["best"]["name"], record["best_start"]) == ("yarn", "yarn")
+    starts = {row["name"]: row["loss"] for row in record["starts"]}
+    assert [round(starts[name], 2) for name in ("yarn", "llama3", "ntk")] == [1.53, 1.96, 2.11]
+    held = {row["name"]: row for row in record["held_out_answers"]["rows"]}
+    assert [round(held[name]["loss"], 2) for name in ("searched", "yarn", "ntk")] == [1.67, 1.67, 2.12]
+    beyond = {row["name"]: row["beyond"] for row in record["held_out"]["rows"]}
+    assert [round(beyond[name], 3) for name in ("yarn", "ntk")] == [3.836, 3.839]
+    assert min(beyond.values()) == beyond["yarn"]
+
+
 def test_pose():
     """Each arm's interaction, anew from its losses by window and block, and what the page says of the control."""
     record = json.loads((RESULTS / "pose-tiny.json").read_text())
