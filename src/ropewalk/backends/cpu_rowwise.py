@@ -57,7 +57,7 @@ def sum_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tup
     total = x if added is None else compiled.new_like(x)
     out = compiled.fresh(torch.empty_like(x, dtype=weight.dtype))
     more = (None, None) if added is None else (added.contiguous(), total)
-    _native.sum_norm(torch.get_num_threads(), x, more[0], weight, eps, more[1], out)
+    _native.sum_norm(torch.get_num_threads(), x, more[0], weight.contiguous(), eps, more[1], out)
     return total, out
 
 

@@ -58,19 +58,15 @@ def target_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def _losses_by_vocabulary(backend: RowwiseBackend, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """As `target_losses`, with the logits of all tokens and a part of the vocabulary at a time: it is read once."""
+    """As `target_losses` of a half type, a part of the vocabulary after the other for many tokens: it is read once."""
     losses = torch.empty(len(targets), dtype=torch.float32)
     for start in range(0, len(targets), VOCABULARY_ROWS):
         few = slice(start, start + VOCABULARY_ROWS)
         part, wanted = hidden[few], targets[few]
-        near = _near(part, weight[wanted]) if weight.dtype in HALF else None
-        state = backend.new_log_sums(len(part))
+        near, state = _near(part, weight[wanted]), backend.new_log_sums(len(part))
         for first in range(0, len(weight), VOCABULARY):
             rows = weight[first : first + VOCABULARY]
-            if near is None:
-                logits = F.linear(part, rows)
-            else:
-                logits = torch.addmm(near.expand(-1, len(rows)), part, rows.t(), beta=-1)
+            logits = torch.addmm(near.expand(-1, len(rows)), part, rows.t(), beta=-1)
             backend.log_sum(logits, wanted, first, state)
         losses[few] = state[0] - state[2] + state[1].log()
     return losses
