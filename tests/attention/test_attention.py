@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,6 @@ from ropewalk.attention.forward_inputs import ForwardInputs
 from tests.attention import oracle
 
 HIDDEN, HEADS, DIM, SEQ = 24, 4, 6, 11
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small run faster on one thread, and much faster where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make(**changes: Any) -> Attention:

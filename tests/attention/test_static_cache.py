@@ -26,14 +26,11 @@ TOTAL = PROMPT + STEPS
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
-    """No graph of another test counts, and one thread serves models this small best."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """No graph of another test counts."""
     torch._dynamo.reset()
     counters.clear()
     yield
     torch._dynamo.reset()
-    torch.set_num_threads(threads)
 
 
 def graphs() -> int:

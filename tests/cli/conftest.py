@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.cli.doctor_runs import TEXT, write_checkpoint
 from tests.diagnosis.models import ROPE
 
 
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """State goes to a fresh cache, tables are wide, one thread."""
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """State goes to a fresh cache, and tables are wide."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

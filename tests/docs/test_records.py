@@ -205,6 +205,9 @@ def test_search_on_smollm2():
     assert (record["best"]["name"], record["best_start"]) == ("yarn", "yarn")
     starts = {row["name"]: row["loss"] for row in record["starts"]}
     assert [round(starts[name], 2) for name in ("yarn", "llama3", "ntk")] == [1.53, 1.96, 2.11]
+    new = record["points"][5:]
+    assert min(point["loss"] for point in new if point["loss"] is not None) == pytest.approx(1.893, abs=5e-4)
+    assert sum(point["cost_within"] > 0.05 for point in new) == 3
     held = {row["name"]: row for row in record["held_out_answers"]["rows"]}
     assert [round(held[name]["loss"], 2) for name in ("searched", "yarn", "ntk")] == [1.67, 1.67, 2.12]
     beyond = {row["name"]: row["beyond"] for row in record["held_out"]["rows"]}
