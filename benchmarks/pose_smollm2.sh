@@ -1,13 +1,14 @@
 #!/bin/sh
 # Does PoSE make SmolLM2-135M (trained to 8,192 tokens) read to 32,768? Runs of `extend tune` under YaRN on two novels, in windows
-# of 1,024 tokens whose positions skip, with repeated blocks in 3 of 10 windows, and controls on the same data and updates. All
+# of 2,048 tokens whose positions skip, with repeated blocks in 3 of 10 windows, and controls on the same data and updates. All
 # are read on Moby-Dick, which no run sees, by benchmarks/pose.py. Low-rank adapters and norms are trained, under bfloat16
 # autocast; losses, copying and retrieval are measured in bfloat16.
 #
-#   benchmarks/pose_smollm2.sh first   windows that skip, and the control that does not: 80 updates of 2 windows each, measured
-#                                      at 16,384 tokens on 2 windows: an estimate of 25 idle minutes of two cores for each
-#   benchmarks/pose_smollm2.sh         every control but the one at full length, 450 updates, 6 windows of 32,768 tokens and
-#                                      the same at 16,384: an estimate of two hours for each of five arms
+#   benchmarks/pose_smollm2.sh first   windows that skip, and the control that does not: 150 updates of a window each, losses on
+#                                      2 windows of 32,768 tokens, retrieval at that length and at 16,384 (beside LaMPE, which
+#                                      needs no tuning)
+#   benchmarks/pose_smollm2.sh         every control but the one at full length, 450 updates of two windows, 6 windows to read
+#                                      and the copy test as well: an estimate of two hours for each of five arms
 #
 # $MODEL is the GGUF (benchmarks/doctor_smollm2.sh fetches it). Stopped, the same command goes on; after each arm record and
 # figure are written: benchmarks/results/pose-smollm2-*. Further options go to pose.py; $STEPS: updates.
@@ -23,14 +24,14 @@ pose() { # name, options
     mkdir -p "$OUT/$name"
     exec "$BIN/python" benchmarks/pose.py "$MODEL" --out "$OUT/$name" --record "${RECORD:-benchmarks/results/$name.json}" \
         --text "$DATA/middlemarch.txt" "$DATA/bleak_house.txt" --validation "$DATA/moby_dick.txt" --target 32768 \
-        --window 1024 --batch-size 2 --train lora+norms --rank 32 --lr 4e-4 --precision bfloat16 --dtype bfloat16 \
+        --window 2048 --train lora+norms --rank 32 --lr 4e-4 --precision bfloat16 --dtype bfloat16 \
         --block 2048 --checkpoint-every 20 "$@"
 }
 if [ "${1:-}" = first ]; then
     shift
-    pose pose-smollm2-first --arms pose,no-skip --lengths 16384 --steps "${STEPS:-80}" --windows 2 --use-windows 2 \
-        --texts 1 --zero-shot "" "$@"
+    pose pose-smollm2-first --arms pose,no-skip --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 --windows 2 \
+        --use-windows 0 --texts 1 --zero-shot lampe "$@"
 else
     pose pose-smollm2 --arms pose,no-skip,no-far-answers,no-skip-no-far-answers,no-method --lengths 16384,32768 --steps "${STEPS:-450}" \
-        --windows 6 --use-windows 3 --texts 2 --zero-shot dca "$@"
+        --batch-size 2 --windows 6 --use-windows 3 --texts 2 --zero-shot dca "$@"
 fi
