@@ -57,7 +57,7 @@ class TransformersReader:
         if attachment_of(self.model) is None:
             self._own: Positions = positions_of(self.model, text_config_of(self.model))
             try:
-                attach(self.model)
+                attach(self.model, kernels=True)
             except RopeError as refused:
                 self._refused = refused
         self._name = name or _name_of(model)
@@ -163,9 +163,8 @@ class TransformersReader:
             hidden = live.hidden(ids[None, start:stop], cache, start)[0]
             scored = max(start, first - 1), min(stop, tokens - 1)
             targets = ids[scored[0] + 1 : scored[1] + 1]
-            for part, logits in live.logit_slices(hidden[scored[0] - start : scored[1] - start]):
-                of_part = F.cross_entropy(logits, targets[part].to(logits.device), reduction="none")
-                losses[scored[0] + 1 + part.start : scored[0] + 1 + part.stop] = of_part.cpu()
+            of_chunk = live.target_losses(hidden[scored[0] - start : scored[1] - start], targets)
+            losses[scored[0] + 1 : scored[1] + 1] = of_chunk.cpu()
             if advance is not None:
                 advance(stop - start)
         return np.asarray(losses[first:].double())

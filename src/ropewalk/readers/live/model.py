@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from types import MethodType
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.norm import HALF
+from ropewalk.backends import choose_rowwise
 from ropewalk.errors import RopeError
+from ropewalk.readers.head import target_losses
 from ropewalk.readers.live.cache import held_bytes, new_cache
 
 LOGITS = 2**24  # float32 logits that exist at one time: 64 MiB
@@ -25,14 +27,15 @@ class LiveModel:
 
     `hidden` goes through the model's own layers and cache; `logits` through its own `forward`, in which the layers
     are replaced by the hidden states: so soft caps, scales and whatever else follows the head are the model's.
-    Of half types, logits are computed in float32 from the rounded hidden states and weights.
+    Of half types, logits are computed in float32 from the rounded hidden states and weights. Losses of a head with
+    nothing behind it are `ropewalk.readers.head.target_losses` where kernels serve: many tokens share one read of it.
 
     Raises `RopeError` for a model without a head for the next token, and where the halves disagree with the whole.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.base, self._forward = _halves(model)
+        self.base, self._shell, self._wide = _halves(model)
 
     def new_cache(self, capacity: int) -> Any:
         """The model's own cache with room for so many tokens."""
@@ -57,9 +60,35 @@ class LiveModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 `[tokens, vocab]` after hidden states `[tokens, hidden]`."""
-        out = self._forward(inputs_embeds=hidden[None], use_cache=False, return_dict=True)
-        found: Tensor = out.logits[0].float()
-        return found
+        return _after(self._shell, hidden)
+
+    def target_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Nats of each target, float32 `[tokens]`, after hidden states `[tokens, hidden]`."""
+        targets, weight = targets.to(hidden.device), self._weight_alone
+        if weight is not None and choose_rowwise(hidden, weight).kernels:
+            return target_losses(hidden, weight, targets)
+        losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        for part, logits in self.logit_slices(hidden):
+            losses[part] = F.cross_entropy(logits, targets[part].to(logits.device), reduction="none")
+        return losses
+
+    @cached_property
+    def _weight_alone(self) -> Tensor | None:
+        """The head's weight, of a half type, where the model does nothing to hidden states but multiply by it.
+
+        Asked of the model: its forward has to hand a stand-in for the head what it was given, and to return unchanged
+        what the stand-in answers. So soft caps, scales, a bias and whatever a model may do else are found.
+        """
+        if self._wide is None or self._shell._modules[self._wide].bias is not None:
+            return None
+        head = self._shell._modules[self._wide]
+        random = torch.Generator().manual_seed(0)
+        hidden = torch.randn(2, head.weight.shape[1], generator=random).to(head.weight)
+        stand_in = _Answers(torch.randn(2, head.weight.shape[0], generator=random).to(head.weight.device) * 30)
+        shell = copy.copy(self._shell)
+        shell._modules = {**self._shell._modules, self._wide: stand_in}
+        same = torch.equal(_after(shell, hidden), stand_in.logits) and torch.equal(stand_in.given, hidden[None])
+        return head.weight if same else None
 
     def logit_slices(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The logits of a few tokens after the other: which they are, and float32 `[of them, vocab]`."""
@@ -118,6 +147,11 @@ class _WideHead(nn.Module):
         self._linear = (linear,)
 
     @property
+    def bias(self) -> Tensor | None:
+        """The bias of the head, as it is."""
+        return self._linear[0].bias
+
+    @property
     def weight(self) -> Tensor:
         """The weight of the head, as it is."""
         return self._linear[0].weight
@@ -126,12 +160,30 @@ class _WideHead(nn.Module):
         """float32 `[..., vocab]`."""
         wide = hidden.float()
         logits = torch.cat([F.linear(wide, rows.float()) for rows in torch.split(self.weight, WIDENED_ROWS)], -1)
-        bias = self._linear[0].bias
-        return logits if bias is None else logits + bias.float()
+        return logits if self.bias is None else logits + self.bias.float()
 
 
-def _halves(model: Any) -> tuple[Any, Any]:
-    """The layers of a model, and its `forward` on hidden states."""
+class _Answers(nn.Module):
+    """Stands in place of the head: keeps what it is given, and answers with logits that it was made with."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits, self.given = logits, torch.empty(0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.given = hidden
+        return self.logits[None]
+
+
+def _after(shell: Any, hidden: Tensor) -> Tensor:
+    """float32 `[tokens, vocab]`: what a model whose layers are replaced makes of hidden states `[tokens, hidden]`."""
+    out = type(shell).forward(shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
+    found: Tensor = out.logits[0].float()
+    return found
+
+
+def _halves(model: Any) -> tuple[Any, Any, str | None]:
+    """The layers of a model, the model with hidden states in their place, and the name of a head made wide."""
     head, base = model.get_output_embeddings(), model.base_model
     name = model.base_model_prefix
     if model.config.is_encoder_decoder or head is None or base is model or name not in model._modules:
@@ -143,8 +195,9 @@ def _halves(model: Any) -> tuple[Any, Any]:
     shell = copy.copy(model)
     shell._modules = dict(model._modules)
     shell._modules[name] = _Given()
+    wide = None
     if type(head) is nn.Linear and head.weight.dtype in HALF:
         for child, module in model._modules.items():
             if module is head:
-                shell._modules[child] = _WideHead(head)
-    return base, MethodType(type(model).forward, shell)
+                shell._modules[child], wide = _WideHead(head), child
+    return base, shell, wide
