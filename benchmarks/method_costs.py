@@ -1,10 +1,11 @@
-"""What each extension method costs: prefill and decode beside plain, in turns, and the memory of the cache.
+"""What each extension method costs: prefill and decode beside plain, in turns, and memory: of the cache and beside it.
 
 A decoder of SmolLM2-135M's layers (9 query heads, 3 key heads of 64, float32; random weights) is held to have
 been trained to a quarter of `--tokens`. Prefill reads that many tokens in chunks of 1,024; decode adds one token behind
 them. The gate: the logits of the last token after decode equal those of one pass over all tokens, or nothing is
 recorded. Times are processor time of one thread, so that ratios hold on a busy machine; the record has each method's
-medians, their ratios to plain's, and the load. `crop` is not timed: it is plain, over fresh windows. Usage:
+medians, their ratios to plain's, and the load. `crop` is not timed: it is plain, over fresh windows. Temporary memory
+is what torch has allocated at most during a prefill, beside weights and the cache. Usage:
 
     python benchmarks/method_costs.py [--tokens 4096] [--layers 1] [--seconds 60]
 """
@@ -12,6 +13,8 @@ medians, their ratios to plain's, and the load. `crop` is not timed: it is plain
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -49,6 +52,7 @@ def main() -> None:
     ids = torch.randint(0, VOCABULARY, (1, options.tokens + 1), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         models = methods_of(made(options.layers, reach), reach)
+        temporary = {name: temporary_bytes(model, ids[:, :-1]) for name, model in models.items()}
         caches = {name: filled(model, ids[:, :-1]) for name, model in models.items()}
         for name, model in models.items():
             gate(name, model, caches[name], ids)
@@ -74,6 +78,7 @@ def main() -> None:
             "methods": {
                 name: {
                     "cache_bytes": caches[name].nbytes,
+                    "temporary_bytes": temporary[name],
                     **{
                         kind: {**found[name], "ratio": round(found[name]["p50"] / found["plain"]["p50"], 3)}
                         for kind, found in times.items()
@@ -124,6 +129,17 @@ def filled(model: Decoder, ids: Tensor) -> Any:
     for part in torch.split(ids, CHUNK, dim=1):
         model.hidden_states(part, cache=cache)
     return cache
+
+
+def temporary_bytes(model: Decoder, ids: Tensor) -> int:
+    """What torch has allocated at most during a prefill, less the cache."""
+    filled(model, ids[:, :8])
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        cache = filled(model, ids)
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(sizes)) - int(cache.nbytes)
 
 
 def step(model: Decoder, cache: Any, last: Tensor) -> Tensor:

@@ -96,20 +96,20 @@ def pose(name: str) -> str:
         ]
         return [f"{gain:+.2f}" for gain in gains]
 
-    def numbers(found: Record) -> str:
-        rows = [row for row in found["retrieval"] if row["length"] == longest]
-        return f"{rows[0]['found']} of {rows[0]['asked']}"
+    def numbers(found: Record) -> list[str]:
+        return [f"{row['found']} of {row['asked']}" for row in found["retrieval"]]
 
     rows = [
-        [f"{name}, untuned", "", "", "", *copied(found), numbers(found)] for name, found in record["untuned"].items()
+        [f"{name}, untuned", "", "", "", *copied(found), *numbers(found)] for name, found in record["untuned"].items()
     ]
     rows += [
         [arm, *(interval_cell(found["beyond"][-1][key]) for key in ("interaction", "tuned_minus_its_crop")),
-         interval_cell(found["tuned_minus_plain_within"]), *copied(found), numbers(found)]
+         interval_cell(found["tuned_minus_plain_within"]), *copied(found), *numbers(found)]
         for arm, found in record["arms"].items()
     ]  # fmt: skip
     heads = ["", f"interaction to {longest:,}", "tuned full - its crop", "tuned - plain within",
-             *([] if furthest is None else [f"copied from {furthest:,}"]), f"numbers found at {longest:,}"]  # fmt: skip
+             *([] if furthest is None else [f"copied from {furthest:,}"]),
+             *(f"numbers found at {length:,}" for length in record["lengths"])]  # fmt: skip
     said = "; ".join(f"`{arm}`: {found['what']}" for arm, found in record["arms"].items())
     guessed = record["arms"]["pose"]["retrieval"][-1]
     chance = f"By chance {guessed['chance'] * guessed['asked']:.0f} of {guessed['asked']} numbers are found."
@@ -120,43 +120,49 @@ def method_costs() -> str:
     """What each method costs beside plain, and where it can run."""
     record = document("method-costs.json")
     plain, tokens = record["methods"]["plain"], record["tokens"]
+    mebibytes = plain["temporary_bytes"] / 2**20
     rows = [
         [name, *(f"{found[kind]['ratio']:.2f}" for kind in ("prefill", "decode")),
-         f"{found['cache_bytes'] / plain['cache_bytes']:.2f}", *served(name)]
+         *(f"{found[kind] / plain[kind]:.2f}" for kind in ("cache_bytes", "temporary_bytes")), *served(name)]
         for name, found in record["methods"].items()
     ]  # fmt: skip
-    drawn = table(["method", "prefill", "decode", "cache", "config.json says it", "engines"], rows)
+    drawn = table(["method", "prefill", "decode", "cache", "temporary memory", "config.json says it", "engines"], rows)
     return (
         f"{drawn}\n\nProcessor time of {tokens:,} tokens read, and of one more behind them, over plain's ("
         f"{plain['prefill']['p50'] / tokens:,.0f} and {plain['decode']['p50']:,.0f} microseconds a token). "
         f"Layers: {record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Frequency methods "
-        "do plain's work, so the spread of their ratios is the error of the others. Every method runs in ropewalk. "
+        "do plain's work, so the spread of their ratios is the error of the others. Temporary memory: the most that a "
+        f"prefill in chunks of 1,024 tokens holds beside weights and cache, over plain's {mebibytes:.0f} MiB. "
+        "Every method runs in ropewalk. "
         "*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints."
     )
 
 
-def league() -> str:
-    """The methods that need no tuning: loss, numbers found, and what they cost."""
-    record = document("league-first.json")
+def league(name: str, model: str) -> str:
+    """The methods that need no tuning: loss, numbers found if they were asked for, and what they cost."""
+    record = document(f"{name}.json")
     trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
-    plain = record["methods"][0]["seconds"]
+    plain, asked = record["methods"][0]["seconds"], bool(record.get("retrieval"))
     rows = []
     for row in record["methods"]:
-        found = [one for one in record["retrieval"] if one["method"] == row["name"]]
-        unseen = [one for one in found if one["depths"][1] * target < target - trained]
+        found = [one for one in record["retrieval"] if one["method"] == row["name"]] if asked else []
+        parts = [found, [one for one in found if one["depths"][1] * target < target - trained]] if asked else []
         rows.append([
             row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}",
-            *(f"{sum(x['found'] for x in part)} of {sum(x['asked'] for x in part)}" for part in (found, unseen)),
+            *(f"{sum(x['found'] for x in part)} of {sum(x['asked'] for x in part)}" for part in parts),
             f"{row['seconds'] / plain:.2f}",
         ])  # fmt: skip
-    heads = [f"SmolLM2-135M, {record['protocol']['windows']} windows of {target:,} tokens", f"within {trained:,}",
-             "beyond", "numbers found", f"of those over {target - farthest_seen(record):,} back", "time"]  # fmt: skip
-    protocol, most = record["retrieval_details"]["protocol"], max(row["peak_rss_bytes"] for row in record["methods"])
-    ran = record["environment"]
+    windows = f"{record['protocol']['windows']} windows".replace("1 windows", "a window")
+    of_numbers = ["numbers found", f"of those over {target - farthest_seen(record):,} back"] if asked else []
+    heads = [f"{model}, {windows} of {target:,} tokens", f"within {trained:,}", "beyond", *of_numbers, "time"]
+    most, ran = max(row["peak_rss_bytes"] for row in record["methods"]), record["environment"]
+    numbers = ""
+    if asked:
+        texts = record["retrieval_details"]["protocol"]["samples"]
+        numbers = f"Numbers named in {texts} texts of {target:,} tokens and asked for at their end. "
     return (
-        f"{table(heads, rows)}\n\nNumbers named in {protocol['samples']} texts of {target:,} tokens and asked for at "
-        f"their end. Time: of the losses, over plain's. {ran['dtype']}, {ran['threads']} threads, "
-        f"at most {most / 1e9:.2f} GB. {record['verdict']['sentence'].split(').')[0]})."
+        f"{table(heads, rows)}\n\n{numbers}Time: of the losses, over plain's. {ran['dtype']}, {ran['threads']} "
+        f"threads, at most {most / 1e9:.2f} GB. {record['verdict']['sentence'].split(').')[0]})."
     )
 
 
@@ -188,6 +194,6 @@ def search_numbers() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "tuned": tuned, "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
-    "method-costs": method_costs, "league": league,
+    "method-costs": method_costs, "league": partial(league, "league-first", "SmolLM2-135M"),
     "search-numbers": search_numbers,
 }  # fmt: skip

@@ -278,10 +278,13 @@ def test_method_costs():
         assert [float(cell) for cell in found[name][:2]] == pytest.approx(
             [one[kind]["p50"] / plain[kind]["p50"] for kind in ("prefill", "decode")], abs=0.006
         )
-    assert found["dca"][3:] == ["no", "none"]
-    assert [name.rstrip("*\\") for name in found["yarn"][4].split(", ")] == [
+        memory = one["temporary_bytes"] / plain["temporary_bytes"]
+        assert float(found[name][3]) == pytest.approx(memory, abs=0.006)
+        assert memory < 1.1  # the page
+    assert found["dca"][4:] == ["no", "none"]
+    assert [name.rstrip("*\\") for name in found["yarn"][5].split(", ")] == [
         "vllm", "sglang", "llama.cpp", "ollama", "transformers"]  # fmt: skip
-    assert "llama.cpp" not in found["dynamic"][4]
+    assert "llama.cpp" not in found["dynamic"][5]
 
 
 def test_verify():
