@@ -8,7 +8,8 @@
 #
 # $MEASURE (default loss,use,retrieval) may leave something out; $WINDOWS (default 2) are taken of the novel; $TEXTS (default
 # 1) are read for retrieval; $DTYPE (default bfloat16), $DEVICE (default cpu). $ROPEWALK_SMOLLM2 is the GGUF. Any other model:
-# $MODEL, $TARGET (default 16384, twice its trained length) and $NAME (default league), which the records' names begin with.
+# $MODEL, $TARGET (default 16384, twice its trained length) and $NAME (default league), which the records' names begin with;
+# $METHODS: those of `first`; $BLOCK (default 2048): tokens of a block, and crop's step at most.
 # Further options go to every run of the doctor. The record league-first.json: MEASURE=loss,retrieval TEXTS=2, half an
 # hour of two cores.
 set -eu
@@ -19,7 +20,7 @@ DATA=${ROPEWALK_DATA:-../shared/data}
 compare() { # name, options
     name=${NAME:-league}-$1
     shift
-    "$BIN/ropewalk" doctor "$MODEL" --text "$DATA/moby_dick.txt" --start-char 30000 --block 2048 \
+    "$BIN/ropewalk" doctor "$MODEL" --text "$DATA/moby_dick.txt" --start-char 30000 --block "${BLOCK:-2048}" \
         --device "${DEVICE:-cpu}" --dtype "${DTYPE:-bfloat16}" --windows "${WINDOWS:-2}" \
         --state "build/league/state-$name" --resume --json "benchmarks/results/$name.json" \
         --report "build/league/$name" "$@"
@@ -38,7 +39,7 @@ measured() { # lengths of retrieval
 # shellcheck disable=SC2046 # the words of measured are options
 if [ "${1:-}" = first ]; then
     shift
-    compare first --target "$TARGET" --methods yarn,mrrope,string,lampe,jet-long,dca,crop $(measured "$TARGET") "$@"
+    compare first --target "$TARGET" --methods "${METHODS:-yarn,mrrope,string,lampe,jet-long,dca,crop}" $(measured "$TARGET") "$@"
 else
     compare 2x --target "$TARGET" --methods all $(measured "$((TARGET / 2)),$TARGET") "$@"
     compare 4x --target "$((2 * TARGET))" --methods all $(measured "$((2 * TARGET))") "$@"
