@@ -3,7 +3,8 @@
     python benchmarks/pose.py tiny --out build/pose-tiny --record benchmarks/results/pose-tiny.json ...
 
 benchmarks/pose_tiny.sh and benchmarks/pose_smollm2.sh hold the settings. Each arm is one `extend.tune` on the same data
-and the same number of tokens. Then the source under the method and every arm are read alike, on a text that no arm saw:
+and the same number of tokens (with windows of the trained length: in about the same time). Then the source under the
+method and every arm are read alike, on a text that no arm saw:
 
 - losses at every length of --lengths: whole windows and fresh windows of the trained length, and their interaction
   (tuned - untuned) x (full - crop) beyond the trained length, the same of two arms at a time; what the arm
@@ -49,20 +50,26 @@ UNTUNED, UNTUNED_CROP = f"un{TUNED}", f"un{TUNED_CROP}"
 ARMS: dict[str, str] = {
     "full-length": "windows of the target length, with far answers: the positive control",
     "pose": "short windows that skip, with far answers",
+    "trained-length": "windows of the trained length that skip, with far answers, 4 of 10 tokens: as much time",
     "no-skip": "short windows that do not skip, with far answers",
     "no-method": "short windows that skip, with far answers, without the method",
     "no-far-answers": "short windows that skip, of plain text",
     "no-skip-no-far-answers": "short windows that do not skip, of plain text",
     "self-distillation": "short windows that skip, with far answers, read a second time at perturbed positions",
 }
+SHARE = 0.4  # of the tokens that `trained-length` is tuned on: attention and checkpoints make each of them dearer
 
 
 def changes_of(arm: str, options: argparse.Namespace) -> dict[str, Any]:
     """What sets an arm apart from `pose`."""
     whole = {"window": None, "batch_size": max(1, options.batch_size * options.window // options.target)}
+    tokens = options.batch_size * options.window * options.steps
+    longer = {"window": options.trained, "batch_size": 1, "activation_checkpointing": True,
+              "steps": max(1, round(SHARE * tokens / options.trained))}  # fmt: skip
     return {
         "full-length": whole,
         "pose": {},
+        "trained-length": longer,
         "no-skip": {"skip_target": options.window},
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
@@ -222,7 +229,7 @@ def main() -> None:
     source_model = SourceModel.open(options.model)
     dtype = getattr(torch, options.dtype)
     source: Reader = source_model.reader.to(device="cpu", dtype=dtype)
-    trained = trained_length_of(source, None)
+    options.trained = trained = trained_length_of(source, None)
     text = held_out(options, source, max(options.lengths))
     assert source.tokenizer is not None
     seen = [(str(path), read_text(path)[1]) for path in options.text]

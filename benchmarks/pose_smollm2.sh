@@ -4,11 +4,10 @@
 # are read on Moby-Dick, which no run sees, by benchmarks/pose.py. Low-rank adapters and norms are trained, under bfloat16
 # autocast; losses, copying and retrieval are measured in bfloat16.
 #
-#   benchmarks/pose_smollm2.sh first   windows that skip, and the control that does not: 150 updates of a window each, losses on
-#                                      2 windows of 32,768 tokens, retrieval at that length and at 16,384 (beside LaMPE, which
-#                                      needs no tuning)
+#   benchmarks/pose_smollm2.sh first   windows that skip: 150 of 2,048 tokens, 15 of 8,192; losses on 2 windows of 32,768 tokens,
+#                                      retrieval at that length and at 16,384 (beside LaMPE, which needs no tuning)
 #   benchmarks/pose_smollm2.sh         every control but the one at full length, 450 updates of two windows, 6 windows to read
-#                                      and the copy test as well: an estimate of two hours for each of five arms
+#                                      and the copy test as well: an estimate of two hours for each of six arms
 #
 # $MODEL is the GGUF (benchmarks/doctor_smollm2.sh fetches it). Stopped, the same command goes on; after each arm record and
 # figure are written: benchmarks/results/pose-smollm2-*. Further options go to pose.py; $STEPS: updates.
@@ -29,9 +28,9 @@ pose() { # name, options
 }
 if [ "${1:-}" = first ]; then
     shift
-    pose pose-smollm2-first --arms pose,no-skip --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 --windows 2 \
+    pose pose-smollm2-first --arms pose,trained-length --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 --windows 2 \
         --use-windows 0 --texts 1 --zero-shot lampe "$@"
 else
-    pose pose-smollm2 --arms pose,no-skip,no-far-answers,no-skip-no-far-answers,no-method --lengths 16384,32768 --steps "${STEPS:-450}" \
+    pose pose-smollm2 --arms pose,trained-length,no-skip,no-far-answers,no-skip-no-far-answers,no-method --lengths 16384,32768 --steps "${STEPS:-450}" \
         --batch-size 2 --windows 6 --use-windows 3 --texts 2 --zero-shot dca "$@"
 fi
