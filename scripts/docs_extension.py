@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -162,8 +163,13 @@ def league(name: str, model: str) -> str:
         numbers = f"Numbers named in {texts} texts of {target:,} tokens and asked for at their end. "
     return (
         f"{table(heads, rows)}\n\n{numbers}Time: of the losses, over plain's. {ran['dtype']}, {ran['threads']} "
-        f"threads, at most {most / 1e9:.2f} GB. {record['verdict']['sentence'].split(').')[0]})."
+        f"threads, at most {most / 1e9:.2f} GB. {first_sentence(record['verdict']['sentence'])}"
     )
+
+
+def first_sentence(text: str) -> str:
+    """A verdict without what it advises to do next: up to its first full stop that no digit follows."""
+    return re.split(r"(?<=\.)(?!\d)", text)[0]
 
 
 def farthest_seen(record: Record) -> int:
@@ -195,5 +201,6 @@ def search_numbers() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "tuned": tuned, "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
     "method-costs": method_costs, "league": partial(league, "league-first", "SmolLM2-135M"),
+    "league-gemma": partial(league, "league-gemma-first", "Gemma 3 270M"),
     "search-numbers": search_numbers,
 }  # fmt: skip

@@ -169,6 +169,27 @@ def test_encodings_and_texts():
     }
 
 
+def test_league_of_gemma():
+    """Losses and times as the record has them, and what the page says of them, block by block."""
+    record = json.loads((RESULTS / "league-gemma-first.json").read_text())
+    methods = {row["name"]: row for row in record["methods"]}
+    assert rows("league-gemma") == {
+        name: [f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}",
+               f"{row['seconds'] / methods['plain']['seconds']:.2f}"]
+        for name, row in methods.items()
+    }  # fmt: skip
+    assert (record["trained_length"], record["target"], record["protocol"]["windows"]) == (32768, 65536, 1)
+    assert "one window gives no interval.\n" in MADE["TABLES"]["league-gemma"]() + "\n"
+    losses = {name: np.array(row["loss_by_block"]) for name, row in methods.items()}
+    less = losses["crop"][4:] - losses["dca"][4:]
+    assert less[:2].round(2).tolist() == [0.01, 0.01]
+    assert less[2:].round(2).tolist() == [0.02, 0.03]
+    assert abs(losses["dca"][:4] - losses["plain"][:4]).max() < 0.001
+    assert round(methods["yarn"]["loss_within"] - methods["plain"]["loss_within"], 2) == 0.08
+    assert min(losses["plain"][4:] - losses["crop"][4:]) > 0.2
+    assert min(losses["yarn"][4:] - losses["crop"][4:]) > 0
+
+
 def test_league():
     """Losses, numbers found and times of each method, as the record has them; and what the page says of them."""
     record = json.loads((RESULTS / "league-first.json").read_text())
