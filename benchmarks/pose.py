@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from ropewalk.progress.bar import ProgressBar
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Reader
 from ropewalk.retrieval.measure import measure_retrieval
+from ropewalk.retrieval.result import RetrievalMeasurement
+from ropewalk.retrieval.scoring import Answer
 from ropewalk.statistics import difference
 from ropewalk.training import Housekeeping
 from ropewalk.use.inputs import UseText
@@ -206,12 +209,12 @@ def answers(
     """Of each model the share of named numbers that it finds in texts of each length, chance beside it."""
     if not options.texts:
         return {name: [] for name in readers}
-    tokenizer = source.tokenizer
+    tokenizer, trained = source.tokenizer, trained_length_of(source, None)
     assert tokenizer is not None
     with ProgressBar("retrieval", every=10) as progress:
         found = measure_retrieval(
             readers, tokenizer, lengths=options.lengths, samples=options.texts, text=read_text(options.validation),
-            trained_length=trained_length_of(source, None), state=options.out / "retrieval", resume=True,
+            trained_length=trained, state=options.out / "retrieval", resume=True,
             progress=progress,
         )  # fmt: skip
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in readers}
@@ -219,8 +222,26 @@ def answers(
         for length in options.lengths:
             accuracy = found.accuracy(name, length=length)
             if accuracy is not None:
-                rows[name].append({"length": length, **accuracy.to_json()})
+                rows[name].append(
+                    {"length": length, **accuracy.to_json(), "by_distance": by_distance(found, name, length, trained)}
+                )
     return rows
+
+
+def by_distance(found: RetrievalMeasurement, name: str, length: int, step: int) -> list[dict[str, Any]]:
+    """How many were found of those that lie so far back, in steps of `step` tokens."""
+    rows = []
+    for first in range(0, length, step):
+        inside = partial(lies, first, first + step)
+        part = found.accuracy(name, length=length, where=inside)
+        if part is not None:
+            rows.append({"distances": [first, first + step], "asked": part.n, "found": part.correct})
+    return rows
+
+
+def lies(first: int, end: int, answer: Answer) -> bool:
+    """Whether an answer lies from `first` up to `end` tokens back."""
+    return answer.distance is not None and first <= answer.distance < end
 
 
 def main() -> None:

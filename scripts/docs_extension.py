@@ -34,15 +34,17 @@ def of_interactions(record: Record) -> str:
             else "The positive control does not hold: even tuning in whole windows is not shown to make this model "
             "gain from distant tokens, so that nothing can be told of short ones."
         )
-    contrasts = "; ".join(
-        f"`{rows[-1]['of']}` less `{arm}` {interval_cell(rows[-1])}"
-        for arm, rows in record["contrasts"].items()
-        if arm.startswith("no-skip")
-    )
+    brings = {"no-skip": "skipping itself brings", "trained-length": "longer windows take"}
+    contrasts = []
+    for kind, what in brings.items():
+        rows = [(arm, found[-1]) for arm, found in record["contrasts"].items() if arm.startswith(kind)]
+        if rows:
+            said = "; ".join(f"`{row['of']}` less `{arm}` {interval_cell(row)}" for arm, row in rows)
+            contrasts.append(f" What {what}, (full - crop) of one arm less that of another: {said}.")
     return (
         f"{control} Interaction below zero, interval and all: {_named(reads)}. Of these, whole windows are read better "
-        f"than fresh ones by {_named(uses)}. Of these, at most 0.05 nats are lost within by {_named(cheap)}. What "
-        f"skipping itself brings, (full - crop) of an arm less that of its control: {contrasts}."
+        f"than fresh ones by {_named(uses)}. Of these, at most 0.05 nats are lost within by {_named(cheap)}."
+        f"{''.join(contrasts)}"
     )
 
 
@@ -88,7 +90,8 @@ def tuned() -> str:
 def pose(name: str) -> str:
     """A model tuned on windows that skip, and the controls: what tuning brought, and what it cost."""
     record = document(f"{name}.json")
-    longest = record["lengths"][-1]
+    longest, guessed = record["lengths"][-1], record["arms"]["pose"]["retrieval"][-1]
+    half = longest // 2
     furthest = max((row.get("distance", 0) for row in record["arms"]["pose"]["copy"]), default=None)
 
     def copied(found: Record) -> list[str]:
@@ -98,7 +101,9 @@ def pose(name: str) -> str:
         return [f"{gain:+.2f}" for gain in gains]
 
     def numbers(found: Record) -> list[str]:
-        return [f"{row['found']} of {row['asked']}" for row in found["retrieval"]]
+        cells = [f"{row['found']} of {row['asked']}" for row in found["retrieval"]]
+        far = [part for part in found["retrieval"][-1].get("by_distance", ()) if part["distances"][0] >= half]
+        return cells + [f"{sum(part['found'] for part in far)} of {sum(part['asked'] for part in far)}"] * bool(far)
 
     rows = [
         [f"{name}, untuned", "", "", "", *copied(found), *numbers(found)] for name, found in record["untuned"].items()
@@ -110,9 +115,9 @@ def pose(name: str) -> str:
     ]  # fmt: skip
     heads = ["", f"interaction to {longest:,}", "tuned full - its crop", "tuned - plain within",
              *([] if furthest is None else [f"copied from {furthest:,}"]),
-             *(f"numbers found at {length:,}" for length in record["lengths"])]  # fmt: skip
+             *(f"numbers found at {length:,}" for length in record["lengths"]),
+             *([f"of those over {half:,} back"] if "by_distance" in guessed else [])]  # fmt: skip
     said = "; ".join(f"`{arm}`: {found['what']}" for arm, found in record["arms"].items())
-    guessed = record["arms"]["pose"]["retrieval"][-1]
     chance = f"By chance {guessed['chance'] * guessed['asked']:.0f} of {guessed['asked']} numbers are found."
     return f"{table(heads, rows)}\n\n{said}. {chance}\n\n{of_interactions(record)}"
 
