@@ -54,12 +54,17 @@ ARMS: dict[str, str] = {
     "full-length": "windows of the target length, with far answers: the positive control",
     "pose": "short windows that skip, with far answers",
     "trained-length": "windows of the trained length that skip, with far answers, 4 of 10 tokens: as much time",
+    "trained-length-no-skip": "the same windows, which do not skip",
     "no-skip": "short windows that do not skip, with far answers",
     "no-method": "short windows that skip, with far answers, without the method",
     "no-far-answers": "short windows that skip, of plain text",
     "no-skip-no-far-answers": "short windows that do not skip, of plain text",
     "self-distillation": "short windows that skip, with far answers, read a second time at perturbed positions",
 }
+COMPARED = {
+    "no-skip-no-far-answers": "no-far-answers",
+    "trained-length-no-skip": "trained-length",
+}  # others: with `pose`
 SHARE = 0.4  # of the tokens that `trained-length` is tuned on: attention and checkpoints make each of them dearer
 
 
@@ -73,6 +78,7 @@ def changes_of(arm: str, options: argparse.Namespace) -> dict[str, Any]:
         "full-length": whole,
         "pose": {},
         "trained-length": longer,
+        "trained-length-no-skip": {**longer, "skip_target": options.trained},
         "no-skip": {"skip_target": options.window},
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
@@ -156,7 +162,7 @@ def losses(
 def contrasts(arms: Mapping[str, Any], protocol: Protocol, lengths: Sequence[int]) -> dict[str, Any]:
     """The arm `pose` against every other: the difference of their (full - crop) beyond the trained length.
 
-    And `no-far-answers` against its own control, which does not skip either.
+    And arms that have a control of their own, which does not skip, against that.
     """
 
     def by_window(arm: str, name: str, length: int) -> list[float]:
@@ -165,7 +171,7 @@ def contrasts(arms: Mapping[str, Any], protocol: Protocol, lengths: Sequence[int
 
     rows: dict[str, list[dict[str, Any]]] = {}
     for arm in arms:
-        other = "no-far-answers" if arm == "no-skip-no-far-answers" else "pose"
+        other = COMPARED.get(arm, "pose")
         if arm == other or other not in arms:
             continue
         for length in lengths:

@@ -34,10 +34,14 @@ def of_interactions(record: Record) -> str:
             else "The positive control does not hold: even tuning in whole windows is not shown to make this model "
             "gain from distant tokens, so that nothing can be told of short ones."
         )
-    brings = {"no-skip": "skipping itself brings", "trained-length": "longer windows take"}
+    compared = record["contrasts"]
+    brings = {
+        "skipping itself brings": [arm for arm in compared if "no-skip" in arm],
+        "windows of the trained length bring": [arm for arm in compared if arm == "trained-length"],
+    }
     contrasts = []
-    for kind, what in brings.items():
-        rows = [(arm, found[-1]) for arm, found in record["contrasts"].items() if arm.startswith(kind)]
+    for what, arms in brings.items():
+        rows = [(arm, compared[arm][-1]) for arm in arms]
         if rows:
             said = "; ".join(f"`{row['of']}` less `{arm}` {interval_cell(row)}" for arm, row in rows)
             contrasts.append(f" What {what}, (full - crop) of one arm less that of another: {said}.")

@@ -268,27 +268,31 @@ def test_pose():
 
 
 def test_pose_on_smollm2():
-    """Interactions anew from the losses, numbers found, and what the page says of both arms."""
+    """Interactions anew from the losses, numbers found near and far, and what the page says of both arms."""
     record = json.loads((RESULTS / "pose-smollm2-first.json").read_text())
     found, near = rows("pose-smollm2"), record["trained_length"] // record["protocol"]["block"]
-    assert (record["trained_length"], record["lengths"], list(record["arms"])) == (8192, [16384], ["pose", "no-skip"])
-    untuned = record["untuned"]["yarn"]["retrieval"][0]
-    assert found["yarn, untuned"][-1] == f"{untuned['found']} of {untuned['asked']}"
-    gains = {}
-    for arm, one in record["arms"].items():
+    arms = record["arms"]
+    assert (record["trained_length"], record["lengths"]) == (8192, [16384, 32768])
+    far, gains, interactions, within = {}, {}, {}, {}
+    for arm, one in (arms | {f"{name}, untuned": one for name, one in record["untuned"].items()}).items():
+        counts = [row["found"] for row in one["retrieval"]]
+        far[arm] = sum(part["found"] for part in one["retrieval"][1]["by_distance"] if part["distances"][0] >= 16384)
+        assert found[arm][3:] == [*(f"{count} of 96" for count in counts), f"{far[arm]} of 48"]
+    assert far == {"pose": 31, "trained-length": 15, "yarn, untuned": 10, "lampe, untuned": 32}
+    for arm, one in arms.items():
         losses = {row["name"]: np.array(row["loss_by_window_and_block"]) for row in one["variants"]}
         gains[arm] = (losses["tuned"] - losses["tuned crop"])[:, near:].mean(1)
-        before = (losses["untuned"] - losses["untuned crop"])[:, near:].mean(1)
-        assert found[arm][0].startswith(f"{(gains[arm] - before).mean():+.3f} [")
-        assert found[arm][3] == f"{one['retrieval'][0]['found']} of 96"
-        within = {name: rows[:, :near].mean() for name, rows in losses.items()}
-        assert round(within["untuned"] - within["plain"], 2) == 0.13
-        assert within["tuned"] - within["plain"] < 0.02
-        assert one["retrieval"][0]["found"] > untuned["found"]
-        assert one["beyond"][0]["tuned_minus_its_crop"]["ci"][1] > 0
-        assert one["beyond"][0]["interaction"]["ci"][1] > 0
-        assert one["tuning"]["tokens"] == 60 * 2 * 1024
-    assert (gains["pose"] - gains["no-skip"]).mean() == pytest.approx(-0.032, abs=5e-4)
+        interactions[arm] = gains[arm] - (losses["untuned"] - losses["untuned crop"])[:, near:].mean(1)
+        within[arm] = (losses["tuned"] - losses["crop"])[:, :near].mean()
+        assert found[arm][0].startswith(f"{interactions[arm].mean():+.3f} [")
+        assert found[arm][1].startswith(f"{gains[arm].mean():+.3f} [")
+    assert {arm: (one["tuning"]["settings"]["steps"], one["tuning"]["tokens"]) for arm, one in arms.items()} == {
+        "pose": (150, 150 * 2048), "trained-length": (15, 15 * 8192)}  # fmt: skip
+    assert (gains["pose"] - gains["trained-length"]).round(2).tolist() == [0.09, 0.09]
+    assert gains["pose"].mean() == pytest.approx(0.10, abs=0.005)
+    assert max(interactions["trained-length"]) < 0 < arms["trained-length"]["beyond"][1]["interaction"]["ci"][1]
+    assert max(within.values()) < 0
+    assert arms["trained-length"]["retrieval"][1]["found"] < record["untuned"]["yarn"]["retrieval"][1]["found"]
 
 
 def test_method_costs():
