@@ -21,12 +21,15 @@ POSE = runpy.run_path(str(SCRIPT))
 
 
 def test_what_each_arm_changes() -> None:
-    """The last two; and the one at full length reads as many tokens in an update."""
-    options = argparse.Namespace(window=256, batch_size=8, target=1024)
+    """The last one alone; at full length an update reads as many tokens, at the trained length a run four tenths."""
+    options = argparse.Namespace(window=256, batch_size=8, target=1024, trained=512, steps=10)
+    longer = {"window": 512, "batch_size": 1, "steps": 16, "activation_checkpointing": True}
     changes = {arm: POSE["changes_of"](arm, options) for arm in POSE["ARMS"]}
     assert changes == {
         "full-length": {"window": None, "batch_size": 2},
         "pose": {},
+        "trained-length": longer,
+        "trained-length-no-skip": {**longer, "skip_target": 512},
         "no-skip": {"skip_target": 256},
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
@@ -54,7 +57,10 @@ def test_pose_against_a_control() -> None:
                              for name, found in losses.items()]}  # fmt: skip
 
     arms = {"pose": arm([1.0, 2.0], [2.0, 4.0]), "no-skip": arm([3.0, 4.0], [3.5, 4.5])}
+    longer = {"trained-length": arms["pose"], "trained-length-no-skip": arms["no-skip"]}
+    ((of_longer,),) = POSE["contrasts"](longer, protocol, [16]).values()
     ((row,),) = POSE["contrasts"](arms, protocol, [16]).values()
+    assert of_longer == {**row, "of": "trained-length"}
     assert (row["of"], row["length"], row["nats"]) == ("pose", 16, -1.0)
     assert row["ci"][0] == pytest.approx(-1.0 - 12.7062047 * 0.5)
 
@@ -68,6 +74,7 @@ def test_figure() -> None:
         "model": "m", "trained_length": 8, "lengths": [16, 32], "protocol": {"windows": 2},
         "untuned": {"yarn": {"copy": copy}}, "arms": {"pose": arm, "no-skip": arm},
     }  # fmt: skip
+    pose_figure({**record, "arms": dict.fromkeys(POSE["ARMS"], arm)})
     figure = pose_figure(record)
     left, _ = figure.axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["pose", "no-skip"]

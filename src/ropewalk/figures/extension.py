@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,8 +66,8 @@ def search_record_figure(record: Mapping[str, Any]) -> Figure:
 
 def pose_figure(record: Mapping[str, Any]) -> Figure:
     """Of each arm of `benchmarks/pose.py`: the interaction at each length, and what copying gains, if asked."""
-    colors = dict(zip(record["arms"], (BLUE, RED, GREEN, PURPLE, ORANGE, INK, SKY), strict=False))
-    markers = dict(zip(record["arms"], "osD^vPX", strict=False))
+    colors = dict(zip(record["arms"], cycle((BLUE, RED, GREEN, PURPLE, ORANGE, INK, SKY)), strict=False))
+    markers = dict(zip(record["arms"], cycle("osD^vPX*h"), strict=False))
     copied = any(found["copy"] for found in (*record["untuned"].values(), *record["arms"].values()))
     with style():
         figure, left = new_figure(11.0 if copied else 8.5, 4.3 if copied else 1.5 + 0.5 * len(record["arms"]))
