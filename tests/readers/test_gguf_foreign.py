@@ -15,7 +15,7 @@ from ropewalk.readers.adapters import open_reader
 from ropewalk.readers.transformers import TransformersReader
 from tests.readers.gguf_files import ARCHITECTURES, write_foreign
 from tests.readers.random_models import random_model
-from tests.readers.test_transformers import CLOSE, close_to, ids_of, log_probs
+from tests.readers.test_transformers import CLOSE, ids_of, log_probs
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def test_a_file_computes_what_was_written(family: str, tmp_path: Path) -> None:
     model, ids = of(family), ids_of(40)
     reader = open_reader(write_foreign(model, tmp_path / "model.gguf"))
     assert isinstance(reader, TransformersReader)
-    assert abs(reader.window_losses(ids, chunk=16) - losses_of(model, ids)).max() < close_to(family)
+    assert abs(reader.window_losses(ids, chunk=16) - losses_of(model, ids)).max() < CLOSE
     assert reader.tokenizer is not None
     assert reader.tokenizer.decode(reader.tokenizer.encode("A whale")) == "A whale"
     assert reader.name == "model.gguf"

@@ -92,6 +92,24 @@ def test_what_precedes_the_head_is_the_models(monkeypatch: pytest.MonkeyPatch) -
     model.__class__ = Doubled
     found = LiveModel(model).target_losses(hidden, targets)
     assert float(abs(found.double() - truth(2 * hidden, model.lm_head.weight, targets)).max()) < 1e-5
+
+    class InPlace(type(model)):  # type: ignore[misc]
+        def forward(self, inputs_embeds: Any = None, **_: Any) -> Any:
+            logits = self.lm_head(self.model(inputs_embeds=inputs_embeds).last_hidden_state)
+            logits /= 3
+            return SimpleNamespace(logits=logits)
+
+    class DoubledInPlace(type(model)):  # type: ignore[misc]
+        def forward(self, inputs_embeds: Any = None, **_: Any) -> Any:
+            hidden = self.model(inputs_embeds=inputs_embeds).last_hidden_state
+            return SimpleNamespace(logits=self.lm_head(hidden.mul_(2)))
+
+    model.__class__ = InPlace
+    found = LiveModel(model).target_losses(hidden, targets)
+    assert float(abs(found.double() - truth(hidden, model.lm_head.weight, targets, lambda one: one / 3)).max()) < 1e-5
+    model.__class__ = DoubledInPlace
+    found = LiveModel(model).target_losses(hidden.clone(), targets)
+    assert float(abs(found.double() - truth(2 * hidden, model.lm_head.weight, targets)).max()) < 1e-5
     biased = random_model("phi3").bfloat16()
     biased.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, 257).bfloat16())
     found = LiveModel(biased).target_losses(hidden, targets)

@@ -57,7 +57,7 @@ class TransformersReader:
         if attachment_of(self.model) is None:
             self._own: Positions = positions_of(self.model, text_config_of(self.model))
             try:
-                attach(self.model, kernels=True)
+                attach(self.model)
             except RopeError as refused:
                 self._refused = refused
         self._name = name or _name_of(model)

@@ -84,10 +84,11 @@ class LiveModel:
         head = self._shell._modules[self._wide]
         random = torch.Generator().manual_seed(0)
         hidden = torch.randn(2, head.weight.shape[1], generator=random).to(head.weight)
-        stand_in = _Answers(torch.randn(2, head.weight.shape[0], generator=random).to(head.weight.device) * 30)
+        logits = torch.randn(2, head.weight.shape[0], generator=random).to(head.weight.device) * 30
+        stand_in = _Answers(head.weight, logits)
         shell = copy.copy(self._shell)
         shell._modules = {**self._shell._modules, self._wide: stand_in}
-        same = torch.equal(_after(shell, hidden), stand_in.logits) and torch.equal(stand_in.given, hidden[None])
+        same = torch.equal(_after(shell, hidden.clone()), logits) and torch.equal(stand_in.given, hidden[None])
         return head.weight if same else None
 
     def logit_slices(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -166,13 +167,18 @@ class _WideHead(nn.Module):
 class _Answers(nn.Module):
     """Stands in place of the head: keeps what it is given, and answers with logits that it was made with."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, weight: Tensor, logits: Tensor) -> None:
         super().__init__()
-        self.logits, self.given = logits, torch.empty(0)
+        self._weight, self._logits, self.given = (weight,), logits, weight.new_empty(0)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of the head in whose place it stands."""
+        return self._weight[0]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        self.given = hidden
-        return self.logits[None]
+        self.given = hidden.clone()
+        return self._logits[None].clone()
 
 
 def _after(shell: Any, hidden: Tensor) -> Tensor:
