@@ -32,7 +32,7 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.diagnosis.plan import plan, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.held_out_text import HeldOutText, refuse_seen
-from ropewalk.extend.outcome import CROP, TUNED, TUNED_CROP, Variant, after, interaction, measure
+from ropewalk.extend.outcome import CROP, PLAIN, TUNED, TUNED_CROP, Variant, after, interaction, measure
 from ropewalk.extend.source import SourceModel
 from ropewalk.figures.extension import pose_figure
 from ropewalk.figures.style import render
@@ -136,14 +136,14 @@ def losses(
     found: dict[str, Variant] = {}
     with ProgressBar("losses", every=10) as progress:
         for reader, planned, names in (
-            (source, plan(source, text.protocol, [CROP]), {CROP: CROP}),  # within the trained length it is plain
+            (source, plan(source, text.protocol, [PLAIN, CROP]), {PLAIN: PLAIN, CROP: CROP}),
             (adapted, *untuned),
             (model, *after(model, text.protocol)),
         ):
             variants = measure(reader, text.windows, planned, names, options.out / "losses", progress=progress)
             found |= {variant.name: variant for variant in variants}
     four = [found[name] for name in (TUNED, TUNED_CROP, UNTUNED, UNTUNED_CROP)]
-    within, interval = difference(found[TUNED].within, found[CROP].within)
+    within, interval = difference(found[TUNED].within, found[PLAIN].within)
     rows: list[dict[str, Any]] = []
     for length in options.lengths:
         mean, ends = interaction(*(beyond(variant, text.protocol, length) for variant in four))

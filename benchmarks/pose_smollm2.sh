@@ -4,7 +4,7 @@
 # are read on Moby-Dick, which no run sees, by benchmarks/pose.py. Low-rank adapters and norms are trained, under bfloat16
 # autocast; losses, copying and retrieval are measured in bfloat16.
 #
-#   benchmarks/pose_smollm2.sh first   windows that skip: 150 of 2,048 tokens, 15 of 8,192; losses on 2 windows of 32,768 tokens,
+#   benchmarks/pose_smollm2.sh first   windows that skip: 150 of 2,048 tokens, 15 of 8,192, and 15 that do not; losses on 2 windows of 32,768,
 #                                      retrieval at that length and at 16,384 (beside methods that need no tuning)
 #   benchmarks/pose_smollm2.sh         every control but the one at full length, 450 updates of two windows, 6 windows to read
 #                                      and the copy test as well: an estimate of two hours for each of seven arms
@@ -28,7 +28,7 @@ pose() { # name, options
 }
 if [ "${1:-}" = first ]; then
     shift
-    pose pose-smollm2-first --arms pose,trained-length --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 --windows 2 \
+    pose pose-smollm2-first --arms pose,trained-length,trained-length-no-skip --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 --windows 2 \
         --use-windows 0 --texts 1 --zero-shot lampe,dca,jet-long "$@"
 else
     pose pose-smollm2 --arms pose,trained-length,trained-length-no-skip,no-skip,no-far-answers,no-skip-no-far-answers,no-method --lengths 16384,32768 --steps "${STEPS:-450}" \
