@@ -55,15 +55,16 @@ ARMS: dict[str, str] = {
     "pose": "short windows that skip, with far answers",
     "trained-length": "windows of the trained length that skip, with far answers, 4 of 10 tokens: as much time",
     "trained-length-no-skip": "the same windows, which do not skip",
+    "trained-length-no-method": "the same windows, without the method",
+    "trained-length-no-far-answers": "the same windows, of plain text",
     "no-skip": "short windows that do not skip, with far answers",
     "no-method": "short windows that skip, with far answers, without the method",
     "no-far-answers": "short windows that skip, of plain text",
     "no-skip-no-far-answers": "short windows that do not skip, of plain text",
     "self-distillation": "short windows that skip, with far answers, read a second time at perturbed positions",
 }
-COMPARED = {
-    "no-skip-no-far-answers": "no-far-answers",
-    "trained-length-no-skip": "trained-length",
+COMPARED = {"no-skip-no-far-answers": "no-far-answers"} | {
+    arm: "trained-length" for arm in ARMS if arm.startswith("trained-length-")
 }  # others: with `pose`
 SHARE = 0.4  # of the tokens that `trained-length` is tuned on: attention and checkpoints make each of them dearer
 
@@ -79,6 +80,8 @@ def changes_of(arm: str, options: argparse.Namespace) -> dict[str, Any]:
         "pose": {},
         "trained-length": longer,
         "trained-length-no-skip": {**longer, "skip_target": options.trained},
+        "trained-length-no-method": {**longer, "method": "plain"},
+        "trained-length-no-far-answers": {**longer, "repeat_share": 0.0},
         "no-skip": {"skip_target": options.window},
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},

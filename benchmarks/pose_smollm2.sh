@@ -4,10 +4,11 @@
 # are read on Moby-Dick, which no run sees, by benchmarks/pose.py. Low-rank adapters and norms are trained, under bfloat16
 # autocast; losses, copying and retrieval are measured in bfloat16.
 #
-#   benchmarks/pose_smollm2.sh first   windows that skip: 150 of 2,048 tokens, 15 of 8,192, and 15 that do not; losses on 2 windows of 32,768,
-#                                      retrieval at that length and at 16,384 (beside methods that need no tuning)
-#   benchmarks/pose_smollm2.sh         every control but the one at full length, 450 updates of two windows, 6 windows to read
-#                                      and the copy test as well: an estimate of two hours for each of seven arms
+#   benchmarks/pose_smollm2.sh first   150 windows of 2,048 tokens; 15 of 8,192, and these without skips, without the method and
+#                                      of plain text. Losses on 2 windows of 32,768 tokens, retrieval at that length and at
+#                                      16,384 (beside methods that need no tuning)
+#   benchmarks/pose_smollm2.sh         every arm but the one at full length, 450 updates of two windows, 6 windows to read
+#                                      and the copy test as well: an estimate of two hours for each of nine arms
 #
 # $MODEL is the GGUF (benchmarks/doctor_smollm2.sh fetches it). Stopped, the same command goes on; after each arm record and
 # figure are written: benchmarks/results/pose-smollm2-*. Further options go to pose.py; $STEPS: updates.
@@ -26,11 +27,12 @@ pose() { # name, options
         --window 2048 --train lora+norms --rank 32 --lr 4e-4 --precision bfloat16 --dtype bfloat16 \
         --block 2048 --checkpoint-every 20 "$@"
 }
+LONGER=trained-length,trained-length-no-skip,trained-length-no-method,trained-length-no-far-answers
 if [ "${1:-}" = first ]; then
     shift
-    pose pose-smollm2-first --arms pose,trained-length,trained-length-no-skip --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 --windows 2 \
-        --use-windows 0 --texts 1 --zero-shot lampe,dca,jet-long "$@"
+    pose pose-smollm2-first --arms "pose,$LONGER" --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 \
+        --windows 2 --use-windows 0 --texts 1 --zero-shot lampe,dca,jet-long "$@"
 else
-    pose pose-smollm2 --arms pose,trained-length,trained-length-no-skip,no-skip,no-far-answers,no-skip-no-far-answers,no-method --lengths 16384,32768 --steps "${STEPS:-450}" \
-        --batch-size 2 --windows 6 --use-windows 3 --texts 2 --zero-shot dca "$@"
+    pose pose-smollm2 --arms "pose,$LONGER,no-skip,no-far-answers,no-skip-no-far-answers,no-method" --lengths 16384,32768 \
+        --steps "${STEPS:-450}" --batch-size 2 --windows 6 --use-windows 3 --texts 2 --zero-shot dca "$@"
 fi

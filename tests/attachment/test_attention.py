@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, FalconConfig, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticCache
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, layer_attention, live_layout
@@ -16,7 +16,7 @@ from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, S
 from ropewalk.backends import reference_attention
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.positions import Positions
-from tests.attachment.families import FAMILIES, outputs_of, small_model
+from tests.attachment.families import FAMILIES, SMALL, outputs_of, small_model
 
 RULES = [
     ReRoPE(20),
@@ -309,6 +309,33 @@ def test_a_whole_model_is_not_written(llama):
         torch.save(llama, io.BytesIO())
 
 
+@torch.no_grad()
+def test_an_indexer_that_asks_for_the_functions_name_is_refused():
+    """DeepSeek-V3.2 gives "sdpa" alone what its indexer chose: called by our name, its layers would see every token."""
+    indexed = {**SMALL, **FAMILIES["deepseek_v3"], "index_n_heads": 2, "index_head_dim": 16, "index_topk": 16}
+    indexed.pop("head_dim")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32", **indexed)).eval()
+    ids = IDS[:1, :40]
+    plain = outputs_of(model, ids)
+    for method in ("log-n", "self-extend", None):
+        with pytest.raises(rw.RopeError, match="depends on the name"):
+            rw.attach(model, method, target=None if method is None else 256, kernels=method is None)
+    assert attachment_of(model) is None
+    assert torch.equal(outputs_of(model, ids), plain)
+    with rw.attached(model, "yarn", target=256):  # a method of frequencies changes no function
+        assert not torch.equal(outputs_of(model, ids), plain)
+
+
+@torch.no_grad()
+def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
+    """What flash attention loads depends on its name; read before anything runs, so without a GPU."""
+    module = copy.deepcopy(llama.model.layers[0].self_attn)
+    module.config = copy.copy(module.config)
+    module.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(rw.RopeError, match="set_attn_implementation"):
+        layer_attention.check_module(module, module.config)
+
+
 @pytest.mark.parametrize("broken", ["pairing", "scale", "keys"])
 def test_a_broken_attention_is_noticed(llama, monkeypatch, broken):
     """Pairs that are mixed up, a scale that is lost, keys counted from the wrong end: the short forward differs."""
@@ -341,7 +368,7 @@ def test_what_cannot_be_told_is_refused(llama):
         handle.set_positions(replace(handle.own, extensions=(None, None, None, RULES[0])))
     shape = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     falcon = AutoModelForCausalLM.from_config(FalconConfig(**shape, max_position_embeddings=64))
-    with pytest.raises(rw.RopeError, match="does not go through"):  # its attention is written out
+    with pytest.raises(rw.RopeError, match="depends on the name"):  # its attention asks for sdpa
         rw.attach(falcon, "log-n", target=256)
     with rw.attached(llama) as handle:
         llama.config._attn_implementation_internal = "flex_attention"

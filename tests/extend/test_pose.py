@@ -30,6 +30,8 @@ def test_what_each_arm_changes() -> None:
         "pose": {},
         "trained-length": longer,
         "trained-length-no-skip": {**longer, "skip_target": 512},
+        "trained-length-no-method": {**longer, "method": "plain"},
+        "trained-length-no-far-answers": {**longer, "repeat_share": 0.0},
         "no-skip": {"skip_target": 256},
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
@@ -57,8 +59,12 @@ def test_pose_against_a_control() -> None:
                              for name, found in losses.items()]}  # fmt: skip
 
     arms = {"pose": arm([1.0, 2.0], [2.0, 4.0]), "no-skip": arm([3.0, 4.0], [3.5, 4.5])}
-    longer = {"trained-length": arms["pose"], "trained-length-no-skip": arms["no-skip"]}
-    ((of_longer,),) = POSE["contrasts"](longer, protocol, [16]).values()
+    controls = ("trained-length-no-skip", "trained-length-no-method", "trained-length-no-far-answers")
+    longer = {"trained-length": arms["pose"], **dict.fromkeys(controls, arms["no-skip"])}
+    found = POSE["contrasts"](longer, protocol, [16])
+    assert tuple(found) == controls
+    assert len({str(rows) for rows in found.values()}) == 1
+    (of_longer,) = found[controls[0]]
     ((row,),) = POSE["contrasts"](arms, protocol, [16]).values()
     assert of_longer == {**row, "of": "trained-length"}
     assert (row["of"], row["length"], row["nats"]) == ("pose", 16, -1.0)

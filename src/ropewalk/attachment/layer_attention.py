@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +31,7 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 NAME = "ropewalk"  # of our function among transformers' attention implementations
 _STATE = "_ropewalk_attention"
 _READ_MASKS = ("sdpa", "eager")
+_ASKS = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
 
 
 @dataclass(frozen=True)
@@ -187,9 +190,29 @@ def check_implementation(config: Any, extension: Extension | None) -> None:
         )
 
 
+def check_module(module: nn.Module, config: Any) -> None:
+    """Raise `RopeError` for attention that computes something else under another name of its function.
+
+    DeepSeek-V3.2 and its like give what their indexer chose to "sdpa" and "eager" as a mask, and to any other function
+    as an option that ours does not read: every token would be seen. Flash attention loads what the name says.
+    """
+    try:
+        asks = _ASKS.search(inspect.getsource(type(module))) is not None
+    except (OSError, TypeError):
+        asks = False
+    if asks or "flash" in str(config._attn_implementation):
+        raise RopeError(
+            "attach: this attention depends on the name of the function that it calls, which ours would change.",
+            facts={"layer": type(module).__name__, "attn_implementation": config._attn_implementation},
+            cure="Choose a method of frequencies, without `kernels`"
+            + ("." if asks else ', or call model.set_attn_implementation("sdpa") first.'),
+        )
+
+
 def put_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:
     """Let this one layer call our function: it gets a config of its own, and the model's stays as it is."""
     check_implementation(state.config, state.extension)
+    check_module(module, state.config)
     _register()
     config = copy.copy(state.config)
     vars(config)["_attn_implementation_internal"] = NAME
