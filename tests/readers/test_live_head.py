@@ -77,42 +77,79 @@ def test_what_follows_the_head_is_the_models(family: str, dtype: torch.dtype, mo
     assert float(abs(found.double() - truth(hidden, model.lm_head.weight, targets, after)).max()) < 1e-5
 
 
+def doubled(model: Any, hidden: Tensor) -> Tensor:
+    """Something before the head."""
+    found: Tensor = model.lm_head(2 * hidden)
+    return found
+
+
+def doubled_in_place(model: Any, hidden: Tensor) -> Tensor:
+    """The same, in the tensor that was given."""
+    found: Tensor = model.lm_head(hidden.mul_(2))
+    return found
+
+
+def divided_in_place(model: Any, hidden: Tensor) -> Tensor:
+    """Something behind the head, in the tensor that it gave."""
+    found: Tensor = model.lm_head(hidden)
+    return found.div_(3)
+
+
+def scaled_by_the_layers(model: Any, hidden: Tensor) -> Tensor:
+    """A scale that lies at the layers, as in Falcon-H1."""
+    found: Tensor = model.lm_head(hidden) * model.model.multiplier
+    return found
+
+
+@pytest.mark.parametrize(
+    ("head", "before", "after"),
+    [(doubled, 2, 1), (doubled_in_place, 2, 1), (divided_in_place, 1, 1 / 3), (scaled_by_the_layers, 1, 0.25)],
+)
 @torch.no_grad()
-def test_what_precedes_the_head_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward that doubles the hidden states before its head, and one that adds a bias."""
+def test_what_stands_around_the_head_is_the_models(
+    head: Any, before: float, after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward that does something before its head or behind it, also in place: read as it is."""
     rows = counted(monkeypatch)
     model = random_model("phi3").bfloat16()
+    model.model.multiplier = 0.25
 
-    class Doubled(type(model)):  # type: ignore[misc]
+    class Changed(type(model)):  # type: ignore[misc]
         def forward(self, inputs_embeds: Any = None, **_: Any) -> Any:
-            hidden = self.model(inputs_embeds=inputs_embeds).last_hidden_state
-            return SimpleNamespace(logits=self.lm_head(2 * hidden))
+            return SimpleNamespace(logits=head(self, self.model(inputs_embeds=inputs_embeds).last_hidden_state))
 
     _, hidden, targets = read(model)
-    model.__class__ = Doubled
-    found = LiveModel(model).target_losses(hidden, targets)
-    assert float(abs(found.double() - truth(2 * hidden, model.lm_head.weight, targets)).max()) < 1e-5
-
-    class InPlace(type(model)):  # type: ignore[misc]
-        def forward(self, inputs_embeds: Any = None, **_: Any) -> Any:
-            logits = self.lm_head(self.model(inputs_embeds=inputs_embeds).last_hidden_state)
-            logits /= 3
-            return SimpleNamespace(logits=logits)
-
-    class DoubledInPlace(type(model)):  # type: ignore[misc]
-        def forward(self, inputs_embeds: Any = None, **_: Any) -> Any:
-            hidden = self.model(inputs_embeds=inputs_embeds).last_hidden_state
-            return SimpleNamespace(logits=self.lm_head(hidden.mul_(2)))
-
-    model.__class__ = InPlace
-    found = LiveModel(model).target_losses(hidden, targets)
-    assert float(abs(found.double() - truth(hidden, model.lm_head.weight, targets, lambda one: one / 3)).max()) < 1e-5
-    model.__class__ = DoubledInPlace
+    model.__class__ = Changed
     found = LiveModel(model).target_losses(hidden.clone(), targets)
-    assert float(abs(found.double() - truth(2 * hidden, model.lm_head.weight, targets)).max()) < 1e-5
-    biased = random_model("phi3").bfloat16()
-    biased.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, 257).bfloat16())
-    found = LiveModel(biased).target_losses(hidden, targets)
-    wanted = truth(hidden, biased.lm_head.weight, targets, lambda logits: logits + biased.lm_head.bias.double())
+    wanted = truth(before * hidden, model.lm_head.weight, targets, lambda logits: logits * after)
     assert float(abs(found.double() - wanted).max()) < 1e-5
+    assert rows == []
+
+
+@torch.no_grad()
+def test_a_bias_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head with a bias goes through the model's own forward, in float32."""
+    rows = counted(monkeypatch)
+    model = random_model("phi3").bfloat16()
+    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, 257).bfloat16())
+    live, hidden, targets = read(model)
+    found = live.target_losses(hidden, targets)
+    wanted = truth(hidden, model.lm_head.weight, targets, lambda logits: logits + model.lm_head.bias.double())
+    assert float(abs(found.double() - wanted).max()) < 1e-5
+    assert rows == []
+
+
+@torch.no_grad()
+def test_a_head_that_accelerate_offloads_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weight is on the meta device between calls: its hook brings it, and the losses are in float32."""
+    accelerate = pytest.importorskip("accelerate")
+    rows = counted(monkeypatch)
+    model = random_model("phi3").bfloat16()
+    weight = model.lm_head.weight.clone()
+    accelerate.cpu_offload(model.lm_head, execution_device=torch.device("cpu"))
+    assert model.lm_head.weight.is_meta
+    live, hidden, targets = read(model)
+    found = live.target_losses(hidden, targets)
+    assert float(abs(found.double() - truth(hidden, weight, targets)).max()) < 1e-5
+    assert model.lm_head.weight.is_meta
     assert rows == []

@@ -79,9 +79,9 @@ class LiveModel:
         Asked of the model: its forward has to hand a stand-in for the head what it was given, and to return unchanged
         what the stand-in answers. So soft caps, scales, a bias and whatever a model may do else are found.
         """
-        if self._wide is None or self._shell._modules[self._wide].bias is not None:
+        head = None if self._wide is None else self._shell._modules[self._wide]
+        if head is None or head.bias is not None or head.hook is not None:
             return None
-        head = self._shell._modules[self._wide]
         random = torch.Generator().manual_seed(0)
         hidden = torch.randn(2, head.weight.shape[1], generator=random).to(head.weight)
         logits = torch.randn(2, head.weight.shape[0], generator=random).to(head.weight.device) * 30
@@ -120,7 +120,17 @@ class LiveModel:
 
 
 class _Given(nn.Module):
-    """Stands in place of the layers: what it is given as embeddings are the hidden states."""
+    """Stands in place of the layers: what it is given as embeddings are the hidden states, everything else is theirs.
+
+    A forward may ask the layers for a number: Falcon-H1 for the scale of its logits, Chameleon for its image tokens.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self._base = (base,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base[0], name)
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Outputs:
         return _Outputs(inputs_embeds)
@@ -141,11 +151,16 @@ class _Outputs:
 
 
 class _WideHead(nn.Module):
-    """A head of half precision whose products are float32."""
+    """A head of half precision whose products are float32; accelerate's hook on it, if any, brings its weight."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self._linear = (linear,)
+
+    @property
+    def hook(self) -> Any:
+        """What accelerate put at the head: it may lie on another device, or be fetched for each call."""
+        return getattr(self._linear[0], "_hf_hook", None)
 
     @property
     def bias(self) -> Tensor | None:
@@ -159,9 +174,12 @@ class _WideHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """float32 `[..., vocab]`."""
+        if self.hook is not None:
+            (hidden,), _ = self.hook.pre_forward(self._linear[0], hidden)
         wide = hidden.float()
         logits = torch.cat([F.linear(wide, rows.float()) for rows in torch.split(self.weight, WIDENED_ROWS)], -1)
-        return logits if self.bias is None else logits + self.bias.float()
+        logits = logits if self.bias is None else logits + self.bias.float()
+        return logits if self.hook is None else self.hook.post_forward(self._linear[0], logits)
 
 
 class _Answers(nn.Module):
@@ -200,7 +218,7 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
         )
     shell = copy.copy(model)
     shell._modules = dict(model._modules)
-    shell._modules[name] = _Given()
+    shell._modules[name] = _Given(base)
     wide = None
     if type(head) is nn.Linear and head.weight.dtype in HALF:
         for child, module in model._modules.items():
