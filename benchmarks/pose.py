@@ -4,7 +4,7 @@
 
 benchmarks/pose_tiny.sh and benchmarks/pose_smollm2.sh hold the settings. Each arm is one `extend.tune` on the same data
 and the same number of tokens (with windows of the trained length: in about the same time). Then the source under the
-method and every arm are read alike, on a text that no arm saw:
+method and every arm are read alike, on texts that no arm saw (the copy test and retrieval on the first of them):
 
 - losses at every length of --lengths: whole windows and fresh windows of the trained length, and their interaction
   (tuned - untuned) x (full - crop) beyond the trained length, the same of two arms at a time; what the arm
@@ -55,8 +55,8 @@ ARMS: dict[str, str] = {
     "pose": "short windows that skip, with far answers",
     "trained-length": "windows of the trained length that skip, with far answers, 4 of 10 tokens: as much time",
     "trained-length-no-skip": "the same windows, which do not skip",
-    "trained-length-no-method": "the same windows, without the method",
     "trained-length-no-far-answers": "the same windows, of plain text",
+    "trained-length-no-method": "the same windows, without the method",
     "no-skip": "short windows that do not skip, with far answers",
     "no-method": "short windows that skip, with far answers, without the method",
     "no-far-answers": "short windows that skip, of plain text",
@@ -110,11 +110,11 @@ def tuned(arm: str, options: argparse.Namespace, progress: ProgressBar) -> Path:
     return out  # type: ignore[no-any-return]
 
 
-def held_out(options: argparse.Namespace, source: Reader, length: int) -> HeldOutText:
-    """Windows of `length` tokens of the text that no arm saw."""
+def held_out(options: argparse.Namespace, source: Reader, length: int, path: Path) -> HeldOutText:
+    """Windows of `length` tokens of a text that no arm saw."""
     trained, tokenizer = trained_length_of(source, None), source.tokenizer
     assert tokenizer is not None
-    return HeldOutText.take(options.validation, tokenizer, Reach(trained, length), start_char=options.start_char,
+    return HeldOutText.take(path, tokenizer, Reach(trained, length), start_char=options.start_char,
                             windows=options.windows, block=options.block)  # fmt: skip
 
 
@@ -129,30 +129,47 @@ def up_to(blocks: Sequence[Sequence[float]], protocol: Protocol, length: int) ->
     return [sum(row[i] for i in which) / len(which) for row in blocks]
 
 
+def joined(parts: Sequence[Variant]) -> Variant:
+    """One model's losses on several texts, window after window."""
+    beyond = [one.beyond for one in parts if one.beyond is not None]
+    return dataclasses.replace(
+        parts[0],
+        blocks=[row for one in parts for row in one.blocks],
+        within=[loss for one in parts for loss in one.within],
+        beyond=[loss for losses in beyond for loss in losses] if beyond else None,
+        seconds=sum(one.seconds for one in parts),
+    )
+
+
 def losses(
-    source: Reader, model: Reader, text: HeldOutText, method: str, options: argparse.Namespace
+    source: Reader, model: Reader, texts: Sequence[HeldOutText], method: str, options: argparse.Namespace
 ) -> dict[str, Any]:
     """An arm's losses beside the source's: means, the interaction at every length, and the cost within."""
-    adapted = under(source, method, options)
-    as_it_is, of_method = after(adapted, text.protocol)
-    untuned = as_it_is, {name.replace(TUNED, UNTUNED): key for name, key in of_method.items()}
-    found: dict[str, Variant] = {}
+    adapted, protocol = under(source, method, options), texts[0].protocol
+    parts: dict[str, list[Variant]] = {}
     with ProgressBar("losses", every=10) as progress:
-        for reader, planned, names in (
-            (source, plan(source, text.protocol, [PLAIN, CROP]), {PLAIN: PLAIN, CROP: CROP}),
-            (adapted, *untuned),
-            (model, *after(model, text.protocol)),
-        ):
-            variants = measure(reader, text.windows, planned, names, options.out / "losses", progress=progress)
-            found |= {variant.name: variant for variant in variants}
+        for text in texts:
+            as_it_is, of_method = after(adapted, text.protocol)
+            untuned = as_it_is, {name.replace(TUNED, UNTUNED): key for name, key in of_method.items()}
+            baselines = plan(source, text.protocol, [PLAIN, CROP])
+            if method == PLAIN:
+                untuned = baselines, {UNTUNED: PLAIN, UNTUNED_CROP: CROP}
+            for reader, planned, names in (
+                (source, baselines, {PLAIN: PLAIN, CROP: CROP}),
+                (source if method == PLAIN else adapted, *untuned),
+                (model, *after(model, text.protocol)),
+            ):
+                for variant in measure(reader, text.windows, planned, names, options.out / "losses", progress=progress):
+                    parts.setdefault(variant.name, []).append(variant)
+    found = {name: joined(of_texts) for name, of_texts in parts.items()}
     four = [found[name] for name in (TUNED, TUNED_CROP, UNTUNED, UNTUNED_CROP)]
     within, interval = difference(found[TUNED].within, found[PLAIN].within)
     rows: list[dict[str, Any]] = []
     for length in options.lengths:
-        mean, ends = interaction(*(beyond(variant, text.protocol, length) for variant in four))
+        mean, ends = interaction(*(beyond(variant, protocol, length) for variant in four))
         rows.append({"length": length, "interaction": {"nats": mean, "ci": ends}})
         for key, name in (("tuned_minus_its_crop", TUNED_CROP), ("tuned_minus_crop", CROP)):
-            full, other = (beyond(found[one], text.protocol, length) for one in (TUNED, name))
+            full, other = (beyond(found[one], protocol, length) for one in (TUNED, name))
             against, around = difference(full, other)
             rows[-1][key] = {"nats": against, "ci": around}
     return {
@@ -194,7 +211,7 @@ def copying(reader: Reader, source: Reader, options: argparse.Namespace) -> list
     """The copy test at every length: what a block of random words gains from an earlier copy; the control."""
     rows = []
     for length in options.lengths if options.use_windows else ():
-        text = held_out(options, source, length)
+        text = held_out(options, source, length, options.validation[0])
         contents = text.contents[options.start_char :]
         tokenizer = source.tokenizer
         assert tokenizer is not None
@@ -222,7 +239,7 @@ def answers(
     assert tokenizer is not None
     with ProgressBar("retrieval", every=10) as progress:
         found = measure_retrieval(
-            readers, tokenizer, lengths=options.lengths, samples=options.texts, text=read_text(options.validation),
+            readers, tokenizer, lengths=options.lengths, samples=options.texts, text=read_text(options.validation[0]),
             trained_length=trained, state=options.out / "retrieval", resume=True,
             progress=progress,
         )  # fmt: skip
@@ -260,10 +277,12 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     source: Reader = source_model.reader.to(device="cpu", dtype=dtype)
     options.trained = trained = trained_length_of(source, None)
-    text = held_out(options, source, max(options.lengths))
+    texts = [held_out(options, source, max(options.lengths), path) for path in options.validation]
+    protocol = dataclasses.replace(texts[0].protocol, texts=tuple(text.name for text in texts))
     assert source.tokenizer is not None
     seen = [(str(path), read_text(path)[1]) for path in options.text]
-    refuse_seen(text.windows, seen, source.tokenizer, work="tune", validation=text.name)
+    for text in texts:
+        refuse_seen(text.windows, seen, source.tokenizer, work="tune", validation=text.name)
     untuned = {name: under(source, name, options) for name in dict.fromkeys((options.method, *options.zero_shot))}
     retrieved = answers(untuned, source, options)
     record: dict[str, Any] = {
@@ -273,7 +292,7 @@ def main() -> None:
         "trained_length": trained,
         "target": options.target,
         "lengths": options.lengths,
-        "protocol": text.protocol.to_json(),
+        "protocol": protocol.to_json(),
         "dtype": options.dtype,
         "untuned": {
             name: {"copy": copying(reader, source, options), "retrieval": retrieved[name]}
@@ -292,11 +311,11 @@ def main() -> None:
         record["arms"][arm] = {
             "what": ARMS[arm],
             **done,
-            **losses(source, model, text, method, options),
+            **losses(source, model, texts, method, options),
             "copy": copying(model, source, options),
             "retrieval": answers({arm: model}, source, options)[arm],
         }
-        record["contrasts"] = contrasts(record["arms"], text.protocol, options.lengths)
+        record["contrasts"] = contrasts(record["arms"], protocol, options.lengths)
         write_json(options.record, finite(record))
         for kind in ("png", "svg"):
             options.record.with_suffix(f".{kind}").write_bytes(render(pose_figure(record), kind))
@@ -327,13 +346,13 @@ def arguments() -> argparse.Namespace:
     add("--record", type=Path, required=True)
     add("--arms", type=lambda words: words.split(","), default=list(ARMS))
     add("--text", type=Path, nargs="+", required=True)
-    add("--validation", type=Path, required=True)
+    add("--validation", type=Path, nargs="+", required=True)
     add("--start-char", type=int, default=30000)
     add("--method", default="yarn")
     add("--zero-shot", type=lambda words: [word for word in words.split(",") if word], default=["dca"])
     add("--target", type=int, required=True, help="What the method and the skips reach to.")
     add("--lengths", type=lambda words: [int(word) for word in words.split(",")], required=True)
-    add("--windows", type=int, default=16)
+    add("--windows", type=int, default=16, help="Of each text of --validation.")
     add("--block", type=int)
     add("--use-windows", type=int, default=8, help="Windows of the copy test; 0: none.")
     add("--texts", type=int, default=4, help="Texts of retrieval for each length; 0: none.")

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Does PoSE make SmolLM2-135M (trained to 8,192 tokens) read to 32,768? Runs of `extend tune` under YaRN on two novels, in windows
 # of 2,048 tokens whose positions skip, with repeated blocks in 3 of 10 windows, and controls on the same data and updates. All
-# are read on Moby-Dick, which no run sees, by benchmarks/pose.py. Low-rank adapters and norms are trained, under bfloat16
-# autocast; losses, copying and retrieval are measured in bfloat16.
+# are read on Moby-Dick and on Shakespeare, which no run sees, by benchmarks/pose.py. Low-rank adapters and norms are trained,
+# under bfloat16 autocast; losses, copying and retrieval are measured in bfloat16.
 #
-#   benchmarks/pose_smollm2.sh first   150 windows of 2,048 tokens; 15 of 8,192, and these without skips, without the method and
-#                                      of plain text. Losses on 2 windows of 32,768 tokens, retrieval at that length and at
-#                                      16,384 (beside methods that need no tuning)
+#   benchmarks/pose_smollm2.sh first   150 windows of 2,048 tokens; 15 of 8,192, and these without skips, of plain text and
+#                                      without the method. Losses on 2 windows of 32,768 tokens of each text, retrieval at
+#                                      that length and at 16,384 (beside methods that need no tuning)
 #   benchmarks/pose_smollm2.sh         every arm but the one at full length, 450 updates of two windows, 6 windows to read
 #                                      and the copy test as well: an estimate of two hours for each of nine arms
 #
@@ -23,11 +23,11 @@ pose() { # name, options
     shift
     mkdir -p "$OUT/$name"
     exec "$BIN/python" benchmarks/pose.py "$MODEL" --out "$OUT/$name" --record "${RECORD:-benchmarks/results/$name.json}" \
-        --text "$DATA/middlemarch.txt" "$DATA/bleak_house.txt" --validation "$DATA/moby_dick.txt" --target 32768 \
-        --window 2048 --train lora+norms --rank 32 --lr 4e-4 --precision bfloat16 --dtype bfloat16 \
+        --text "$DATA/middlemarch.txt" "$DATA/bleak_house.txt" --validation "$DATA/moby_dick.txt" "$DATA/tinyshakespeare.txt" \
+        --target 32768 --window 2048 --train lora+norms --rank 32 --lr 4e-4 --precision bfloat16 --dtype bfloat16 \
         --block 2048 --checkpoint-every 20 "$@"
 }
-LONGER=trained-length,trained-length-no-skip,trained-length-no-method,trained-length-no-far-answers
+LONGER=trained-length,trained-length-no-skip,trained-length-no-far-answers,trained-length-no-method
 if [ "${1:-}" = first ]; then
     shift
     pose pose-smollm2-first --arms "pose,$LONGER" --lengths 16384,32768 --steps "${STEPS:-150}" --batch-size 1 \

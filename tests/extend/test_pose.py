@@ -30,8 +30,8 @@ def test_what_each_arm_changes() -> None:
         "pose": {},
         "trained-length": longer,
         "trained-length-no-skip": {**longer, "skip_target": 512},
-        "trained-length-no-method": {**longer, "method": "plain"},
         "trained-length-no-far-answers": {**longer, "repeat_share": 0.0},
+        "trained-length-no-method": {**longer, "method": "plain"},
         "no-skip": {"skip_target": 256},
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
@@ -49,6 +49,19 @@ def test_losses_up_to_a_length() -> None:
     assert POSE["beyond"](variant, protocol, 32) == [4.5, 45.0]
 
 
+def test_windows_of_several_texts() -> None:
+    """Window after window, and the time of all."""
+    parts = [
+        Variant(name="tuned", blocks=[[float(i)]], within=[i + 0.5], beyond=None if whole else [i + 0.25], seconds=2.0)
+        for whole in (True, False)
+        for i in (1, 2)
+    ]
+    assert POSE["joined"](parts[:2]) == Variant(
+        name="tuned", blocks=[[1.0], [2.0]], within=[1.5, 2.5], beyond=None, seconds=4.0
+    )
+    assert POSE["joined"](parts[2:]).beyond == [1.25, 2.25]
+
+
 def test_pose_against_a_control() -> None:
     """(full - crop) of the one minus that of the other, window by window: by hand -0.5 and -1.5."""
     protocol = Protocol.choose(trained_length=8, text="t", target=16, block=8, windows=2)
@@ -59,7 +72,7 @@ def test_pose_against_a_control() -> None:
                              for name, found in losses.items()]}  # fmt: skip
 
     arms = {"pose": arm([1.0, 2.0], [2.0, 4.0]), "no-skip": arm([3.0, 4.0], [3.5, 4.5])}
-    controls = ("trained-length-no-skip", "trained-length-no-method", "trained-length-no-far-answers")
+    controls = tuple(arm for arm in POSE["ARMS"] if arm.startswith("trained-length-"))
     longer = {"trained-length": arms["pose"], **dict.fromkeys(controls, arms["no-skip"])}
     found = POSE["contrasts"](longer, protocol, [16])
     assert tuple(found) == controls
@@ -77,7 +90,7 @@ def test_figure() -> None:
     row = {"interaction": {"nats": -0.1, "ci": (-0.2, 0.0)}}
     arm = {"beyond": [{"length": length, **row} for length in (16, 32)], "copy": [*copy, {"length": 32, "control": {}}]}
     record = {
-        "model": "m", "trained_length": 8, "lengths": [16, 32], "protocol": {"windows": 2},
+        "model": "m", "trained_length": 8, "lengths": [16, 32], "protocol": {"windows": 2, "texts": ["a", "b"]},
         "untuned": {"yarn": {"copy": copy}}, "arms": {"pose": arm, "no-skip": arm},
     }  # fmt: skip
     pose_figure({**record, "arms": dict.fromkeys(POSE["ARMS"], arm)})

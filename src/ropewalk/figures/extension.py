@@ -89,7 +89,8 @@ def pose_figure(record: Mapping[str, Any]) -> Figure:
         left.margins(x=0.2)
         for right in rest:
             _copies(figure, right, record, colors, markers)
-        windows, dotted = record["protocol"]["windows"], "; the trained length is dotted" if copied else ""
+        windows = record["protocol"]["windows"] * len(record["protocol"]["texts"])
+        dotted = "; the trained length is dotted" if copied else ""
         note = f"{windows} windows; 95 % intervals, paired by window{dotted}."
         caption(figure, f"{record['model']}: tuned on windows that skip, and controls", note)
     return figure
