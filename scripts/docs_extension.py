@@ -37,6 +37,8 @@ def of_interactions(record: Record) -> str:
     compared = record["contrasts"]
     brings = {
         "skipping itself brings": [arm for arm in compared if "no-skip" in arm],
+        "repeated blocks bring": [arm for arm in compared if arm in ("no-far-answers", "trained-length-no-far-answers")],
+        "the method brings": [arm for arm in compared if arm.endswith("no-method")],
         "windows of the trained length bring": [arm for arm in compared if arm == "trained-length"],
     }
     contrasts = []

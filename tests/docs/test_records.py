@@ -265,6 +265,9 @@ def test_pose():
     last = record["arms"]["full-length"]["beyond"][-1]
     holds = max(last[key]["ci"][1] for key in ("interaction", "tuned_minus_its_crop")) < 0
     assert ("The positive control holds" in said) == holds
+    for what, arm in (("repeated blocks bring", "no-far-answers"), ("the method brings", "no-method")):
+        (contrast,) = re.findall(rf"What {what}[^:]*: `pose` less `{arm}` (\S+)", said)
+        assert float(contrast) == pytest.approx(record["contrasts"][arm][-1]["nats"], abs=0.0006)
 
 
 def test_pose_on_smollm2():
