@@ -35,9 +35,10 @@ def of_interactions(record: Record) -> str:
             "gain from distant tokens, so that nothing can be told of short ones."
         )
     compared = record["contrasts"]
+    plain_text = ("no-far-answers", "trained-length-no-far-answers")
     brings = {
         "skipping itself brings": [arm for arm in compared if "no-skip" in arm],
-        "repeated blocks bring": [arm for arm in compared if arm in ("no-far-answers", "trained-length-no-far-answers")],
+        "repeated blocks bring": [arm for arm in compared if arm in plain_text],
         "the method brings": [arm for arm in compared if arm.endswith("no-method")],
         "windows of the trained length bring": [arm for arm in compared if arm == "trained-length"],
     }
