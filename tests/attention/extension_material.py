@@ -13,6 +13,7 @@ import torch
 import ropewalk as rw
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.extensions import (
+    DPE,
     STRING,
     DroPE,
     DualChunk,
@@ -46,6 +47,8 @@ EXTENSIONS: list[Extension] = [
     JetLong(group=3, window=4),
     LaMPE(window=4, mapped=7, length=19),
     LaMPE(window=5, mapped=30, length=11, scale=1.0),
+    DPE(divisors=(3, 1, 5, 2), window=4),
+    DPE(divisors=(2, 4), window=5),
     LogN(trained_length=5),
     DroPE(factor=4.0),
 ]
@@ -70,8 +73,8 @@ def for_compilers(*marks: pytest.MarkDecorator) -> list[Any]:
     return found
 
 
-def relative(extension: Extension, m: int, n: int) -> float | None:
-    """The paper's relative position of a query at m and a key at n <= m; None where the key is not seen."""
+def relative(extension: Extension, m: int, n: int) -> float | np.ndarray | None:
+    """The paper's relative position of a query at m and a key at n <= m, or one for each pair; None: it is not seen."""
     d = m - n
     match extension:
         case ReRoPE(window=w, leak=leak):
@@ -82,6 +85,9 @@ def relative(extension: Extension, m: int, n: int) -> float | None:
             return d if d < s else d - s + w
         case JetLong(group=g, window=w):
             return d if d < w else m // g - n // g
+        case DPE(divisors=divisors, window=w):
+            s = np.repeat(divisors, HEAD_DIM // 2 // len(divisors))
+            return d if d < w else m // s - n // s + w - w // s
         case LaMPE(window=w, mapped=mapped, length=length):
             place = [math.floor(i * mapped / (length - 1)) for i in range(max(m, w) + 1)]
             return d if d < w else place[m] - place[n] + w - (place[w] + 1)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 
-def turn(x: np.ndarray, position: float, *, theta: float, rotary_dim: int, interleaved: bool) -> np.ndarray:
-    """One head's features turned by one position, as complex numbers."""
+def turn(
+    x: np.ndarray, position: float | np.ndarray, *, theta: float, rotary_dim: int, interleaved: bool
+) -> np.ndarray:
+    """One head's features turned by one position, or one for each pair, as complex numbers."""
     half = rotary_dim // 2
     angle = np.exp(1j * position * theta ** (-np.arange(half) / half))
     if interleaved:

@@ -16,7 +16,7 @@ from ropewalk.attention.extensions import Extension, Region
 from ropewalk.attention.extensions.base import Rule
 from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
-from ropewalk.attention.tables import SeqLen, lengths_of, tables_at
+from ropewalk.attention.tables import SeqLen, lengths_of, tables_at, tables_of_parts
 from ropewalk.backends import choose_attention
 from ropewalk.backends.attention_autograd import attended
 from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
@@ -94,7 +94,9 @@ class Remap:
 
     def _tables(self, rule: Rule, index: Tensor) -> tuple[Tensor, Tensor, float]:
         assert self._rotary is not None
-        return tables_at(self._rotary, rule(index), self._seq_len, self.exact)
+        positions = rule(index)
+        make = tables_at if positions.ndim == index.ndim else tables_of_parts
+        return make(self._rotary, positions, self._seq_len, self.exact)
 
     def _key_tables(self, number: int, rule: Rule) -> tuple[Tensor, Tensor, float]:
         """Of every key; a cache's are made once for all its slots."""

@@ -332,7 +332,7 @@ def search_record(
             "best": _row(result, result.best),
             "best_start": result.best_start.point.name,
             "gain_on_search_text": result.best.loss - result.best_start.loss,
-            "rope_parameters": None if reach.unscaled_tokens else result.rope.to_hf(),
+            "rope_parameters": None if reach.unscaled_tokens or result.rope is None else result.rope.to_hf(),
             "max_position_embeddings": reach.target,
             "losses": [line.loss if result.counts(line) else None for line in result.evaluations],
             "points": [_row(result, line) for line in result.evaluations] if few else None,

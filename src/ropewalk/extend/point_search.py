@@ -45,8 +45,8 @@ class SearchResult:
     limit: float
 
     @property
-    def rope(self) -> RopeConfig:
-        """The searched layers' rope under the best point."""
+    def rope(self) -> RopeConfig | None:
+        """The searched layers' rope under the best point; None where it acts in attention instead."""
         return self.space.rope(self.best.point)
 
     @property

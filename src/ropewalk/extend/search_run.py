@@ -17,6 +17,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.answers import HeldOutAnswers, answer_objective, answer_texts, held_out_answers
 from ropewalk.extend.card import card
 from ropewalk.extend.decoder_tuning import tunable
+from ropewalk.extend.dpe import DPESpace
 from ropewalk.extend.evaluation import Objective
 from ropewalk.extend.export import CARD, SEARCH_FIGURE, SEARCH_RECORD, Exported, check_out, export
 from ropewalk.extend.factors import FactorSpace
@@ -189,6 +190,12 @@ def _check_output(
             )
         return None
     settings.check_unscaled_tokens()
+    if settings.over == DPESpace.over and not settings.native:
+        raise RopeError(
+            "extend: DPE acts in attention, which no config.json describes.",
+            facts={"over": settings.over},
+            cure="Pass --native for a folder that ropewalk alone reads, or search --over yarn.",
+        )
     return check_out(out, source=model if isinstance(model, str | os.PathLike) else None, overwrite=overwrite)
 
 

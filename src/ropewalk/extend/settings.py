@@ -266,7 +266,7 @@ class SearchSettings(OutputSettings):
     """What `extend.search` does: a few numbers of a rule, or one divisor per pair, searched on `text`.
 
     - `over`: what is searched; see `extend.spaces.OVER`.
-    - `budget`, `minutes` both None: 37 evaluations, 200 over factors.
+    - `budget`, `minutes` both None: 37 evaluations, 200 over factors, over dpe about 60 (more for higher targets).
     - `halving` None: yes, but not over factors.
     - `answers`: names of retrieval tasks, separated by commas; the search is then on the loss of their answers.
     - `precision`: of the evaluations; `dtype` and `native` are those of the folder that is written, if one is.
@@ -274,7 +274,8 @@ class SearchSettings(OutputSettings):
 
     text: tuple[str, ...] = setting("UTF-8 text to search on.", **TEXTS)
     over: str = setting(
-        "Numbers to search: yarn, yarn-attention, ntk, llama3 (blocks that engines read), or factors (one per pair).",
+        "Numbers to search: yarn, yarn-attention, ntk, llama3 (blocks that engines read), factors (one per pair), or "
+        "dpe (in attention, one for each eighth of the pairs).",
         default="yarn",
     )
     within: float = setting(
@@ -298,7 +299,9 @@ class SearchSettings(OutputSettings):
     answer_texts: int | None = setting(
         "Texts of the validation text that answers are measured on, with --answers [default: 8].", default=None
     )
-    budget: int | None = setting("Stop after this many evaluations [default: 37; over factors 200].", default=None)
+    budget: int | None = setting(
+        "Stop after this many evaluations [default: 37; over factors 200, over dpe about 60].", default=None
+    )
     minutes: float | None = setting(
         "Stop after this many minutes of evaluations; with --budget, whichever comes first.", default=None
     )

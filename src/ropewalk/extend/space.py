@@ -89,14 +89,15 @@ class Space(Protocol):
     def sampler(self, best: Point, *, seed: int) -> Sampler:
         """What proposes points, about the best start where it has a use for one."""
 
-    def rope(self, point: Any) -> RopeConfig:
-        """The rope of the searched layers under a point."""
+    def rope(self, point: Any) -> RopeConfig | None:
+        """The rope of the searched layers under a point; None where it acts in attention instead."""
 
     def apply(self, reader: Reader, point: Any) -> Reader:
         """The model under a point: the same weights, not copied."""
 
     def profile(self, point: Any) -> tuple[tuple[float, ...], float]:
-        """What a point does at the target: the divisor of each pair's frequency, and the attention factor."""
+        """What a point does at the target: the divisor of each pair's frequency (in attention: of its far positions),
+        and the attention factor."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

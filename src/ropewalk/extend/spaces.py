@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ropewalk.errors import RopeError
+from ropewalk.extend.dpe import DPESpace, dpe_space
 from ropewalk.extend.factors import FactorSpace, factor_space
 from ropewalk.extend.numbers import FAMILIES, number_space
 from ropewalk.extend.space import Space
 from ropewalk.methods import Reach
 from ropewalk.models.positions import Positions
 
-OVER = (*FAMILIES, FactorSpace.over)
+OVER = (*FAMILIES, FactorSpace.over, DPESpace.over)
 
 
 def check_over(over: str, *, monotone: bool) -> None:
@@ -31,4 +32,6 @@ def space_named(over: str, positions: Positions, reach: Reach, *, monotone: bool
     check_over(over, monotone=monotone)
     if over == FactorSpace.over:
         return factor_space(positions, reach, monotone=monotone)
+    if over == DPESpace.over:
+        return dpe_space(positions, reach)
     return number_space(over, positions, reach)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.attention.extensions.base import Extension, Region, Retained
 
 if TYPE_CHECKING:
+    from ropewalk.attention.extensions.dpe import DPE
     from ropewalk.attention.extensions.drope import DroPE
     from ropewalk.attention.extensions.dual_chunk import DualChunk
     from ropewalk.attention.extensions.jet_long import JetLong
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ropewalk.attention.extensions.string import STRING
 
 __all__ = [
-    "STRING", "DroPE", "DualChunk", "Extension", "JetLong", "LaMPE", "LogN", "ReRoPE", "Region", "Retained",
+    "DPE", "STRING", "DroPE", "DualChunk", "Extension", "JetLong", "LaMPE", "LogN", "ReRoPE", "Region", "Retained",
     "SelfExtend", "StreamingLLM",
 ]  # fmt: skip
 

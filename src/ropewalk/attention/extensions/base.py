@@ -17,7 +17,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 
 Rule = Callable[[Tensor], Tensor]
-"""From int64 indices in the row to numbers of the same shape."""
+"""From int64 indices in the row to numbers of the same shape, or `[..., parts]`: each part of the pairs has its own."""
 
 
 class Region(NamedTuple):
