@@ -92,13 +92,13 @@ def test_a_point_acts_in_the_layers_that_see_all_tokens() -> None:
     assert found.positions.extensions == (DPE(BEST, 8),) * found.positions.num_layers
     assert found.positions.ropes == READER.positions.ropes
     assert space.apply(READER, space.starts[3]).positions == METHODS["yarn"].positions(READER.positions, REACH)
-    divisors, factor = space.profile(Divisors("x", BEST))
+    divisors, factor = space.profile(Divisors("x", BEST, 8))
     assert (divisors[::4], divisors[3::4], factor) == (BEST, BEST, 1.0)
-    assert space.rope(Divisors("x", BEST)) is None
+    assert space.rope(Divisors("x", BEST, 8)) is None
     mixed = DecoderReader(tiny_decoder(ROPE, sliding_window=(4, None)))
     some = dpe_space(mixed.positions, Reach(16, 64))
     assert some.parts == 4
-    assert [one is None for one in some.apply(mixed, Divisors("x", (2,) * 4)).positions.extensions] == [True, False]
+    assert [one is None for one in some.apply(mixed, Divisors("x", (2,) * 4, 2)).positions.extensions] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,14 @@ def test_the_command_writes_a_folder_of_ours(tmp_path: Path, capsys: pytest.Capt
     assert call() == 2
     assert "--native" in capsys.readouterr().err
     assert call("--native") == 0
+    printed = capsys.readouterr().out
     record = json.loads((tmp_path / "search.json").read_text())
     assert (record["over"], len(record["points"][6]["parts"])) == ("dpe", 4)
     found = rw.load(tmp_path / "out")
     if record["best"]["rule"] == "dpe":
         assert record["rope_parameters"] is None
-        assert found.config.extensions[0] == DPE(tuple(record["best"]["parts"]), 4)
+        assert f"DPE({record['best']['parts']}, window=4)".replace("[", "(").replace("]", ")") in printed
+        assert found.config.extensions[0] == DPE(tuple(record["best"]["parts"]), record["best"]["window"])
     ids = torch.arange(64)[None]
     with torch.no_grad():
         assert found(ids).isfinite().all()

@@ -24,7 +24,7 @@ def search(
     record: Annotated[Path | None, typer.Option(help="Write the numbers to this file, the figure beside it.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away the evaluations kept so far.")] = False,
 ) -> None:
-    """Search numbers that every engine reads, or a divisor per pair.
+    """Search numbers that every engine reads, a divisor per pair, or DPE's in attention.
 
     The search starts from the published methods and minimizes the loss on --text, at little cost within the trained
     length. The result is measured on --validation, beside every method, and held against the best of them. Stopped,
@@ -87,6 +87,9 @@ def _print(done: Searched) -> None:
     if "numbers" in record["best"]:
         numbers = ", ".join(f"{name} {value:g}" for name, value in record["best"]["numbers"].items())
         console.print(f"Searched: {record['best']['rule']}{f' with {numbers}' if numbers else ''}.", markup=False)
+    if "parts" in record["best"]:
+        divisors = ", ".join(map(str, record["best"]["parts"]))
+        console.print(f"Searched: DPE(({divisors}), window={record['best']['window']}).", markup=False)
     console.print(
         f"{record['evaluations']} evaluations; on the search {'answers' if of_answers else 'text'} "
         f"{record['best']['loss']:.4f}, against {best_start.loss:.4f} of {best_start.point.name}.",

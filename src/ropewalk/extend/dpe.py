@@ -26,10 +26,11 @@ DRAWN = 16  # points of a generation, once every part was searched
 
 @dataclasses.dataclass(frozen=True)
 class Divisors:
-    """A point of the search: one divisor for each part of the pairs, from the fastest on."""
+    """A point of the search: `DPE`'s divisors, one for each part of the pairs from the fastest on, and its window."""
 
     name: str
     divisors: tuple[int, ...]
+    window: int
 
     @property
     def logarithms(self) -> list[float]:
@@ -38,7 +39,7 @@ class Divisors:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return {"name": self.name, "rule": DPESpace.over, "parts": list(self.divisors)}
+        return {"name": self.name, "rule": DPESpace.over, "parts": list(self.divisors), "window": self.window}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class DPESpace:
     @property
     def starts(self) -> tuple[Point, ...]:
         """The published methods that every engine reads, and all parts alike."""
-        return (*self.analytic.starts, Divisors(UNIFORM, (self.usual,) * self.parts))
+        return (*self.analytic.starts, Divisors(UNIFORM, (self.usual,) * self.parts, self.window))
 
     @property
     def settings(self) -> str:
@@ -96,16 +97,15 @@ class DPESpace:
     def point(self, logarithms: Sequence[float], name: str) -> Divisors:
         """The point with these logarithms, each at the nearest choice."""
         nearest = [min(self.choices, key=lambda one: abs(math.log(one) - value)) for value in logarithms]
-        return Divisors(name, tuple(nearest))
+        return Divisors(name, tuple(nearest), self.window)
 
     def read(self, content: Any) -> Point:
         """The reverse of the points' `to_json`."""
         if content["rule"] != self.over:
             return self.analytic.read(content)
-        point = Divisors(str(content["name"]), tuple(int(value) for value in content["parts"]))
-        if min(point.divisors, default=0) < 1:
-            raise ValueError
-        return point
+        divisors = tuple(int(value) for value in content["parts"])
+        DPE(divisors, int(content["window"]))
+        return Divisors(str(content["name"]), divisors, int(content["window"]))
 
     def sampler(self, best: Point, *, seed: int) -> PartByPart:
         """Each part alone, then about the best."""
@@ -121,7 +121,7 @@ class DPESpace:
             return self.analytic.apply(reader, point)
         plain = self.analytic.positions
         extensions = tuple(
-            DPE(point.divisors, self.window) if index in self.layers else one
+            DPE(point.divisors, point.window) if index in self.layers else one
             for index, one in enumerate(plain.extensions)
         )
         return reader.under(dataclasses.replace(plain, extensions=extensions))
