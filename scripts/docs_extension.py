@@ -191,13 +191,12 @@ def farthest_seen(record: Record) -> int:
     return round(max(end for end in ends if end < target - trained))
 
 
-def search_numbers() -> str:
-    """The search over YaRN's numbers on `tiny`: the best point beside the published methods, and how it stands."""
-    record = document("search-numbers-tiny.json")
+def search_numbers(name: str) -> str:
+    """A search on `tiny` over few numbers: the best point beside the published methods, and how it stands."""
+    record = document(f"{name}.json")
     held = record["held_out"]
-    numbers = {row["name"]: row["numbers"] for row in record["starts"]} | {"searched": record["best"]["numbers"]}
-    rows = [[row["name"], ", ".join(f"{key} {value:g}" for key, value in numbers[row["name"]].items()),
-             f"{row['within']:.3f}", f"{row['beyond']:.3f}"] for row in held["rows"]]  # fmt: skip
+    numbers = {row["name"]: numbers_of(row) for row in record["starts"]} | {"searched": numbers_of(record["best"])}
+    rows = [[row["name"], numbers[row["name"]], f"{row['within']:.3f}", f"{row['beyond']:.3f}"] for row in held["rows"]]
     whole = sum(loss is not None for loss in record["losses"])
     said = (
         f"{record['evaluations']} points, of which {whole} were read whole and kept the limit: "
@@ -210,9 +209,17 @@ def search_numbers() -> str:
     return f"{table(heads, rows)}\n\n{said}"
 
 
+def numbers_of(row: Record) -> str:
+    """A point's numbers by their names, or the divisors of its parts."""
+    if "parts" in row:
+        return "DPE " + ", ".join(map(str, row["parts"]))
+    return ", ".join(f"{key} {value:g}" for key, value in row["numbers"].items())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "tuned": tuned, "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
     "method-costs": method_costs, "league": partial(league, "league-first", "SmolLM2-135M"),
     "league-gemma": partial(league, "league-gemma-first", "Gemma 3 270M"),
-    "search-numbers": search_numbers,
+    "search-numbers": partial(search_numbers, "search-numbers-tiny"),
+    "search-dpe": partial(search_numbers, "search-dpe-tiny"),
 }  # fmt: skip

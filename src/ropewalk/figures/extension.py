@@ -61,6 +61,7 @@ def search_record_figure(record: Mapping[str, Any]) -> Figure:
         note=f"{record['evaluations']} evaluations on {record['windows']} {unit} of {record['text']}; "
         f"seed {record['seed']}.",
         axis=f"loss {'of the answers' if record['answers'] else 'beyond the trained length'}, nats per token",
+        divided="divisor of the frequency" + (", under DPE of far positions" if record.get("over") == "dpe" else ""),
     )
 
 

@@ -21,6 +21,7 @@ def search_figure(
     title: str = "A search for the factors",
     note: str = "",
     axis: str = "loss beyond the trained length, nats per token",
+    divided: str = "divisor of the frequency",
 ) -> Figure:
     """Two panels: each point's divisor for each pair ("searched" drawn last and thick), and the loss by evaluation.
 
@@ -28,7 +29,7 @@ def search_figure(
     - `divisors`, `attention_factors`: by name, the analytic methods in the order of their evaluation.
     - `factor`: target / trained length.
     - `losses`: nats per token of every evaluation in order, None where there was no number; `starts`: those of the
-      analytic methods, by name. `axis` says what they are losses of.
+      analytic methods, by name. `axis` says what they are losses of, `divided` what the divisors are of.
     """
     with style():
         from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ def search_figure(
         left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         left.yaxis.set_minor_formatter(NullFormatter())
         left.set_xlabel("pair (fastest first)")
-        left.set_ylabel("divisor of the frequency")
+        left.set_ylabel(divided)
         panel(left, f"Divisor of each pair; dashed: {factor:g}, the ratio of lengths")
 
         shown = [(index, loss) for index, loss in enumerate(losses, 1) if loss is not None]
