@@ -327,6 +327,27 @@ def test_an_indexer_that_asks_for_the_functions_name_is_refused():
 
 
 @torch.no_grad()
+def test_tensors_that_are_not_read_are_not_ignored(llama, monkeypatch):
+    """An option of attention that we do not know: remapped positions refuse it, the kernel leaves the call alone."""
+    served = []
+    by_kernel = layer_attention.LayerAttention._by_kernel
+
+    def spy(*given):
+        served.append(given)
+        return by_kernel(*given)
+
+    monkeypatch.setattr(layer_attention.LayerAttention, "_by_kernel", spy)
+    with rw.attached(llama, kernels=True):
+        outputs_of(llama, IDS)
+        assert len(served) > 0
+        served.clear()
+        outputs_of(llama, IDS, indices=torch.zeros(1))
+        assert served == []
+    with rw.attached(llama, "self-extend", target=256), pytest.raises(rw.RopeError, match="tensors that"):
+        outputs_of(llama, IDS, indices=torch.zeros(1))
+
+
+@torch.no_grad()
 def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
     """What flash attention loads depends on its name; read before anything runs, so without a GPU."""
     module = copy.deepcopy(llama.model.layers[0].self_attn)

@@ -31,6 +31,7 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 NAME = "ropewalk"  # of our function among transformers' attention implementations
 _STATE = "_ropewalk_attention"
 _READ_MASKS = ("sdpa", "eager")
+_READ = {"position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k"}  # or in the mask
 _ASKS = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
 
 
@@ -72,11 +73,19 @@ class LayerAttention:
         """q `[batch, heads, seq, head_dim]`; the output `[batch, seq, heads, head_dim of values]`."""
         if not torch.compiler.is_compiling():
             self.calls += 1
+        unread = [name for name, given in options.items() if isinstance(given, Tensor) and name not in _READ]
         if self.extension is not None and self.extension.remaps:
+            if unread:
+                raise RopeError(
+                    "attach: this attention is given tensors that methods in attention do not read.",
+                    facts={"layer": type(module).__name__, "options": unread},
+                    cure="Choose a method of frequencies.",
+                )
             return self._remapped(self.extension, q, keys, values, mask, options), None
         if self.extension is not None:
             q = self._scaled(self.extension, q, keys, mask, options)
-        served = self._by_kernel(module, q, keys, values, mask, options) if self.kernels else None
+        by_kernel = self.kernels and not unread
+        served = self._by_kernel(module, q, keys, values, mask, options) if by_kernel else None
         if served is not None:
             return served, None
         function = attention_function(module, self.config)
