@@ -213,7 +213,7 @@ def numbers_of(row: Record) -> str:
     """A point's numbers by their names, or the divisors of its parts."""
     if "parts" in row:
         return "DPE " + ", ".join(map(str, row["parts"]))
-    return ", ".join(f"{key} {value:g}" for key, value in row["numbers"].items())
+    return ", ".join(f"{key} {value:g}" for key, value in row.get("numbers", {}).items())
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -58,11 +58,13 @@ def test_the_best_divisors_are_found_part_by_part(tmp_path: Path) -> None:
     assert isinstance(space, DPESpace)
     assert isinstance(best, Divisors)
     assert (space.window, space.usual, space.choices) == (8, 8, (1, 2, 4, 8, 16, 32))
-    assert [start.name for start in space.starts] == ["plain", "pi", "ntk", "yarn", "llama3", "uniform"]
-    assert (best.divisors, best.name) == (BEST, "candidate 48")
+    assert [start.name for start in space.starts] == [
+        "plain", "pi", "ntk", "yarn", "llama3", "rerope", "self-extend", "dca", "log-n", "uniform",
+    ]  # fmt: skip
+    assert (best.divisors, best.name) == (BEST, "candidate 52")
     assert result.found_better
-    assert len(result.evaluations) == space.budget == 6 + 41 + 1 + 16
-    for line in result.evaluations[6:47]:
+    assert len(result.evaluations) == space.budget == 10 + 41 + 1 + 16
+    for line in result.evaluations[10:51]:
         assert isinstance(line.point, Divisors)
         assert sum(one != 8 for one in line.point.divisors) <= 1
     again = run(folder=tmp_path, resume=True)
@@ -80,7 +82,7 @@ def test_later_generations_move_two_parts() -> None:
         wanted = (4, 2) * 4
         return abs(sum(doublings) - 24) + sum(abs(a - b) for a, b in zip(doublings, wanted, strict=True)) / 4
 
-    alone, more = run(cost=cost, budget=48), run(cost=cost, budget=48 + 4 * 16)
+    alone, more = run(cost=cost, budget=52), run(cost=cost, budget=52 + 4 * 16)
     assert alone.best.point.name == "uniform"
     assert more.best.loss < alone.best.loss - 0.4
 
@@ -91,7 +93,10 @@ def test_a_point_acts_in_the_layers_that_see_all_tokens() -> None:
     found = space.apply(READER, space.point([math.log(one) for one in BEST], "candidate 1"))
     assert found.positions.extensions == (DPE(BEST, 8),) * found.positions.num_layers
     assert found.positions.ropes == READER.positions.ropes
-    assert space.apply(READER, space.starts[3]).positions == METHODS["yarn"].positions(READER.positions, REACH)
+    for number, name in ((3, "yarn"), (7, "dca")):
+        assert space.apply(READER, space.starts[number]).positions == METHODS[name].positions(READER.positions, REACH)
+        assert space.read(space.starts[number].to_json()) == space.starts[number]
+    assert (space.rope(space.starts[7]), space.profile(space.starts[7])) == (None, ((), 1.0))
     divisors, factor = space.profile(Divisors("x", BEST, 8))
     assert (divisors[::4], divisors[3::4], factor) == (BEST, BEST, 1.0)
     assert space.rope(Divisors("x", BEST, 8)) is None
@@ -135,7 +140,7 @@ def test_the_command_writes_a_folder_of_ours(tmp_path: Path, capsys: pytest.Capt
     assert call("--native") == 0
     printed = capsys.readouterr().out
     record = json.loads((tmp_path / "search.json").read_text())
-    assert (record["over"], len(record["points"][6]["parts"])) == ("dpe", 4)
+    assert (record["over"], len(record["points"][10]["parts"])) == ("dpe", 4)
     found = rw.load(tmp_path / "out")
     if record["best"]["rule"] == "dpe":
         assert record["rope_parameters"] is None

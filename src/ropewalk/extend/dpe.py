@@ -13,7 +13,7 @@ from ropewalk.attention.extensions import DPE
 from ropewalk.errors import RopeError
 from ropewalk.extend.numbers import Numbers, NumberSpace, number_space
 from ropewalk.extend.space import Point
-from ropewalk.methods import Reach
+from ropewalk.methods import METHODS, Reach
 from ropewalk.models.positions import Positions
 from ropewalk.readers.reader import Reader
 from ropewalk.rope.config import RopeConfig
@@ -42,11 +42,31 @@ class Divisors:
         return {"name": self.name, "rule": DPESpace.over, "parts": list(self.divisors), "window": self.window}
 
 
+@dataclasses.dataclass(frozen=True)
+class InAttention:
+    """A start of the search: a method in attention, of no numbers that are searched."""
+
+    name: str
+
+    @property
+    def logarithms(self) -> list[float]:
+        """None of them."""
+        return []
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"name": self.name, "rule": "method"}
+
+
+AnyPoint = Numbers | Divisors | InAttention
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPESpace:
     """DPE's divisors, powers of two, searched part by part; see `ropewalk.extend.space.Space`.
 
-    - `analytic`: the methods of frequencies that are starts as well. `window`: tokens at their own distance.
+    - `analytic`: the methods of frequencies that are starts as well; `in_attention`: those in attention.
+    - `window`: tokens at their own distance.
     - `layers`: those that see all tokens; others stay as they are.
     """
 
@@ -54,6 +74,7 @@ class DPESpace:
     halves: ClassVar[bool] = True
 
     analytic: NumberSpace
+    in_attention: tuple[InAttention, ...]
     window: int
     layers: tuple[int, ...]
     parts: int
@@ -81,8 +102,8 @@ class DPESpace:
 
     @property
     def starts(self) -> tuple[Point, ...]:
-        """The published methods that every engine reads, and all parts alike."""
-        return (*self.analytic.starts, Divisors(UNIFORM, (self.usual,) * self.parts, self.window))
+        """The published methods that every engine reads, those in attention, and all parts alike."""
+        return (*self.analytic.starts, *self.in_attention, Divisors(UNIFORM, (self.usual,) * self.parts, self.window))
 
     @property
     def settings(self) -> str:
@@ -101,6 +122,8 @@ class DPESpace:
 
     def read(self, content: Any) -> Point:
         """The reverse of the points' `to_json`."""
+        if content["rule"] == "method":
+            return {one.name: one for one in self.in_attention}[content["name"]]
         if content["rule"] != self.over:
             return self.analytic.read(content)
         divisors = tuple(int(value) for value in content["parts"])
@@ -111,28 +134,31 @@ class DPESpace:
         """Each part alone, then about the best."""
         return PartByPart(self, seed=seed)
 
-    def rope(self, point: Numbers | Divisors) -> RopeConfig | None:
-        """The rope of the searched layers; None under DPE, which no rope says."""
-        return None if isinstance(point, Divisors) else self.analytic.rope(point)
+    def rope(self, point: AnyPoint) -> RopeConfig | None:
+        """The rope of the searched layers; None for what acts in attention, which no rope says."""
+        return self.analytic.rope(point) if isinstance(point, Numbers) else None
 
-    def apply(self, reader: Reader, point: Numbers | Divisors) -> Reader:
+    def apply(self, reader: Reader, point: AnyPoint) -> Reader:
         """The model under a point: the same weights, not copied."""
-        if not isinstance(point, Divisors):
-            return self.analytic.apply(reader, point)
         plain = self.analytic.positions
+        if isinstance(point, Numbers):
+            return self.analytic.apply(reader, point)
+        if isinstance(point, InAttention):
+            return reader.under(METHODS[point.name].positions(plain, self.reach))
         extensions = tuple(
             DPE(point.divisors, point.window) if index in self.layers else one
             for index, one in enumerate(plain.extensions)
         )
         return reader.under(dataclasses.replace(plain, extensions=extensions))
 
-    def profile(self, point: Numbers | Divisors) -> tuple[tuple[float, ...], float]:
-        """The divisor of each pair, of its far positions under DPE, and the attention factor."""
-        if not isinstance(point, Divisors):
+    def profile(self, point: AnyPoint) -> tuple[tuple[float, ...], float]:
+        """The divisor of each pair, of its far positions under DPE, none for other methods in attention; the factor."""
+        if isinstance(point, Numbers):
             return self.analytic.profile(point)
+        if isinstance(point, InAttention):
+            return (), 1.0
         pairs = self.analytic.plain.pairs
-        edges = [pairs * part // self.parts for part in range(self.parts + 1)]
-        counts = np.diff(edges)
+        counts = np.diff([pairs * part // self.parts for part in range(self.parts + 1)])
         return tuple(float(value) for value in np.repeat(point.divisors, counts)), 1.0
 
 
@@ -194,15 +220,15 @@ class PartByPart:
 def dpe_space(positions: Positions, reach: Reach) -> DPESpace:
     """DPE's divisors in a model of these positions, in eight parts of its pairs, or as many as it has pairs.
 
-    Starts are those of the search for YaRN's numbers, and "uniform": all parts at twice the ratio of lengths. An eighth
-    of the trained length stays as it is.
+    Starts are those of the search for YaRN's numbers, the methods in attention that the doctor compares, and "uniform":
+    all parts at twice the ratio of lengths. An eighth of the trained length stays as it is.
 
     **Raises:** `RopeError` as `searched_layers`, where no layer sees all tokens, and for unscaled first tokens.
 
     >>> rope = RopeConfig(64, interleaved=False)
     >>> space = dpe_space(Positions((rope,), (None,), (None,)), Reach(512, 2048))
     >>> space.window, space.usual, space.choices, space.budget
-    (64, 8, (1, 2, 4, 8, 16, 32), 64)
+    (64, 8, (1, 2, 4, 8, 16, 32), 68)
     """
     analytic = number_space("yarn", positions, reach)
     layers = tuple(index for index in analytic.layers if positions.sliding_windows[index] is None)
@@ -212,6 +238,15 @@ def dpe_space(positions: Positions, reach: Reach) -> DPESpace:
             facts={"sliding windows": positions.sliding_windows, "unscaled_tokens": reach.unscaled_tokens},
             cure="Search --over yarn." if not layers else "Leave --unscaled-tokens out.",
         )
+    rivals = [
+        name
+        for name, method in METHODS.items()
+        if method.in_attention and not (method.on_request or method.forgets or method.needs_tuning)
+    ]
     return DPESpace(
-        analytic=analytic, window=max(1, reach.trained // EXACT), layers=layers, parts=min(PARTS, analytic.plain.pairs)
+        analytic=analytic,
+        in_attention=tuple(InAttention(name) for name in rivals),
+        window=max(1, reach.trained // EXACT),
+        layers=layers,
+        parts=min(PARTS, analytic.plain.pairs),
     )
