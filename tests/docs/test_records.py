@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ropewalk.statistics import difference
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
@@ -87,6 +89,10 @@ def test_search_over_numbers(searched):
     for name, row in of.items():
         means = [sum(row[key]) / held["windows"] for key in ("within_by_window", "beyond_by_window")]
         assert found[name][1:] == [f"{mean:.3f}" for mean in means]
+    if searched == "search-dpe":  # the page
+        ends = difference(of["searched"]["beyond_by_window"], of["uniform"]["beyond_by_window"])[1]
+        assert ends[1] < 0
+        assert (held["standing"]["outcome"], held["standing"]["best"]) == ("undecided", "dca")
     standing = held["standing"]
     best = min(of.keys() - {"searched"}, key=lambda name: of[name]["beyond"])
     apart = [a - b for a, b in zip(of["searched"]["beyond_by_window"], of[best]["beyond_by_window"], strict=True)]
