@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticC
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, layer_attention, live_layout
-from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
+from ropewalk.attention.extensions import DPE, DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.backends import reference_attention
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.positions import Positions
@@ -25,6 +25,7 @@ RULES = [
     StreamingLLM(16, 4),
     LogN(32),
     ReRoPE(20, leak=0.25, log_n=32),
+    DPE((2, 4), 24),
 ]
 WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap
 FAST = ["llama", "gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4", "smollm3", "qwen2_vl_text"]
@@ -112,7 +113,7 @@ def test_decoding_equals_the_full_forward(name):
     model = small_model(name)
     own = outputs_of(model, IDS)
     with rw.attached(model) as handle:
-        rules = RULES[:5] if name == "llama" else [RULES[1], RULES[4]]
+        rules = [*RULES[:5], RULES[6]] if name == "llama" else [RULES[1], RULES[4]]
         for rule in rules:
             if rule.remaps and name in WINDOWED:
                 continue
