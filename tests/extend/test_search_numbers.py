@@ -332,7 +332,7 @@ def test_unscaled_first_tokens_are_kept() -> None:
 @pytest.mark.rejects
 def test_unknown_spaces_are_refused() -> None:
     """With the known names; an order of divisors belongs to factors."""
-    assert OVER == ("yarn", "yarn-attention", "ntk", "llama3", "factors")
+    assert OVER == ("yarn", "yarn-attention", "ntk", "llama3", "factors", "dpe")
     with pytest.raises(rw.RopeError, match="--over names"):
         space_named("longrope", READER.positions, REACH)
     with pytest.raises(rw.RopeError, match="--monotone orders"):
