@@ -8,7 +8,7 @@
 #                                      without the method. Losses on 2 windows of 32,768 tokens of each text, retrieval at
 #                                      that length and at 16,384 (beside methods that need no tuning)
 #   benchmarks/pose_smollm2.sh         every arm but the one at full length, 450 updates of two windows, 6 windows to read
-#                                      and the copy test as well: an estimate of two hours for each of nine arms
+#                                      and the copy test as well: an estimate of three hours for each of nine arms
 #
 # $MODEL is the GGUF (benchmarks/doctor_smollm2.sh fetches it). Stopped, the same command goes on; after each arm record and
 # figure are written: benchmarks/results/pose-smollm2-*. Further options go to pose.py; $STEPS: updates.

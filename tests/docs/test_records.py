@@ -279,32 +279,36 @@ def test_pose():
 
 
 def test_pose_on_smollm2():
-    """Interactions anew from the losses, numbers found near and far, and what the page says of both arms."""
+    """Interactions anew from the losses, numbers found near and far, and what the page says of the arms."""
     record = json.loads((RESULTS / "pose-smollm2-first.json").read_text())
     found, near = rows("pose-smollm2"), record["trained_length"] // record["protocol"]["block"]
-    arms = record["arms"]
+    arms, untuned = record["arms"], record["untuned"]
     assert (record["trained_length"], record["lengths"]) == (8192, [16384, 32768])
-    far, gains, interactions, within = {}, {}, {}, {}
-    for arm, one in (arms | {f"{name}, untuned": one for name, one in record["untuned"].items()}).items():
-        counts = [row["found"] for row in one["retrieval"]]
+    assert record["protocol"]["windows"] * len(record["protocol"]["texts"]) == 4
+    far, numbers, gains, ends = {}, {}, {}, {}
+    for arm, one in (arms | {f"{name}, untuned": one for name, one in untuned.items()}).items():
+        numbers[arm] = [row["found"] for row in one["retrieval"]]
         far[arm] = sum(part["found"] for part in one["retrieval"][1]["by_distance"] if part["distances"][0] >= 16384)
-        assert found[arm][3:] == [*(f"{count} of 96" for count in counts), f"{far[arm]} of 48"]
-    assert far == {"pose": 31, "trained-length": 15, "yarn, untuned": 10, "lampe, untuned": 32, "dca, untuned": 32,
-                   "jet-long, untuned": 19}  # fmt: skip
+        assert found[arm][3:] == [*(f"{count} of 96" for count in numbers[arm]), f"{far[arm]} of 48"]
     for arm, one in arms.items():
         losses = {row["name"]: np.array(row["loss_by_window_and_block"]) for row in one["variants"]}
         gains[arm] = (losses["tuned"] - losses["tuned crop"])[:, near:].mean(1)
-        interactions[arm] = gains[arm] - (losses["untuned"] - losses["untuned crop"])[:, near:].mean(1)
-        within[arm] = (losses["tuned"] - losses["crop"])[:, :near].mean()
-        assert found[arm][0].startswith(f"{interactions[arm].mean():+.3f} [")
+        interaction = gains[arm] - (losses["untuned"] - losses["untuned crop"])[:, near:].mean(1)
+        mean, ends[arm] = difference(interaction, np.zeros(4))
+        assert found[arm][0] == f"{mean:+.3f} [{ends[arm][0]:+.3f}, {ends[arm][1]:+.3f}]"
         assert found[arm][1].startswith(f"{gains[arm].mean():+.3f} [")
+    # what the page says
+    longer, same, plain_text = (f"trained-length{kind}" for kind in ("", "-no-skip", "-no-far-answers"))
     assert {arm: (one["tuning"]["settings"]["steps"], one["tuning"]["tokens"]) for arm, one in arms.items()} == {
-        "pose": (150, 150 * 2048), "trained-length": (15, 15 * 8192)}  # fmt: skip
-    assert (gains["pose"] - gains["trained-length"]).round(2).tolist() == [0.09, 0.09]
-    assert gains["pose"].mean() == pytest.approx(0.10, abs=0.005)
-    assert max(interactions["trained-length"]) < 0 < arms["trained-length"]["beyond"][1]["interaction"]["ci"][1]
-    assert max(within.values()) < 0
-    assert arms["trained-length"]["retrieval"][1]["found"] < record["untuned"]["yarn"]["retrieval"][1]["found"]
+        arm: (150, 150 * 2048) if arm == "pose" else (15, 15 * 8192) for arm in arms}  # fmt: skip
+    assert all(12.5 <= one["tuning"]["seconds"] / 60 < 23.5 for one in arms.values())
+    assert max(ends[longer][1], ends[plain_text][1]) < 0 < min(ends["pose"][0], ends[same][0])
+    assert all(one["tuned_minus_plain_within"]["nats"] < 0 for one in arms.values())
+    assert (gains[same] - gains[longer]).mean() == pytest.approx(0.10, abs=0.005)
+    assert [gains[arm].mean() for arm in (longer, plain_text)] == pytest.approx([0.01, 0.0], abs=0.005)
+    assert gains["pose"].mean() == pytest.approx(0.09, abs=0.005)
+    assert (far["yarn, untuned"], far["pose"], far["lampe, untuned"], far["dca, untuned"]) == (10, 31, 32, 32)
+    assert numbers[plain_text] < numbers[longer] < numbers["yarn, untuned"]
 
 
 def test_method_costs():
