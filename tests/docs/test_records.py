@@ -308,7 +308,7 @@ def test_pose_on_smollm2():
     assert [gains[arm].mean() for arm in (longer, plain_text)] == pytest.approx([0.01, 0.0], abs=0.005)
     assert gains["pose"].mean() == pytest.approx(0.09, abs=0.005)
     assert (far["yarn, untuned"], far["pose"], far["lampe, untuned"], far["dca, untuned"]) == (10, 31, 32, 32)
-    assert numbers[plain_text] < numbers[longer] < numbers["yarn, untuned"]
+    assert [numbers[arm][1] for arm in (longer, plain_text, "yarn, untuned")] == [46, 38, 50]
 
 
 def test_method_costs():
