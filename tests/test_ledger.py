@@ -200,3 +200,20 @@ def test_a_ledger_at_work_is_not_begun_again(tmp_path) -> None:
             opened(tmp_path, resume=False)
         assert len(opened(tmp_path)) == 0
     opened(tmp_path, resume=False)
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_no_foreign_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made between two looks at it, before its head is written: it is empty, and both go on."""
+    folder, is_dir = tmp_path / "losses", Path.is_dir
+
+    def made_after(path: Path) -> bool:
+        found = is_dir(path)
+        if path == folder:
+            os.makedirs(path, exist_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", made_after)
+    opened(folder).add("a", {"value": 1})
+    assert set(opened(folder).results) == {"a"}

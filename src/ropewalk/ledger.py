@@ -317,7 +317,7 @@ class Ledger:
         assert self.folder is not None
         if self.folder.is_dir():
             return any(not path.name.startswith((f".{HEAD}.", MARK)) for path in self.folder.iterdir())
-        return self.folder.exists()
+        return self.folder.exists() and not self.folder.is_dir()  # made in between by another process: it is empty
 
     @staticmethod
     def _head(folder: Path) -> dict[str, Any] | None:

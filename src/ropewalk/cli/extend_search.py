@@ -24,7 +24,7 @@ def search(
     record: Annotated[Path | None, typer.Option(help="Write the numbers to this file, the figure beside it.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away the evaluations kept so far.")] = False,
 ) -> None:
-    """Search numbers that every engine reads, a divisor per pair, or DPE's in attention.
+    """Search numbers that every engine reads, or divisors of the pairs.
 
     The search starts from the published methods and minimizes the loss on --text, at little cost within the trained
     length. The result is measured on --validation, beside every method, and held against the best of them. Stopped,
