@@ -266,7 +266,7 @@ class SearchSettings(OutputSettings):
     """What `extend.search` does: a few numbers of a rule, or one divisor per pair, searched on `text`.
 
     - `over`: what is searched; see `extend.spaces.OVER`.
-    - `budget`, `minutes` both None: 37 evaluations, 200 over factors, over dpe about 60 (more for higher targets).
+    - `budget`, `minutes` both None: 37 evaluations, 200 over factors, over dpe 60 and more (it grows with the target).
     - `halving` None: yes, but not over factors.
     - `answers`: names of retrieval tasks, separated by commas; the search is then on the loss of their answers.
     - `precision`: of the evaluations; `dtype` and `native` are those of the folder that is written, if one is.
@@ -300,7 +300,7 @@ class SearchSettings(OutputSettings):
         "Texts of the validation text that answers are measured on, with --answers [default: 8].", default=None
     )
     budget: int | None = setting(
-        "Stop after this many evaluations [default: 37; over factors 200, over dpe about 60].", default=None
+        "Stop after this many evaluations [default: 37; over factors 200, over dpe 60 and more].", default=None
     )
     minutes: float | None = setting(
         "Stop after this many minutes of evaluations; with --budget, whichever comes first.", default=None
