@@ -61,7 +61,6 @@ ARMS: dict[str, str] = {
     "no-method": "short windows that skip, with far answers, without the method",
     "no-far-answers": "short windows that skip, of plain text",
     "no-skip-no-far-answers": "short windows that do not skip, of plain text",
-    "self-distillation": "short windows that skip, with far answers, read a second time at perturbed positions",
 }
 COMPARED = {"no-skip-no-far-answers": "no-far-answers"} | {
     arm: "trained-length" for arm in ARMS if arm.startswith("trained-length-")
@@ -86,7 +85,6 @@ def changes_of(arm: str, options: argparse.Namespace) -> dict[str, Any]:
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
         "no-skip-no-far-answers": {"skip_target": options.window, "repeat_share": 0.0},
-        "self-distillation": {"self_distillation": 1.0},
     }[arm]
 
 

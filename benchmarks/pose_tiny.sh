@@ -4,8 +4,7 @@
 # under YaRN, with repeated blocks in 3 of 10 windows; the same without a skip, without YaRN, of plain text, and of plain text
 # without a skip. All are read on Moby-Dick, which no run sees, by benchmarks/pose.py. Record and figure:
 # benchmarks/results/pose-tiny.*. About 9 minutes of one core; stopped, the same command goes on. Further options go to pose.py
-# ($STEPS: updates). Self-distillation beside PoSE, about 4 minutes:
-# RECORD=benchmarks/results/self-distillation-tiny.json benchmarks/pose_tiny.sh --arms pose,self-distillation --zero-shot ""
+# ($STEPS: updates).
 set -eu
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 cd "$(dirname "$0")/.."

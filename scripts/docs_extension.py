@@ -1,4 +1,4 @@
-"""The tables of methods, searches and tuning, and what the pages say of them; `docs_records.py` takes them up."""
+"""The tables of methods and tuning, and what the pages say of them; `docs_records.py` takes them up."""
 
 from __future__ import annotations
 
@@ -191,35 +191,8 @@ def farthest_seen(record: Record) -> int:
     return round(max(end for end in ends if end < target - trained))
 
 
-def search_numbers(name: str) -> str:
-    """A search on `tiny` over few numbers: the best point beside the published methods, and how it stands."""
-    record = document(f"{name}.json")
-    held = record["held_out"]
-    numbers = {row["name"]: numbers_of(row) for row in record["starts"]} | {"searched": numbers_of(record["best"])}
-    rows = [[row["name"], numbers[row["name"]], f"{row['within']:.3f}", f"{row['beyond']:.3f}"] for row in held["rows"]]
-    whole = sum(loss is not None for loss in record["losses"])
-    said = (
-        f"{record['evaluations']} points, of which {whole} were read whole and kept the limit: "
-        f"{record['items_read']:,} windows instead of {record['evaluations'] * record['windows']:,}. "
-        f"Held out: {held['windows']} windows of {held['text']}, {record['target']:,} tokens. "
-        f"{held['standing']['sentence']}"
-    )
-    heads = [f"tiny, {record['trained_length']:,} to {record['target']:,} tokens", "numbers",
-             f"within {record['trained_length']:,}", "beyond"]  # fmt: skip
-    return f"{table(heads, rows)}\n\n{said}"
-
-
-def numbers_of(row: Record) -> str:
-    """A point's numbers by their names, or the divisors of its parts."""
-    if "parts" in row:
-        return "DPE " + ", ".join(map(str, row["parts"]))
-    return ", ".join(f"{key} {value:g}" for key, value in row.get("numbers", {}).items())
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "tuned": tuned, "pose": partial(pose, "pose-tiny"), "pose-smollm2": partial(pose, "pose-smollm2-first"),
     "method-costs": method_costs, "league": partial(league, "league-first", "SmolLM2-135M"),
     "league-gemma": partial(league, "league-gemma-first", "Gemma 3 270M"),
-    "search-numbers": partial(search_numbers, "search-numbers-tiny"),
-    "search-dpe": partial(search_numbers, "search-dpe-tiny"),
 }  # fmt: skip

@@ -34,12 +34,12 @@ def come_from(monkeypatch: pytest.MonkeyPatch, origin: object) -> None:
 
 def test_a_missing_package_is_named_with_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a checkout the command installs the checkout: no index holds a release yet."""
-    monkeypatch.setitem(sys.modules, "cma", None)
-    with pytest.raises(RopeError, match="the package `cma` is needed here") as missing:
-        need("cma", extra="search")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(RopeError, match="the package `peft` is needed here") as missing:
+        need("peft", extra="tune")
     command = shlex.split(missing.value.cure.removeprefix("Install it: "))
     root = Path(__file__).parents[1]
-    assert command == ["pip", "install", "-e", f"{root}[search]"]
+    assert command == ["pip", "install", "-e", f"{root}[tune]"]
 
 
 def test_the_folder_that_pip_installed_from(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

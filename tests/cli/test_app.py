@@ -101,7 +101,7 @@ def test_the_list_of_commands_says_what_each_command_says() -> None:
     assert with_a_command - {"__init__", "options", "command_line"} == {name.replace("-", "_") for name in COMMANDS}
 
 
-SUBCOMMANDS = ["extend apply", "extend tune", "extend search", "classify train", "classify predict"]
+SUBCOMMANDS = ["extend apply", "extend tune", "classify train", "classify predict"]
 
 
 def test_help_and_version_import_no_torch() -> None:
@@ -172,7 +172,6 @@ def test_a_group_lists_its_commands_in_full(group: str, capsys: pytest.CaptureFi
         ("inspect", "target trained-length"),
         ("extend apply", "target trained-length unscaled-tokens block"),
         ("extend tune", "target trained-length unscaled-tokens block tokens-per-step window skip-target"),
-        ("extend search", "target trained-length unscaled-tokens"),
         ("train", "validation-length seq-len"),
         ("classify train", "max-length"),
         ("compare", "seq-len tokens"),

@@ -72,39 +72,6 @@ def test_smollm2():
     assert f"{best['loss_beyond']:.2f} nats beyond" in MADE["TABLES"]["smollm2-32k"]()
 
 
-@pytest.mark.parametrize("searched", ["search-numbers", "search-dpe"])
-def test_search_over_numbers(searched):
-    """The best point is the cheapest that was read whole and kept the limit; the verdict is the windows'."""
-    record = json.loads((RESULTS / f"{searched}-tiny.json").read_text())
-    counted = [
-        row for row in record["points"]
-        if row["items"] == record["windows"] and row["cost_within"] <= record["within_limit"]
-    ]  # fmt: skip
-    assert record["best"] == min(counted, key=lambda row: row["loss"])
-    if searched == "search-numbers":
-        assert record["rope_parameters"]["rope_type"] == "yarn"
-        assert {key: record["rope_parameters"][key] for key in record["best"]["numbers"]} == record["best"]["numbers"]
-    found, held = rows(searched), record["held_out"]
-    of = {row["name"]: row for row in held["rows"]}
-    for name, row in of.items():
-        means = [sum(row[key]) / held["windows"] for key in ("within_by_window", "beyond_by_window")]
-        assert found[name][1:] == [f"{mean:.3f}" for mean in means]
-    if searched == "search-dpe":  # the page
-        ends = difference(of["searched"]["beyond_by_window"], of["uniform"]["beyond_by_window"])[1]
-        assert ends[1] < 0
-        assert (held["standing"]["outcome"], held["standing"]["best"]) == ("undecided", "dca")
-    standing = held["standing"]
-    best = min(of.keys() - {"searched"}, key=lambda name: of[name]["beyond"])
-    apart = [a - b for a, b in zip(of["searched"]["beyond_by_window"], of[best]["beyond_by_window"], strict=True)]
-    assert (standing["best"], standing["keeps_limit"]) == (best, best in held["keeping"])
-    assert standing["difference"] == pytest.approx(sum(apart) / len(apart))
-    low, high = standing["interval"]
-    assert standing["outcome"] == ("wins" if high < 0 else "loses" if low > 0 else "undecided")
-    words = {"wins": "The search wins", "loses": "The search loses", "undecided": "Undecided"}[standing["outcome"]]
-    assert f"{words}: the loss beyond" in MADE["TABLES"][searched]()
-    assert record["items_read"] < record["evaluations"] * record["windows"] / 2
-
-
 def test_rotation_and_attention():
     """Ratios of medians; none above what `ropewalk bench` allows."""
     last = lines("rotation.jsonl")[-1]["run"]
@@ -226,22 +193,29 @@ def test_league():
     assert cost["dca"] == 0
 
 
-def test_search_on_smollm2():
-    """What the page says of the search on far answers."""
+def test_evidence_of_removed_searches_and_self_distillation():
+    """The page of what was removed quotes the records."""
+    page = " ".join((DOCS / "evidence" / "removed-search.md").read_text().split())
+
+    def quoted(nats, ends):
+        return f"{nats:+.3f} [{ends[0]:+.3f}, {ends[1]:+.3f}]" in page
+
+    for name in ("search-numbers-tiny", "search-dpe-tiny", "search-tiny", "search-tiny-one-book"):
+        record = json.loads((RESULTS / f"{name}.json").read_text())
+        held = record["held_out"]
+        of = {row["name"]: row for row in held["rows"]}
+        best = min(of.keys() - {"searched"}, key=lambda method: of[method]["beyond"])
+        keys = (("beyond_by_window", best), ("within_by_window", "plain"))
+        assert all(quoted(*difference(of["searched"][key], of[other][key])) for key, other in keys)
+        assert f"against {best}" in page
+        assert f"| {record['evaluations']} |" in page
     record = json.loads((RESULTS / "search-smollm2-first.json").read_text())
-    assert (record["trained_length"], record["target"], record["within_limit"]) == (8192, 16384, 0.05)
-    assert (record["evaluations"], len(record["starts"])) == (13, 5)
-    assert (record["best"]["name"], record["best_start"]) == ("yarn", "yarn")
-    starts = {row["name"]: row["loss"] for row in record["starts"]}
-    assert [round(starts[name], 2) for name in ("yarn", "llama3", "ntk")] == [1.53, 1.96, 2.11]
-    new = record["points"][5:]
-    assert min(point["loss"] for point in new if point["loss"] is not None) == pytest.approx(1.893, abs=5e-4)
-    assert sum(point["cost_within"] > 0.05 for point in new) == 3
-    held = {row["name"]: row for row in record["held_out_answers"]["rows"]}
-    assert [round(held[name]["loss"], 2) for name in ("searched", "yarn", "ntk")] == [1.67, 1.67, 2.12]
-    beyond = {row["name"]: row["beyond"] for row in record["held_out"]["rows"]}
-    assert [round(beyond[name], 3) for name in ("yarn", "ntk")] == [3.836, 3.839]
-    assert min(beyond.values()) == beyond["yarn"]
+    assert (record["evaluations"], record["best"]["name"], record["best_start"]) == (13, "yarn", "yarn")
+    assert min(point["loss"] for point in record["points"][5:] if point["loss"] is not None) > record["best"]["loss"]
+    record = json.loads((RESULTS / "self-distillation-tiny.json").read_text())
+    contrast = record["contrasts"]["self-distillation"][-1]
+    assert quoted(-contrast["nats"], [-end for end in reversed(contrast["ci"])])
+    assert len({arm["retrieval"][-1]["found"] for arm in record["arms"].values()}) == 1
 
 
 def test_pose():

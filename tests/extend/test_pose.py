@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import runpy
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.outcome import Variant
 from ropewalk.figures.extension import pose_figure
-from ropewalk.statistics import difference
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"
 if not SCRIPT.exists():
@@ -36,7 +34,6 @@ def test_what_each_arm_changes() -> None:
         "no-method": {"method": "plain"},
         "no-far-answers": {"repeat_share": 0.0},
         "no-skip-no-far-answers": {"skip_target": 256, "repeat_share": 0.0},
-        "self-distillation": {"self_distillation": 1.0},
     }
 
 
@@ -102,23 +99,3 @@ def test_figure() -> None:
     for found in (record["untuned"]["yarn"], arm):
         found["copy"] = []
     assert len(pose_figure(record).axes) == 1  # the copy test was not asked for
-
-
-def test_what_the_page_says_of_self_distillation() -> None:
-    """The record holds two arms on the same data, and the page its contrast, its cost within and its retrieval."""
-    root = SCRIPT.parents[1]
-    record = json.loads((root / "benchmarks" / "results" / "self-distillation-tiny.json").read_text())
-    page = " ".join((root / "docs" / "extending.md").read_text(encoding="utf-8").split())
-    settings = [dict(arm["tuning"]["settings"]) for arm in record["arms"].values()]
-    assert [one.pop("self_distillation") for one in settings] == [0.0, 1.0]
-    assert settings[0] == settings[1]
-    blocks = [record["arms"][arm]["variants"] for arm in ("self-distillation", "pose")]
-    tuned = [next(one for one in found if one["name"] == "tuned")["loss_by_window_and_block"] for found in blocks]
-    count = record["trained_length"] // record["protocol"]["block"]
-    cost, ends = difference(*([sum(row[:count]) / count for row in rows] for rows in tuned))
-    contrast = record["contrasts"]["self-distillation"][-1]
-    assert contrast["ci"][0] < 0 < contrast["ci"][1]
-    assert ends is not None
-    for nats, (low, high) in ((contrast["nats"], contrast["ci"]), (cost, ends)):
-        assert f"{nats:+.3f} [{low:+.3f}, {high:+.3f}]" in page
-    assert len({arm["retrieval"][-1]["found"] for arm in record["arms"].values()}) == 1

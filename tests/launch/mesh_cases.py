@@ -255,10 +255,7 @@ def stopped(rank: int, text: str, out: str) -> None:
 
 
 def tuned(number: int, text: str, out: str, mesh: MeshSettings, **changes: Any) -> None:
-    """Tuning on a mesh, with layers computed again in the backward pass: every process gets one process's weights.
-
-    With `self_distillation` each update reads its windows twice before the backward pass.
-    """
+    """Tuning on a mesh, with layers computed again in the backward pass: every process gets one process's weights."""
     rope = RopeConfig(8, interleaved=False, scaling=SCALINGS["yarn"], max_position_embeddings=8)
     torch.manual_seed(1)
     model = Decoder(
@@ -285,4 +282,4 @@ def of_two(rank: int, text: str, out: str, table: str) -> None:
     compare(rank, [{"tp": 2}], [{"scaling": "dynamic"}], table)
     sabotaged(rank, text, out + "/never")
     stopped(rank, text, out)
-    tuned(rank, text, out + "/tune", MeshSettings(cp=2), self_distillation=0.5)
+    tuned(rank, text, out + "/tune", MeshSettings(cp=2))

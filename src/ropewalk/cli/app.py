@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "doctor": "Measure how far a checkpoint's context really reaches, and what would extend it.",
-    "extend": "Extend a checkpoint's context: apply a method, tune it, or search its factors.",
+    "extend": "Extend a checkpoint's context: apply a method, or tune under one.",
     "report": "Make the doctor's report again from its record; runs no model.",
     "inspect": "Say what a rope config promises and which known traps it falls into; runs no model.",
     "serve-config": "Print how an engine is told to serve an extended model, and what it is known to ignore.",
@@ -38,7 +38,7 @@ COMMANDS = {
 A command is imported when it runs: most of them import torch, which takes seconds, and the help needs none of it.
 """
 
-SHARED = (("doctor",), ("compare",), ("extend", "search"), ("extend", "tune"), ("train",))
+SHARED = (("doctor",), ("compare",), ("extend", "tune"), ("train",))
 """The commands whose work several processes share, where torchrun or another launcher starts them."""
 _NOT_SHARED = (
     "ropewalk: this command runs in one process. Start it without torchrun; shared out are "

@@ -33,7 +33,6 @@ from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.readers.transformers import TransformersReader
 from ropewalk.training.adapters import add_adapters, merge_adapters
 from ropewalk.training.data import Batch
-from ropewalk.training.longce import longce_weights
 from ropewalk.training.objective import next_token_loss
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -104,15 +103,11 @@ class TunableDecoder(DecoderReader):
         precision: str,
         position_ids: Tensor | None = None,
         seq_len: int | None = None,
-        token_weights: str | None = None,
-        perturbed_ids: Tensor | None = None,
-        distillation_weights: Tensor | None = None,
         shard: SequenceShard | None = None,
     ) -> Tensor:
         """As `TunableReader.next_token_loss`; with `shard` these are one process's tokens of whole windows."""
-        batch = Batch(inputs, targets, document_ids, position_ids, seq_len, shard, perturbed_ids, distillation_weights)
-        weights = longce_weights(self.model, batch, precision=precision) if token_weights == "longce" else None
-        return next_token_loss(self.model, batch, precision=precision, token_weights=weights)
+        batch = Batch(inputs, targets, document_ids, position_ids, seq_len, shard)
+        return next_token_loss(self.model, batch, precision=precision)
 
     @contextmanager
     def activation_checkpointing(self, on: bool = True) -> Iterator[None]:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ropewalk.builtin.texts import read_text
 from ropewalk.diagnosis.plan import take_windows
 from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.errors import RopeError
 from ropewalk.extend.overlap import check_unseen
 from ropewalk.methods import Reach
 from ropewalk.models.tokens import Tokenizer
@@ -60,24 +58,6 @@ class HeldOutText:
             **protocol,
         )
         return cls(name=name, contents=contents, windows=take_windows(tokens, chosen), protocol=chosen)
-
-
-def shared_windows(
-    texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, reach: Reach, *, windows: int, seed: int
-) -> Tensor:
-    """int64 `[windows, target]`, shared among texts of (name, contents); raises `RopeError` for fewer than texts."""
-    if windows < len(texts):
-        raise RopeError(
-            "extend: there are more texts than windows.",
-            facts={"texts": len(texts), "windows": windows},
-            cure="Pass --search-windows, at least one for each text.",
-        )
-    shares = [windows // len(texts) + (index < windows % len(texts)) for index in range(len(texts))]
-    parts = [
-        HeldOutText.of(name, contents, tokenizer, reach, windows=share, seed=seed).windows
-        for (name, contents), share in zip(texts, shares, strict=True)
-    ]
-    return torch.cat(parts)
 
 
 def refuse_seen(

@@ -1,4 +1,4 @@
-"""The settings of `extend.apply`, `extend.tune` and `extend.search`; a field's `help` describes its option.
+"""The settings of `extend.apply` and `extend.tune`; a field's `help` describes its option.
 
 The module imports no torch, so that the help can be shown without it.
 """
@@ -18,7 +18,7 @@ from ropewalk.training.settings import PRECISIONS
 DTYPES = ("float32", "bfloat16", "float16")
 TEXTS = {"metavar": "FILE", "rest": "Further texts, as in --text A B C."}  # how the command line takes several files
 _POSITIVE = ("lr", "clip")
-_NOT_NEGATIVE = ("weight_decay", "final_lr", "beta1", "beta2", "self_distillation")
+_NOT_NEGATIVE = ("weight_decay", "final_lr", "beta1", "beta2")
 
 
 def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
@@ -140,11 +140,6 @@ class TrainingSettings:
     - `window` None: windows of the target length. Otherwise PoSE (Zhu et al. 2023, arXiv:2309.10400): windows of so
       many tokens, whose positions skip once, so that every distance up to the target is met at the cost of the short
       length; `skip_target` None: the target. With `skip_target` = `window` nothing skips: the control.
-    - `token_weights`: "longce" weighs each token's loss by min(exp(loss in a quarter of the window - loss), 5),
-      without gradients (Fang et al. 2024, arXiv:2410.23771): two further forward passes. None: all count alike.
-    - `self_distillation`: above 0, every window is read a second time at perturbed positions, and this many times
-      KL(prediction there || prediction at its own positions, a constant) is added to the loss, in the mean over the
-      tokens that moved (Li et al. 2026, arXiv:2604.14339, lambda; 1 there). An update takes about twice as long.
     - `repeat_share`: in this share of the windows blocks of words and of text occur twice, so that far tokens have
       something to tell.
 
@@ -166,12 +161,6 @@ class TrainingSettings:
         "With --window: the length that positions skip to [default: the target].", default=None, unit="tokens"
     )
     repeat_share: float = setting("Share of the windows in which blocks of words and of text occur twice.", default=0.0)
-    token_weights: Literal["longce"] | None = setting(
-        "longce: weigh each token's loss by what a long context is worth to it.", default=None
-    )
-    self_distillation: float = setting(
-        "Weight of the divergence between predictions at perturbed and at true positions; 0: none.", default=0.0
-    )
     activation_checkpointing: bool = setting(
         "Activation checkpointing: less memory, about a third more time.", default=True
     )
@@ -229,12 +218,6 @@ class TrainingSettings:
                     facts={name: value},
                     cure="Leave it out for the default.",
                 )
-        if self.token_weights not in (None, "longce"):
-            raise RopeError(
-                "extend: unknown `token_weights`.",
-                facts={"token_weights": self.token_weights},
-                cure="Pass longce, or leave it out.",
-            )
         if self.precision not in PRECISIONS:
             raise RopeError(
                 "extend: unknown `precision`.",
@@ -259,87 +242,6 @@ class TuneSettings(TrainingSettings, MethodSettings):
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)
         MethodSettings.__post_init__(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchSettings(OutputSettings):
-    """What `extend.search` does: a few numbers of a rule, or one divisor per pair, searched on `text`.
-
-    - `over`: what is searched; see `extend.spaces.OVER`.
-    - `budget`, `minutes` both None: 37 evaluations, 200 over factors, over dpe 60 and more (it grows with the target).
-    - `halving` None: yes, but not over factors.
-    - `answers`: names of retrieval tasks, separated by commas; the search is then on the loss of their answers.
-    - `precision`: of the evaluations; `dtype` and `native` are those of the folder that is written, if one is.
-    """
-
-    text: tuple[str, ...] = setting("UTF-8 text to search on.", **TEXTS)
-    over: str = setting(
-        "Numbers to search: yarn, yarn-attention, ntk, llama3 (blocks that engines read), factors (one per pair), or "
-        "dpe (in attention, one for each eighth of the pairs).",
-        default="yarn",
-    )
-    within: float = setting(
-        "Nats per token that a point may lose within the trained length; inf: no limit.", default=0.05
-    )
-    halving: bool | None = setting(
-        "Successive halving: poor points read fewer windows or texts [default: not over factors].", default=None
-    )
-    precision: str = setting("Dtype that evaluations are computed in: float32, bfloat16.", default="float32")
-    validation: Path | None = field(
-        default=None, metadata={"help": "Text to measure the result on [default: Moby Dick].", "metavar": "FILE"}
-    )
-    start_char: int = setting("Start the validation text at this character.", default=0)
-    windows: int | None = setting("Number of windows of the validation text [default: up to 16].", default=None)
-    search_windows: int | None = setting(
-        "Windows read for each evaluation, with --answers texts with many questions [default: 4].", default=None
-    )
-    within_windows: int | None = setting(
-        "Windows that the loss within is read on, with --answers [default: 2].", default=None
-    )
-    answer_texts: int | None = setting(
-        "Texts of the validation text that answers are measured on, with --answers [default: 8].", default=None
-    )
-    budget: int | None = setting(
-        "Stop after this many evaluations [default: 37; over factors 200, over dpe 60 and more].", default=None
-    )
-    minutes: float | None = setting(
-        "Stop after this many minutes of evaluations; with --budget, whichever comes first.", default=None
-    )
-    monotone: bool = setting(
-        "With --over factors: divisors never decrease towards slower pairs (LongRoPE's constraint).", default=False
-    )
-    answers: str | None = setting(
-        "Search on far answers of retrieval tasks instead: passkey,niah_single,...", default=None
-    )
-    device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto")
-    seed: int = setting("Seed of windows, texts and the search.", default=0)
-
-    def __post_init__(self) -> None:
-        from ropewalk.extend.spaces import check_over
-
-        super().__post_init__()
-        object.__setattr__(self, "text", tuple(str(path) for path in self.text))
-        if not self.text:
-            raise RopeError("extend: there is no text to search on.", cure="Pass --text FILE, once for each file.")
-        check_over(self.over, monotone=self.monotone)
-        if self.precision not in ("float32", "bfloat16"):
-            raise RopeError(
-                "extend: unknown `precision`.", facts={"precision": self.precision}, cure="Pass float32 or bfloat16."
-            )
-        check_at_least({"within_windows": self.within_windows, "answer_texts": self.answer_texts}, least=1)
-        unused = {name: getattr(self, name) for name in ("within_windows", "answer_texts")}
-        unused = {f"--{name.replace('_', '-')}": value for name, value in unused.items() if value is not None}
-        if unused and not self.tasks:
-            raise RopeError(
-                "extend: these options belong to --answers, and would be ignored.",
-                facts=unused,
-                cure="Pass --answers numbers, or leave them out.",
-            )
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The retrieval tasks in `answers`, one by one."""
-        return tuple(word.strip() for word in (self.answers or "").split(",") if word.strip())
 
 
 def check_at_least(values: Mapping[str, int | None], *, least: int) -> None:

@@ -23,7 +23,6 @@ from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler
 from ropewalk.training.events import Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask, WindowSettings
 from ropewalk.training.loop import Run
-from ropewalk.training.perturbations import PerturbedSampler
 from ropewalk.training.repeats import RepeatSampler, word_tokens
 from ropewalk.training.run_folder import RunFolder
 from ropewalk.training.settings import on_machine
@@ -54,11 +53,12 @@ class TuningRecipe(TrainingSettings):
         check_at_least({"target": self.reach.target}, least=2)
         check_at_least({"validation_windows": self.validation_windows}, least=1)
         method = METHODS.get(self.method)
-        if self.skips and method is not None and (method.in_attention or method.tuned_at_trained_length):
+        skips = self.window is not None
+        if skips and method is not None and (method.in_attention or method.tuned_at_trained_length):
             raise RopeError(
-                f"extend: positions skip under {self.skips}, and this method counts each row's tokens itself.",
-                facts={"method": self.method, "window": self.window, "self_distillation": self.self_distillation},
-                cure=f"Choose a method of frequencies, or leave out {self.skips}.",
+                "extend: positions skip under --window, and this method counts each row's tokens itself.",
+                facts={"method": self.method, "window": self.window},
+                cure="Choose a method that scales frequencies, or leave out --window.",
             )
         if self.window is not None and not 2 <= self.window <= self.skip_to:
             raise RopeError(
@@ -66,12 +66,6 @@ class TuningRecipe(TrainingSettings):
                 facts={"window": self.window, "skip_to": self.skip_to},
                 cure="Pass --window with the trained length or less.",
             )
-
-    @property
-    def skips(self) -> str:
-        """The options under which some positions skip; "" where none do."""
-        options = {"--window": self.window is not None, "--self-distillation": self.self_distillation > 0}
-        return " and ".join(name for name, given in options.items() if given)
 
     @property
     def skip_to(self) -> int:
@@ -167,8 +161,6 @@ class TuningTask(LanguageModelTask):
             found = RepeatSampler(windows, words, share=self.recipe.repeat_share, seed=self.recipe.seed)
         if self.recipe.window is not None:
             found = SkipSampler(found, seq_len=self.recipe.skip_to, seed=self.recipe.seed)
-        if self.recipe.self_distillation:
-            found = PerturbedSampler(found, strength=self.recipe.self_distillation, seed=self.recipe.seed)
         return found
 
     @property
@@ -178,8 +170,7 @@ class TuningTask(LanguageModelTask):
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """The reader's own: the model need not be a decoder of ours."""
-        options = ("shard", "perturbed_ids", "distillation_weights")
-        more: dict[str, Any] = {name: getattr(batch, name) for name in options if getattr(batch, name) is not None}
+        more: dict[str, Any] = {} if batch.shard is None else {"shard": batch.shard}
         return self.copy.next_token_loss(
             batch.inputs,
             batch.targets,
@@ -187,7 +178,6 @@ class TuningTask(LanguageModelTask):
             precision=self.settings.precision,
             position_ids=batch.position_ids,
             seq_len=batch.seq_len,
-            token_weights=self.recipe.token_weights,
             **more,
         )
 
@@ -217,29 +207,17 @@ class TuningTask(LanguageModelTask):
 def check_tunable(source: TunableReader, recipe: TuningRecipe, mesh: Mesh) -> None:
     """Refuse models whose positions cannot skip, and what several processes cannot tune together."""
     positions = source.positions
-    if recipe.self_distillation and not positions.present_ropes:
+    if recipe.window is not None and any(extension is not None for extension in positions.extensions):
         raise RopeError(
-            "extend: --self-distillation perturbs the positions that a rope reads, and this model has no rope.",
-            facts={"self_distillation": recipe.self_distillation, "ropes": positions.ropes},
-            cure="Leave out --self-distillation.",
-        )
-    if recipe.skips and any(extension is not None for extension in positions.extensions):
-        raise RopeError(
-            f"extend: positions skip under {recipe.skips}, and this model counts each row's tokens itself.",
+            "extend: positions skip under --window, and this model counts each row's tokens itself.",
             facts={"method": recipe.method, "extensions": positions.extensions},
-            cure=f"Choose a method of frequencies, or leave out {recipe.skips}.",
+            cure="Choose a method that scales frequencies, or leave out --window.",
         )
     if mesh.several and source.library != "ropewalk":
         raise RopeError(
             "extend: several processes tune models that ropewalk computes, and this one another library computes.",
             facts={"model": source.name, "computed by": source.library},
             cure="Start it without torchrun.",
-        )
-    if mesh.cp > 1 and recipe.token_weights is not None:
-        raise RopeError(
-            "extend: these weights of tokens are found by reading parts of whole windows.",
-            facts={"token_weights": recipe.token_weights, "cp": mesh.cp},
-            cure="Leave out --cp: --dp and --tp work with --token-weights.",
         )
     if mesh.tp > 1 and "lora" in recipe.train:
         raise RopeError(

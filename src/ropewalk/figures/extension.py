@@ -1,4 +1,4 @@
-"""The figures of an extension's record, of a search's, and of the experiment on windows that skip."""
+"""Draw an extension's record, and the experiment on windows that skip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropewalk.figures.loss import loss_by_position
-from ropewalk.figures.search import search_figure
 from ropewalk.figures.style import (
     BLUE,
     GREEN,
@@ -42,26 +41,6 @@ def extension_figure(record: Mapping[str, Any]) -> Figure:
         },
         trained_length=record["protocol"]["trained_length"],
         title=f"{record['model']}: loss by position, before and after",
-    )
-
-
-def search_record_figure(record: Mapping[str, Any]) -> Figure:
-    """The divisors of each pair, and the loss by evaluation; points that were left early or cost too much within the
-    trained length are left out there."""
-    rows = [*record["starts"], {**record["best"], "name": "searched"}]
-    unit = "texts" if record["answers"] else "windows"
-    return search_figure(
-        {row["name"]: row["divisors"] for row in rows},
-        {row["name"]: row["attention_factor"] for row in rows},
-        record["losses"],
-        {row["name"]: loss for row, loss in zip(record["starts"], record["losses"], strict=False) if loss is not None},
-        factor=record["target"] / record["trained_length"],
-        title=f"{record['model']}: {record.get('over', 'factors')} searched from {record['trained_length']:,} to "
-        f"{record['target']:,} tokens",
-        note=f"{record['evaluations']} evaluations on {record['windows']} {unit} of {record['text']}; "
-        f"seed {record['seed']}.",
-        axis=f"loss {'of the answers' if record['answers'] else 'beyond the trained length'}, nats per token",
-        divided="divisor of the frequency" + (", under DPE of far positions" if record.get("over") == "dpe" else ""),
     )
 
 

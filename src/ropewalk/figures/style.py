@@ -29,10 +29,9 @@ WIDE, NARROW = (7.4, 4.3), (4.3, 3.1)
 MAP = "cividis"
 
 
-# what is drawn beside the methods: a searched rule, a tuned model, and LongRoPE's published factors
+# what is drawn next to the methods: a tuned model, and LongRoPE's published factors
 _BESIDE = {
     "longrope": Look("#d55e00", "-", "h"),
-    "searched": Look("#d55e00", "-", "*"),
     "tuned": Look("#009e73", "-", "8"),
 }
 LOOKS = {**{name: method.look for name, method in METHODS.items()}, **_BESIDE}

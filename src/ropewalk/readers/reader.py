@@ -233,16 +233,10 @@ class TunableReader(Reader, Protocol):
         precision: str,
         position_ids: Tensor | None = None,
         seq_len: int | None = None,
-        token_weights: str | None = None,
-        perturbed_ids: Tensor | None = None,
-        distillation_weights: Tensor | None = None,
     ) -> Tensor:
         """The mean loss of a batch `[windows, seq]`: a float32 scalar to call `backward` on.
 
-        `position_ids` (same shape) where positions skip, and the length `seq_len` that they belong to. `token_weights`:
-        "longce" weighs each token's loss by what a long context is worth to it; None: all count alike. With
-        `perturbed_ids` (same shape) the mean of `distillation_weights` (same shape) times KL(prediction at these
-        positions || prediction at the batch's own, a constant) is added; both are passed only with self-distillation.
+        When positions skip, pass `position_ids` (same shape) and the length `seq_len` that they belong to.
         """
 
     def activation_checkpointing(self, on: bool = True) -> AbstractContextManager[None]:

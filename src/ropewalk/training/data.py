@@ -61,8 +61,7 @@ class Batch:
     """Token ids `inputs` and next tokens `targets`, int64 `[windows, seq]`; `document_ids` (same shape) only where a
     window spans two documents, else None. `position_ids` (same shape) where positions skip, and `seq_len`, the length
     in tokens that they belong to; None: they count from 0 in each document, and the length is the window's. `shard`:
-    these are one process's tokens of windows that several hold together. For self-distillation (`PerturbedSampler`):
-    `perturbed_ids`, other positions (same shape), and `distillation_weights`, float32 (same shape)."""
+    these are one process's tokens of windows that several hold together."""
 
     inputs: Tensor
     targets: Tensor
@@ -70,8 +69,6 @@ class Batch:
     position_ids: Tensor | None = None
     seq_len: int | None = None
     shard: SequenceShard | None = None
-    perturbed_ids: Tensor | None = None
-    distillation_weights: Tensor | None = None
 
     @property
     def tokens(self) -> int:

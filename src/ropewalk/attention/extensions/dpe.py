@@ -17,8 +17,7 @@ class DPE(Extension):
     The pairs, from the fastest to the slowest, are cut into as many equal parts as there are divisors (the paper: 8).
     Those of a part with divisor s stand floor(m / s) - floor(n / s) + window - floor(window / s) apart: `SelfExtend`,
     part by part. The divisors belong to a model and a length: the paper finds them by retrieval, one part after the
-    other, as `ropewalk extend search --over dpe` does. All pairs of a part are taken in every head; the paper's choice
-    of some of them in each head is not built.
+    other. All pairs of a part are taken in every head; the paper's choice of some of them in each head is not built.
     Source: Lu et al. 2025, arXiv:2504.18857, section 3; github.com/LuLuLuyi/DPE, which holds the divisors of
     Llama-3-8B, Llama-3.1-8B, Mistral-7B-v0.2 and Qwen2.5-7B for 131,072 tokens (`window` 1,024).
 
