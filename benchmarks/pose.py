@@ -31,9 +31,19 @@ from ropewalk.atomic_io import finite, write_json
 from ropewalk.builtin.texts import read_text
 from ropewalk.diagnosis.plan import plan, trained_length_of
 from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.extend.held_out_text import HeldOutText, refuse_seen
-from ropewalk.extend.outcome import CROP, PLAIN, TUNED, TUNED_CROP, Variant, after, interaction, measure
-from ropewalk.extend.source import SourceModel
+from ropewalk.extend.job import SourceModel
+from ropewalk.extend.measurement import (
+    CROP,
+    PLAIN,
+    TUNED,
+    TUNED_CROP,
+    HeldOutText,
+    Variant,
+    after,
+    interaction,
+    measure,
+    refuse_seen,
+)
 from ropewalk.figures.extension import pose_figure
 from ropewalk.figures.style import render
 from ropewalk.methods import METHODS, Reach

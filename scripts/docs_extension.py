@@ -61,10 +61,10 @@ def _named(arms: Sequence[str]) -> str:
 
 def served(name: str) -> tuple[str, str]:
     """Whether a config can say a method, and the engines that can be told it."""
+    from ropewalk.checkpoints.export import hub_rope
+    from ropewalk.checkpoints.gguf_keys import gguf_rope
     from ropewalk.errors import RopeError
     from ropewalk.extend.engines import ENGINES, READS_GGUF
-    from ropewalk.extend.gguf_rope import gguf_rope
-    from ropewalk.extend.hub import hub_rope
     from ropewalk.extend.serve import serve_config
     from ropewalk.methods import METHODS, Reach
     from ropewalk.rope.config import RopeConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from ropewalk.extend.decoder_tuning import TunableDecoder
+from ropewalk.extend.tunable import TunableDecoder
 from tests.extend.material import checkpoint, reader_under
 from tests.training.material import prose
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ropewalk.extend.decoder_tuning import TunableDecoder
-from ropewalk.extend.export import Exported
-from ropewalk.extend.export import export as export_reader
+from ropewalk.extend.output import Exported
+from ropewalk.extend.output import export as export_reader
+from ropewalk.extend.tunable import TunableDecoder
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
 from tests.extend.material import (

@@ -10,7 +10,7 @@ import transformers
 
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.extend.decoder_tuning import TunableDecoder
+from ropewalk.extend.tunable import TunableDecoder
 from ropewalk.methods import Reach, method_named
 from ropewalk.models.decoder import Decoder
 

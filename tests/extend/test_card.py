@@ -9,7 +9,7 @@ import pytest
 
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.card import card
-from ropewalk.extend.outcome import Variant, record
+from ropewalk.extend.measurement import Variant, record
 from ropewalk.statistics import interval_sentence, mean_and_interval, over_windows
 
 PROTOCOL = Protocol.choose(trained_length=8, text="held_out", target=32, windows=2)

@@ -12,10 +12,10 @@ import torch
 import transformers
 
 from ropewalk import RopeConfig, load
+from ropewalk.checkpoints.export import write_weights
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
-from ropewalk.extend.apply_run import apply
-from ropewalk.extend.decoder_export import write_weights
+from ropewalk.extend.runs import apply
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ropewalk import RopeConfig, load
+from ropewalk.checkpoints.export import hub_rope
 from ropewalk.errors import RopeError
-from ropewalk.extend.export import check_out
-from ropewalk.extend.hub import hub_rope
+from ropewalk.extend.output import check_out
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import Linear, LongRoPE

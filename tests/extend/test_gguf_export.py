@@ -14,13 +14,13 @@ import tokenizers
 import torch
 
 from ropewalk.checkpoints import gguf_writer
+from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.gguf_vocabulary import vocabulary_metadata
 from ropewalk.checkpoints.load import load, load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
-from ropewalk.extend.gguf_rope import WITH_DIVISORS
 from ropewalk.methods import METHODS
 from ropewalk.rope.scaling import LongRoPE
 from tests.checkpoints.test_tokenizer import sentencepiece_metadata

@@ -13,7 +13,7 @@ import torch
 
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.card import card
-from ropewalk.extend.outcome import Variant, before, interaction, measure, record, untuned_crop, verdict
+from ropewalk.extend.measurement import Variant, before, interaction, measure, record, untuned_crop, verdict
 from tests.extend.material import TARGET, TRAINED, checkpoint, reader_under, token_ids
 
 NAMES = ("plain", "crop", "yarn", "yarn crop", "tuned", "tuned crop")

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from ropewalk import extend
 from ropewalk.errors import RopeError
-from ropewalk.extend.live_export import WritableLive
+from ropewalk.extend.tunable import WritableLive
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
 from ropewalk.readers.transformers import TransformersReader

@@ -13,7 +13,7 @@ import torch
 
 import ropewalk
 from ropewalk import extend, load
-from ropewalk.extend.decoder_tuning import TunableDecoder, tunable
+from ropewalk.extend.tunable import TunableDecoder, tunable
 from ropewalk.readers.reader import Reader, TunableReader
 from tests.extend.material import TARGET, TRAINED, checkpoint
 from tests.training.material import prose

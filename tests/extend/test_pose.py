@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.extend.outcome import Variant
+from ropewalk.extend.measurement import Variant
 from ropewalk.figures.extension import pose_figure
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"

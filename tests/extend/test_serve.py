@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from ropewalk import RopeConfig
+from ropewalk.checkpoints.export import same_rope
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
 from ropewalk.extend.engines import CAVEATS, ENGINES, caveats_of
-from ropewalk.extend.hub import same_rope
 from ropewalk.extend.serve import Cost, cost_of, serve_config
 from ropewalk.methods import METHODS
 from ropewalk.rope.ropes import ropes_of_layer_types

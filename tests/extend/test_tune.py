@@ -12,9 +12,8 @@ import torch
 
 from ropewalk.distributed.mesh import Mesh
 from ropewalk.errors import RopeError
-from ropewalk.extend.decoder_tuning import TunableDecoder, tunable
-from ropewalk.extend.parts import parts_of
-from ropewalk.extend.settings import ApplySettings, TuneSettings
+from ropewalk.extend.settings import ApplySettings, TuneSettings, parts_of
+from ropewalk.extend.tunable import TunableDecoder, tunable
 from ropewalk.extend.tuning import TuningTask, check_tunable, tune_reader, tuning_positions
 from ropewalk.methods import Reach
 from ropewalk.training import Housekeeping

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ropewalk.errors import RopeError
-from ropewalk.extend.decoder_tuning import TunableDecoder
+from ropewalk.extend.tunable import TunableDecoder
 from ropewalk.extend.tuning import tune_reader
 from ropewalk.methods import Reach
 from ropewalk.training import Event, Housekeeping

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ropewalk.extend.decoder_tuning import TunableDecoder
+from ropewalk.extend.tunable import TunableDecoder
 from ropewalk.extend.tuning import TuningRecipe
 from ropewalk.training.data import Batch
 from tests.extend.material import REACH, TARGET, token_ids

@@ -23,7 +23,7 @@ from ropewalk.distributed.meta import built
 from ropewalk.distributed.settings import MeshSettings
 from ropewalk.distributed.sharding import clip_gradients, local_part
 from ropewalk.errors import RopeError
-from ropewalk.extend.decoder_tuning import TunableDecoder
+from ropewalk.extend.tunable import TunableDecoder
 from ropewalk.extend.tuning import TuningRecipe, tune_reader
 from ropewalk.methods import Reach
 from ropewalk.models.config import DecoderConfig

@@ -30,7 +30,7 @@ def apply(
     .gguf source go into a .gguf file block by block, as they are.
     """
     from ropewalk.extend import apply as run
-    from ropewalk.extend.choice import CHOSEN, refuse_beside_a_record
+    from ropewalk.extend.runs import CHOSEN, refuse_beside_a_record
     from ropewalk.progress.bar import ProgressBar
 
     sources = {name: context.get_parameter_source(name) for name in CHOSEN}

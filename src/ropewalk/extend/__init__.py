@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.extend.apply_run import apply
+    from ropewalk.extend.runs import apply, tune
     from ropewalk.extend.serve import serve_config
     from ropewalk.extend.settings import ApplySettings, TuneSettings
-    from ropewalk.extend.tune_run import tune
 
 __all__ = ["ApplySettings", "TuneSettings", "apply", "serve_config", "tune"]
 
 _HOMES = {
     "ApplySettings": "ropewalk.extend.settings",
     "TuneSettings": "ropewalk.extend.settings",
-    "apply": "ropewalk.extend.apply_run",
+    "apply": "ropewalk.extend.runs",
     "serve_config": "ropewalk.extend.serve",
-    "tune": "ropewalk.extend.tune_run",
+    "tune": "ropewalk.extend.runs",
 }
 
 if not TYPE_CHECKING:

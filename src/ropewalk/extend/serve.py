@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
+from ropewalk.checkpoints.export import HubRope, hub_rope
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.hub import is_hub_name
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.extend.engines import ENGINES, MULTIPLIES_LENGTH, NOT_MULTIPLIED, READS_GGUF, Caveat, caveats_of
-from ropewalk.extend.hub import HubRope, hub_rope
-from ropewalk.extend.source import GIVEN
+from ropewalk.extend.job import GIVEN
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import (
     ConfigForm,

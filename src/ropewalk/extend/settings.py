@@ -1,4 +1,4 @@
-"""The settings of `extend.apply` and `extend.tune`; a field's `help` describes its option.
+"""Describe the settings of `extend.apply` and `extend.tune`; a field's `help` becomes its option's help.
 
 The module imports no torch, so that the help can be shown without it.
 """
@@ -12,8 +12,27 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ropewalk.errors import RopeError
-from ropewalk.extend.parts import parts_of
 from ropewalk.training.settings import PRECISIONS
+
+PARTS = ("all", "attention", "norms", "embeddings", "lora")
+
+
+def parts_of(train: str) -> tuple[str, ...]:
+    """The parts that `train` names, joined by "+"; raises `RopeError` for an unknown or a redundant one.
+
+    >>> parts_of("lora+norms+embeddings")
+    ('lora', 'norms', 'embeddings')
+    """
+    parts = tuple(dict.fromkeys(train.split("+")))
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown or ("all" in parts and len(parts) > 1):
+        raise RopeError(
+            "extend: --train names parts of the model, joined by +.",
+            facts={"train": train, "known": PARTS},
+            cure='For example "all", "norms+embeddings", or "lora+norms+embeddings".',
+        )
+    return parts
+
 
 DTYPES = ("float32", "bfloat16", "float16")
 TEXTS = {"metavar": "FILE", "rest": "Further texts, as in --text A B C."}  # how the command line takes several files

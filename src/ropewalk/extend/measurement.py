@@ -1,26 +1,145 @@
-"""Loss by block before and after, on the same tokens: the checkpoint plain, under crop, under the method, and tuned.
+"""Measure loss by block before and after, on a text that was not worked on: plain, crop, the method, and tuned.
 
-Method and tuned model are read twice: whole windows, and fresh windows of the trained length.
+Method and tuned model are measured twice: in whole windows, and in fresh windows of the trained length.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from ropewalk.atomic_io import finite
-from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan
+from ropewalk.builtin.texts import read_text
+from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan, take_windows
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.run import run
+from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
+from ropewalk.methods import Reach
+from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import Reader
 from ropewalk.statistics import Interval, difference, over_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutText:
+    """A text to measure on: its windows, int64 `[windows, target]`, by the doctor's protocol."""
+
+    name: str
+    contents: str
+    windows: Tensor
+    protocol: Protocol
+
+    @classmethod
+    def take(
+        cls, path: Path | None, tokenizer: Tokenizer, reach: Reach, *, start_char: int = 0, **protocol: Any
+    ) -> HeldOutText:
+        """Windows of a text (None: the packaged Moby Dick) from `start_char` on; `protocol` as `Protocol.choose`."""
+        name, contents = read_text(path)
+        return cls.of(name, contents, tokenizer, reach, start_char=start_char, **protocol)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        contents: str,
+        tokenizer: Tokenizer,
+        reach: Reach,
+        *,
+        start_char: int = 0,
+        unscaled_tokens: int = 0,
+        **protocol: Any,
+    ) -> HeldOutText:
+        """As `take`, of a text that is read already."""
+        tokens = tokenizer.encode(contents[max(start_char, 0) :])
+        chosen = Protocol.choose(
+            trained_length=reach.trained,
+            target=reach.target,
+            unscaled_tokens=unscaled_tokens,
+            text=name,
+            start_char=start_char,
+            tokens=len(tokens),
+            **protocol,
+        )
+        return cls(name=name, contents=contents, windows=take_windows(tokens, chosen), protocol=chosen)
+
+
+def refuse_seen(
+    windows: Tensor, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, *, work: str, validation: str
+) -> None:
+    """Raise `RopeError` where the windows share passages with texts of (path, contents) that are worked on."""
+    check_unseen(
+        windows,
+        (tokenizer.encode(contents) for _, contents in texts),
+        work=work,
+        names=[name for name, _ in texts],
+        validation=validation,
+    )
+
+
+RUN = 32  # tokens; two novels share none, three in ten thousand of bytes at 24
+LARGEST = 0.05  # the share from which a text counts as seen: less than one window of sixteen
+Hashes = npt.NDArray[np.uint64]
+
+
+def seen_share(windows: Tensor, texts: Iterable[Sequence[int]]) -> float:
+    """The share of the windows' runs of 32 tokens, from 0 to 1, that stand in one of `texts` too, at any place.
+
+    `windows` is int64 `[windows, target]`, `texts` are token ids of the same tokenizer. Runs are as long as a window
+    where that is shorter.
+
+    >>> import torch
+    >>> text = list(range(100))
+    >>> seen_share(torch.arange(40)[None], [text]), seen_share(torch.arange(84, 124)[None], [text])
+    (1.0, 0.0)
+    """
+    run = min(RUN, windows.shape[1])
+    if not windows.numel():
+        return 0.0
+    asked = np.concatenate([_runs(ids.cpu().numpy(), run) for ids in windows])
+    found = np.zeros(len(asked), dtype=bool)
+    for text in texts:
+        found |= np.isin(asked, _runs(np.asarray(text), run))
+    return float(found.mean())
+
+
+def check_unseen(
+    windows: Tensor, texts: Iterable[Sequence[int]], *, work: str, names: Sequence[str], validation: str
+) -> float:
+    """`seen_share`; raises `RopeError` where it is above 0.05. `work` says what was done on `texts`, "search"."""
+    share = seen_share(windows, texts)
+    if share > LARGEST:
+        raise RopeError(
+            f"extend: the text to measure on is one of those to {work} on, or shares passages with them.",
+            facts={
+                "text": list(names),
+                "validation": validation,
+                f"share of its windows' {min(RUN, windows.shape[1])}-token runs seen": round(share, 4),
+                "largest allowed": LARGEST,
+            },
+            cure="Pass --validation with another text.",
+        )
+    return share
+
+
+def _runs(ids: npt.NDArray[np.integer], run: int) -> Hashes:
+    """A 64-bit hash of every `run` tokens in a row; none of a text that is shorter."""
+    places = max(len(ids) - run + 1, 0)
+    values = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    values ^= values >> np.uint64(29)
+    found = np.zeros(places, dtype=np.uint64)
+    for index in range(run):
+        found = found * np.uint64(0xD1342543DE82EF95) + values[index : index + places]
+    return found
+
 
 PLAIN, CROP, AS_IS, TUNED = "plain", "crop", "as-is", "tuned"
 TUNED_CROP = "tuned crop"  # the tuned weights in fresh windows of the trained length: without the distant tokens

@@ -1,4 +1,4 @@
-"""A model under an extension method as the Hugging Face folder that transformers loads: whole or not at all."""
+"""Write a model under its method as a folder that transformers loads, whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import whole_folder, write_json
+from ropewalk.checkpoints.export import COMPANIONS, HubRope, hub_rope, refuse_inexpressible
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
-from ropewalk.extend.decoder_export import COMPANIONS
-from ropewalk.extend.hub import HubRope, hub_rope, refuse_inexpressible
-from ropewalk.extend.live_export import WritableLive
+from ropewalk.extend.tunable import WritableLive
 from ropewalk.methods import Reach
 from ropewalk.models.positions import Positions
 from ropewalk.readers.reader import Reader, TunableReader
@@ -109,7 +108,7 @@ def export(
 
     >>> import tempfile
     >>> from ropewalk.checkpoints.load import load
-    >>> from ropewalk.extend.decoder_tuning import TunableDecoder
+    >>> from ropewalk.extend.tunable import TunableDecoder
     >>> tiny = TunableDecoder(load("tiny"))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     export(tiny, folder + "/x", method="plain", reach=Reach(256, 256), source="tiny").dtype

@@ -1,8 +1,8 @@
-"""What a GGUF file can say of a decoder's ropes: the keys and divisors, or the reason why there are none.
+"""Express a decoder's ropes as keys and divisors of a GGUF file, or say why it is impossible.
 
-llama.cpp knows theta, linear scaling and YaRN for every architecture; its `llama` also reads one divisor for each pair
-(`rope_freqs`, Llama 3's way, which says any fixed frequencies) or two for LongRoPE. As in `hub`, what was chosen is
-read back and held against the rope. Source: llama.cpp's src/llama-context.cpp and src/models/.
+llama.cpp applies theta, linear scaling and YaRN for every architecture. Its `llama` also reads one divisor for each
+pair (`rope_freqs`, Llama 3's way, which expresses any fixed frequencies) or two for LongRoPE. The keys are read back
+and compared with the rope, as in `export`. Source: llama.cpp's src/llama-context.cpp and src/models/.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ropewalk.checkpoints.export import HubRope, compared_lengths, read_block, same_rope
 from ropewalk.checkpoints.gguf_rope import rope_parameters
 from ropewalk.checkpoints.gguf_writer import GGUFRope
 from ropewalk.errors import RopeError
-from ropewalk.extend.hub import HubRope, compared_lengths, read_block, same_rope
 from ropewalk.methods import Reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
@@ -34,7 +34,7 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
 
     Raises `RopeError` where llama.cpp has no words for it, or `arch` does not read them.
 
-    >>> from ropewalk.extend.hub import hub_rope
+    >>> from ropewalk.checkpoints.export import hub_rope
     >>> from ropewalk.methods import METHODS
     >>> rope = METHODS["pi"].rope(RopeConfig(8, interleaved=False), Reach(16, 64))
     >>> gguf_rope(hub_rope((rope,), "pi", Reach(16, 64)), "llama", "pi", Reach(16, 64)).keys["rope.scaling.factor"]

@@ -1,0 +1,351 @@
+"""Apply a method to a checkpoint (`apply`), or apply it and train at the target length (`tune`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.checkpoints.export import refuse_inexpressible
+from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_keys import gguf_rope
+from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_gguf
+from ropewalk.checkpoints.load import builds
+from ropewalk.checkpoints.sources import find
+from ropewalk.distributed.mesh import joined_mesh
+from ropewalk.distributed.settings import MeshSettings
+from ropewalk.errors import RopeError
+from ropewalk.extend.job import Draw, Extended, ExtendJob, Model, SourceModel, reach_of, tuning_record
+from ropewalk.extend.measurement import record as record_of
+from ropewalk.extend.output import Exported, hub_of
+from ropewalk.extend.settings import ApplySettings, TrainingSettings, TuneSettings
+from ropewalk.extend.tunable import decoder_of, outline_of_gguf
+from ropewalk.extend.tuning import TuningRecipe, check_tunable, tune_reader, tuning_positions
+from ropewalk.methods import METHODS
+from ropewalk.optional import need
+from ropewalk.progress import Progress, SilentProgress
+from ropewalk.readers.environment import environment_of
+from ropewalk.readers.reader import TunableReader
+from ropewalk.report.record import read_record, understood
+from ropewalk.training.events import Housekeeping, Report
+from ropewalk.training.settings import on_machine
+
+CHOSEN = ("method", "target", "trained_length", "unscaled_tokens")
+"""The settings that a record holds."""
+_INSTEAD = {
+    "keep": "Leave the model as it is: nothing has to be written.",
+    "cut": "Give the model the last tokens of its trained length: nothing has to be written.",
+    "unfit": "Measure on a text that the model can predict: ropewalk doctor MODEL --text FILE.",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a doctor's record recommends.
+
+    - `settings`: the method, the target, the trained length and the first tokens without scaling.
+    - `model`: its name. `digest`: the model's, in `dtype`.
+    """
+
+    settings: Mapping[str, Any]
+    model: str
+    digest: str
+    dtype: torch.dtype
+
+    @classmethod
+    def read(cls, record: str | os.PathLike[str] | Mapping[str, Any]) -> Choice:
+        """The choice in a record: the file that `ropewalk doctor --json` wrote, or its content.
+
+        Raises `RopeError` for another file, for a record without a verdict, and where its action is not "extend".
+        """
+        document = dict(record) if isinstance(record, Mapping) else read_record(Path(record))
+        with understood(document):
+            verdict = document.get("verdict")
+            if verdict is None:
+                raise RopeError(
+                    "extend: the record holds no verdict: it was made by an earlier version.",
+                    facts={"model": str(document["model"])},
+                    cure="Measure again: ropewalk doctor MODEL --json FILE; or name the method with --method.",
+                )
+            if verdict["action"] != "extend":
+                following = (verdict["next"] or {}).get("command")
+                raise RopeError(
+                    "extend: the doctor does not recommend to extend this model.",
+                    facts={"action": verdict["action"], "verdict": verdict["sentence"]},
+                    cure=_INSTEAD.get(verdict["action"])
+                    or (f"Measure more: {following}" if following else "Name the method with --method all the same."),
+                )
+            protocol, environment = document["protocol"], document["environment"]
+            return cls(
+                settings={
+                    "method": verdict["method"],
+                    "target": document["target"],
+                    "trained_length": document["trained_length"],
+                    "unscaled_tokens": protocol.get("unscaled_tokens", 0),
+                },
+                model=str(document["model"]),
+                digest=str(environment["model_digest"]),
+                dtype=getattr(torch, environment["dtype"]),
+            )
+
+    def over(self, settings: ApplySettings) -> ApplySettings:
+        """These settings with the record's method and lengths.
+
+        Raises `RopeError` for a method or a length among them that is another than its default: one of both would be
+        ignored.
+        """
+        fields = ApplySettings.__dataclass_fields__
+        given = {name: getattr(settings, name) for name in CHOSEN if getattr(settings, name) != fields[name].default}
+        if given:
+            refuse_beside_a_record(given)
+        return dataclasses.replace(settings, **self.settings)
+
+    def check_model(self, reader: TunableReader, name: str) -> None:
+        """Raise `RopeError` unless the model is, to the bit, the one that was measured."""
+        digest = reader.to(dtype=self.dtype).digest()
+        if digest != self.digest:
+            raise RopeError(
+                "extend: the record was measured on another model.",
+                facts={
+                    "model": f"{name}, digest {digest}",
+                    "record": f"{self.model}, digest {self.digest}",
+                },
+                cure="Give the model that the doctor measured, or measure this one.",
+            )
+
+
+def refuse_beside_a_record(given: Mapping[str, Any]) -> None:
+    """Raise `RopeError` for settings that a record holds as well."""
+    raise RopeError(
+        "extend: --from takes the method and the lengths from the doctor's record.",
+        facts={f"--{name.replace('_', '-')}": value for name, value in given.items()},
+        cure="Leave these options out, or --from.",
+    )
+
+
+def apply(
+    model: Model,
+    out: str | os.PathLike[str],
+    settings: ApplySettings | None = None,
+    *,
+    record: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    progress: Progress | None = None,
+    draw: Draw | None = None,
+) -> Extended:
+    """Put an extension method into a checkpoint, and write it as a folder that transformers loads, or as a GGUF file.
+
+    **Arguments:**
+    - `model`: a path or name that `rw.load` takes, a `Decoder`, or a reader; left as it is.
+    - `out`: the folder, or a file whose name ends in .gguf; it appears when all of it is done. `overwrite` replaces an
+      earlier export.
+    - `record`: the doctor's, as a file or as `Diagnosis.to_json()` gives it: its method and its lengths are taken.
+    - `restart`: throw away a stopped tuning beside `out`. `draw`: makes the figure in the folder from the record.
+
+    **Returns:** an `Extended`. **Raises:** `RopeError`, before any work, for settings that do not fit the model,
+    methods that config.json (or llama.cpp) cannot express, and a record of another model or one that does not recommend
+    to extend.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = apply("tiny", folder + "/longer", ApplySettings(method="ntk"))
+    ...     done.exported.config["max_position_embeddings"]
+    1024
+    """
+    choice = None if record is None else Choice.read(record)
+    chosen = settings or ApplySettings()
+    chosen = chosen if choice is None else choice.over(chosen)
+    if is_gguf(out):
+        return apply_gguf(
+            model, out, chosen, choice, overwrite=overwrite, restart=restart, progress=progress or SilentProgress()
+        )
+    if chosen.quantization is not None:
+        raise RopeError(
+            "extend: --quantization is of .gguf files, and would be ignored.",
+            facts={"out": str(out), "quantization": chosen.quantization},
+            cure="Pass --out MODEL.gguf, or --dtype for a folder.",
+        )
+    job = ExtendJob(model, out, chosen, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
+    if choice is not None:
+        choice.check_model(job.source.reader, job.source.name)
+    if not chosen.measures:
+        return job.export(job.adapted)
+    with job.work.claimed(None, restart=restart):
+        job.measure_before()
+        return job.export(job.adapted)
+
+
+def is_gguf(out: str | os.PathLike[str]) -> bool:
+    """Whether a path to write names a GGUF file.
+
+    >>> is_gguf("longer.gguf"), is_gguf("longer")
+    (True, False)
+    """
+    return Path(out).suffix == ".gguf"
+
+
+def apply_gguf(
+    model: Model,
+    out: str | os.PathLike[str],
+    settings: ApplySettings,
+    choice: Choice | None,
+    *,
+    overwrite: bool,
+    restart: bool,
+    progress: Progress,
+) -> Extended:
+    """Put a method into a GGUF file; arguments as `extend.apply`'s.
+
+    Weights of a GGUF source are copied block by block, and not read: memory is that of its largest tensor. Raises
+    `RopeError` before any work for what llama.cpp cannot do.
+    """
+    place = Path(out)
+    _refuse_settings(settings, restart)
+    refuse_inexpressible(settings.method)
+    original = _file_of(model)
+    _check_place(place, original, overwrite)
+    if original is not None and settings.quantization is not None:
+        raise RopeError(
+            "extend: the blocks of a .gguf file are copied as they are, not quantised again.",
+            facts={"model": str(original), "quantization": settings.quantization},
+            cure="Leave --quantization out, or give the Hugging Face folder.",
+        )
+    reading = choice is not None or original is None  # a record is held against the weights
+    source = SourceModel.open(model if reading else outline_of_gguf(original), settings.trained_length)
+    if choice is not None:
+        choice.check_model(source.reader, source.name)
+    reach = reach_of(source.reader, settings)
+    adapted = source.reader.under(METHODS[settings.method].positions(source.reader.positions, reach))
+    decoder = decoder_of(adapted)
+    hub = hub_of(adapted, settings.method, reach)
+    if original is not None:
+        file = GGUFFile(original)
+        arch = str(file.metadata["general.architecture"])
+    else:
+        arch = architecture_of(decoder_of(source.reader).config)
+    assert hub is not None  # of a Decoder
+    finetuned = any(one.scaling_is_trained is True for one in adapted.positions.present_ropes)
+    rope = gguf_rope(hub, arch, settings.method, reach, finetuned=finetuned)
+    if original is not None:
+        same = adapted.positions == source.reader.positions
+        copy_gguf(file, place, None if same else rope, progress)
+    else:
+        write_gguf(
+            decoder_of(source.reader),
+            place,
+            rope,
+            quantization=settings.quantization or "f16",
+            name=source.name,
+            progress=progress,
+        )
+    written: dict[str, Any] = {f"{arch}.{key}": value for key, value in rope.keys.items()}
+    written |= {f"{name}.weight": list(divisors) for name, divisors in rope.divisors.items()}
+    return Extended(
+        exported=Exported(folder=place, config=written, rope=None, dtype=source.stored),
+        record=record_of(
+            model=source.name,
+            method=settings.method,
+            protocol=None,
+            variants=[],
+            config=written,
+            tuning=None,
+            environment=environment_of("cpu", decoder.num_parameters()),
+            unscaled_tokens=0,
+        ),
+    )
+
+
+def _refuse_settings(settings: ApplySettings, restart: bool) -> None:
+    """Refuse what belongs to folders, or to measuring, whose results have no place beside one file."""
+    given: Mapping[str, Any] = {
+        "--native": settings.native,
+        "--dtype": settings.dtype,
+        "--measure": settings.measures,
+        "--restart": restart,
+        "--unscaled-tokens": settings.unscaled_tokens,
+    }
+    refused = {name: value for name, value in given.items() if value}
+    if refused:
+        raise RopeError(
+            "extend: these options belong to folders, and would be ignored for a .gguf file.",
+            facts=refused,
+            cure="Leave them out, or write a folder: --out DIR.",
+        )
+
+
+def _file_of(model: Model) -> Path | None:
+    """The GGUF file that a model is read from, of an architecture that is built here; else None."""
+    if not isinstance(model, str | os.PathLike):
+        return None
+    path = find(model)
+    return path if path.is_file() and builds(path) else None
+
+
+def _check_place(place: Path, original: Path | None, overwrite: bool) -> None:
+    if original is not None and place.exists() and original.resolve() == place.resolve():
+        raise RopeError(
+            "extend: --out is the file that the model is read from.", facts={"out": str(place)}, cure="Pass another."
+        )
+    if place.exists() and not (overwrite and place.is_file()):
+        raise RopeError(
+            "extend: the output file exists already.",
+            facts={"out": str(place)},
+            cure="Pass another name, or --overwrite to replace it.",
+        )
+
+
+def tune(
+    model: Model,
+    out: str | os.PathLike[str],
+    settings: TuneSettings,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    housekeeping: Housekeeping | None = None,
+    report: Report | None = None,
+    progress: Progress | None = None,
+    draw: Draw | None = None,
+    mesh: MeshSettings | None = None,
+) -> Extended:
+    """Put an extension method into a checkpoint, train it at the target length, and write it as a folder.
+
+    **Arguments:** as `apply`; `report` is called with each `training.Event`, `housekeeping` says how often is written.
+    Unfinished work stands beside `out`, in a folder of the same name and `.tuning`: stopped, the same call continues,
+    to the same bits; `restart` throws it away. Of the processes of a launch, laid out as `mesh` says, each makes this
+    call: they measure in turns and tune together, and the first writes.
+
+    **Returns:** an `Extended`. Ctrl-C writes a checkpoint and raises KeyboardInterrupt. **Raises:** `RopeError` as
+    `apply`, for a held-out text that shares passages with those to tune on, and where a loss is not finite.
+    """
+    if "lora" in settings.train:
+        need("peft", extra="tune")
+    device, _ = on_machine(settings.device, "float32")
+    with joined_mesh(mesh, device) as ranks:
+        job = ExtendJob(model, out, settings, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
+        positions = tuning_positions(job.adapted.positions, settings.method)
+        source = job.adapted.under(positions)
+        recipe = TuningRecipe(
+            **{field.name: getattr(settings, field.name) for field in dataclasses.fields(TrainingSettings)},
+            source=source.digest(),
+            method=settings.method,
+            reach=job.reach,
+            validation=() if settings.validation is None else (str(settings.validation),),
+        )
+        job.refuse_seen(settings.text)
+        check_tunable(source, recipe, ranks)
+        with ranks.holding(job.work.claimed(recipe, restart=restart)):
+            job.measure_before()
+            folder = job.work.run.path
+            how: dict[str, Any] = {"restart": restart, "housekeeping": housekeeping, "report": report, "mesh": ranks}
+            tuned = tune_reader(source, recipe, folder, **how)
+            final = tuned.under(job.adapted.positions)
+            count = source.trained_count(recipe.train, rank=recipe.rank or 1)
+            job.tuning = tuning_record(folder, recipe.to_json(), count)
+            job.measure_after(final)
+            ranks.any(False)  # all have read what was measured, before the first takes it away
+            return job.export(final, ranks)
