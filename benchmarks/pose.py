@@ -290,7 +290,7 @@ def main() -> None:
     assert source.tokenizer is not None
     seen = [(str(path), read_text(path)[1]) for path in options.text]
     for text in texts:
-        refuse_seen(text.windows, seen, source.tokenizer, work="tune", validation=text.name)
+        refuse_seen(text.windows, seen, source.tokenizer, validation=text.name)
     untuned = {name: under(source, name, options) for name in dict.fromkeys((options.method, *options.zero_shot))}
     retrieved = answers(untuned, source, options)
     record: dict[str, Any] = {

@@ -19,7 +19,7 @@ from tests.extend.material import TARGET, TRAINED, checkpoint
 from tests.training.material import prose
 
 ROOM = Path(ropewalk.__file__).parent / "extend"
-ADAPTER = {"decoder_tuning.py", "decoder_export.py"}  # our decoder's half of `TunableReader`
+ADAPTER = {"tunable.py"}  # our decoder's half of `TunableReader`
 
 
 class OtherReader:

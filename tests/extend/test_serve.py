@@ -17,7 +17,7 @@ from ropewalk.checkpoints.export import same_rope
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
-from ropewalk.extend.engines import CAVEATS, ENGINES, caveats_of
+from ropewalk.extend.engines import CAVEATS, CONVERTER, ENGINES, caveats_of
 from ropewalk.extend.serve import Cost, cost_of, serve_config
 from ropewalk.methods import METHODS
 from ropewalk.rope.ropes import ropes_of_layer_types
@@ -168,7 +168,7 @@ def test_ropes_that_no_flag_says(tmp_path: Path) -> None:
 def test_caveats_have_a_source_and_concern_what_they_should() -> None:
     """An attention factor in a yarn block is dropped by vLLM; without one nothing is said."""
     assert all(re.search(r"#\d+|\.py|\.md|get_rope_factors", caveat.source) for caveat in CAVEATS)
-    assert all(set(caveat.engines) <= set(ENGINES) for caveat in CAVEATS)
+    assert all(set(caveat.engines) <= {*ENGINES, CONVERTER} for caveat in CAVEATS)
 
     def sources(engine: str, *keys: str, rule: str = "yarn") -> str:
         return " ".join(one.source for one in caveats_of(engine, keys, rule, scaled=True, composite=False))

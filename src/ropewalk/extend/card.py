@@ -1,10 +1,4 @@
-"""README.md of an exported folder: what was done, what it changed, and how other programs read the config.
-
-The notes on vLLM and llama.cpp come from their sources, not from running them: vLLM's
-vllm/model_executor/layers/rotary_embedding/__init__.py at 926c71f, phi3_long_rope_scaled_rope.py at 63c2b7a and
-dynamic_ntk_scaling_rope.py at 3cfbaf3; llama.cpp's conversion/base.py (`set_gguf_parameters`) and conversion/llama.py
-(`generate_extra_tensors`) at 0274f0f.
-"""
+"""Write README.md of an exported folder: what was done, what it changed, and how other programs apply the config."""
 
 from __future__ import annotations
 
@@ -13,45 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-VLLM, LLAMA = "vLLM", "llama.cpp"
-_SAME_VLLM = "computes the same frequencies from this block."
-_SUPPORT: dict[str, dict[str, str]] = {
-    "default": {
-        VLLM: "reads theta; the length is `max_position_embeddings`.",
-        LLAMA: "the converter writes theta as `rope.freq_base`, and needs nothing else.",
-    },
-    "linear": {VLLM: _SAME_VLLM, LLAMA: "the converter writes `rope.scaling.type` linear and the factor: the same."},
-    "dynamic": {
-        VLLM: "fixes one base for `max_position_embeddings` x `factor` tokens when it starts, so with factor 1 it "
-        "reads no further than before. Export --method ntk for it.",
-        LLAMA: "the converter leaves this rule out: texts are read unscaled. Export --method ntk for it.",
-    },
-    "yarn": {
-        VLLM: "computes the same frequencies and temperature from this block, for every length.",
-        LLAMA: "the converter writes `rope.scaling.type` yarn, the factor and the original length: the same.",
-    },
-    "llama3": {
-        VLLM: _SAME_VLLM,
-        LLAMA: "the converter writes one divisor per pair (`rope_freqs.weight`). It looks for the original length at "
-        "the top of config.json and else takes 8,192, so it stands there as well.",
-    },
-    "longrope": {
-        VLLM: "uses `long_factor` for every text once `--max-model-len` is beyond the original length, and takes the "
-        "factor for queries and keys from `short_mscale` and `long_mscale`, not from `attention_factor`; they are in "
-        "the block where its own formula would give another number (transformers names them as unknown, and ignores "
-        "them).",
-        LLAMA: "the converter writes the divisors for Phi-3 alone. Of other families it writes the type and not the "
-        "divisors, so this rope is lost: write a .gguf file by `ropewalk extend apply` instead (Llama's architecture).",
-    },
-}
-
-
-_UNREAD = {
-    "attention_factor",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-}  # of yarn blocks: each reader takes them otherwise
+from ropewalk.extend.engines import CONVERTER, RULES_CHECKED, caveats_of
 
 
 def card(
@@ -112,21 +68,21 @@ def _config(config: Mapping[str, Any], block: Mapping[str, Any] | None) -> list[
 
 
 def _reading(block: Mapping[str, Any] | None) -> list[str]:
-    """How each reader understands the block."""
+    """Return one line for each reader of the block."""
     if block is None:
-        return ["Only `ropewalk.load` reads this folder: no config of transformers can express the method."]
+        return ["Only `ropewalk.load` opens this folder: no config of transformers can express the method."]
     if "rope_type" not in block:  # a block for each layer type
-        return ["- transformers 5 reads `rope_parameters`. Other readers of several blocks were not tried."]
-    notes = _SUPPORT.get(block["rope_type"], {})
-    own = sorted(_UNREAD & block.keys()) if block["rope_type"] == "yarn" else []
-    if own:
-        keys = ", ".join(f"`{key}`" for key in own)
-        notes = dict.fromkeys(
-            notes, f"does not read {keys} as transformers does: compare outputs before relying on it."
-        )
-    lines = ["- transformers 5 reads `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; both are there."]
-    lines += [f"- {who}: {what}" for who, what in notes.items()]
-    return [*lines, "", "For vLLM and llama.cpp this was read in their sources, not tried."] if notes else lines
+        return ["- transformers 5 applies `rope_parameters`. Other readers of several blocks were not tried."]
+    rule = block["rope_type"]
+    lines = [
+        "- transformers 5 applies `rope_parameters`, version 4 `rope_scaling` and `rope_theta`; the folder has both."
+    ]
+    if rule not in RULES_CHECKED:
+        return lines
+    for engine, name in (("vllm", "vLLM"), (CONVERTER, CONVERTER)):
+        notes = [one.says for one in caveats_of(engine, block, rule, scaled=rule != "default") if one.of_the_block]
+        lines.append(f"- {name}: {' '.join(notes) or 'the same frequencies and temperature.'}")
+    return [*lines, "", "For vLLM and llama.cpp this is from their sources, not from a run."]
 
 
 def plain_text(text: str) -> str:

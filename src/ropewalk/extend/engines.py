@@ -1,6 +1,6 @@
-"""What is known of serving engines: how each is told a rope, and what it ignores, with the version and the source.
+"""List what is known of serving engines: what each ignores or does differently, with the version and the source.
 
-Nothing here was concluded by analogy. "run" was run by us; everything else was read where `source` says.
+Nothing here was concluded by analogy. "run" was run by us; everything else is from what `source` names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers")
 READS_GGUF = ("llama.cpp", "ollama")
-"""The engines that are given a .gguf file here; the others are given a Hugging Face folder."""
+"""The engines that load a .gguf file here; the others load a Hugging Face folder."""
+CONVERTER = "llama.cpp's converter"
+"""convert_hf_to_gguf.py, which makes a .gguf file of a Hugging Face folder. `caveats_of` takes it as an engine."""
+RULES_CHECKED = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+"""The `rope_type`s that were looked up in the sources of vLLM and of llama.cpp's converter."""
 MULTIPLIES_LENGTH = ("linear", "dynamic")
 """The rules whose factor vLLM and SGLang multiply `max_position_embeddings` by, so that the trained length stays there.
 
@@ -22,12 +26,14 @@ NOT_MULTIPLIED = "gemma3"
 
 @dataclass(frozen=True, kw_only=True)
 class Caveat:
-    """One thing that an engine is known to ignore, or to do otherwise.
+    """Describe one thing that an engine ignores or does differently.
 
-    - `engines`: whose. `says`: what, and what to do. `versions`: where it was seen. `source`: where that is written.
-    - `rules`: of these `rope_type`s alone; empty: of all. `keys`: where the block has one of these keys. `scaled`:
-      where there is any extension. `composite`: where the config holds its language model under `text_config`.
-    - `several`: where layer types have blocks of their own. `windows`: where layers with a window share others' block.
+    - `engines`: the engines concerned. `says`: what they do, and the cure. `versions`: where it was seen. `source`:
+      the file or issue that shows it.
+    - `rules`: only these `rope_type`s; empty: all. `keys`: only blocks with one of these keys. `scaled`: only with an
+      extension. `composite`: only configs that hold their language model under `text_config`.
+    - `several`: only where layer types have blocks of their own. `windows`: only where layers with a window share the
+      block of others.
     """
 
     engines: tuple[str, ...]
@@ -41,27 +47,10 @@ class Caveat:
     several: bool = False
     windows: bool = False
 
-    def concerns(
-        self,
-        engine: str,
-        block: Collection[str],
-        rule: str,
-        *,
-        scaled: bool,
-        composite: bool,
-        several: bool = False,
-        windows: bool = False,
-    ) -> bool:
-        """Whether it matters for a rope: `block` are its keys, `rule` its `rope_type`."""
-        return (
-            engine in self.engines
-            and (not self.rules or rule in self.rules)
-            and (not self.keys or any(key in block for key in self.keys))
-            and (scaled or not self.scaled)
-            and (composite or not self.composite)
-            and (several or not self.several)
-            and (windows or not self.windows)
-        )
+    @property
+    def of_the_block(self) -> bool:
+        """Return whether it is about this engine's reading of a `rope_type`, not about serving in general."""
+        return bool(self.rules) and len(self.engines) <= 2
 
 
 _STATIC = ("linear", "yarn", "llama3", "longrope", "default")
@@ -137,9 +126,18 @@ CAVEATS: tuple[Caveat, ...] = (
         keys=("mscale", "mscale_all_dim"),
     ),
     Caveat(
+        engines=("vllm", CONVERTER),
+        says="`truncate` in a yarn block is not read as transformers does: compare outputs before relying on it.",
+        versions="main at 926c71f; 0274f0f",
+        source="vllm's rotary_embedding/__init__.py; llama.cpp's conversion/base.py",
+        rules=("yarn",),
+        keys=("truncate",),
+    ),
+    Caveat(
         engines=("vllm",),
         says="One list of divisors is used for every prompt: `long_factor` once --max-model-len is beyond the original "
-        "length.",
+        "length. The factor for queries and keys is `short_mscale` and `long_mscale`, not `attention_factor`; exported "
+        "folders have all three.",
         versions="main at 63c2b7a",
         source="vllm's phi3_long_rope_scaled_rope.py",
         rules=("longrope",),
@@ -188,6 +186,38 @@ CAVEATS: tuple[Caveat, ...] = (
         source="sgl-project/sglang#33558",
         rules=("yarn",),
         keys=("attention_factor",),
+    ),
+    Caveat(
+        engines=(CONVERTER,),
+        says="The rule is left out of the file, so texts are read unscaled. Use --method ntk.",
+        versions="0274f0f",
+        source="llama.cpp's conversion/base.py (`set_gguf_parameters`)",
+        rules=("dynamic",),
+    ),
+    Caveat(
+        engines=(CONVERTER,),
+        says="`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are not read as transformers does: "
+        "compare outputs before relying on it.",
+        versions="0274f0f",
+        source="llama.cpp's conversion/base.py (`set_gguf_parameters`)",
+        rules=("yarn",),
+        keys=("attention_factor", "mscale", "mscale_all_dim"),
+    ),
+    Caveat(
+        engines=(CONVERTER,),
+        says="It looks for the original length at the top of config.json and else takes 8,192; exported folders have "
+        "it there.",
+        versions="0274f0f",
+        source="llama.cpp's conversion/llama.py (`generate_extra_tensors`)",
+        rules=("llama3",),
+    ),
+    Caveat(
+        engines=(CONVERTER,),
+        says="The divisors are written for Phi-3 only. Other families lose this rope: write a .gguf file by "
+        "`ropewalk extend apply` instead (Llama's architecture).",
+        versions="0274f0f",
+        source="llama.cpp's conversion/base.py (`set_gguf_parameters`)",
+        rules=("longrope",),
     ),
     Caveat(
         engines=("llama.cpp",),
@@ -241,10 +271,29 @@ CAVEATS: tuple[Caveat, ...] = (
 )
 
 
-def caveats_of(engine: str, block: Collection[str], rule: str, **kind: bool) -> list[Caveat]:
-    """What is known of an engine that matters for a rope.
+def caveats_of(
+    engine: str,
+    block: Collection[str],
+    rule: str,
+    *,
+    scaled: bool,
+    composite: bool = False,
+    several: bool = False,
+    windows: bool = False,
+) -> list[Caveat]:
+    """Return what is known of an engine that matters for a rope with the keys `block` and the `rope_type` `rule`.
 
-    >>> [caveat.source for caveat in caveats_of("vllm", {"mscale"}, "yarn", scaled=True, composite=False)][-1]
+    >>> [caveat.source for caveat in caveats_of("vllm", {"mscale"}, "yarn", scaled=True)][-1]
     'vllm-project/vllm#48621, #56446'
     """
-    return [one for one in CAVEATS if one.concerns(engine, block, rule, **kind)]
+    return [
+        one
+        for one in CAVEATS
+        if engine in one.engines
+        and (not one.rules or rule in one.rules)
+        and (not one.keys or any(key in block for key in one.keys))
+        and (scaled or not one.scaled)
+        and (composite or not one.composite)
+        and (several or not one.several)
+        and (windows or not one.windows)
+    ]

@@ -298,7 +298,7 @@ class ExtendJob:
         else:
             windows, name = self.held_out.windows, self.held_out.name
         read = [(path, read_text(path)[1]) for path in texts]
-        refuse_seen(windows, read, tokenizer, work="tune", validation=str(validation or name))
+        refuse_seen(windows, read, tokenizer, validation=str(validation or name))
 
     def measure_before(self) -> None:
         """The checkpoint plain, under crop, and under the method; where it is tuned, that in fresh windows as well."""

@@ -34,7 +34,6 @@ class HeldOutText:
     """A text to measure on: its windows, int64 `[windows, target]`, by the doctor's protocol."""
 
     name: str
-    contents: str
     windows: Tensor
     protocol: Protocol
 
@@ -42,59 +41,33 @@ class HeldOutText:
     def take(
         cls, path: Path | None, tokenizer: Tokenizer, reach: Reach, *, start_char: int = 0, **protocol: Any
     ) -> HeldOutText:
-        """Windows of a text (None: the packaged Moby Dick) from `start_char` on; `protocol` as `Protocol.choose`."""
-        name, contents = read_text(path)
-        return cls.of(name, contents, tokenizer, reach, start_char=start_char, **protocol)
+        """Cut windows from a text (None: the packaged Moby Dick) from `start_char` on.
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        contents: str,
-        tokenizer: Tokenizer,
-        reach: Reach,
-        *,
-        start_char: int = 0,
-        unscaled_tokens: int = 0,
-        **protocol: Any,
-    ) -> HeldOutText:
-        """As `take`, of a text that is read already."""
+        `protocol`: further arguments of `Protocol.choose`.
+        """
+        name, contents = read_text(path)
         tokens = tokenizer.encode(contents[max(start_char, 0) :])
         chosen = Protocol.choose(
             trained_length=reach.trained,
             target=reach.target,
-            unscaled_tokens=unscaled_tokens,
             text=name,
             start_char=start_char,
             tokens=len(tokens),
             **protocol,
         )
-        return cls(name=name, contents=contents, windows=take_windows(tokens, chosen), protocol=chosen)
-
-
-def refuse_seen(
-    windows: Tensor, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, *, work: str, validation: str
-) -> None:
-    """Raise `RopeError` where the windows share passages with texts of (path, contents) that are worked on."""
-    check_unseen(
-        windows,
-        (tokenizer.encode(contents) for _, contents in texts),
-        work=work,
-        names=[name for name, _ in texts],
-        validation=validation,
-    )
+        return cls(name=name, windows=take_windows(tokens, chosen), protocol=chosen)
 
 
 RUN = 32  # tokens; two novels share none, three in ten thousand of bytes at 24
 LARGEST = 0.05  # the share from which a text counts as seen: less than one window of sixteen
-Hashes = npt.NDArray[np.uint64]
 
 
 def seen_share(windows: Tensor, texts: Iterable[Sequence[int]]) -> float:
-    """The share of the windows' runs of 32 tokens, from 0 to 1, that stand in one of `texts` too, at any place.
+    """Return the share of the windows' runs of 32 tokens, from 0 to 1, that occur in one of `texts` at any place.
 
-    `windows` is int64 `[windows, target]`, `texts` are token ids of the same tokenizer. Runs are as long as a window
-    where that is shorter.
+    **Arguments:**
+    - `windows`: int64 `[windows, target]`; for windows shorter than 32 tokens a run is a whole window.
+    - `texts`: token ids of the same tokenizer.
 
     >>> import torch
     >>> text = list(range(100))
@@ -104,34 +77,15 @@ def seen_share(windows: Tensor, texts: Iterable[Sequence[int]]) -> float:
     run = min(RUN, windows.shape[1])
     if not windows.numel():
         return 0.0
-    asked = np.concatenate([_runs(ids.cpu().numpy(), run) for ids in windows])
+    asked = np.concatenate([_hashes(ids.cpu().numpy(), run) for ids in windows])
     found = np.zeros(len(asked), dtype=bool)
     for text in texts:
-        found |= np.isin(asked, _runs(np.asarray(text), run))
+        found |= np.isin(asked, _hashes(np.asarray(text), run))
     return float(found.mean())
 
 
-def check_unseen(
-    windows: Tensor, texts: Iterable[Sequence[int]], *, work: str, names: Sequence[str], validation: str
-) -> float:
-    """`seen_share`; raises `RopeError` where it is above 0.05. `work` says what was done on `texts`, "search"."""
-    share = seen_share(windows, texts)
-    if share > LARGEST:
-        raise RopeError(
-            f"extend: the text to measure on is one of those to {work} on, or shares passages with them.",
-            facts={
-                "text": list(names),
-                "validation": validation,
-                f"share of its windows' {min(RUN, windows.shape[1])}-token runs seen": round(share, 4),
-                "largest allowed": LARGEST,
-            },
-            cure="Pass --validation with another text.",
-        )
-    return share
-
-
-def _runs(ids: npt.NDArray[np.integer], run: int) -> Hashes:
-    """A 64-bit hash of every `run` tokens in a row; none of a text that is shorter."""
+def _hashes(ids: npt.NDArray[np.integer], run: int) -> npt.NDArray[np.uint64]:
+    """Return a 64-bit hash of every `run` consecutive tokens; none for a shorter text."""
     places = max(len(ids) - run + 1, 0)
     values = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     values ^= values >> np.uint64(29)
@@ -139,6 +93,22 @@ def _runs(ids: npt.NDArray[np.integer], run: int) -> Hashes:
     for index in range(run):
         found = found * np.uint64(0xD1342543DE82EF95) + values[index : index + places]
     return found
+
+
+def refuse_seen(windows: Tensor, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, *, validation: str) -> None:
+    """Raise `RopeError` if more than 0.05 of the windows occurs in the texts (path, contents) to tune on."""
+    share = seen_share(windows, (tokenizer.encode(contents) for _, contents in texts))
+    if share > LARGEST:
+        raise RopeError(
+            "extend: the text to measure on is one of those to tune on, or shares passages with them.",
+            facts={
+                "text": [name for name, _ in texts],
+                "validation": validation,
+                f"share of its windows' {min(RUN, windows.shape[1])}-token runs seen": round(share, 4),
+                "largest allowed": LARGEST,
+            },
+            cure="Pass --validation with another text.",
+        )
 
 
 PLAIN, CROP, AS_IS, TUNED = "plain", "crop", "as-is", "tuned"
