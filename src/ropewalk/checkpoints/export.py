@@ -37,7 +37,7 @@ EXACT = 1e-9  # relative: a block's numbers are float64, written in full
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubRope:
-    """A rope as Hugging Face's config.json says it.
+    """A rope as Hugging Face's config.json expresses it.
 
     - `parameters`: the `rope_parameters` block. `max_position_embeddings`: tokens.
     - `original_max_position_embeddings`: tokens, to be written at the top of the config as well, where some readers
@@ -51,9 +51,9 @@ class HubRope:
     rope: RopeConfig
 
     def fields(self) -> dict[str, Any]:
-        """The keys of config.json that say it, in transformers 5's spelling and, beside it, in that of version 4.
+        """Return the keys of config.json, in the spelling of transformers 5 and in that of version 4.
 
-        Version 4 does not know `rope_parameters`: without the old keys it would read the model unscaled, silently.
+        Version 4 does not know `rope_parameters`: without the old keys it would silently leave the model unscaled.
         """
         found: dict[str, Any] = {
             "rope_parameters": self.parameters,
@@ -86,7 +86,7 @@ def refuse_inexpressible(method: str) -> None:
 
 
 def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> HubRope:
-    """The block and length that say these ropes.
+    """Return the block and length that express these ropes.
 
     **Arguments:**
     - `ropes`: each layer's rope with the method applied, None for a layer without.
@@ -128,9 +128,9 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> H
 
 
 def _stated_length(rope: RopeConfig, method: str, reach: Reach) -> int:
-    """`max_position_embeddings`: the length that is wanted, but where the rule itself starts from the trained one.
+    """Return `max_position_embeddings`: the target, except if the rule itself starts from the trained length.
 
-    A model whose rope is not changed keeps its own number, which its scaling may read.
+    A model with an unchanged rope keeps its own number, which its scaling may depend on.
     """
     record = METHODS.get(method)
     starts_at_max = rope.scaling is not None and rope.scaling.starts_at_max_length
@@ -141,7 +141,7 @@ def _stated_length(rope: RopeConfig, method: str, reach: Reach) -> int:
 
 
 def _candidates(rope: RopeConfig, reach: Reach) -> list[dict[str, Any]]:
-    """Blocks that may say the rope: its own, unless that is longrope, then one divisor per pair."""
+    """Return blocks that may express the rope: its own, unless that is longrope, then one divisor per pair."""
     blocks = []
     with suppress(RopeError):  # a rule without a name in transformers
         blocks.append(rope.to_hf())
@@ -150,7 +150,7 @@ def _candidates(rope: RopeConfig, reach: Reach) -> list[dict[str, Any]]:
 
 
 def read_block(block: Mapping[str, Any], rope: RopeConfig, length: int) -> RopeConfig | None:
-    """The rope that a Llama with this block has; None where the block is refused."""
+    """Return the rope that a Llama with this block has; None if the block is refused."""
     config = {"model_type": "llama", "hidden_size": rope.head_dim, "num_attention_heads": 1, "head_dim": rope.head_dim}
     try:
         return RopeConfig.from_hf({**config, "max_position_embeddings": length, "rope_parameters": block})
@@ -159,7 +159,7 @@ def read_block(block: Mapping[str, Any], rope: RopeConfig, length: int) -> RopeC
 
 
 def compared_lengths(reach: Reach) -> list[int]:
-    """Tokens at which two ropes are compared: below, at and beyond both ends of the extension."""
+    """Return the lengths in tokens at which two ropes are compared: below, at and beyond both ends of the extension."""
     trained, target = reach.trained, reach.target
     return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
 
@@ -167,7 +167,7 @@ def compared_lengths(reach: Reach) -> list[int]:
 def same_rope(
     one: RopeConfig, other: RopeConfig, lengths: Sequence[int], *, relative: float = EXACT, absolute: float = 0.0
 ) -> bool:
-    """Whether two ropes turn every pair by the same angle at these lengths, and weigh logits the same.
+    """Return whether two ropes rotate every pair by the same angle and scale logits the same at these lengths.
 
     `absolute`: radians per token below which two frequencies are the same whatever their ratio.
     """
@@ -185,7 +185,7 @@ def same_rope(
 
 
 def _with_extras(block: dict[str, Any], read: RopeConfig, length: int) -> HubRope:
-    """The block, with what other readers than transformers need to see the same.
+    """Return the block with what readers other than transformers need to compute the same.
 
     vLLM reads longrope's factor for queries and keys from `short_mscale` and `long_mscale`, and else takes
     sqrt(1 + ln s / ln L) whatever `attention_factor` says; so they are there where that would be another number.
@@ -247,17 +247,17 @@ def write_decoder(
     source: Path | None,
     shard_bytes: int,
 ) -> dict[str, Any]:
-    """Write weights, tokenizer and the files beside them; returns the content of config.json, which is not written.
+    """Write weights, tokenizer and companions; return the content of config.json, which is not written.
 
     **Arguments:**
     - `folder`: exists and is empty. `dtype`: of the weights. `shard_bytes`: the largest weight file.
-    - `rope_fields`: the keys of config.json that say the rope; interleaved heads are written half-split. None writes
-      ropewalk's own form, which holds everything that `DecoderConfig` does.
+    - `rope_fields`: the rope's keys of config.json; interleaved heads are written half-split. None writes ropewalk's
+      own form, which holds everything that `DecoderConfig` does.
     - `length`: tokens; a tokenizer's `model_max_length` below it is raised.
-    - `source`: what the model was loaded from. Of a Hugging Face folder config.json is kept, but for the rope's keys,
-      the dtype and `auto_map` (whose code is not copied), and its companions are copied.
+    - `source`: what the model was loaded from. From a Hugging Face folder config.json is kept except for the rope's
+      keys, the dtype and `auto_map` (its code is not copied), and its companions are copied.
 
-    **Raises:** `RopeError` where no family of transformers computes this model.
+    **Raises:** `RopeError` if no family of transformers computes this model.
     """
     native = rope_fields is None
     config, weights = (model.config, model.state_dict()) if native else hugging_face_form(model)
@@ -277,9 +277,9 @@ def write_decoder(
 
 
 def write_weights(weights: Mapping[str, Tensor], folder: Path, *, dtype: torch.dtype, shard_bytes: int) -> list[Path]:
-    """Write tensors as model.safetensors, or as shards of at most `shard_bytes` with an index; returns the files.
+    """Write tensors as model.safetensors, or as shards of at most `shard_bytes` with an index; return the files.
 
-    One shard is held in memory at a time; a tensor larger than a shard has one for itself.
+    One shard is in memory at a time; a tensor larger than a shard gets a shard of its own.
     """
     save_file = need("safetensors.torch").save_file
     size = torch.finfo(dtype).bits // 8
@@ -306,7 +306,7 @@ def write_weights(weights: Mapping[str, Tensor], folder: Path, *, dtype: torch.d
 
 
 def _config_of(source: Path | None, config: DecoderConfig) -> dict[str, Any] | None:
-    """The config.json to keep: that of a Hugging Face folder which describes this very model but for its ropes."""
+    """Return the config.json of a Hugging Face folder if it describes this model except for its ropes; else None."""
     if source is None or not source.is_dir():
         return None
     content = read_json(source / "config.json")
@@ -321,7 +321,7 @@ def _config_of(source: Path | None, config: DecoderConfig) -> dict[str, Any] | N
 def _written_config(
     config: DecoderConfig, kept: Mapping[str, Any] | None, rope_fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The config.json to write; raises `RopeError` where no family of transformers computes this model."""
+    """Return the config.json to write; raise `RopeError` if no family of transformers computes this model."""
     if kept is not None:
         left_out = (*_ROPE_KEYS, "auto_map", "torch_dtype")
         written = {key: value for key, value in kept.items() if key not in left_out}
@@ -337,7 +337,7 @@ def _written_config(
 
 
 def _special_tokens(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Always written, also as null: transformers would put the ids of the family's own tokenizer in their place."""
+    """Return the special ids, also as null: transformers would otherwise use those of the family's own tokenizer."""
     ends = list(tokenizer.eos_ids) if tokenizer is not None else []
     return {
         "bos_token_id": None if tokenizer is None else tokenizer.bos_id,

@@ -28,11 +28,11 @@ _NEGLIGIBLE = 1e-15  # radians per token
 
 
 def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: bool = False) -> GGUFRope:
-    """The keys and divisors that say the rope of a `rope_parameters` block.
+    """Return the keys and divisors that express the rope of a `rope_parameters` block.
 
     `finetuned`: whether the model was trained with its scaling.
 
-    Raises `RopeError` where llama.cpp has no words for it, or `arch` does not read them.
+    Raises `RopeError` if llama.cpp cannot express it, or `arch` does not read the keys.
 
     >>> from ropewalk.checkpoints.export import hub_rope
     >>> from ropewalk.methods import METHODS
@@ -72,7 +72,7 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
 
 
 def _found(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]] | None:
-    """The scaling keys and the divisors, by the block's type; None where there are no words for it."""
+    """Return the scaling keys and the divisors, by the block's type; None if none express it."""
     block, rope = hub.parameters, hub.rope
     own = None if rope.scaling is None else rope.scaling.original_length
     original = {"rope.scaling.original_context_length": own or reach.trained}
@@ -100,7 +100,7 @@ def _found(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any], dict[
 
 
 def _yarn(block: Mapping[str, Any], rope: RopeConfig) -> dict[str, float]:
-    """YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
+    """Return YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
     factor = float(getattr(rope.scaling, "factor", block["factor"]))
     found = {"rope.scaling.factor": factor}
     for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
@@ -117,7 +117,7 @@ def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[floa
 
 
 def _attention(rope: RopeConfig) -> float:
-    """The attention factor, which must be one for all lengths, or the check below says so."""
+    """Return the attention factor; `_says` rejects one that depends on the length."""
     return attention_factor_of(rope, (rope.switch_length or 1) + 1)
 
 
@@ -126,7 +126,7 @@ def _theta(rope: RopeConfig) -> float:
 
 
 def _says(found: GGUFRope, rope: RopeConfig, reach: Reach) -> bool:
-    """Whether our reader takes the same rope out of the keys."""
+    """Return whether our reader gets the same rope from the keys."""
     block = rope_parameters(found.keys, found.divisors, rope.head_dim, "the file to be written")
     read = read_block(block, rope, int(found.keys["context_length"]))
     return read is not None and same_rope(read, rope, compared_lengths(reach), relative=CLOSE, absolute=_NEGLIGIBLE)

@@ -1,4 +1,4 @@
-"""What the commands of `ropewalk extend` share: arguments, figures, and what is printed."""
+"""Share arguments, figures and printing among the commands of `ropewalk extend`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OVERWRITE = typer.Option("--overwrite", help="Replace what an export wrote to --
 
 
 def drawing(figure: str) -> Draw | None:
-    """Makes the PNG of a record, by a function of `ropewalk.figures.extension`; None where matplotlib is missing."""
+    """Return a function that draws a record as PNG, by `ropewalk.figures.extension`; None if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         return None
     from ropewalk.figures import extension
@@ -28,7 +28,7 @@ def drawing(figure: str) -> Draw | None:
 
 
 def print_extended(done: Extended) -> None:
-    """The losses before and after, and what was written, in a few lines."""
+    """Print the losses before and after, and what was written."""
     from rich.console import Console
 
     from ropewalk.statistics import signed
@@ -63,6 +63,6 @@ def print_extended(done: Extended) -> None:
 
 
 def stopped(reason: object = "") -> typer.Exit:
-    """Say that Ctrl-C stopped the work, and how to continue; the exit status 130."""
+    """Print how to resume after Ctrl-C; return exit status 130."""
     typer.echo(f"extend: {str(reason) or 'stopped'}. The same command continues from there.", err=True)
     return typer.Exit(130)

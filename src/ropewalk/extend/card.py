@@ -17,9 +17,9 @@ def card(
     numbers: str | None = None,
     results: Sequence[str] = (),
 ) -> str:
-    """The model card, in Markdown, of an `outcome.record`.
+    """Return the model card, in Markdown, of a `measurement.record`.
 
-    `figure` and `numbers` are the names of a picture and of the record beside it; `results` are sentences to show.
+    `figure` and `numbers`: the names of a picture and of the record in the same folder. `results`: sentences to show.
     """
     tuning, protocol = record["tuning"], record["protocol"]
     config = record["config"].get("text_config") or record["config"]
@@ -60,7 +60,7 @@ def card(
 
 
 def _config(config: Mapping[str, Any], block: Mapping[str, Any] | None) -> list[str]:
-    """The keys of the rope, as config.json has them."""
+    """Return the keys of the rope, as config.json has them."""
     if block is None:
         return []
     keys = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
@@ -86,7 +86,7 @@ def _reading(block: Mapping[str, Any] | None) -> list[str]:
 
 
 def plain_text(text: str) -> str:
-    r"""A name as Markdown shows it letter by letter, on one line.
+    r"""Escape a name so that Markdown shows it letter by letter, on one line.
 
     >>> print(plain_text("a*b\n# <c>"))
     a\*b \# \<c\>
@@ -95,7 +95,7 @@ def plain_text(text: str) -> str:
 
 
 def _results(record: Mapping[str, Any], protocol: Mapping[str, Any] | None, figure: str | None) -> Sequence[str]:
-    """The table of losses, its protocol, and what it says against crop."""
+    """Return the table of losses, its protocol, and the comparison with crop."""
     if protocol is None:
         return []
     heads = [f"{start:,}-{end:,}" for start, end in record["blocks"]]
@@ -135,7 +135,7 @@ def _interval(difference: Mapping[str, Any]) -> str:
 
 
 def _of_interaction(interval: Sequence[float] | None, own: Sequence[float] | None) -> str:
-    """What (tuned - untuned) x (full - crop) shows, in a sentence; `own` is that of tuned x (full - crop)."""
+    """Return what (tuned - untuned) x (full - crop) shows, in a sentence; `own`: the interval of tuned x (full - crop)."""
     if interval is None or interval[0] <= 0 <= interval[1]:
         return "This does not show that tuning taught it to use them."
     if interval[1] < 0 and own is not None and own[1] < 0:

@@ -49,9 +49,9 @@ class SourceModel:
 
     @classmethod
     def open(cls, model: Model, trained_length: int | None = None) -> SourceModel:
-        """Load a checkpoint by its path or name, or take a model that is loaded; raises `RopeError` as `rw.load`.
+        """Load a checkpoint by its path or name, or take a loaded model; raise `RopeError` as `rw.load`.
 
-        `trained_length`: tokens; it also says of a scaling whether the model was trained with it, where that is open.
+        `trained_length`: tokens. It also decides whether the model was trained with its scaling if the config is silent.
         """
         place = model if isinstance(model, str | os.PathLike) else None
         reader = tunable(
@@ -64,11 +64,11 @@ class SourceModel:
         return cls(reader=reader, name=reader.name, place=place, stored=reader.dtype)
 
     def in_float32(self, device: str, dtype: torch.dtype = torch.float32) -> SourceModel:
-        """The same in float32, or in another dtype, on a device: what is measured and tuned."""
+        """Return a copy in float32, or in another dtype, on a device: what is measured and tuned."""
         return replace(self, reader=self.reader.to(device=device, dtype=dtype))
 
     def tokenizer(self, work: str) -> Tokenizer:
-        """The model's tokenizer; raises `RopeError` where it has none. `work` says what it is needed for."""
+        """Return the model's tokenizer, or raise `RopeError` if it has none. `work`: what it is needed for."""
         if self.reader.tokenizer is None:
             raise RopeError(
                 f"extend: the checkpoint has no tokenizer, so no text can be {work}.",
@@ -79,9 +79,9 @@ class SourceModel:
 
 
 def reach_of(reader: Reader, settings: OutputSettings) -> Reach:
-    """The lengths that the settings ask for: four times the trained length where they name no target.
+    """Return the lengths of the settings; the target defaults to four times the trained length.
 
-    Raises `RopeError` where the model has no rope, or neither it nor the settings state the trained length.
+    Raises `RopeError` if the model has no rope, or if neither it nor the settings state the trained length.
     """
     trained = trained_length_of(reader, settings.trained_length)
     return Reach(trained, 4 * trained if settings.target is None else settings.target, settings.unscaled_tokens)
@@ -93,9 +93,9 @@ _OF_A_LEDGER = {ledgers.HEAD, ledgers.RESULTS, ledgers.LEASES}
 
 
 class WorkFolder:
-    """`OUT.tuning`: the tuning run in `run/`, and the losses measured so far in `losses/`, by ledgers.
+    """Keep unfinished work in `OUT.tuning`: the tuning run in `run/`, ledgers of measured losses in `losses/`.
 
-    Only work that tunes or measures claims it. Files of others in it are never touched.
+    Only work that tunes or measures claims it. It never touches other files.
     """
 
     def __init__(self, out: Path) -> None:
@@ -105,7 +105,7 @@ class WorkFolder:
         self.losses = self.path / _LOSSES
 
     def check(self, *, tunes: bool, restart: bool) -> None:
-        """Refuse a folder with anything else in it; and, without `restart`, a stopped tuning where nothing is tuned."""
+        """Raise `RopeError` for foreign files, or (without `restart`) for a stopped tuning if nothing is tuned."""
         foreign = self._foreign()
         if foreign:
             raise RopeError(
@@ -123,11 +123,11 @@ class WorkFolder:
 
     @contextmanager
     def claimed(self, recipe: TuningRecipe | None, *, restart: bool) -> Iterator[None]:
-        """Hold the folder for the work in the block; when that is done, take the work away, and the folder if empty.
+        """Hold the folder for the work in the block; afterwards remove the work, and the folder if it is empty.
 
-        `recipe` is that of the tuning, None where nothing is tuned. What was done by then stays when the block fails.
-        Raises `RopeError` as `check`, and for a stopped tuning with another recipe or texts. With `restart` the tuning
-        is thrown away: here, or by `tune_reader` when nothing can be refused any more.
+        `recipe`: of the tuning; None if nothing is tuned. If the block fails, finished work stays.
+        Raises `RopeError` as `check`, and for a stopped tuning with another recipe or texts. `restart` discards the
+        tuning: here, or in `tune_reader` after all checks.
         """
         self.check(tunes=recipe is not None, restart=restart)
         was_empty = self.path.is_dir() and not any(self.path.iterdir())
@@ -161,7 +161,7 @@ class WorkFolder:
                 self.path.rmdir()
 
     def _foreign(self) -> list[str]:
-        """What no tuning and no measurement put there; [] where there is no folder."""
+        """Return the files that no tuning and no measurement wrote; [] if there is no folder."""
         if self.path.is_symlink() or self.path.is_file():
             return [self.path.name]
         strange = [name for name in _names(self.path) if name not in (_RUN, _LOSSES)]
@@ -186,7 +186,7 @@ class WorkFolder:
 
 
 def _foreign_in_ledger(folder: Path) -> list[str]:
-    """The files of a folder that no ledger of losses put there; [""] where it is no such ledger."""
+    """Return the files in a folder that no ledger of losses wrote; [""] if it is no such ledger."""
     head, names = folder / ledgers.HEAD, _names(folder)
     if not folder.is_dir() or (head.exists() and _content(head).get("kind") != KIND):
         return [""]
@@ -199,12 +199,12 @@ def _names(folder: Path) -> list[str]:
 
 
 def _is_known(name: str, known: set[str]) -> bool:
-    """Whether a file has a known name, or the temporary one under which such a file is written."""
+    """Return whether a file has a known name, or the temporary name of such a file."""
     return name in known or any(name.startswith(f".{one}.") for one in known)
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} where it is none."""
+    """Return the JSON object in a file, or {}."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -213,22 +213,22 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 Draw = Callable[[Mapping[str, Any]], bytes]
-"""Makes the PNG that stands in the folder, from the record."""
+"""Draws the PNG of the folder from the record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extended:
-    """A finished extension: what was written, and its record (what extend.json holds, where it was written)."""
+    """A finished extension: what was written, and its record (the content of extend.json)."""
 
     exported: Exported
     record: Mapping[str, Any]
 
 
 class ExtendJob:
-    """One extension while it runs. Everything that can be refused is refused when it is made.
+    """Run one extension. The constructor makes every check.
 
     - `model`: a path or name that `rw.load` takes, a `Decoder`, or a reader. `out`: the folder to write.
-    - `adapted`: the model under its method; like `source` in float32 where it is measured or tuned.
+    - `adapted`: the model under its method; like `source`, in float32 if it is measured or tuned.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class ExtendJob:
         return reader.under(METHODS[self.settings.method].positions(reader.positions, self.reach))
 
     def refuse_seen(self, texts: Sequence[str]) -> None:
-        """Refuse a held-out text that shares passages with those to tune on; where nothing is measured, all of it."""
+        """Raise `RopeError` if the held-out text (all of it if nothing is measured) shares passages with `texts`."""
         validation = self.settings.validation
         if self.source.reader.tokenizer is None or (self.held_out is None and validation is None):
             return  # nothing is held out, or tuning says what is missing
@@ -301,7 +301,7 @@ class ExtendJob:
         refuse_seen(windows, read, tokenizer, validation=str(validation or name))
 
     def measure_before(self) -> None:
-        """The checkpoint plain, under crop, and under the method; where it is tuned, that in fresh windows as well."""
+        """Measure the checkpoint plain, under crop, under the method and, before tuning, its fresh windows."""
         if self.held_out is not None:
             reader, protocol, method = self.source.reader, self.held_out.protocol, self.settings.method
             self._measure(reader, *before(reader, protocol, method))
@@ -309,7 +309,7 @@ class ExtendJob:
                 self._measure(self.adapted, *untuned_crop(self.adapted, protocol, method))
 
     def measure_after(self, tuned: Reader) -> None:
-        """The tuned model, and what its weights do without the distant tokens."""
+        """Measure the tuned model, with and without the distant tokens."""
         if self.held_out is not None:
             self._measure(tuned, *after(tuned, self.held_out.protocol))
 
@@ -321,7 +321,7 @@ class ExtendJob:
         self.variants += measure(reader, windows, plan, names, self.work.losses, progress=self.progress)
 
     def export(self, final: TunableReader, mesh: Mesh = ALONE) -> Extended:
-        """Write the folder, whole or not at all; of several processes the first does."""
+        """Write the folder, whole or not at all; of several processes only the first writes."""
         written: list[Extended] = []
 
         def write() -> Mapping[str, Any]:
@@ -373,7 +373,7 @@ class ExtendJob:
         )
 
     def _files(self, document: Mapping[str, Any]) -> dict[str, str | bytes]:
-        """README.md; and extend.json, the figure and the log of the tuning, where there are any."""
+        """Return README.md, and extend.json, the figure and the log of the tuning if there are any."""
         drawn = self.draw is not None and self.held_out is not None
         recorded = self.held_out is not None or self.tuning is not None
         files: dict[str, str | bytes] = {
@@ -389,7 +389,7 @@ class ExtendJob:
 
 
 def tuning_record(folder: Path, settings: Mapping[str, Any], parameters_trained: int) -> dict[str, Any]:
-    """What tuning was and how it went, from its own files; texts by name, not by path."""
+    """Return a tuning's settings and log from its own files, with texts by name."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     log = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
     names = {name: [Path(path).name for path in settings[name]] for name in ("text", "validation")}

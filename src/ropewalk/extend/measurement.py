@@ -117,7 +117,7 @@ CLAIM = "interaction_beyond"
 
 
 def crop_of(method: str) -> str:
-    """The name of a method without the distant tokens: its frequencies at the target, in fresh windows.
+    """Return the name of a method without the distant tokens: its frequencies at the target, in fresh windows.
 
     >>> crop_of("yarn"), crop_of("plain")
     ('yarn crop', 'crop')
@@ -136,7 +136,7 @@ class Variant:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it, with means over the windows and their 95 % intervals."""
+        """Return plain data, with means over the windows and their 95 % intervals."""
         by_block = [over_windows(values) for values in zip(*self.blocks, strict=True)]
         return {
             "name": self.name,
@@ -152,15 +152,14 @@ class Variant:
 def measure(
     reader: Reader, windows: Tensor, plan: Plan, names: Mapping[str, str], folder: Path, *, progress: Progress | None
 ) -> list[Variant]:
-    """The losses of a model by the doctor's run, one result for each entry of `names`.
+    """Measure the losses of a model by the doctor's run; return one result for each entry of `names`.
 
     **Arguments:**
     - `windows`: int64 `[windows, target]`, of `diagnosis.plan.take_windows`. `plan`: what is measured of the reader.
-    - `names`: for each result its name, and the plan's method that it comes from.
-    - `folder`: keeps each window's result, in a ledger named by its fingerprint, so that a stopped measurement
-      continues.
+    - `names`: the plan's method of each result, by the result's name.
+    - `folder`: saves each window's result in a ledger named by its fingerprint, so that a stopped measurement resumes.
 
-    **Raises:** `RopeError` where a loss is not finite.
+    **Raises:** `RopeError` if a loss is not finite.
     """
     key = fingerprint(reader, windows, plan.protocol)
     ledger = Ledger(folder / key, kind=KIND, key=key)
@@ -179,25 +178,25 @@ def measure(
 
 
 def before(reader: Reader, protocol: Protocol, method: str) -> tuple[Plan, dict[str, str]]:
-    """What is measured of the checkpoint: plain, under crop where anything lies beyond, and under the method."""
+    """Plan the checkpoint's measurement: plain, crop (if the target exceeds the trained length), and the method."""
     baselines = [PLAIN, CROP] if _can_crop(protocol) else [PLAIN]
     return plan(reader, protocol, [*baselines, method]), {name: name for name in (*baselines, method)}
 
 
 def untuned_crop(adapted: Reader, protocol: Protocol, method: str) -> tuple[Plan, dict[str, str]]:
-    """What is measured of the model under its method besides `before`: what it does without the distant tokens."""
+    """Plan the measurement, besides `before`, of the model under its method without the distant tokens."""
     names = {crop_of(method): CROP} if method != PLAIN and _can_crop(protocol) else {}
     return _as_it_is(adapted, protocol, names), names
 
 
 def after(reader: Reader, protocol: Protocol) -> tuple[Plan, dict[str, str]]:
-    """What is measured of the tuned model: it itself, and what its weights do without the distant tokens."""
+    """Plan the measurement of the tuned model, with and without the distant tokens."""
     names = {TUNED: AS_IS, TUNED_CROP: CROP} if _can_crop(protocol) else {TUNED: AS_IS}
     return _as_it_is(reader, protocol, names), names
 
 
 def _as_it_is(reader: Reader, protocol: Protocol, names: Mapping[str, str]) -> Plan:
-    """A reader under its own positions; fresh windows too have the frequencies of the target."""
+    """Plan a reader under its own positions; fresh windows have the frequencies of the target as well."""
     own = reader.positions
     positions = dict.fromkeys(names.values(), own)
     return Plan(protocol=protocol, own=own, positions=positions, same_as={}, crop_seq_len=protocol.target)
@@ -208,12 +207,12 @@ def _can_crop(protocol: Protocol) -> bool:
 
 
 def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
-    """The comparisons that decide, paired by window: nats per token, with 95 % intervals (None for one window).
+    """Return the deciding comparisons, paired by window: nats per token, with 95 % intervals (None for one window).
 
-    `tuned_minus_crop_beyond` at or below zero says that reading further costs no more loss than forgetting.
+    `tuned_minus_crop_beyond` at or below zero: reading further costs no more loss than forgetting.
     `interaction_beyond` is (tuned - untuned) x (full - crop), both under the method: how much more tuning lowers the
-    loss where the distant tokens are read than where they are left out. Below zero, interval and all, it taught the
-    model to read them; what it learned of the text itself lowers both. That they help is `tuned_minus_its_crop_beyond`.
+    loss with the distant tokens than without them. If its interval lies below zero, tuning taught the model to use
+    them; what it learned from the text itself lowers both. `tuned_minus_its_crop_beyond` shows whether they help.
     """
     by_name = {variant.name: variant for variant in variants}
     pairs = {
@@ -242,7 +241,7 @@ def verdict(variants: Sequence[Variant], method: str) -> dict[str, Any]:
 def interaction(
     tuned: Sequence[float], tuned_crop: Sequence[float], untuned: Sequence[float], untuned_crop: Sequence[float]
 ) -> tuple[float, Interval]:
-    """(tuned - untuned) x (full - crop) of losses by window, nats per token, and its 95 % interval.
+    """Return (tuned - untuned) x (full - crop) of losses by window, nats per token, and its 95 % interval.
 
     >>> interaction([2.0], [2.5], [3.0], [3.25])
     (-0.25, None)
@@ -262,7 +261,7 @@ def record(
     environment: Mapping[str, Any],
     unscaled_tokens: int = 0,
 ) -> dict[str, Any]:
-    """What was done and measured, as one JSON document: losses in nats per token, lengths in tokens."""
+    """Return what was done and measured as one JSON document: losses in nats per token, lengths in tokens."""
     document: dict[str, Any] = finite(
         {
             "model": model,

@@ -29,10 +29,10 @@ _WRITTEN = frozenset({"config.json", CARD, RECORD, LOG, FIGURE, SEARCH_RECORD, S
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export wrote: the folder, its config.json, the rope in it, and the weights' dtype.
+    """The result of an export: the folder, its config.json, the rope in it, and the weights' dtype.
 
-    `rope` is None where it is native, or in the block of a family that is not built here. Of a GGUF file `folder` is
-    the file and `config` its keys of the rope.
+    `rope` is None for a native folder and for families that are not built here. For a GGUF file `folder` is the file
+    and `config` its keys of the rope.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class Exported:
 
 
 def check_out(out: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None, overwrite: bool) -> Path:
-    """The folder to write, or a `RopeError` before any work is done: it holds something, or is the model's own."""
+    """Return the folder to write; raise `RopeError` if it has other content or is the model's own."""
     place = Path(out)
     if place.suffix == ".gguf":
         raise RopeError(
@@ -95,16 +95,17 @@ def export(
     **Arguments:**
     - `reader`: under the positions of `method` already; interleaved heads are written half-split.
     - `method`, `reach`: what was applied; see `hub_rope`.
-    - `source`: what the model was loaded from: its config.json is kept but for the rope's keys, and the files beside it
-      are copied. Of a GGUF file, of ropewalk's own folders and of None they are written anew.
-    - `dtype`: of the weights; None is the model's own.
-    - `native`: ropewalk's own form instead, which holds every method and which only `ropewalk.load` reads.
-    - `more_files`: called with what was written, returns more files of the folder by name: README.md, extend.json, ...
+    - `source`: what the model was loaded from. Its config.json is kept except for the rope's keys, and its companions
+      are copied. For a GGUF file, ropewalk's own folders and None they are written from the model.
+    - `dtype`: of the weights; defaults to the model's own.
+    - `native`: write ropewalk's own form, which holds every method and which only `ropewalk.load` opens.
+    - `more_files`: called with the result; returns more files of the folder by name: README.md, extend.json, ...
     - `shard_bytes`: the largest weight file; beyond it there are several, and an index.
 
     **Returns:** an `Exported`.
-    **Raises:** `RopeError` where a config of transformers cannot express the method or the model, and as `check_out`.
-    The folder is written under a temporary name beside and then renamed, so that it is whole or not there.
+    **Raises:** `RopeError` if no config of transformers expresses the method or the model, and as `check_out`.
+
+    The folder is written under a temporary name and then renamed, so that it is whole or absent.
 
     >>> import tempfile
     >>> from ropewalk.checkpoints.load import load
@@ -135,9 +136,9 @@ def export(
 
 
 def hub_of(reader: Reader, method: str, reach: Reach) -> HubRope | None:
-    """`hub_rope` of a model, which must have no extension in attention; None of one that writes its own block.
+    """Return `hub_rope` of a model without an extension in attention; None for a model that writes its own block.
 
-    Raises `RopeError` where there is no block.
+    Raises `RopeError` if there is no block.
     """
     refuse_inexpressible(method)
     if isinstance(reader, WritableLive):
@@ -154,7 +155,7 @@ def hub_of(reader: Reader, method: str, reach: Reach) -> HubRope | None:
 
 
 def _positions_of(positions: Positions, hub: HubRope) -> Positions:
-    """Each rope as the config says it; interleaved heads stay so until they are re-ordered."""
+    """Return each rope as the config expresses it; heads stay interleaved until they are re-ordered."""
     rope = dataclasses.replace(hub.rope, interleaved=positions.present_ropes[0].interleaved)
     ropes = tuple(None if one is None else rope for one in positions.ropes)
     return Positions(ropes, (None,) * len(ropes), positions.sliding_windows)

@@ -45,7 +45,7 @@ _INSTEAD = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a doctor's record recommends.
+    """The recommendation of a doctor's record.
 
     - `settings`: the method, the target, the trained length and the first tokens without scaling.
     - `model`: its name. `digest`: the model's, in `dtype`.
@@ -58,9 +58,9 @@ class Choice:
 
     @classmethod
     def read(cls, record: str | os.PathLike[str] | Mapping[str, Any]) -> Choice:
-        """The choice in a record: the file that `ropewalk doctor --json` wrote, or its content.
+        """Return the choice in a record: the file that `ropewalk doctor --json` wrote, or its content.
 
-        Raises `RopeError` for another file, for a record without a verdict, and where its action is not "extend".
+        Raises `RopeError` for another file, a record without a verdict, and an action other than "extend".
         """
         document = dict(record) if isinstance(record, Mapping) else read_record(Path(record))
         with understood(document):
@@ -93,10 +93,9 @@ class Choice:
             )
 
     def over(self, settings: ApplySettings) -> ApplySettings:
-        """These settings with the record's method and lengths.
+        """Return these settings with the record's method and lengths.
 
-        Raises `RopeError` for a method or a length among them that is another than its default: one of both would be
-        ignored.
+        Raises `RopeError` if a method or a length among them is not the default: one of the two would be ignored.
         """
         fields = ApplySettings.__dataclass_fields__
         given = {name: getattr(settings, name) for name in CHOSEN if getattr(settings, name) != fields[name].default}
@@ -119,7 +118,7 @@ class Choice:
 
 
 def refuse_beside_a_record(given: Mapping[str, Any]) -> None:
-    """Raise `RopeError` for settings that a record holds as well."""
+    """Raise `RopeError` for settings that a record contains as well."""
     raise RopeError(
         "extend: --from takes the method and the lengths from the doctor's record.",
         facts={f"--{name.replace('_', '-')}": value for name, value in given.items()},
@@ -138,14 +137,14 @@ def apply(
     progress: Progress | None = None,
     draw: Draw | None = None,
 ) -> Extended:
-    """Put an extension method into a checkpoint, and write it as a folder that transformers loads, or as a GGUF file.
+    """Apply an extension method to a checkpoint; write a folder that transformers loads, or a GGUF file.
 
     **Arguments:**
     - `model`: a path or name that `rw.load` takes, a `Decoder`, or a reader; left as it is.
-    - `out`: the folder, or a file whose name ends in .gguf; it appears when all of it is done. `overwrite` replaces an
+    - `out`: the folder, or a file name that ends in .gguf; it appears when it is complete. `overwrite` replaces an
       earlier export.
-    - `record`: the doctor's, as a file or as `Diagnosis.to_json()` gives it: its method and its lengths are taken.
-    - `restart`: throw away a stopped tuning beside `out`. `draw`: makes the figure in the folder from the record.
+    - `record`: the doctor's, as a file or from `Diagnosis.to_json()`; gives the method and the lengths.
+    - `restart`: discard a stopped tuning next to `out`. `draw`: draws the figure of the folder from the record.
 
     **Returns:** an `Extended`. **Raises:** `RopeError`, before any work, for settings that do not fit the model,
     methods that config.json (or llama.cpp) cannot express, and a record of another model or one that does not recommend
@@ -181,7 +180,7 @@ def apply(
 
 
 def is_gguf(out: str | os.PathLike[str]) -> bool:
-    """Whether a path to write names a GGUF file.
+    """Return whether a path to write names a GGUF file.
 
     >>> is_gguf("longer.gguf"), is_gguf("longer")
     (True, False)
@@ -199,10 +198,10 @@ def apply_gguf(
     restart: bool,
     progress: Progress,
 ) -> Extended:
-    """Put a method into a GGUF file; arguments as `extend.apply`'s.
+    """Write a GGUF file under a method; arguments as for `extend.apply`.
 
-    Weights of a GGUF source are copied block by block, and not read: memory is that of its largest tensor. Raises
-    `RopeError` before any work for what llama.cpp cannot do.
+    Weights of a GGUF source are copied block by block without dequantizing; memory is that of its largest tensor.
+    Raises `RopeError` before any work for what llama.cpp cannot do.
     """
     place = Path(out)
     _refuse_settings(settings, restart)
@@ -261,7 +260,7 @@ def apply_gguf(
 
 
 def _refuse_settings(settings: ApplySettings, restart: bool) -> None:
-    """Refuse what belongs to folders, or to measuring, whose results have no place beside one file."""
+    """Raise `RopeError` for settings of folders and of measuring, which a single file cannot hold."""
     given: Mapping[str, Any] = {
         "--native": settings.native,
         "--dtype": settings.dtype,
@@ -279,7 +278,7 @@ def _refuse_settings(settings: ApplySettings, restart: bool) -> None:
 
 
 def _file_of(model: Model) -> Path | None:
-    """The GGUF file that a model is read from, of an architecture that is built here; else None."""
+    """Return the GGUF file of a model, if its architecture is built here; else None."""
     if not isinstance(model, str | os.PathLike):
         return None
     path = find(model)
@@ -312,7 +311,7 @@ def tune(
     draw: Draw | None = None,
     mesh: MeshSettings | None = None,
 ) -> Extended:
-    """Put an extension method into a checkpoint, train it at the target length, and write it as a folder.
+    """Apply an extension method to a checkpoint, train at the target length, and write a folder.
 
     **Arguments:** as `apply`; `report` is called with each `training.Event`, `housekeeping` says how often is written.
     Unfinished work stands beside `out`, in a folder of the same name and `.tuning`: stopped, the same call continues,

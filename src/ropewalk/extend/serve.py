@@ -1,4 +1,4 @@
-"""`serve_config`: how an engine is told to serve a model under a method, what it ignores, and when that pays."""
+"""Configure an engine to serve a model under a method: commands, files, caveats, and the method's cost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LONGER = "longer.gguf"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a method costs and brings by the position in the text, from a doctor's record.
+    """A method's cost and gain by the position in the text, from a doctor's record.
 
     - `factor`, `target`: of the record. `within`: its loss minus plain's within the trained length in nats per token,
       `within_interval` between windows (None: one window).
@@ -59,7 +59,7 @@ class Cost:
 
     @property
     def sentence(self) -> str:
-        """Both in words."""
+        """Return both in words."""
         within = f"within the trained length {signed(self.within, self.within_interval)} nats per token"
         pays = "its loss is nowhere below plain's."
         if self.pays_from is not None:
@@ -71,7 +71,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """How an engine is told to serve a model.
+    """What makes an engine serve a model.
 
     - `length`: tokens of its context. `block`: the `rope_parameters` that it must apply; of a model with several ropes
       a block for each layer type.
@@ -90,7 +90,7 @@ class ServeConfig:
     costs: tuple[Cost, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return everything as plain data."""
         caveats = [{name: getattr(one, name) for name in ("says", "versions", "source")} for one in self.caveats]
         file = None if self.file is None else {"name": self.file[0], "content": self.file[1]}
         costs = [{**dataclasses.asdict(cost), "sentence": cost.sentence} for cost in self.costs]
@@ -108,7 +108,7 @@ def serve_config(
     trained_length: int | None = None,
     records: Sequence[str | os.PathLike[str] | Mapping[str, Any]] = (),
 ) -> ServeConfig:
-    """The commands, flags and files by which an engine serves a model under a method, and what it is known to ignore.
+    """Return the commands, flags and files that make an engine serve a model under a method, and what it ignores.
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; its weights are not read.
@@ -177,9 +177,9 @@ def serve_config(
 
 
 def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
-    """What a doctor's record says of a method's cost within the trained length, and from where on it pays.
+    """Return a method's cost within the trained length, and where it begins to pay, from a doctor's record.
 
-    None where the method was not measured.
+    None if the method was not measured.
     """
     with understood(document):
         entry, plain = method_of(document, method), method_of(document, "plain")
@@ -267,11 +267,11 @@ class _Served:
 
     @property
     def windows_share(self) -> bool:
-        """Whether layers with a short window share the block of others, so that an engine scales them as well."""
+        """Return whether layers with a short window share the block of others, so that an engine scales them too."""
         return not self.ropes and any(window is not None and window <= self.trained for window in self.windows.values())
 
     def under(self, method: str, reach: Reach) -> tuple[HubRope, dict[str, Any] | None]:
-        """What the rope that reaches furthest is under a method, and the block of each layer type, or None."""
+        """Return the furthest-reaching rope under a method, and the block of each layer type, or None."""
         if not self.ropes:
             return hub_rope((method_named(method).rope(self.rope, reach),), method, reach), None
         labels, ropes = tuple(self.ropes), tuple(self.ropes.values())
@@ -288,13 +288,13 @@ class _Served:
 
 
 def _settled(rope: RopeConfig, trained_length: int) -> RopeConfig:
-    """The rope with the answer that a trained length gives, where its config leaves a question open."""
+    """Return the rope, settled by a trained length if the config leaves its scaling open."""
     answer = settled_by_length(rope, trained_length) if is_unsettled(rope) else None
     return rope if answer is None else settle(rope, answer, GIVEN)
 
 
 def _recommended(document: Mapping[str, Any]) -> str:
-    """The method that a record recommends."""
+    """Return the method that a record recommends."""
     verdict = document.get("verdict") or {}
     if verdict.get("action") != "extend":
         raise RopeError(
@@ -308,7 +308,7 @@ def _recommended(document: Mapping[str, Any]) -> str:
 def _steps(
     engine: str, source: _Served, hub: HubRope, blocks: dict[str, Any] | None, method: str, reach: Reach
 ) -> tuple[tuple[str, ...], tuple[str, str] | None]:
-    """The commands, and the file that one of them reads."""
+    """Return the commands, and the file that one of them uses."""
     changed, length = method != "as-is", hub.max_position_embeddings
     model = shlex.quote(source.name)
     if engine not in READS_GGUF and source.arch is not None:
@@ -362,7 +362,7 @@ def _apply(model: str, method: str, reach: Reach, out: str) -> str:
 
 
 def _override(source: _Served, hub: HubRope, blocks: dict[str, Any] | None, key: str) -> dict[str, Any]:
-    """The keys to put over the config: the whole block, theta in it, since it takes the place of the config's own."""
+    """Return the keys to put over the config: the whole block with theta, since it replaces the config's own."""
     found: dict[str, Any] = {key: dict(hub.parameters) if blocks is None else blocks}
     if hub.parameters["rope_type"] not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type:
         found["max_position_embeddings"] = hub.max_position_embeddings
@@ -374,7 +374,7 @@ def _quoted(content: Any) -> str:
 
 
 def _script(source: _Served, hub: HubRope, blocks: dict[str, Any] | None) -> str:
-    """Python for transformers: the block goes into the config before the model is built."""
+    """Return Python for transformers, which puts the block into the config before it builds the model."""
     config = "config.get_text_config()" if source.composite else "config"
     return (
         "from transformers import AutoConfig, AutoModelForCausalLM\n\n"
@@ -386,7 +386,7 @@ def _script(source: _Served, hub: HubRope, blocks: dict[str, Any] | None) -> str
 
 
 def _llama_flags(source: _Served, hub: HubRope) -> str | None:
-    """llama-server's YaRN flags for a file whose own keys say no scaling; None where only keys can say the rope."""
+    """Return llama-server's YaRN flags for a file without scaling; None if only keys can express the rope."""
     block = hub.parameters
     plain = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
     if source.rope.scaling is not None or block["rope_type"] != "yarn" or not block.keys() <= plain:

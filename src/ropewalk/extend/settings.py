@@ -18,7 +18,7 @@ PARTS = ("all", "attention", "norms", "embeddings", "lora")
 
 
 def parts_of(train: str) -> tuple[str, ...]:
-    """The parts that `train` names, joined by "+"; raises `RopeError` for an unknown or a redundant one.
+    """Return the parts that `train` names, joined by "+"; raise `RopeError` for an unknown or redundant one.
 
     >>> parts_of("lora+norms+embeddings")
     ('lora', 'norms', 'embeddings')
@@ -41,7 +41,7 @@ _NOT_NEGATIVE = ("weight_decay", "final_lr", "beta1", "beta2")
 
 
 def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """A field with its description and what else the command line reads of it; without a default it is required."""
+    """Return a field with its description and other metadata for the command line; without a default it is required."""
     return field(default=default, metadata={"help": description, **metadata})
 
 
@@ -73,7 +73,7 @@ class OutputSettings:
             )
 
     def check_unscaled_tokens(self) -> None:
-        """Refuse first tokens without scaling where no config.json can express them."""
+        """Raise `RopeError` for unscaled first tokens unless the folder is native: no config.json expresses them."""
         if self.unscaled_tokens and not self.native:
             raise RopeError(
                 "extend: config.json cannot express first tokens that keep their angles.",
@@ -118,11 +118,11 @@ class MethodSettings(OutputSettings):
 
     @property
     def measures(self) -> bool:
-        """Whether the loss by position is measured."""
+        """Return whether the loss by position is measured."""
         return self.tunes or self.validation is not None if self.measure is None else self.measure
 
     def _refuse_unused(self, names: Collection[str]) -> None:
-        """Refuse settings of measuring that this run would ignore, where they differ from their defaults."""
+        """Raise `RopeError` for settings of measuring that this run would ignore and that are not the defaults."""
         fields = type(self).__dataclass_fields__
         unused = {name: getattr(self, name) for name in names if getattr(self, name) != fields[name].default}
         if unused:
@@ -135,9 +135,9 @@ class MethodSettings(OutputSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ApplySettings(MethodSettings):
-    """What `extend.apply` does: one method, with the weights as they are.
+    """Settings of `extend.apply`: one method, with the weights as they are.
 
-    `measure` None: where a `validation` text is given. `quantization` None: "f16", or as a .gguf source has it.
+    `measure` None: only with a `validation` text. `quantization` None: "f16", or as a .gguf source has it.
 
     >>> ApplySettings(method="ntk", target=32768).measures
     False
@@ -150,17 +150,17 @@ class ApplySettings(MethodSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How weights are trained further, by AdamW.
+    """Settings of further training, by AdamW.
 
-    - `lr` None: 2e-5, or 2e-4 where only adapters, norms or embeddings are trained. YaRN's recipe is 400 steps at 2e-5.
+    - `lr` None: 2e-5, or 2e-4 if only adapters, norms or embeddings are trained. YaRN's recipe is 400 steps at 2e-5.
     - `warmup` None: a tenth of the steps, at most 20; then a cosine to `final_lr` * `lr`.
     - `rank` None: 16 with "lora" in `train`; without it a rank is refused.
     - `tokens_per_step` is rounded up to whole batches of `batch_size` windows.
     - `window` None: windows of the target length. Otherwise PoSE (Zhu et al. 2023, arXiv:2309.10400): windows of so
       many tokens, whose positions skip once, so that every distance up to the target is met at the cost of the short
       length; `skip_target` None: the target. With `skip_target` = `window` nothing skips: the control.
-    - `repeat_share`: in this share of the windows blocks of words and of text occur twice, so that far tokens have
-      something to tell.
+    - `repeat_share`: in this share of the windows blocks of words and of text occur twice, so that far tokens are
+      informative.
 
     Raises `RopeError` naming what does not fit.
     """
@@ -247,7 +247,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings(TrainingSettings, MethodSettings):
-    """What `extend.tune` does: one method, and training at the target length.
+    """Settings of `extend.tune`: one method, and training at the target length.
 
     `measure` None: yes. `windows`, `start_char` and `block` belong to measuring; `validation` is also what the log's
     validation loss is taken from.

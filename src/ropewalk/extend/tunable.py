@@ -47,7 +47,7 @@ class TunableDecoder(DecoderReader):
 
     @property
     def module(self) -> Decoder:
-        """The decoder."""
+        """Return the decoder."""
         return self.model
 
     def under(self, positions: Positions) -> TunableDecoder:
@@ -55,16 +55,17 @@ class TunableDecoder(DecoderReader):
         return TunableDecoder(super().under(positions).model, self.name)
 
     def trainable_copy(self, parts: str, *, rank: int) -> TunableDecoder:
-        """A copy whose chosen parts are float32 and require gradients; the rest is shared and frozen.
+        """Return a copy with the chosen parts in float32 and requiring gradients; the rest is shared and frozen.
 
         **Arguments:**
         - `parts`: "all"; or, joined by "+", "attention" (projections, and norms within), "norms", "embeddings" (and the
           head), "lora": adapters of `rank` on q, k, v and o, weighted by 2, by `peft`.
 
-        Adapters begin at zero, so that the copy computes what the model does. Their other matrix is drawn by torch's
-        generator. Sources: Hu et al. 2021, arXiv:2106.09685; Chen et al. 2023, arXiv:2309.12307 (LongLoRA: norms and
+        Adapters start at zero, so the copy computes the same as the model. torch's generator draws their other
+        matrix. Sources: Hu et al. 2021, arXiv:2106.09685; Chen et al. 2023, arXiv:2309.12307 (LongLoRA: norms and
         embeddings as well).
-        **Raises:** `RopeError` for unknown parts, a rank below 1, and where `peft` is missing.
+
+        **Raises:** `RopeError` for unknown parts, a rank below 1, and if `peft` is missing.
         """
         names = parts_of(parts)
         if rank < 1:
@@ -88,7 +89,7 @@ class TunableDecoder(DecoderReader):
         return TunableDecoder(twin, self.name)
 
     def trained_count(self, parts: str, *, rank: int) -> int:
-        """How many numbers `trainable_copy` lets be trained."""
+        """Return how many numbers `trainable_copy` trains."""
         names = parts_of(parts)
         chosen = _trained_names(self.model, names)
         count = sum(weight.numel() for name, weight in self.model.named_parameters() if name in chosen)
@@ -109,13 +110,13 @@ class TunableDecoder(DecoderReader):
         seq_len: int | None = None,
         shard: SequenceShard | None = None,
     ) -> Tensor:
-        """As `TunableReader.next_token_loss`; with `shard` these are one process's tokens of whole windows."""
+        """Return the loss of a batch; with `shard` these are one process's tokens of whole windows."""
         batch = Batch(inputs, targets, document_ids, position_ids, seq_len, shard)
         return next_token_loss(self.model, batch, precision=precision)
 
     @contextmanager
     def activation_checkpointing(self, on: bool = True) -> Iterator[None]:
-        """Within, a layer keeps its input alone and is computed again in the backward pass.
+        """Keep only a layer's input for the backward pass, which computes the layer again.
 
         Memory for activations falls from all of a layer's to one `[batch, seq, hidden]` per layer; time grows by about
         a forward pass. Gradients are the same. Source: Chen et al. 2016, arXiv:1604.06174.
@@ -130,13 +131,13 @@ class TunableDecoder(DecoderReader):
                 del layer.forward
 
     def merged(self) -> TunableDecoder:
-        """The trained model in eval mode, its adapters added to the weights; this reader's own model is changed."""
+        """Return the trained model in eval mode, its adapters added to the weights; this changes the reader's model."""
         merge_adapters(self.model)
         self.model.requires_grad_(False).eval()
         return self
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TunableDecoder:
-        """The model on another device or in another dtype: itself, where it is that already."""
+        """Return the model on another device or in another dtype, or itself if nothing changes."""
         weights = {
             name: weight.detach().to(device=device, dtype=dtype) for name, weight in self.model.named_parameters()
         }
@@ -155,7 +156,7 @@ class TunableDecoder(DecoderReader):
         source: Path | None = None,
         shard_bytes: int,
     ) -> dict[str, Any]:
-        """As `TunableReader.write_checkpoint`."""
+        """Write the checkpoint by `write_decoder`."""
         return write_decoder(
             self.model,
             folder,
@@ -168,7 +169,7 @@ class TunableDecoder(DecoderReader):
 
 
 def tunable(reader: Reader) -> TunableReader:
-    """A reader whose model can be trained and written; raises `RopeError` where its kind of model cannot be."""
+    """Return a reader that can be trained and written; raise `RopeError` for other kinds of models."""
     if isinstance(reader, DecoderReader):
         return reader if isinstance(reader, TunableDecoder) else TunableDecoder(reader.model, reader.name)
     if isinstance(reader, TransformersReader):
@@ -183,14 +184,14 @@ def tunable(reader: Reader) -> TunableReader:
 
 
 def outline_of_gguf(path: Path | None) -> TunableDecoder:
-    """A GGUF file's model without its weights: all that a method and its keys depend on."""
+    """Return a GGUF file's model without its weights: all that a method and its keys depend on."""
     assert path is not None
     config = read_gguf_config(path)
     return TunableDecoder(without_values(lambda: Decoder(config)), path.stem)
 
 
 def decoder_of(reader: TunableReader) -> Decoder:
-    """The decoder of a reader that is to be written as a GGUF file; raises `RopeError` for another library's model."""
+    """Return the decoder of a reader to write as a GGUF file; raise `RopeError` for another library's model."""
     if isinstance(reader, TunableDecoder):
         return reader.module
     raise RopeError(
@@ -201,14 +202,14 @@ def decoder_of(reader: TunableReader) -> Decoder:
 
 
 def _copy_with(model: Decoder, parameters: Mapping[str, nn.Parameter]) -> Decoder:
-    """A copy of a model with these parameters in place of its own, and the same tokenizer."""
+    """Return a copy of a model with these parameters instead of its own, and the same tokenizer."""
     memo: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
     memo |= {id(weight): parameters[name] for name, weight in model.named_parameters()}
     return copy.deepcopy(model, memo)
 
 
 def _trained_names(model: Decoder, parts: tuple[str, ...]) -> set[str]:
-    """The names of the model's own parameters that are trained."""
+    """Return the names of the model's own parameters that are trained."""
     names = {name for name, _ in model.named_parameters()}
     if "all" in parts:
         return names
@@ -233,14 +234,14 @@ class WritableLive(TransformersReader):
 
     @classmethod
     def of(cls, reader: TransformersReader) -> WritableLive:
-        """The same reader, which can be written."""
+        """Return the same reader in the class that can be written."""
         other = cls.__new__(cls)
         vars(other).update(vars(reader))
         return other
 
     @property
     def module(self) -> nn.Module:
-        """The model."""
+        """Return the model."""
         found: nn.Module = self.model
         return found
 
@@ -249,13 +250,13 @@ class WritableLive(TransformersReader):
         return self.of(super().under(positions))
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> WritableLive:
-        """The model on another device or in another dtype; this reader's own stays as it is."""
+        """Return the model on another device or in another dtype; this reader's own is unchanged."""
         if device in (None, str(self.device), self.device) and dtype in (None, self.dtype):
             return self
         return self.of(self.with_model(copy.deepcopy(self.model).to(device=device, dtype=dtype)))
 
     def check_writable(self, method: str, reach: Reach) -> None:
-        """Raise `RopeError` unless a config of this family can say the ropes as they are now."""
+        """Raise `RopeError` unless a config of this family can express the ropes as they are now."""
         handle = attachment_of(self.model)
         if handle is None:
             raise RopeError(
@@ -276,7 +277,7 @@ class WritableLive(TransformersReader):
         source: Path | None = None,
         shard_bytes: int,
     ) -> dict[str, Any]:
-        """As `TunableReader.write_checkpoint`, by transformers' own writer; the folder is read back and compared."""
+        """Write the checkpoint by transformers' own writer, load it again and compare logits."""
         if rope_fields is None:
             raise RopeError(
                 "extend: ropewalk's own form holds the families that are built here, and this is another.",
@@ -294,7 +295,7 @@ class WritableLive(TransformersReader):
         return written
 
     def _write_beside(self, folder: Path, source: Path | None, length: int) -> None:
-        """The tokenizer, and what else lies beside a checkpoint."""
+        """Write the tokenizer and the other companions of a checkpoint."""
         if source is not None and source.is_dir():
             for name in COMPANIONS:
                 if (source / name).is_file():
@@ -308,7 +309,7 @@ class WritableLive(TransformersReader):
 
     @torch.inference_mode()
     def _check(self, folder: Path, length: int) -> None:
-        """Read the folder back by transformers: its logits must be ours, near the beginning and near the length."""
+        """Raise `RopeError` unless transformers computes our logits from the folder, near the start and near the length."""
         from ropewalk.readers.live.loading import load_live
 
         theirs, _ = load_live(folder, self.dtype, self.device)
@@ -332,23 +333,23 @@ class WritableLive(TransformersReader):
             )
 
     def trainable_copy(self, parts: str, *, rank: int) -> NoReturn:
-        """Raises `RopeError`: tuning is done on our own decoder."""
+        """Raise `RopeError`: only our own decoder can be tuned."""
         raise self._untunable()
 
     def trained_count(self, parts: str, *, rank: int) -> NoReturn:
-        """Raises `RopeError`, as `trainable_copy`."""
+        """Raise `RopeError`, as `trainable_copy`."""
         raise self._untunable()
 
     def next_token_loss(self, inputs: Tensor, targets: Tensor, document_ids: Any, **options: Any) -> NoReturn:
-        """Raises `RopeError`, as `trainable_copy`."""
+        """Raise `RopeError`, as `trainable_copy`."""
         raise self._untunable()
 
     def activation_checkpointing(self, on: bool = True) -> NoReturn:
-        """Raises `RopeError`, as `trainable_copy`."""
+        """Raise `RopeError`, as `trainable_copy`."""
         raise self._untunable()
 
     def merged(self) -> NoReturn:
-        """Raises `RopeError`, as `trainable_copy`."""
+        """Raise `RopeError`, as `trainable_copy`."""
         raise self._untunable()
 
     def _untunable(self) -> RopeError:

@@ -1,4 +1,4 @@
-"""Training a model further under an extension method, by the loop of `ropewalk train`."""
+"""Train a model further under an extension method, by the loop of `ropewalk train`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ropewalk.training.skips import SkipSampler
 
 @dataclass(frozen=True, kw_only=True)
 class TuningRecipe(TrainingSettings):
-    """What a tuning run computes; equal recipes on equal texts and threads give the same bits.
+    """Settings that determine a tuning run; equal recipes on equal texts and threads give the same bits.
 
     - `source`: the digest of the model that is tuned, under its method; `tune_reader` fills it in.
     - `method`, `reach`: what was applied. `validation`: files for the log's validation loss.
@@ -69,12 +69,12 @@ class TuningRecipe(TrainingSettings):
 
     @property
     def skip_to(self) -> int:
-        """The length in tokens that positions skip to: the target, unless `skip_target` says otherwise."""
+        """Return the length in tokens that positions skip to: `skip_target`, or the target."""
         return self.reach.target if self.skip_target is None else self.skip_target
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a window: the target, or `window`, or the trained length for a method tuned there (DroPE)."""
+        """Return a window's tokens: the target, or `window`, or the trained length for a method tuned there (DroPE)."""
         if self.window is not None:
             return self.window
         method = METHODS.get(self.method)
@@ -82,7 +82,7 @@ class TuningRecipe(TrainingSettings):
 
     @property
     def accumulation(self) -> int:
-        """Batches summed for one update."""
+        """Return the batches summed for one update."""
         batch = self.batch_size * self.seq_len
         return -(-(self.tokens_per_step or batch) // batch)
 
@@ -102,12 +102,12 @@ class TuningRecipe(TrainingSettings):
         return None
 
     def on_this_machine(self) -> TuningRecipe:
-        """This recipe with `device` and `precision` chosen, where they are "auto"."""
+        """Return this recipe with "auto" resolved in `device` and `precision`."""
         device, precision = on_machine(self.device, self.precision)
         return replace(self, device=device, precision=precision)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it; paths absolute, so that another folder means the same run."""
+        """Return plain data with absolute paths, so that it is the same run from another folder."""
         plain = asdict(self)
         for name in ("text", "validation"):
             plain[name] = [str(Path(path).resolve()) for path in plain[name]]
@@ -153,7 +153,7 @@ class TuningTask(LanguageModelTask):
         return spread(self.make_model(vocab_size), self.mesh)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
-        """Windows of the text; where the recipe says so some with repeated blocks, and with positions that skip."""
+        """Return windows of the text, with repeated blocks and skipping positions if the recipe has them."""
         windows = WindowSampler(stream, seq_len=self.recipe.seq_len, seed=self.recipe.seed)
         found: Windows = windows
         if self.recipe.repeat_share:
@@ -228,7 +228,7 @@ def check_tunable(source: TunableReader, recipe: TuningRecipe, mesh: Mesh) -> No
 
 
 def tuning_positions(positions: Positions, method: str) -> Positions:
-    """The positions under which a model is tuned: those of `method`, but for DroPE without the scale of its logits.
+    """Return the positions for tuning: those of `method`, but for DroPE without the scale of its logits.
 
     DroPE is tuned at the trained length, where that scale is 1; it belongs to longer texts alone (Gelberg et al. 2025,
     arXiv:2512.12167).

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def extension_figure(record: Mapping[str, Any]) -> Figure:
-    """The loss by position before and after; the fresh windows of method and tuned weights are left to the table."""
+    """Draw the loss by position before and after; fresh windows of method and tuned weights are only in the table."""
     return loss_by_position(
         record["blocks"],
         {
@@ -45,7 +45,7 @@ def extension_figure(record: Mapping[str, Any]) -> Figure:
 
 
 def pose_figure(record: Mapping[str, Any]) -> Figure:
-    """Of each arm of `benchmarks/pose.py`: the interaction at each length, and what copying gains, if asked."""
+    """Draw each arm of `benchmarks/pose.py`: the interaction at each length, and what copying gains, if measured."""
     colors = dict(zip(record["arms"], cycle((BLUE, RED, GREEN, PURPLE, ORANGE, INK, SKY)), strict=False))
     markers = dict(zip(record["arms"], cycle("osD^vPX*h"), strict=False))
     copied = any(found["copy"] for found in (*record["untuned"].values(), *record["arms"].values()))
@@ -79,7 +79,7 @@ def pose_figure(record: Mapping[str, Any]) -> Figure:
 def _copies(
     figure: Figure, axes: Axes, record: Mapping[str, Any], colors: Mapping[str, str], markers: Mapping[str, str]
 ) -> None:
-    """What a copy gains by its distance, under every model of a record of PoSE."""
+    """Draw what a copy gains by its distance, under every model of a record of PoSE."""
     panel(axes, f"copy test at {record['lengths'][-1]:,} tokens: nats gained, by distance")
     untuned = dict(zip(record["untuned"], (QUIET, SKY), strict=False))
     curves = [(f"{name}, untuned", untuned.get(name, QUIET), "", found) for name, found in record["untuned"].items()]
