@@ -218,6 +218,17 @@ def test_evidence_of_removed_searches_and_self_distillation():
     assert len({arm["retrieval"][-1]["found"] for arm in record["arms"].values()}) == 1
 
 
+def test_the_tuned_tiny():
+    """At four times the trained length the tuned model is at or below crop, as the page says."""
+    record = json.loads((RESULTS / "extend-tiny.json").read_text())
+    protocol, page = record["protocol"], " ".join((DOCS / "extending.md").read_text().split())
+    assert protocol["target"] == 4 * protocol["trained_length"] == record["config"]["max_position_embeddings"]
+    for key in ("tuned_minus_crop_beyond", "tuned_minus_its_crop_beyond"):
+        found = record["verdict"][key]
+        assert f"{found['nats']:+.3f} [{found['ci'][0]:+.3f}, {found['ci'][1]:+.3f}]" in page
+    assert record["verdict"]["tuned_minus_crop_beyond"]["ci"][1] <= 0
+
+
 def test_pose():
     """Each arm's interaction, anew from its losses by window and block, and what the page says of the control."""
     record = json.loads((RESULTS / "pose-tiny.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import transformers
 
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.extend.output import Exported
+from ropewalk.extend.output import export as export_reader
 from ropewalk.extend.tunable import TunableDecoder
-from ropewalk.methods import Reach, method_named
+from ropewalk.methods import METHODS, Reach, method_named
 from ropewalk.models.decoder import Decoder
 
 TRAINED, TARGET = 16, 64
@@ -37,15 +40,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_WRITTEN: dict[str, dict[str, bytes]] = {}
+
+
 def checkpoint(folder: Path, family: str = "llama", **changes: Any) -> Path:
-    """A folder that transformers wrote: random weights large enough that positions matter, and a tokenizer of bytes."""
-    name, own = FAMILIES[family]
+    """A folder that transformers wrote: random weights large enough that positions matter, and a tokenizer of bytes.
+
+    Equal checkpoints are made once and then copied.
+    """
+    key = json.dumps([family, changes], sort_keys=True)
+    if key not in _WRITTEN:
+        name, own = FAMILIES[family]
+        torch.manual_seed(3)
+        config = getattr(transformers, f"{name}Config")(
+            **{**_SHAPE, **own, "bos_token_id": 256, "eos_token_id": 256, **changes}
+        )
+        getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(folder)
+        TextTokenizer.bytes().save(folder)
+        _WRITTEN[key] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    else:
+        folder.mkdir(parents=True)
+        for file, content in _WRITTEN[key].items():
+            (folder / file).write_bytes(content)
     torch.manual_seed(3)
-    config = getattr(transformers, f"{name}Config")(
-        **{**_SHAPE, **own, "bos_token_id": 256, "eos_token_id": 256, **changes}
-    )
-    getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(folder)
-    TextTokenizer.bytes().save(folder)
     return folder
 
 
@@ -79,15 +96,21 @@ def reader_under(model: Decoder | Path, method: str, reach: Reach = REACH) -> Tu
     return reader.under(method_named(method).positions(reader.positions, reach))
 
 
-class Shown:
-    """A progress that keeps the descriptions."""
+INEXPRESSIBLE = tuple(name for name, method in METHODS.items() if method.config is None)
+EXPORTABLE = tuple(name for name in METHODS if name not in INEXPRESSIBLE)
+HOW = {"reach": REACH}
 
-    def __init__(self) -> None:
-        self.begun: list[str] = []
 
-    def begin(self, description: str, tokens: int) -> None:
-        """An evaluation begins."""
-        self.begun.append(description)
+def extended(folder: Path, method: str) -> Decoder:
+    """The checkpoint under a method, in float32."""
+    return reader_under(folder, method).module
 
-    def advance(self, tokens: int) -> None:
-        """Not counted."""
+
+def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
+    """A model under a method."""
+    return reader_under(model, method, reach).module
+
+
+def export(model: Decoder, out: Path, **how: Any) -> Exported:
+    """`extend.export.export` of a decoder."""
+    return export_reader(TunableDecoder(model), out, **how)

@@ -26,19 +26,20 @@ CHOSEN: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint in bfloat16."""
-    folder = checkpoint(tmp_path / "source")
-    load = load_decoder(folder)
-    rw.save(load.to(torch.bfloat16), tmp_path / "small")
-    return tmp_path / "small"
+    place = tmp_path_factory.mktemp("choice")
+    rw.save(load_decoder(checkpoint(place / "source")).to(torch.bfloat16), place / "small")
+    return place / "small"
 
 
-def record(source: Path, tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    """What the doctor measured of it, with a verdict to order."""
-    found = rw.doctor(source, text=TEXT, target=48, windows=1, methods="ntk", state=tmp_path / "state").to_json()
-    return {**found, "verdict": {**CHOSEN, **changes}}
+@pytest.fixture(scope="module")
+def found(source: Path) -> dict[str, Any]:
+    """What the doctor measured of it, with a verdict to extend."""
+    state = source.parent / "state"
+    measured = rw.doctor(source, text=TEXT, target=48, windows=1, methods="ntk", state=state).to_json()
+    return {**measured, "verdict": CHOSEN}
 
 
 def run(*arguments: str | Path) -> int:
@@ -48,9 +49,10 @@ def run(*arguments: str | Path) -> int:
     return int(end.value.code or 0)
 
 
-def test_the_doctors_choice_is_applied(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctors_choice_is_applied(
+    source: Path, found: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Method and both lengths, from a file or from Python, as if they had been typed."""
-    found = record(source, tmp_path)
     (tmp_path / "found.json").write_text(json.dumps(found))
     assert run(source, "--from", tmp_path / "found.json", "--out", tmp_path / "one") == 0
     assert "wrote" in capsys.readouterr().out
@@ -72,20 +74,17 @@ def test_the_doctors_choice_is_applied(source: Path, tmp_path: Path, capsys: pyt
     ],
 )
 def test_where_the_doctor_extends_nothing(
-    source: Path, tmp_path: Path, changes: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+    source: Path, found: dict[str, Any], tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     """Refused with the reason and what to do instead; nothing is written."""
-    (tmp_path / "found.json").write_text(json.dumps(record(source, tmp_path, **changes)))
-    assert run(source, "--from", tmp_path / "found.json", "--out", tmp_path / "out") == 2
-    printed = capsys.readouterr().err
-    assert "does not recommend to extend" in printed
-    assert said in printed
+    with pytest.raises(RopeError, match="does not recommend to extend") as caught:
+        apply(source, tmp_path / "out", record={**found, "verdict": {**CHOSEN, **changes}})
+    assert said in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_another_model_is_refused(source: Path, tmp_path: Path) -> None:
+def test_another_model_is_refused(source: Path, found: dict[str, Any], tmp_path: Path) -> None:
     """One weight apart in its last bit is another model; the dtype that was measured in is not."""
-    found = record(source, tmp_path)
     measured_in_float32 = load_decoder(source, dtype=torch.float32)
     apply(measured_in_float32, tmp_path / "fine", record=found)
     other = load_decoder(source)
@@ -96,9 +95,10 @@ def test_another_model_is_refused(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_choice(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_choice(
+    source: Path, found: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A record without a verdict, a garbled one, another file, and options that the record holds as well."""
-    found = record(source, tmp_path)
     of_old = {key: value for key, value in found.items() if key != "verdict"}
     with pytest.raises(RopeError, match="holds no verdict"):
         apply(source, tmp_path / "out", record=of_old)

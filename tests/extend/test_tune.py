@@ -1,4 +1,4 @@
-"""Tuning: which weights move, the same gradients with less memory, merged adapters, and settings."""
+"""Tuning: which weights move, the same gradients with less memory, merged adapters, settings, and resuming."""
 
 from __future__ import annotations
 
@@ -14,14 +14,36 @@ from ropewalk.distributed.mesh import Mesh
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import ApplySettings, TuneSettings, parts_of
 from ropewalk.extend.tunable import TunableDecoder, tunable
-from ropewalk.extend.tuning import TuningTask, check_tunable, tune_reader, tuning_positions
+from ropewalk.extend.tuning import TuningRecipe, TuningTask, check_tunable, tune_reader, tuning_positions
 from ropewalk.methods import Reach
-from ropewalk.training import Housekeeping
+from ropewalk.training import Event, Housekeeping
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss, token_losses
-from tests.extend.material import TARGET, TRAINED, reader_under, token_ids
-from tests.extend.tuning_runs import batch, small
+from tests.extend.material import REACH, TARGET, TRAINED, reader_under, token_ids
 from tests.training.material import prose
+
+
+def small(path: str, source: TunableDecoder, **changes: Any) -> TuningRecipe:
+    """A run of a tenth of a second."""
+    settings: dict[str, Any] = {
+        "text": (path,),
+        "source": source.digest(),
+        "method": "yarn",
+        "reach": REACH,
+        "steps": 8,
+        "lr": 3e-3,
+        "batch_size": 2,
+        "tokens_per_step": 200,
+        "precision": "float32",
+        "device": "cpu",
+    }
+    return TuningRecipe(**(settings | changes))
+
+
+def batch() -> Batch:
+    """Two windows of random tokens."""
+    ids = torch.cat([token_ids(TARGET + 1), token_ids(TARGET + 1).flip(1)])
+    return Batch(ids[:, :-1], ids[:, 1:], None)
 
 
 @pytest.mark.parametrize("train", ["all", "lora+norms"])
@@ -126,8 +148,7 @@ def test_tuning_lowers_the_loss(text: str, source: TunableDecoder, tmp_path: Pat
 
 
 def test_short_windows_are_trained_at_positions_that_skip(text: str, source: TunableDecoder, tmp_path: Path) -> None:
-    """PoSE: the loss of a batch is the model's at those positions, and the run goes on bit for bit; without a skip the
-    tuned weights are others."""
+    """PoSE: the loss of a batch is the model's at those positions; without a skip the tuned weights are others."""
     recipe = small(text, source, window=TRAINED, repeat_share=0.5, train="attention")
     assert recipe.seq_len == TRAINED
     task = TuningTask(source, recipe)
@@ -147,8 +168,7 @@ def test_short_windows_are_trained_at_positions_that_skip(text: str, source: Tun
         done = tune_reader(source, replace(recipe, steps=4, **changes), tmp_path / folder)
         return done.module.state_dict()
 
-    once, again, control = tuned("once"), tuned("again"), tuned("control", skip_target=TRAINED)
-    assert all(torch.equal(once[name], again[name]) for name in once)
+    once, control = tuned("once"), tuned("control", skip_target=TRAINED)
     assert any(not torch.equal(once[name], control[name]) for name in once)
 
 
@@ -299,3 +319,101 @@ def test_what_processes_cannot_tune_together_is_refused(text: str, source: Tunab
     check_tunable(source, recipe, mesh)
     with pytest.raises(RopeError, match="another library"):
         check_tunable(Foreign(source.model, source.name), recipe, mesh)
+
+
+EVERY = Housekeeping(log_every=2, checkpoint_every=3)
+
+
+class Stop(Exception):
+    """What a test raises to break a run off."""
+
+
+STOPS = [(train, *stop) for train in ("all", "lora+norms") for stop in [("step", 2), ("step", 4), ("checkpoint", 6),
+                                                                        ("step", 8)]]  # fmt: skip
+EVERY_TIME = (("all", "checkpoint", 6), ("lora+norms", "step", 4))
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "step"),
+    [pytest.param(*stop, marks=[pytest.mark.thorough] * (stop not in EVERY_TIME)) for stop in STOPS],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(
+    text: str, source: TunableDecoder, tmp_path: Path, train: str, kind: str, step: int
+) -> None:
+    """Broken off before, between, at and after checkpoints: the tuned weights and the log equal."""
+
+    def stop(event: Event) -> None:
+        if (event.kind, event.step) == (kind, step):
+            raise Stop
+
+    settings = small(text, source, train=train, rank=2 if "lora" in train else None)
+    whole = tune_reader(source, settings, tmp_path / "whole", housekeeping=EVERY)
+    with pytest.raises(Stop):
+        tune_reader(source, settings, tmp_path / "stopped", housekeeping=EVERY, report=stop)
+    resumed = tune_reader(source, settings, tmp_path / "stopped", housekeeping=EVERY)
+    weights = [one.module.state_dict() for one in (whole, resumed)]
+    assert all(torch.equal(weight, weights[0][name]) for name, weight in weights[1].items())
+    logs = [
+        [
+            {key: value for key, value in json.loads(line).items() if key not in ("seconds", "tokens_per_second")}
+            for line in (tmp_path / name / "training-log.jsonl").read_text().splitlines()
+        ]
+        for name in ("whole", "stopped")
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_a_checkpoint_holds_what_is_trained_alone(text: str, source: TunableDecoder, tmp_path: Path) -> None:
+    """Adapters of a few numbers, not the model; a finished run is taken up without another update."""
+    tune_reader(source, small(text, source, train="lora", rank=2), tmp_path / "run", housekeeping=EVERY)
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert sorted(path.name for path in newest.iterdir()) == [
+        "optimizer.safetensors", "state.json", "trained.safetensors"]  # fmt: skip
+    size = (newest / "trained.safetensors").stat().st_size
+    assert size < 4 * source.trained_count("lora", rank=2) + 4000
+    steps: list[int] = []
+    tune_reader(
+        source, small(text, source, train="lora", rank=2), tmp_path / "run", report=lambda e: steps.append(e.step)
+    )
+    assert set(steps) == {8}
+
+
+def test_other_settings_or_weights_are_refused(text: str, source: TunableDecoder, tmp_path: Path) -> None:
+    """A run in the folder is gone on with only if it is this one; `restart` begins again."""
+    tune_reader(source, small(text, source), tmp_path / "run")
+    with pytest.raises(RopeError, match="a run with other settings"):
+        tune_reader(source, small(text, source, lr=1e-3), tmp_path / "run")
+    for unscaled_tokens in (0, 4):  # the same name, other frequencies or first tokens
+        other = reader_under(source.module, "yarn", Reach(TRAINED, 2 * TARGET, unscaled_tokens))
+        with pytest.raises(RopeError, match="a run with other settings"):
+            tune_reader(other, small(text, source), tmp_path / "run")
+    tune_reader(source, small(text, source, lr=1e-3), tmp_path / "run", restart=True)
+
+
+def test_another_yarn_factor_on_resume_is_refused(text: str, source: TunableDecoder, tmp_path: Path) -> None:
+    """By the run's settings; and by the checkpoint itself, where those were made to agree: its message names both."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: Event) -> None:
+        if event.kind == "checkpoint":
+            raise Stop
+
+    rope = source.positions.ropes[0]
+    assert rope is not None
+    assert rope.scaling is not None
+    twice = replace(rope, scaling=replace(rope.scaling, factor=2 * rope.scaling.factor))  # type: ignore[attr-defined]
+    other = source.under(source.positions.with_rope(twice))
+    keeping, run = Housekeeping(checkpoint_every=4), tmp_path / "run"
+    with pytest.raises(Stop):
+        tune_reader(source, small(text, source), run, housekeeping=keeping, report=stop)
+    with pytest.raises(RopeError, match="with other settings"):
+        tune_reader(other, small(text, source), run)
+    record = json.loads((run / "run.json").read_text())
+    record["settings"]["source"] = other.digest()
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RopeError, match="under another rope") as caught:
+        tune_reader(other, small(text, source), run)
+    assert (caught.value.facts["in the checkpoint"], caught.value.facts["now"]) == (repr(rope), repr(twice))
+    assert caught.value.facts["layer"] == 0

@@ -135,7 +135,7 @@ def _interval(difference: Mapping[str, Any]) -> str:
 
 
 def _of_interaction(interval: Sequence[float] | None, own: Sequence[float] | None) -> str:
-    """Return what (tuned - untuned) x (full - crop) shows, in a sentence; `own`: the interval of tuned x (full - crop)."""
+    """Return what (tuned - untuned) x (full - crop) shows, in a sentence; `own`: that of tuned x (full - crop)."""
     if interval is None or interval[0] <= 0 <= interval[1]:
         return "This does not show that tuning taught it to use them."
     if interval[1] < 0 and own is not None and own[1] < 0:

@@ -51,7 +51,7 @@ class SourceModel:
     def open(cls, model: Model, trained_length: int | None = None) -> SourceModel:
         """Load a checkpoint by its path or name, or take a loaded model; raise `RopeError` as `rw.load`.
 
-        `trained_length`: tokens. It also decides whether the model was trained with its scaling if the config is silent.
+        `trained_length`: tokens. It also settles whether the model was trained with its scaling, if that is open.
         """
         place = model if isinstance(model, str | os.PathLike) else None
         reader = tunable(

@@ -309,7 +309,7 @@ class WritableLive(TransformersReader):
 
     @torch.inference_mode()
     def _check(self, folder: Path, length: int) -> None:
-        """Raise `RopeError` unless transformers computes our logits from the folder, near the start and near the length."""
+        """Raise `RopeError` unless transformers computes our logits from the folder, near both ends of `length`."""
         from ropewalk.readers.live.loading import load_live
 
         theirs, _ = load_live(folder, self.dtype, self.device)
