@@ -112,5 +112,5 @@ def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
 
 
 def export(model: Decoder, out: Path, **how: Any) -> Exported:
-    """`extend.export.export` of a decoder."""
+    """`extend.output.export` of a decoder."""
     return export_reader(TunableDecoder(model), out, **how)

@@ -218,7 +218,7 @@ class TunableReader(Reader, Protocol):
     def trainable_copy(self, parts: str, *, rank: int) -> TunableReader:
         """A copy whose chosen parts are float32 and require gradients; the rest is shared and frozen.
 
-        `parts` names them, joined by "+"; see `extend.parts`. `rank` is that of low-rank adapters ("lora").
+        `parts` names them, joined by "+"; see `extend.settings.parts_of`. `rank` is that of low-rank adapters ("lora").
         """
 
     def trained_count(self, parts: str, *, rank: int) -> int:
