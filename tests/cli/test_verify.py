@@ -9,7 +9,7 @@ import pytest
 
 from ropewalk.checkpoints.load import save
 from ropewalk.cli.app import main
-from ropewalk.verification.ours import OurEngine
+from ropewalk.verification.engine import OurEngine
 from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
 

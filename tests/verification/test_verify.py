@@ -12,10 +12,8 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
-from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
-from ropewalk.verification.expectation import expected_positions
-from ropewalk.verification.faults import ClampedPositions, RestartedPositions
-from ropewalk.verification.ours import OurEngine
+from ropewalk.verification.engine import NextTokens, NoAnswer, OurEngine, TooLong
+from ropewalk.verification.hypotheses import ClampedPositions, RestartedPositions, expected_positions
 from tests.verification.fake_server import serving
 
 
@@ -190,7 +188,7 @@ def test_other_weights_are_none_of_these(small):
     found = rw.verify(small, OurEngine(other.eval()))
     assert found.outcome.kind == "none"
     assert str(found).startswith(
-        "Neither plain RoPE (theta 10000) nor anything else that was tried explains the answers. After a"
+        "Neither plain RoPE (theta 10000) nor any other hypothesis explains the answers. After a"
     )
 
 
@@ -213,8 +211,63 @@ def test_an_engine_that_adds_a_token_is_refused(small):
         def ask(self, input_ids):
             return dataclasses.replace(super().ask(input_ids), prompt_tokens=len(input_ids) + 1)
 
-    with pytest.raises(RopeError, match="another number of tokens"):
+    with pytest.raises(RopeError, match="different number of tokens"):
         rw.verify(small, Adds(small))
+
+
+class Cutting(OurEngine):
+    """An engine that computes the last `kept` tokens of a prompt, and does not report how many it reads."""
+
+    kept = 10**6
+
+    def ask(self, input_ids):
+        return NextTokens(super().ask(input_ids[-self.kept :]).top)
+
+
+@pytest.mark.parametrize("kept", [200, 250])
+def test_an_engine_that_cuts_prompts_is_not_as_expected(small, kept):
+    """It fits in the prompts that decide, of up to 192 tokens; longer ones are asked before a verdict covers them."""
+    engine = Cutting(small)
+    engine.kept = kept
+    found = rw.verify(small, engine)
+    assert (found.outcome.kind, found.exit_status) == ("none", 1)
+    assert "does the engine cut its prompts?" in found.outcome.sentence
+
+
+def test_an_engine_that_reports_no_length_is_trusted_less(small):
+    """The verdict covers prompts whose ends alone are shown not to explain the answers."""
+    found = rw.verify(small, Cutting(small))
+    assert found.outcome.kind == "as expected"
+    assert max(question.tokens for question in found.questions) == 256
+    assert found.outcome.up_to == 224
+    assert "may cut longer prompts" in found.outcome.sentence
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_verdict_covers_the_longest_prompt(small, counted):
+    """An engine whose context is too short for the length of the verdict; it may also cut what it answers."""
+
+    class Short(OurEngine):
+        def ask(self, input_ids):
+            if len(input_ids) > 200:
+                raise TooLong("too long", cure="-")
+            answer = super().ask(input_ids)
+            return answer if counted else NextTokens(answer.top)
+
+    found = rw.verify(small, Short(small))
+    assert max(question.tokens for question in found.questions) == 192
+    if counted:
+        assert found.outcome.sentence.startswith("As expected, for prompts of up to 192 tokens")
+    else:
+        assert found.exit_status == 2
+        assert "on the ends of prompts" in found.outcome.sentence
+
+
+def test_the_record_is_strict_json(small):
+    """NaN and infinity become null."""
+    found = dataclasses.replace(rw.verify(small, OurEngine(small)), noise=float("nan"), seconds=float("inf"))
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert document["noise"] is document["seconds"] is None
 
 
 def test_over_http(small):
@@ -264,8 +317,7 @@ def test_an_engine_that_needs_another_checkpoint(tmp_path):
     """llama.cpp reads files, transformers folders."""
     file = tmp_path / "a.gguf"
     file.write_bytes(b"")
-    from ropewalk.verification.llama_cpp import llama_cpp_server
-    from ropewalk.verification.transformers_engine import TransformersEngine
+    from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
 
     with pytest.raises(RopeError, match="started from a Hugging Face folder"):
         TransformersEngine.load(file)
