@@ -20,7 +20,7 @@ Content is text, what JSON can hold, or an iterator of the bytes to send.
 
 
 @contextmanager
-def serving(engine: OurEngine, handler: Handler | None = None, *, style: str = "llama.cpp") -> Iterator[str]:
+def serving(engine: OurEngine | None, handler: Handler | None = None, *, style: str = "llama.cpp") -> Iterator[str]:
     """Return the address of a server for the time of a block; `style` names the engine that its answers imitate."""
 
     class Requests(BaseHTTPRequestHandler):
