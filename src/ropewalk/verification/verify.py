@@ -304,7 +304,8 @@ class Check:
         if error > self._allowed or (error > EXACT and any(found.leaves for found in leans.values())):
             detail = (
                 f"{self.expected} explains {len(self.questions) - len(probes)} prompts, but misses {len(probes)} more, "
-                f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average: does the engine cut its prompts?"
+                f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average: does the engine "
+                "cut its prompts?"
             )
             return EngineVerdict("none", self.expected, self.up_to, applied=outcome.applied, detail=detail)
         shown = min(self._longest, self.up_to)
