@@ -37,14 +37,16 @@ from ropewalk.models.positions import Positions  # noqa: E402
 from ropewalk.readers.decoder import DecoderReader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN  # noqa: E402
-from ropewalk.verification.engine import TOP, NextTokens, open_engine  # noqa: E402
-from ropewalk.verification.expectation import expected_positions  # noqa: E402
-from ropewalk.verification.faults import ClampedPositions, RestartedPositions  # noqa: E402
-from ropewalk.verification.hypotheses import Hypothesis, first_difference  # noqa: E402
-from ropewalk.verification.llama_cpp import llama_cpp_server  # noqa: E402
-from ropewalk.verification.ours import OurEngine  # noqa: E402
+from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server, open_engine  # noqa: E402
+from ropewalk.verification.engine import TOP, NextTokens, OurEngine  # noqa: E402
+from ropewalk.verification.hypotheses import (  # noqa: E402
+    ClampedPositions,
+    Hypothesis,
+    RestartedPositions,
+    expected_positions,
+    first_difference,
+)
 from ropewalk.verification.predictions import Predictions  # noqa: E402
-from ropewalk.verification.transformers_engine import TransformersEngine  # noqa: E402
 from ropewalk.verification.verify import Check  # noqa: E402
 from tests.verification.fake_server import serving  # noqa: E402
 

@@ -1,15 +1,17 @@
-"""`ropewalk verify`: its output, its files and its exit status."""
+"""Test the output, the files and the exit status of `ropewalk verify`."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 
 import pytest
 
 from ropewalk.checkpoints.load import save
 from ropewalk.cli.app import main
-from ropewalk.verification.ours import OurEngine
+from ropewalk.cli.verify import _cache, _Lines
+from ropewalk.verification.engine import OurEngine
 from tests.verification.conftest import small  # noqa: F401
 from tests.verification.fake_server import serving
 
@@ -28,47 +30,60 @@ def run(*arguments):
     return int(ended.value.code or 0)
 
 
-def test_a_server_is_verified(small, tmp_path, capsys, monkeypatch):  # noqa: F811
-    """Table, record and figure; status 0, and 1 where something else was expected."""
+def test_a_server_is_verified(small, tmp_path, cache, capsys, monkeypatch):  # noqa: F811
+    """Print a table and lines of progress, write a record and a figure, save predictions in the user's cache."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("COLUMNS", "120")
     save(small, tmp_path / "small")
     record, drawn = tmp_path / "verify.json", tmp_path / "misfits.svg"
     with serving(OurEngine(small)) as url:
-        status = run(tmp_path / "small", "--engine", url, "--json", record, "--figure", drawn)
-        printed = capsys.readouterr().out
-        assert status == 0
-        assert run(tmp_path / "small", "--engine", url, "--expect", "yarn:4") == 1
+        assert run(tmp_path / "small", "--engine", url, "--json", record, "--figure", drawn) == 0
+        printed, progress = capsys.readouterr()
+        assert len(list(cache.glob("ropewalk/verify/*/results/*.jsonl"))) == 1
+        state = tmp_path / "here"
+        assert run(tmp_path / "small", "--engine", url, "--expect", "yarn:4", "--state", state) == 1
+    assert len(list(state.glob("*/results/*.jsonl"))) == 1
     assert "Applies no scaling instead of yarn (factor 4" in " ".join(capsys.readouterr().out.split())
     found = json.loads(record.read_text())
     assert found["verdict"]["exit_status"] == 0
     assert found["verdict"]["sentence"] in " ".join(printed.split())
     assert f"{found['requests']} requests" in printed
-    rows = [line.split()[:2] for line in printed.splitlines() if line.strip().startswith("as expected")]
-    assert rows
+    assert [line.split()[:2] for line in printed.splitlines() if line.strip().startswith("as expected")]
     assert "as expected" in drawn.read_text()
     assert "misfit (nats)" in drawn.read_text()
+    lines = progress.splitlines()
+    assert " hypotheses, 11 to 63 requests" in lines[0]
+    assert "our predictions for 192 tokens take at most about" in lines[1]
 
 
-def test_predictions_are_kept_in_the_cache(small, tmp_path, cache, capsys):  # noqa: F811
-    """By default in the user's; where there can be none, the check runs without."""
-    save(small, tmp_path / "small")
-    with serving(OurEngine(small)) as url:
-        assert run(tmp_path / "small", "--engine", url) == 0
-        kept = list(cache.glob("ropewalk/verify/*/results/*.jsonl"))
-        assert len(kept) == 1
-        assert run(tmp_path / "small", "--engine", url, "--state", tmp_path / "here") == 0
-        assert len(list(tmp_path.glob("here/*/results/*.jsonl"))) == 1
-        shutil.rmtree(cache)
-        cache.write_text("no folder")
-        assert run(tmp_path / "small", "--engine", url) == 0
+def test_without_a_cache(cache):
+    """Predictions are not saved if the user's cache is not writable."""
+    assert _cache() == cache / "ropewalk/verify"
+    shutil.rmtree(cache)
+    cache.write_text("no folder")
+    assert _cache() is None
+
+
+def test_progress_off_a_terminal(capsys, monkeypatch):
+    """Print the first piece of work after ten seconds without a line."""
+    progress = _Lines()
+    progress.begin("request 1", 0)
+    progress.line("verify: an estimate")
+    later = time.monotonic() + 11
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    progress.begin("request 2", 0)
+    progress.begin("request 3", 0)
+    assert capsys.readouterr().err == "verify: an estimate\nverify: request 2\n"
 
 
 def test_bad_input_is_a_message(tmp_path, capsys):
-    """Status 2: an engine that is none, a figure of another kind, a server that is not there."""
+    """Status 2: an unknown engine, a figure of another kind, no server, a malformed answer, a folder as --json."""
     assert run("tiny", "--engine", "onnx") == 2
     assert "unknown engine" in capsys.readouterr().err
     assert run("tiny", "--engine", "http://127.0.0.1:9", "--figure", tmp_path / "x.pdf") == 2
     assert "an .svg or a .png" in capsys.readouterr().err
-    assert run("tiny", "--engine", "http://127.0.0.1:9") == 2
-    assert "cannot be reached" in capsys.readouterr().err
+    assert run("tiny", "--engine", "http://127.0.0.1:9", "--json", tmp_path) == 2
+    assert "there is a folder where the file should be" in capsys.readouterr().err
+    with serving(None, lambda path, body, headers: (200, {"choices": [None], "data": [{"id": "m"}]})) as url:
+        assert run("tiny", "--engine", url) == 2
+    assert "gives no log-probabilities" in capsys.readouterr().err

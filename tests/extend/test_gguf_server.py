@@ -16,9 +16,9 @@ from ropewalk.extend import ApplySettings, apply
 from ropewalk.extend.serve import serve_config
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import open_reader
-from ropewalk.verification.evidence import Probe
+from ropewalk.verification.adapters import llama_cpp_server
 from ropewalk.verification.hypotheses import Hypothesis
-from ropewalk.verification.llama_cpp import llama_cpp_server
+from ropewalk.verification.outcome import Probe
 from ropewalk.verification.predictions import Predictions
 from tests.checkpoints.test_tokenizer import sentencepiece_metadata
 from tests.extend.material import TARGET, TRAINED, checkpoint_with_merges

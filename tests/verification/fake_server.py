@@ -1,25 +1,27 @@
-"""A server with OpenAI's paths on this machine, which answers from a model of ours or misbehaves."""
+"""Start a server with OpenAI's paths on this machine, which answers from a model of ours or misbehaves."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ropewalk.verification.ours import OurEngine
+from ropewalk.verification.engine import OurEngine
 
-Reply = tuple[int, Any]
+Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 Handler = Callable[[str, dict[str, Any], dict[str, str]], Reply | None]
-"""From the path, the body and the headers to a status and its content; None leaves it to the model."""
+"""Map the path, the body and the headers to a status, its content and more headers; None leaves it to the model.
+
+Content is text, what JSON can hold, or an iterator of the bytes to send.
+"""
 
 
 @contextmanager
-def serving(engine: OurEngine, handler: Handler | None = None, *, style: str = "llama.cpp") -> Iterator[str]:
-    """The address of a server for the time of a block; `style` is whose form of answers it has."""
+def serving(engine: OurEngine | None, handler: Handler | None = None, *, style: str = "llama.cpp") -> Iterator[str]:
+    """Return the address of a server for the time of a block; `style` names the engine that its answers imitate."""
 
     class Requests(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -30,12 +32,18 @@ def serving(engine: OurEngine, handler: Handler | None = None, *, style: str = "
 
         def reply(self, body: dict[str, Any]) -> None:
             found = None if handler is None else handler(self.path, body, dict(self.headers))
-            status, content = found or answer(engine, self.path, body, style)
-            data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+            status, content, *more = found or answer(engine, self.path, body, style)
+            if not isinstance(content, Iterator):
+                data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+                more = [{"Content-Length": str(len(data)), **(more[0] if more else {})}]
+                content = iter([data])
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
+            for header in (more[0] if more else {}).items():
+                self.send_header(*header)
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(OSError):  # the client has closed the connection
+                for piece in content:
+                    self.wfile.write(piece)
 
         def log_message(self, *args: object) -> None:
             pass
@@ -52,7 +60,7 @@ def serving(engine: OurEngine, handler: Handler | None = None, *, style: str = "
 
 
 def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Reply:
-    """What a sound server says."""
+    """Answer as a sound server does."""
     if path == "/v1/models":
         return 200, {"data": [{"id": "the-model"}]}
     if path == "/tokenize":
@@ -69,13 +77,3 @@ def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Re
     else:
         given = {"top_logprobs": [{text([token]): value for token, value in top.items()}]}
     return 200, {"choices": [{"logprobs": given}], "usage": {"prompt_tokens": len(body["prompt"])}}
-
-
-def slow(seconds: float) -> Handler:
-    """A server that thinks for too long."""
-
-    def handler(path: str, body: dict[str, Any], headers: dict[str, str]) -> None:
-        if path == "/v1/completions":
-            time.sleep(seconds)
-
-    return handler

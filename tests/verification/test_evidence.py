@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ropewalk.statistics import t_quantile
-from ropewalk.verification.evidence import Probe, lean
+from ropewalk.verification.outcome import Probe, lean
 from ropewalk.verification.predictions import Prediction
 
 TOKENS = 20

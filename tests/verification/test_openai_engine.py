@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import time
+from urllib.parse import quote, unquote
+
 import pytest
 
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
-from ropewalk.verification.engine import Engine, TooLong
+from ropewalk.verification.engine import Engine, NextTokens, OurEngine, TooLong
 from ropewalk.verification.openai_engine import KEY, OpenAIEngine
-from ropewalk.verification.ours import OurEngine
-from tests.verification.fake_server import serving, slow
-
-pytest.importorskip("urllib3")
+from tests.verification.fake_server import serving
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,8 @@ def ours():
 def test_each_servers_form_is_read(ours, style):
     """Ids, ids in words, and text: the same tokens and numbers come out, text as far as it names one token."""
     ids = ours.token_ids("It was the best of times, it was the")
-    with serving(ours, style=style) as url, OpenAIEngine(url, ours.reader.tokenizer) as engine:
+    with serving(ours, style=style) as url:
+        engine = OpenAIEngine(url, ours.reader.tokenizer)
         assert isinstance(engine, Engine)
         answer, direct = engine.ask(ids), ours.ask(ids)
         assert engine.model == "the-model"
@@ -40,36 +44,58 @@ def test_any_way_to_write_the_address(ours, end):
     assert OpenAIEngine(f"https://host:8000/base{end}", ours.reader.tokenizer).root == "https://host:8000/base"
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://user:secret@host/"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "http://", "http://user:secret@host/", "http://[::1", "http://host:99999"]
+)
 def test_what_is_no_address(ours, url):
     """Refused, and a password is not shown."""
-    with pytest.raises(RopeError, match="no address of a server") as refused:
+    with pytest.raises(RopeError, match="invalid address of a server") as refused:
         OpenAIEngine(url, ours.reader.tokenizer)
     assert "secret" not in str(refused.value)
 
 
 def failing(url, ours, **more):
     """The message of the error that asking raises."""
-    with OpenAIEngine(url, ours.reader.tokenizer, **more) as engine, pytest.raises(RopeError) as failed:
-        engine.ask([1, 2, 3])
+    with pytest.raises(RopeError) as failed:
+        OpenAIEngine(url, ours.reader.tokenizer, **more).ask([1, 2, 3])
     return str(failed.value)
 
 
-def test_the_key_is_sent_and_never_shown(ours, monkeypatch):
-    """A server that repeats it in its refusal does not bring it into the message."""
-    monkeypatch.setenv(KEY, "sk-secret")
-    seen = []
+@pytest.mark.parametrize("key", ["sk-secret", 'sk"se\\cret', "sk-s/e+c%r&t", "\tsk-secret\n"])
+@pytest.mark.parametrize("form", ["plain", "JSON", "URL", "all", "JSON in JSON", "ASCII", "UTF-16", "status 200"])
+def test_the_key_is_sent_and_never_shown(ours, monkeypatch, key, form):
+    """A server that repeats it in its answer, in whatever form, does not bring it into the message."""
+    monkeypatch.setenv(KEY, key)
+    key, seen = key.strip(), []
 
     def refuse(path, body, headers):
         seen.append(headers.get("Authorization"))
-        return 401, {"error": f"bad key {headers.get('Authorization')}"}
+        forms = {
+            "plain": f"bad key {key}",
+            "URL": quote(key),
+            "all": "".join(f"%{ord(character):02x}" for character in key),
+            "JSON in JSON": {"error": json.dumps({"error": key})},
+            "ASCII": '{"error": "' + "".join(f"\\u{ord(character):04x}" for character in key) + '"}',
+            "UTF-16": iter([key.encode("utf-16")]),
+        }
+        return 200 if "200" in form else 401, forms.get(form, {"error": f"bad key {key}"})
 
     with serving(ours, refuse) as url:
         message = failing(url, ours, model="m")
-    assert seen == ["Bearer sk-secret"]
-    assert "401" in message
-    assert KEY in message
-    assert "sk-secret" not in message
+    assert seen == [f"Bearer {key}"]
+    assert "200" in form or ("401" in message and KEY in message)
+    secret = re.sub(r"\W", "", key)
+    assert secret not in re.sub(r"\W|u00..", "", unquote(message))
+
+
+@pytest.mark.parametrize("key", ["sk secret", "sk-s\u00e9cret", "sk\nsecret"])
+def test_a_key_that_is_none_is_refused(ours, monkeypatch, key):
+    """The message names the variable and does not show the key."""
+    monkeypatch.setenv(KEY, key)
+    with pytest.raises(RopeError, match=KEY) as refused:
+        OpenAIEngine("http://localhost", ours.reader.tokenizer)
+    assert "sk" not in str(refused.value)
+    assert "cret" not in str(refused.value)
 
 
 def test_without_a_key_none_is_sent(ours, monkeypatch):
@@ -87,22 +113,101 @@ def test_a_wrong_model_name(ours):
     assert "--served-name" in message
 
 
-def test_no_log_probabilities(ours):
-    """An endpoint that ignores the field."""
-    with serving(ours, lambda path, body, headers: (200, {"choices": [{"text": "a", "logprobs": None}]})) as url:
+def chat(*entries):
+    """A completion in the form of llama.cpp."""
+    return {"choices": [{"logprobs": {"content": [{"top_logprobs": list(entries)}]}}]}
+
+
+A, B = {"id": 1, "logprob": -1.0}, {"id": 2, "logprob": -2.0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["<html>", "", "null", "5", "[" * 100_000, '{"a":' * 100_000, {"choices": None}, {"choices": [None]},
+     {"choices": {}}, {"choices": []}, {"choices": [5]}, {"choices": [{"text": "a", "logprobs": None}]},
+     {"choices": [{"logprobs": 5}]},
+     {"choices": [{"logprobs": {"content": {}}}]}, {"choices": [{"logprobs": {"content": [None]}}]},
+     {"choices": [{"logprobs": {"top_logprobs": [None]}}]}, chat(), chat(A)],
+)  # fmt: skip
+def test_no_log_probabilities(ours, content):
+    """Whatever the answer is instead, it is one message."""
+    with serving(ours, lambda path, body, headers: (200, content)) as url:
         assert "gives no log-probabilities" in failing(url, ours, model="m")
 
 
-def test_an_answer_that_is_no_json(ours):
-    """A page in the way."""
-    with serving(ours, lambda path, body, headers: (200, "<html>")) as url:
-        assert "gives no log-probabilities" in failing(url, ours, model="m")
+@pytest.mark.parametrize(
+    "entry",
+    [None, 5, {}, {"id": 3}, {"id": 3, "logprob": None}, {"id": 3, "logprob": "-1"}, {"id": 3, "logprob": -math.inf},
+     {"id": 3, "logprob": math.nan}, {"id": 3, "logprob": True}, {"id": 3, "logprob": 10**400},
+     {"id": 3, "logprob": 5.0},     {"id": -3, "logprob": -1.0}, {"id": 3.0, "logprob": -1.0},
+     {"token": "token_id:x", "logprob": -1.0},
+     {"token": 5, "logprob": -1.0}, {"token": "no such text", "logprob": math.nan}],
+)  # fmt: skip
+def test_a_malformed_log_probability(ours, entry):
+    """A value that is no finite number and a token that is no id are refused, whatever stands next to them."""
+    with serving(ours, lambda path, body, headers: (200, chat(A, B, entry))) as url:
+        assert "malformed" in failing(url, ours, model="m")
 
 
-def test_a_server_that_takes_too_long(ours):
-    """A time-out is a message; it is tried again first."""
-    with serving(ours, slow(0.6)) as url:
-        assert "cannot be reached" in failing(url, ours, model="m", timeout=0.1)
+@pytest.mark.parametrize("usage", [None, [], 5, {}, {"prompt_tokens": "3"}, {"prompt_tokens": True}])
+def test_usage_that_is_not_reported(ours, usage):
+    """Anything but a number of tokens is none."""
+    with serving(ours, lambda path, body, headers: (200, chat(A, B) | {"usage": usage})) as url:
+        engine = OpenAIEngine(url, ours.reader.tokenizer, model="m")
+        assert engine.ask([1, 2, 3]) == NextTokens({1: -1.0, 2: -2.0}, None)
+
+
+@pytest.mark.parametrize("listed", [5, "x", [], {"data": 5}, {"data": [None]}, {"data": [{"id": 5}]}, {"data": {}}])
+def test_a_list_of_models_that_is_none(ours, listed):
+    """A message, with what the server has sent."""
+    with serving(ours, lambda path, body, headers: (200, listed)) as url:
+        assert "lists no model" in failing(url, ours)
+
+
+def drip(piece, count, pause=0.01):
+    """Yield one piece of bytes again and again."""
+    for _ in range(count):
+        time.sleep(pause)
+        yield piece
+
+
+@pytest.mark.parametrize("case", ["silent", "headers", "body", "chunks", "loading"])
+def test_one_deadline_for_a_request(ours, case):
+    """A server that thinks, drips or asks to be asked later is given up after the time for one request."""
+
+    def handler(path, body, headers):
+        if case == "silent":
+            time.sleep(0.8)
+            return 200, "late"
+        if case == "loading":
+            return 429, "busy", {"Retry-After": "100000"}
+        if case == "headers":
+            return 200, drip(b"X-A: b\r\n", 80)
+        more = {"Transfer-Encoding": "chunked"} if case == "chunks" else {"Content-Length": "100000"}
+        return 200, drip(b"1\r\n \r\n" if case == "chunks" else b" ", 80), more
+
+    begun = time.monotonic()
+    with serving(ours, handler) as url:
+        message = failing(url, ours, model="m", timeout=0.3)
+        assert time.monotonic() - begun < 0.75
+    assert ("100,000 seconds" if case == "loading" else "cannot be reached") in message
+
+
+def test_one_size_for_an_answer(ours, monkeypatch):
+    """No more than the largest answer is read, and nothing is decompressed."""
+    sent = []
+
+    def endless():
+        for _ in range(100):
+            sent.append(1)
+            yield b" " * 2**20
+
+    with serving(ours, lambda path, body, headers: (200, endless())) as url:
+        assert "too large" in failing(url, ours, model="m")
+    assert len(sent) < 20
+    zipped = {"Content-Encoding": "gzip"}
+    with serving(ours, lambda path, body, headers: (200, "x", zipped)) as url:
+        assert "compressed" in failing(url, ours, model="m")
 
 
 def test_no_server(ours):
@@ -118,7 +223,8 @@ def test_a_server_that_is_loading_is_asked_again(ours):
         seen.append(path)
         return (503, "loading") if len(seen) < 3 else None
 
-    with serving(ours, loading) as url, OpenAIEngine(url, ours.reader.tokenizer, model="m") as engine:
+    with serving(ours, loading) as url:
+        engine = OpenAIEngine(url, ours.reader.tokenizer, model="m")
         assert len(engine.ask([1, 2, 3]).top) == 20
     assert len(seen) == 3
 
@@ -131,7 +237,8 @@ def test_fields_that_a_server_refuses_are_left_out(ours):
             return 400, {"error": f"unknown field {field}"}
         return (400, {"error": "logprobs is at most 5"}) if body["logprobs"] > 5 else None
 
-    with serving(ours, strict) as url, OpenAIEngine(url, ours.reader.tokenizer, model="m") as engine:
+    with serving(ours, strict) as url:
+        engine = OpenAIEngine(url, ours.reader.tokenizer, model="m")
         assert len(engine.ask([1, 2, 3]).top) == 20
 
 
@@ -140,7 +247,6 @@ def test_a_prompt_that_is_too_long(ours):
     said = {"error": {"message": "request exceeds the available context size"}}
     with (
         serving(ours, lambda path, body, headers: (400, said)) as url,
-        OpenAIEngine(url, ours.reader.tokenizer, model="m") as engine,
         pytest.raises(TooLong, match="does not fit"),
     ):
-        engine.ask([1, 2, 3])
+        OpenAIEngine(url, ours.reader.tokenizer, model="m").ask([1, 2, 3])

@@ -10,9 +10,8 @@ import ropewalk as rw
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.rope.scaling import DynamicNTK, YaRN
-from ropewalk.verification.faults import ClampedPositions
-from ropewalk.verification.hypotheses import Hypothesis
-from ropewalk.verification.ours import OurEngine
+from ropewalk.verification.engine import OurEngine
+from ropewalk.verification.hypotheses import ClampedPositions, Hypothesis
 from ropewalk.verification.predictions import Predictions
 
 IDS = list(range(40, 100))

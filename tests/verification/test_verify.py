@@ -1,9 +1,10 @@
-"""`rw.verify` on engines that do what they should, and on engines with one fault each."""
+"""Test `rw.verify` on engines that do what they should, and on engines with one fault each."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -12,11 +13,15 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
-from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
-from ropewalk.verification.expectation import expected_positions
-from ropewalk.verification.faults import ClampedPositions, RestartedPositions
-from ropewalk.verification.ours import OurEngine
+from ropewalk.verification.engine import NextTokens, NoAnswer, OurEngine, TooLong
+from ropewalk.verification.hypotheses import ClampedPositions, RestartedPositions, expected_positions
 from tests.verification.fake_server import serving
+
+
+@pytest.fixture(scope="module")
+def verify(tmp_path_factory):
+    """`rw.verify`; all tests share our own predictions."""
+    return partial(rw.verify, state=tmp_path_factory.mktemp("verify"))
 
 
 def under(model, *, rope=None, extension=None):
@@ -37,9 +42,9 @@ CASES = {
 MORE = pytest.mark.thorough
 
 
-def test_as_expected(small):
+def test_as_expected(small, verify):
     """The same rope: all others are refuted, and the verdict says how far it reaches."""
-    found = rw.verify(small, OurEngine(small))
+    found = verify(small, OurEngine(small))
     assert found.outcome.sentence == "As expected, for prompts of up to 256 tokens: plain RoPE (theta 10000)."
     assert found.exit_status == 0
     assert max(question.tokens for question in found.questions) <= 256
@@ -50,9 +55,9 @@ def test_as_expected(small):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[MORE] * (n > 1)) for n, name in enumerate(CASES)])
-def test_another_rope_is_named(small, name):
+def test_another_rope_is_named(small, name, verify):
     """One fault each, exit status 1."""
-    found = rw.verify(small, under(small, rope=CASES[name]))
+    found = verify(small, under(small, rope=CASES[name]))
     assert found.outcome.kind == "other"
     assert found.outcome.applied == (name,)
     assert found.exit_status == 1
@@ -70,25 +75,25 @@ def test_another_rope_is_named(small, name):
         pytest.param({"interleaved": True}, "no scaling, the other pairing", marks=MORE),
     ],
 )
-def test_a_scaling_that_goes_wrong(small, fault, name):
+def test_a_scaling_that_goes_wrong(small, fault, name, verify):
     """Expected YaRN 4, as a block of config.json would say it."""
     block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-    found = rw.verify(small, under(small, rope=fault), expect=json.dumps(block))
+    found = verify(small, under(small, rope=fault), expect=json.dumps(block))
     assert found.outcome.kind == "other"
     assert name in found.outcome.applied
     assert "instead of yarn (factor 4" in found.outcome.sentence
 
 
-def test_a_right_scaling(small):
+def test_a_right_scaling(small, verify):
     """YaRN 4 where YaRN 4 is expected."""
-    assert rw.verify(small, under(small, rope=YARN), expect="yarn:4").outcome.kind == "as expected"
+    assert verify(small, under(small, rope=YARN), expect="yarn:4").outcome.kind == "as expected"
 
 
-def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small):
+def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small, verify):
     """Dynamic NTK equals plain within it: a verdict from shorter prompts would be worth nothing."""
     dynamic = under(small, rope={"scaling": DynamicNTK(1.0)})
-    assert rw.verify(small, dynamic, expect="dynamic:4").outcome.kind == "as expected"
-    found = rw.verify(small, OurEngine(small), expect="dynamic:4")
+    assert verify(small, dynamic, expect="dynamic:4").outcome.kind == "as expected"
+    found = verify(small, OurEngine(small), expect="dynamic:4")
     assert found.outcome.kind == "other"
     assert found.outcome.applied[0] == "no scaling"
     assert max(question.tokens for question in found.questions) > 256
@@ -101,15 +106,15 @@ def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small):
         pytest.param(RestartedPositions(256), "positions begun again after 256", marks=MORE),
     ],
 )
-def test_positions_that_end_at_a_length(small, rule, name):
+def test_positions_that_end_at_a_length(small, rule, name, verify):
     """Found where prompts beyond it are asked for."""
-    found = rw.verify(small, under(small, extension=rule), up_to=400)
+    found = verify(small, under(small, extension=rule), up_to=400)
     assert (found.outcome.kind, found.outcome.applied) == ("other", (name,))
 
 
-def test_not_told_apart_for_want_of_length(small):
+def test_not_told_apart_for_want_of_length(small, verify):
     """Positions held at 256 cannot be seen in prompts of 200 tokens: never "as expected"."""
-    found = rw.verify(small, OurEngine(small), up_to=400, max_tokens=200)
+    found = verify(small, OurEngine(small), up_to=400, max_tokens=200)
     assert found.outcome.kind == "undecided"
     assert found.exit_status == 2
     assert "positions held at 256" in found.outcome.candidates
@@ -118,7 +123,7 @@ def test_not_told_apart_for_want_of_length(small):
 
 
 @MORE
-def test_a_context_that_ends_first(small):
+def test_a_context_that_ends_first(small, verify):
     """The same where the engine's own context is short."""
 
     class Short(OurEngine):
@@ -127,7 +132,7 @@ def test_a_context_that_ends_first(small):
                 raise TooLong("too long", cure="-")
             return super().ask(input_ids)
 
-    found = rw.verify(small, Short(small), up_to=400)
+    found = verify(small, Short(small), up_to=400)
     assert found.outcome.kind == "undecided"
 
 
@@ -142,15 +147,15 @@ class Silent(OurEngine):
         return super().ask(input_ids)
 
 
-def test_a_prompt_without_an_answer_is_passed_over(small):
+def test_a_prompt_without_an_answer_is_passed_over(small, verify):
     """llama.cpp says nothing with half a character; only an engine that never answers is refused."""
-    found = rw.verify(small, Silent(small))
+    found = verify(small, Silent(small))
     assert found.outcome.kind == "as expected"
     assert all(question.tokens % 2 for question in found.questions)
     engine = Silent(small)
     engine.step = 1
     with pytest.raises(NoAnswer):
-        rw.verify(small, engine)
+        verify(small, engine)
 
 
 class Noisy(OurEngine):
@@ -166,61 +171,116 @@ class Noisy(OurEngine):
         return NextTokens({token: value + float(e) for (token, value), e in zip(top.items(), noise, strict=True)})
 
 
-def test_noise_is_estimated(small):
+def test_noise_is_estimated(small, verify):
     """At 0.1 nats plain is still told from all that differs by more; the noise is measured."""
-    found = rw.verify(small, Noisy(small, 0.1))
+    found = verify(small, Noisy(small, 0.1))
     assert found.outcome.kind in ("as expected", "undecided")
     assert found.outcome.applied[0] == "plain RoPE (theta 10000)"
     assert 0.04 < found.noise < 0.16
 
 
 @pytest.mark.parametrize("theta", [10_700.0, pytest.param(14_000.0, marks=MORE), pytest.param(27_000.0, marks=MORE)])
-def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta):
+def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta, verify):
     """A theta between those of the set: near to what is expected or not, it is none of these."""
-    found = rw.verify(small, under(small, rope={"theta": theta}))
+    found = verify(small, under(small, rope={"theta": theta}))
     assert found.outcome.kind == "none"
     assert found.exit_status == 1
 
 
-def test_other_weights_are_none_of_these(small):
+def test_other_weights_are_none_of_these(small, verify):
     """An engine that serves another model."""
     torch.manual_seed(1)
     other = type(small)(small.config)
     other.tokenizer = small.tokenizer
-    found = rw.verify(small, OurEngine(other.eval()))
+    found = verify(small, OurEngine(other.eval()))
     assert found.outcome.kind == "none"
     assert str(found).startswith(
-        "Neither plain RoPE (theta 10000) nor anything else that was tried explains the answers. After a"
+        "Neither plain RoPE (theta 10000) nor any other hypothesis explains the answers. After a"
     )
 
 
-def test_another_tokenizer_is_said_first(small):
+def test_another_tokenizer_is_said_first(small, verify):
     """No prompt is asked."""
 
     class Shifted(OurEngine):
         def token_ids(self, text):
             return [token + 1 for token in super().token_ids(text)][1:]
 
-    found = rw.verify(small, Shifted(small))
+    found = verify(small, Shifted(small))
     assert (found.outcome.kind, found.exit_status, found.questions) == ("tokens", 1, ())
     assert "tokens instead of" in found.outcome.sentence
 
 
-def test_an_engine_that_adds_a_token_is_refused(small):
+def test_an_engine_that_adds_a_token_is_refused(small, verify):
     """Its count of the prompt is not that of the ids sent."""
 
     class Adds(OurEngine):
         def ask(self, input_ids):
             return dataclasses.replace(super().ask(input_ids), prompt_tokens=len(input_ids) + 1)
 
-    with pytest.raises(RopeError, match="another number of tokens"):
-        rw.verify(small, Adds(small))
+    with pytest.raises(RopeError, match="different number of tokens"):
+        verify(small, Adds(small))
 
 
-def test_over_http(small):
+class Cutting(OurEngine):
+    """An engine that computes the last `kept` tokens of a prompt, and does not report how many it reads."""
+
+    kept = 10**6
+
+    def ask(self, input_ids):
+        return NextTokens(super().ask(input_ids[-self.kept :]).top)
+
+
+@pytest.mark.parametrize("kept", [200, 250])
+def test_an_engine_that_cuts_prompts_is_not_as_expected(small, kept, verify):
+    """It fits in the prompts that decide, of up to 192 tokens; longer ones are asked before a verdict covers them."""
+    engine = Cutting(small)
+    engine.kept = kept
+    found = verify(small, engine)
+    assert (found.outcome.kind, found.exit_status) == ("none", 1)
+    assert "does the engine cut its prompts?" in found.outcome.sentence
+
+
+def test_an_engine_that_reports_no_length_is_trusted_less(small, verify):
+    """The verdict covers prompts whose ends alone are shown not to explain the answers."""
+    found = verify(small, Cutting(small))
+    assert found.outcome.kind == "as expected"
+    assert max(question.tokens for question in found.questions) == 256
+    assert found.outcome.up_to == 224
+    assert "may cut longer prompts" in found.outcome.sentence
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_verdict_covers_the_longest_prompt(small, counted, verify):
+    """An engine whose context is too short for the length of the verdict; it may also cut what it answers."""
+
+    class Short(OurEngine):
+        def ask(self, input_ids):
+            if len(input_ids) > 200:
+                raise TooLong("too long", cure="-")
+            answer = super().ask(input_ids)
+            return answer if counted else NextTokens(answer.top)
+
+    found = verify(small, Short(small))
+    assert max(question.tokens for question in found.questions) == 192
+    if counted:
+        assert found.outcome.sentence.startswith("As expected, for prompts of up to 192 tokens")
+    else:
+        assert found.exit_status == 2
+        assert "on the ends of prompts" in found.outcome.sentence
+
+
+def test_the_record_is_strict_json(small, verify):
+    """NaN and infinity become null."""
+    found = dataclasses.replace(verify(small, OurEngine(small)), noise=float("nan"), seconds=float("inf"))
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert document["noise"] is document["seconds"] is None
+
+
+def test_over_http(small, verify):
     """The whole way through a server, by its URL."""
     with serving(under(small, rope=YARN), style="vllm") as url:
-        found = rw.verify(small, url)
+        found = verify(small, url)
     assert found.outcome.applied == ("yarn 4",)
     assert found.tokenisation.startswith("the same")
     document = json.loads(json.dumps(found.to_json()))
@@ -229,7 +289,7 @@ def test_over_http(small):
 
 
 @MORE
-def test_sliding_layers_that_are_scaled(small):
+def test_sliding_layers_that_are_scaled(small, verify):
     """Scaling on full layers alone is expected; an engine puts it on all."""
     scaled = dataclasses.replace(small.config.ropes[0], scaling=YaRN(4.0, 256))
     plain = small.config.ropes[0]
@@ -238,8 +298,8 @@ def test_sliding_layers_that_are_scaled(small):
     model.load_state_dict(small.state_dict())
     model.tokenizer = small.tokenizer
     model.eval()
-    assert rw.verify(model, OurEngine(model), trained_length=256).outcome.kind == "as expected"
-    found = rw.verify(model, OurEngine(model.with_positions(rope=(scaled, scaled))), trained_length=256)
+    assert verify(model, OurEngine(model), trained_length=256).outcome.kind == "as expected"
+    found = verify(model, OurEngine(model.with_positions(rope=(scaled, scaled))), trained_length=256)
     assert found.outcome.applied == ("scaling on all layers",)
 
 
@@ -254,18 +314,17 @@ def test_expectations_that_are_none(expect):
         expected_positions(positions, expect, 256)
 
 
-def test_unknown_engine(small):
+def test_unknown_engine(small, verify):
     """The names that there are."""
     with pytest.raises(RopeError, match="unknown engine"):
-        rw.verify(small, "onnx")
+        verify(small, "onnx")
 
 
 def test_an_engine_that_needs_another_checkpoint(tmp_path):
     """llama.cpp reads files, transformers folders."""
     file = tmp_path / "a.gguf"
     file.write_bytes(b"")
-    from ropewalk.verification.llama_cpp import llama_cpp_server
-    from ropewalk.verification.transformers_engine import TransformersEngine
+    from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
 
     with pytest.raises(RopeError, match="started from a Hugging Face folder"):
         TransformersEngine.load(file)

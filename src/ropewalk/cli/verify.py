@@ -1,9 +1,10 @@
-"""`ropewalk verify`: which rotary embedding an engine really applies to a model."""
+"""Run `ropewalk verify`: find out which rotary embedding an engine really applies to a model."""
 
 from __future__ import annotations
 
-import json
 import os
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
     from ropewalk.verification.outcome import Verification
 
-SHOWN = 12  # rows of the table; --json has all
+SHOWN = 12  # rows of the table; --json contains all
+QUIET = 10.0  # seconds between two lines of progress
 
 
 def verify(
@@ -27,10 +29,10 @@ def verify(
     ],
     expect: Annotated[
         str | None,
-        typer.Option(help='What it should apply: "plain", "yarn:4", or a JSON block [default: what the config says].'),
+        typer.Option(help='What it should apply: "plain", "yarn:4", or a JSON block [default: the config].'),
     ] = None,
     up_to: Annotated[
-        int | None, TOKENS, typer.Option(help="The verdict speaks of prompts of so many tokens [default: trained, 1k].")
+        int | None, TOKENS, typer.Option(help="The longest prompt that the verdict covers [default: trained, 1k].")
     ] = None,
     max_tokens: Annotated[int, TOKENS, typer.Option(help="The longest prompt that is sent.")] = 4096,
     text: Annotated[Path | None, typer.Option(help="A UTF-8 file that prompts are taken from.")] = None,
@@ -38,11 +40,11 @@ def verify(
         str | None, typer.Option(help="The model's name on the server [default: the first that it lists].")
     ] = None,
     trained_length: Annotated[
-        int | None, TOKENS, typer.Option(help="Trained length in tokens, where the config does not say.")
+        int | None, TOKENS, typer.Option(help="Trained length in tokens, if the config does not contain it.")
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Keep our own predictions here: the next check is quick [default: the user's cache]."),
+        typer.Option(help="Save our own predictions here: the next check is quick [default: the user's cache]."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
     figure: Annotated[
@@ -51,8 +53,8 @@ def verify(
 ) -> None:
     """Find out which rotary embedding an engine really applies to a model.
 
-    A few prompts are sent for one token each; the log-probabilities are held against our own under each hypothesis.
-    The exit status is 0 as expected, 1 for anything else, 2 where it cannot be told. A key is read from OPENAI_API_KEY.
+    Sends a few prompts for one token each and compares the log-probabilities with our own under each hypothesis. The
+    exit status is 0 as expected, 1 for anything else, 2 if undecided. A key is taken from OPENAI_API_KEY.
     """
     from rich.console import Console
 
@@ -75,8 +77,9 @@ def verify(
         served_name=served_name,
         trained_length=trained_length,
         state=state or _cache(),
+        progress=None if sys.stderr.isatty() else _Lines(),
     )
-    document = json.loads(json.dumps(found.to_json()))
+    document = found.to_json()
     print_verification(Console(), found)
     if json_file is not None:
         write_json(json_file, document, indent=1)
@@ -88,8 +91,31 @@ def verify(
     raise typer.Exit(found.exit_status)
 
 
+class _Lines:
+    """Print progress on standard error, if that is no terminal: the estimates, and at most one line in ten seconds."""
+
+    def __init__(self) -> None:
+        self._printed = time.monotonic()
+
+    def expect(self, tokens: int) -> None:
+        """Begin a stage."""
+
+    def begin(self, description: str, tokens: int) -> None:
+        """Begin a piece of work."""
+        if time.monotonic() - self._printed >= QUIET:
+            self.line(f"verify: {description}")
+
+    def advance(self, tokens: int) -> None:
+        """Finish a part of the work."""
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        self._printed = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
 def _cache() -> Path | None:
-    """A folder of the user's cache; None where it cannot be written to: a check in a container needs none."""
+    """Return a folder of the user's cache; None if it is not writable, as in some containers."""
     from ropewalk.ledger import cache_folder
 
     folder = cache_folder("verify", "")
@@ -101,7 +127,7 @@ def _cache() -> Path | None:
 
 
 def print_verification(console: Console, found: Verification) -> None:
-    """The verdict, the table of the hypotheses that fit best, and what it took."""
+    """Print the verdict, the table of the hypotheses that fit best, and the cost."""
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked

@@ -1,1 +1,1 @@
-"""Which rotary embedding an engine really applies: asked from outside, by a few log-probabilities."""
+"""Find out which rotary embedding an engine really applies, from outside, by a few log-probabilities."""

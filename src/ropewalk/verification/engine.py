@@ -1,49 +1,63 @@
-"""`Engine`: what verifying needs of something that serves a model, and the one place that opens it."""
+"""Define what `verify` needs of something that runs a model, and offer our own decoder in that form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.decoder import Decoder
+from ropewalk.readers.adapters import reader_of
 
-TOP = 20  # log-probabilities asked for: what llama.cpp, vLLM and SGLang give unless told otherwise
+TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default
+LEAST, MOST = -1e6, 1.0  # nats: vLLM writes -9999 for minus infinity; rounding and noise may lead above 0
 
 
 @dataclass(frozen=True)
 class NextTokens:
-    """What an engine says of the next token: log-probabilities in nats by token id, and how many tokens it has read.
+    """Hold an engine's answer: log-probabilities of the next token in nats by token id, and the prompt's length.
 
-    `prompt_tokens` is None where it does not say.
+    **Arguments:**
+    - `top`: at least two tokens.
+    - `prompt_tokens`: how many tokens the engine has read; None if it does not report that.
+
+    **Raises:** `RopeError` for ids and numbers that cannot be right. Every engine's answer passes this check.
     """
 
     top: Mapping[int, float]
     prompt_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        for token, value in self.top.items():
+            sound = isinstance(value, int | float) and not isinstance(value, bool) and LEAST <= value <= MOST
+            if not sound or not isinstance(token, int) or token < 0:
+                raise RopeError(
+                    "verify: the engine's answer is malformed.",
+                    facts={"log-probability": value if isinstance(value, float) else type(value).__name__},
+                    cure="Update the engine: it must return finite log-probabilities, by token ids or texts.",
+                )
+
 
 @runtime_checkable
 class Engine(Protocol):
-    """Something that serves a model: a server on the network, or a library in this process."""
+    """Run a model: a server on the network, or a library in this process."""
 
     @property
     def name(self) -> str:
-        """What reports call it: no keys, no folders."""
+        """Return the name that reports use, without keys and folders."""
 
     def token_ids(self, text: str) -> list[int] | None:
-        """The ids of a text without special tokens, by the engine's own tokenizer; None where it has no words for it.
+        """Return the ids of a text without special tokens, by the engine's own tokenizer; None if it offers none.
 
-        Raises `RopeError` where the engine cannot be reached.
+        **Raises:** `RopeError` if the engine cannot be reached.
         """
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """The likeliest next tokens after these ids.
+        """Return the likeliest next tokens after these ids.
 
-        Raises `RopeError` where the engine cannot be reached or refuses; `NoAnswer` where there are no log-
-        probabilities, and `TooLong` where the prompt does not fit its context.
+        **Raises:** `RopeError` if the engine cannot be reached or refuses; `NoAnswer` if it returns no
+        log-probabilities; `TooLong` if the prompt does not fit its context.
         """
 
 
@@ -52,50 +66,23 @@ class TooLong(RopeError):
 
 
 class NoAnswer(RopeError):
-    """No log-probabilities after this prompt: llama.cpp keeps them with a token that is half a character."""
+    """The engine returns no log-probabilities after this prompt, as llama.cpp does for half a character."""
 
 
-def open_engine(
-    engine: object, model: str | Path, tokenizer: Tokenizer, *, served_name: str | None = None
-) -> AbstractContextManager[Engine]:
-    """An engine for the time of a `with` block.
+class OurEngine:
+    """Offer a `Decoder` as an `Engine`, for examples and tests. The positions of `model` are those that it applies."""
 
-    - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", a live transformers
-      model, or an `Engine`.
-    - `model`: the checkpoint that "transformers" and "llama.cpp" open. `served_name`: the model's name on the server;
-      None takes the first that it lists.
+    name = "ropewalk"
 
-    Raises `RopeError` for anything else, and where it cannot be opened.
-    """
-    from ropewalk.verification.llama_cpp import llama_cpp_server
-    from ropewalk.verification.openai_engine import OpenAIEngine
-    from ropewalk.verification.transformers_engine import TransformersEngine, is_transformers_model
+    def __init__(self, model: Decoder) -> None:
+        self.reader = reader_of(model)
 
-    if isinstance(engine, str) and engine.startswith(("http://", "https://")):
-        return OpenAIEngine(engine, tokenizer, model=served_name)
-    if engine == "transformers":
-        return TransformersEngine.load(model)
-    if engine == "llama.cpp":
-        return llama_cpp_server(model, tokenizer)
-    if is_transformers_model(engine):
-        return TransformersEngine(engine)
-    if isinstance(engine, Engine):
-        return _Open(engine)
-    raise RopeError(
-        "verify: unknown engine.",
-        facts={"engine": engine},
-        cure='Pass the URL of a server ("http://localhost:8000"), "transformers" or "llama.cpp".',
-    )
+    def token_ids(self, text: str) -> list[int] | None:
+        """Return the ids by the model's tokenizer."""
+        tokenizer = self.reader.tokenizer
+        return None if tokenizer is None else tokenizer.encode(text)
 
-
-class _Open(AbstractContextManager[Engine]):
-    """An engine that the caller opens and closes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def __enter__(self) -> Engine:
-        return self.engine
-
-    def __exit__(self, *error: object) -> None:
-        return None
+    def ask(self, input_ids: Sequence[int]) -> NextTokens:
+        """Return the likeliest next tokens."""
+        top = self.reader.prefix(input_ids, seq_len=len(input_ids)).top(TOP)
+        return NextTokens(dict(top), len(input_ids))

@@ -1,35 +1,72 @@
-"""What an engine may be doing instead of what it should: each fault as positions that our own decoder can take."""
+"""List what an engine may apply, each as positions that our own decoder takes; what it should apply comes first."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 from ropewalk.attention.extensions import Extension
+from ropewalk.attention.extensions.base import Region, Rule, check_tokens, next_index, zero_index
 from ropewalk.errors import RopeError
-from ropewalk.methods import METHODS, Reach
+from ropewalk.methods import METHODS, Reach, main_rope, method_named
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
 from ropewalk.rope.rules.block import TRAINED_KEY
 from ropewalk.rope.scaling import Scaling, Stacked
-from ropewalk.verification.faults import ClampedPositions, RestartedPositions
 
+LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
 FACTORS = (2.0, 4.0, 8.0)
 THETAS = (1e4, 1e5, 5e5, 1e6)
-NEAR = (0.8, 1.25)  # times the expected theta or factor: so close the answers must come to it
-CHUNKS = (512, 2048)  # tokens of one forward in engines: where positions of a chunk are taken for those of the row
-_HORIZON = 2**21  # tokens: two hypotheses that are the same as far as this are one
+NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a verdict
+CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
+_HORIZON = 2**21  # tokens: hypotheses that agree up to this length are the same
+
+
+@dataclass(frozen=True)
+class ClampedPositions(Extension):
+    """Hold every position from `length` on at `length - 1`, as a table of cos and sin that is too short does."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        check_tokens("ClampedPositions", 1, length=self.length)
+
+    def regions(self) -> tuple[Region, ...]:
+        return _all_keys(lambda index: index.clamp(max=self.length - 1))
+
+
+@dataclass(frozen=True)
+class RestartedPositions(Extension):
+    """Begin positions at 0 again after every `length` tokens, as an engine that numbers each chunk separately does.
+
+    Keys stay visible across the border, at the distance that their positions give.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        check_tokens("RestartedPositions", 1, length=self.length)
+
+    def regions(self) -> tuple[Region, ...]:
+        return _all_keys(lambda index: index % self.length)
+
+
+def _all_keys(rule: Rule) -> tuple[Region, ...]:
+    """Return one region of every earlier key, with positions by this rule for queries and keys."""
+    return (Region(rule, rule, zero_index, next_index),)
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One thing that an engine may apply: its name, and each layer's positions under it.
+    """Name one thing that an engine may apply, with each layer's positions.
 
-    `unchanged_below`: so many tokens at the beginning of a row its extension leaves as they are.
+    `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
     """
 
     name: str
@@ -37,7 +74,7 @@ class Hypothesis:
     unchanged_below: int = 0
 
     def at(self, length: int) -> tuple[object, ...]:
-        """All that decides what the model computes for a prompt of so many tokens: equal where that is the same."""
+        """Return all that decides what the model computes for a prompt of `length` tokens, to compare hypotheses by."""
         if length not in self._at:
             self._at[length] = tuple(
                 (None if rope is None else _numbers(rope, length), extension if length > self.unchanged_below else None)
@@ -51,7 +88,7 @@ class Hypothesis:
 
     @property
     def borders(self) -> set[int]:
-        """Lengths in tokens after which it may change."""
+        """Return the lengths in tokens after which it may change."""
         lengths = {self.unchanged_below}
         for rope in self.positions.present_ropes:
             lengths |= {rope.original_length or 0, rope.switch_length or 0, rope.max_position_embeddings or 0}
@@ -60,7 +97,7 @@ class Hypothesis:
 
 @lru_cache(4096)
 def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
-    """A rope's pairing, frequencies and attention factor at a length, to ten digits."""
+    """Return a rope's pairing, frequencies and attention factor at a length, to ten digits."""
     first = first_columns_of(rope)
     return (
         rope.interleaved,
@@ -71,7 +108,7 @@ def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
 
 
 def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
-    """The shortest prompt in tokens, up to a border of either, for which the two are not the same; None: there is none.
+    """Return the shortest prompt in tokens, next to a border of either, for which the two differ; None if none does.
 
     >>> from ropewalk.rope.scaling import DynamicNTK
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
@@ -84,36 +121,32 @@ def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
 
 
 def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
-    """Everything that is held against the answers, what is expected first; no two are the same.
+    """Return every hypothesis that answers are compared with, the expected one first; no two are the same.
 
-    - `expected`: what the engine should apply. `trained`: tokens that the model was trained to.
+    The set depends on `expected`: its factor, halved and doubled, its lengths, its layers.
 
-    The set grows from `expected`: its own factor, halved and doubled, its lengths, its layers.
+    **Arguments:**
+    - `expected`: what the engine should apply.
+    - `trained`: the trained length in tokens.
     """
-    first = Hypothesis("as expected", expected, _unchanged_below(expected, trained))
+    extended = any(extension is not None for extension in expected.extensions)  # it may act from the first token on
+    first = Hypothesis("as expected", expected, 0 if extended else trained)
     found = {_key(first): first}
     for hypothesis in _all(expected, trained):
         same = found.setdefault(_key(hypothesis), hypothesis)
-        if (
-            same is not hypothesis and same.name == "scaling twice"
-        ):  # by two factors of 2 it is what one of 4 gives: either may be meant
+        if same is not hypothesis and same.name == "scaling twice":  # two factors of 2 equal one of 4
             found[_key(same)] = dataclasses.replace(same, name=f"{same.name}, which is {hypothesis.name}")
     return list(found.values())
 
 
 def _key(hypothesis: Hypothesis) -> tuple[object, ...]:
     lengths = sorted({2, _HORIZON, *(border + 1 for border in hypothesis.borders)})
-    # a rule that changes only at a border is told from a constant one by its values on both sides of it
+    # the values on both sides of a border distinguish a rule that changes only there from a constant one
     return (
         hypothesis.at(2),
         hypothesis.at(_HORIZON),
         tuple(lengths) if hypothesis.at(2) != hypothesis.at(_HORIZON) else (),
     )
-
-
-def _unchanged_below(positions: Positions, trained: int) -> int:
-    """0 where an extension may act from the first token on."""
-    return trained if all(extension is None for extension in positions.extensions) else 0
 
 
 def _all(expected: Positions, trained: int) -> Iterator[Hypothesis]:
@@ -134,14 +167,14 @@ def _other_pairing(rope: RopeConfig) -> RopeConfig:
 
 
 def _mapped(positions: Positions, change: Callable[[RopeConfig], RopeConfig]) -> Positions:
-    """Each layer's rope changed."""
+    """Change each layer's rope."""
     return dataclasses.replace(
         positions, ropes=tuple(None if rope is None else change(rope) for rope in positions.ropes)
     )
 
 
 def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
-    """What happens to a scaling that is there: twice, on some layers, by another formula, from another length."""
+    """Yield the faults of a scaling: applied twice, on some layers, by another formula, from another length."""
     scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
     if not scaled:
         return
@@ -174,7 +207,8 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
     yield from with_rule("the long factors at every length", lambda rope, rule: _one_list(rule, "long_factor"))
     yield from _some_layers(expected)
     for rope in scaled[:1]:
-        if _follows_length(rope.scaling) and rope.original_length:
+        rule_of = rope.scaling  # frequencies that change with every further token, as those of dynamic NTK do
+        if rule_of is not None and rule_of.needs_seq_len and rule_of.switch_length is None and rope.original_length:
             for times in (1.5, *FACTORS):
                 length = int(times * rope.original_length)
                 yield Hypothesis(f"dynamic scaling fixed at {length} tokens", _mapped(expected, _fixed_at(length)))
@@ -197,7 +231,7 @@ def _attention(rope: RopeConfig, rule: Scaling, power: int) -> Scaling | None:
 
 
 def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:
-    """Lengths that are taken for the original one, and their ratio to it: times the factor, and divided by it."""
+    """Yield wrong original lengths (multiplied and divided by the factor), each with its ratio to the right one."""
     before, after = rope.original_length, rope.scaled_length
     if before and after and after != before:
         yield from ((max(1, round(before * times)), times) for times in (after / before, before / after))
@@ -222,13 +256,8 @@ def _one_list(rule: Scaling, name: str) -> Scaling | None:
 
 
 def _states(rule: Scaling, field: str) -> bool:
-    """Whether the rule has a field of this name."""
+    """Return whether the rule has a field of this name."""
     return field in (one.name for one in dataclasses.fields(rule))  # type: ignore[arg-type]
-
-
-def _follows_length(rule: Scaling | None) -> bool:
-    """Whether its frequencies change with every token more, as those of dynamic NTK do."""
-    return rule is not None and rule.needs_seq_len and rule.switch_length is None
 
 
 def _fixed_at(length: int) -> Callable[[RopeConfig], RopeConfig]:
@@ -246,15 +275,15 @@ def _fixed_at(length: int) -> Callable[[RopeConfig], RopeConfig]:
 
 
 def _some_layers(expected: Positions) -> Iterator[Hypothesis]:
-    """Scaling on full layers alone, on sliding layers alone, and on all, where a model has both."""
+    """Yield scaling on full layers only, on sliding layers only, and on all, if a model has both."""
     sliding = [window is not None for window in expected.sliding_windows]
     rules = {rope.scaling for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope}
     if len(set(sliding)) < 2 or len(rules) != 1:
         return
     (rule,) = rules
     for name, on in (
-        ("scaling on full layers alone", [not slides for slides in sliding]),
-        ("scaling on sliding layers alone", sliding),
+        ("scaling on full layers only", [not slides for slides in sliding]),
+        ("scaling on sliding layers only", sliding),
         ("scaling on all layers", [True] * len(sliding)),
     ):
         ropes = tuple(
@@ -265,7 +294,7 @@ def _some_layers(expected: Positions) -> Iterator[Hypothesis]:
 
 
 def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
-    """Every method at every factor, from the model as it was trained."""
+    """Yield every method at every factor, from the model as it was trained."""
     own = [rope.scaled_length / rope.original_length for rope in expected.present_ropes
            if rope.scaling is not None and rope.scaled_length and rope.original_length]  # fmt: skip
     factors = sorted({factor for factor in (*FACTORS, *(f * x for f in own for x in (0.5, 1.0, 2.0))) if factor > 1.0})
@@ -279,7 +308,7 @@ def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
                 try:
                     positions = method.positions(expected, reach)
                 except RopeError:
-                    continue  # a method that this rope cannot take
+                    continue  # the method does not support this rope
                 where = "" if len(lengths) == 1 else f" from {length}"
                 yield Hypothesis(
                     f"{method.name} {factor:g}{where}{_known_as(method.name, positions)}",
@@ -289,7 +318,7 @@ def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
 
 
 def _known_as(method: str, positions: Positions) -> str:
-    """What configs and engines call it, where that is something else: the theta that it sets, or its rope_type."""
+    """Return the name in configs and engines if it is different: the theta that the method sets, or its rope_type."""
     rules = {rope.scaling for rope in positions.present_ropes if rope.scaling is not None}
     if len(rules) != 1:
         return ""
@@ -301,7 +330,7 @@ def _known_as(method: str, positions: Positions) -> str:
 
 
 def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
-    """Another theta: the usual ones, and those near each rope's own, a tenth and ten times of it."""
+    """Yield other values of theta: the usual ones, and those near each rope's own, a tenth and ten times of it."""
     own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
     thetas = {*THETAS, *(theta * x for theta in own for x in (0.1, *NEAR, 10.0))} - own
 
@@ -314,7 +343,7 @@ def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
 
 
 def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:
-    """Positions held at a length or begun again there; only for models that every layer's extension can describe."""
+    """Yield positions held at a length or begun again there, for models without sliding layers and extensions."""
     if any(window is not None for window in expected.sliding_windows) or not expected.present_ropes:
         return
     if any(extension is not None for extension in expected.extensions):
@@ -325,3 +354,97 @@ def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:
         for name, rule in (("held at", ClampedPositions(length)), ("begun again after", RestartedPositions(length))):
             extensions: tuple[Extension | None, ...] = tuple(rule if rope else None for rope in expected.ropes)
             yield Hypothesis(f"positions {name} {length}", dataclasses.replace(expected, extensions=extensions), length)
+
+
+def expected_positions(own: Positions, expect: str | Positions | None, trained: int) -> Positions:
+    """Return the positions that are expected: the checkpoint's own, or those that `expect` names; see `verify`.
+
+    **Raises:** `RopeError` for an unknown method, an invalid factor or an invalid block.
+
+    >>> rope = RopeConfig(64, interleaved=False, max_position_embeddings=256)
+    >>> expected_positions(Positions((rope,), (None,), (None,)), "yarn:4", 256).ropes[0].scaling.factor
+    4.0
+    """
+    if expect is None or isinstance(expect, Positions):
+        return own if expect is None else expect
+    if expect.lstrip().startswith("{"):
+        return _of_block(own, expect)
+    name, _, factor = expect.partition(":")
+    method = method_named(name)
+    try:
+        target = math.ceil(trained * float(factor)) if factor else trained
+    except ValueError:
+        target = 0
+    if target < trained or (method.extends and target == trained):
+        raise RopeError(
+            "verify: --expect takes a method and its factor above 1, or a block of rope_parameters.",
+            facts={"expect": expect},
+            cure='Write "plain", "yarn:4", or \'{"rope_type": "yarn", "factor": 4.0, ...}\'.',
+        )
+    return method.positions(own, Reach(trained, target))
+
+
+def _of_block(own: Positions, expect: str) -> Positions:
+    """Give every rope the theta and the scaling of a Hugging Face block."""
+    rope = main_rope(own.ropes)
+    try:
+        block = json.loads(expect)
+    except ValueError as error:
+        raise RopeError(
+            "verify: --expect is invalid JSON.", facts={"expect": expect, "error": str(error)},
+            cure='Write it as in config.json: {"rope_type": "yarn", "factor": 4.0, ...}.',
+        ) from error  # fmt: skip
+    if rope is None:
+        raise RopeError("verify: this model has no rope.", facts={"expect": expect}, cure="Omit --expect.")
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "head_dim": rope.head_dim,
+        "hidden_size": rope.head_dim,
+        "num_attention_heads": 1,
+        "max_position_embeddings": rope.max_position_embeddings,
+        "rope_parameters": {"rope_theta": rope.theta, **block},
+    }
+    read = RopeConfig.from_hf(config)
+
+    def changed(old: RopeConfig | None) -> RopeConfig | None:
+        return None if old is None else dataclasses.replace(old, theta=read.theta, scaling=read.scaling, trained=None)
+
+    return dataclasses.replace(own, ropes=tuple(changed(old) for old in own.ropes))
+
+
+def length_to_verify(expected: Positions, trained: int) -> int:
+    """Return the tokens that a verdict covers: the trained length, at most 1,024, or more if the scaling acts later.
+
+    >>> from ropewalk.rope.scaling import DynamicNTK
+    >>> rope = RopeConfig(64, interleaved=False, max_position_embeddings=256, scaling=DynamicNTK(4.0))
+    >>> length_to_verify(Positions((rope,), (None,), (None,)), 256)
+    384
+    """
+    usual = min(trained, LONGEST_DEFAULT)
+    without = dataclasses.replace(
+        expected,
+        ropes=tuple(None if rope is None else rope.unscaled() for rope in expected.ropes),
+        extensions=(None,) * expected.num_layers,
+    )
+    begins = first_difference(Hypothesis("as expected", expected), Hypothesis("plain", without))
+    return usual if begins is None or begins <= usual else begins + max(64, begins // 2 - 1)
+
+
+def described(positions: Positions) -> str:
+    """Describe the ropes in words.
+
+    >>> described(Positions((RopeConfig(64, interleaved=False),), (None,), (None,)))
+    'plain RoPE (theta 10000)'
+    """
+    rope = main_rope(positions.ropes)
+    if rope is None:
+        return "no rotation"
+    extensions = {type(extension).__name__ for extension in positions.extensions if extension is not None}
+    name, numbers = "plain RoPE", []
+    if rope.scaling is not None:
+        name = rope.scaling.rope_type
+        given = {key: getattr(rope.scaling, key, None) for key in ("factor", "original_max_position_embeddings")}
+        numbers = [f"{key} {value:g}" for key, value in given.items() if isinstance(value, int | float)]
+    if not isinstance(rope.theta, tuple) and rope.inv_freq is None:
+        numbers.append(f"theta {rope.theta:.0f}")
+    return name + (f" ({', '.join(numbers)})" if numbers else "") + "".join(f", {name}" for name in sorted(extensions))

@@ -1,36 +1,65 @@
-"""Any server with OpenAI's `/v1/completions` and `logprobs`: llama.cpp, vLLM, SGLang, and others."""
+"""Ask a server with OpenAI's `/v1/completions` and `logprobs`: llama.cpp, vLLM, SGLang, and others."""
 
 from __future__ import annotations
 
+import html
+import http.client
 import json
 import os
+import re
+import socket
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.optional import need
-from ropewalk.verification.engine import TOP, Engine, NextTokens, NoAnswer, TooLong
+from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, TooLong
+from ropewalk.version import __version__
 
 KEY = "OPENAI_API_KEY"
-RETRIES = 3  # of a connection that fails, and of the statuses below: a server that is still loading answers 503
-RETRIED = (429, 502, 503, 504)
-_TOKEN_ID = "token_id:"  # how vLLM writes a token when it is asked for ids
+SECONDS = 120.0  # for one request, including its retries and the pauses between them
+CONNECTING = 10.0  # seconds for one attempt to connect
+LARGEST = 4 * 2**20  # bytes of one answer: 20 log-probabilities take 4 kB, the list of a hub's models 1 MB
+RETRIES, PAUSE = 3, 0.2  # after a failed connection or one of these statuses; seconds, doubled each time
+RETRIED = (429, 502, 503, 504)  # a server that is still loading answers 503
+_TOKEN_ID = "token_id:"  # vLLM's prefix of a token that it returns as an id
 
 
-class OpenAIEngine(AbstractContextManager[Engine]):
-    """A server's completions endpoint; see `ropewalk.verification.engine.Engine`.
+@dataclass(frozen=True)
+class HttpAnswer:
+    """Hold one HTTP answer: its status, its text, and the seconds after which the server wants to be asked again."""
 
-    - `url`: of the server, with or without "/v1"; user and password are refused. `model`: its name there; None takes
-      the first of `/v1/models`.
-    - `tokenizer`: reads the tokens of servers that answer with text. `timeout`: seconds for one answer. `name`: what
-      reports call it; None: its address.
+    status: int
+    text: str
+    retry_after: float = 0.0
 
-    A key is read from the environment variable OPENAI_API_KEY, is sent as a bearer token, and appears in no message and
-    no record. Raises `RopeError` for an address that is none.
+    @cached_property
+    def content(self) -> Any:
+        """Return the decoded JSON; None if the text is no JSON."""
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError):
+            return None
+
+
+class OpenAIEngine:
+    """Ask a server's completions endpoint; see `ropewalk.verification.engine.Engine`.
+
+    **Arguments:**
+    - `url`: the server's address, with or without "/v1". User and password are refused.
+    - `tokenizer`: finds the ids of tokens that a server returns as text.
+    - `model`: its name on the server; None takes the first of `/v1/models`.
+    - `timeout`: seconds for one request, including its retries.
+    - `name`: the name that reports use; None takes the address.
+    - `key`: sent as a bearer token, shown in no message and no record; None reads the variable OPENAI_API_KEY.
+
+    **Raises:** `RopeError` for an invalid address or key.
     """
 
     def __init__(
@@ -39,165 +68,232 @@ class OpenAIEngine(AbstractContextManager[Engine]):
         tokenizer: Tokenizer,
         *,
         model: str | None = None,
-        timeout: float = 120.0,
+        timeout: float = SECONDS,
         name: str | None = None,
+        key: str | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        try:
+            parts = urlsplit(url)
+            scheme, self._host, self._port = parts.scheme, parts.hostname, parts.port
+        except ValueError:  # an open bracket, a port beyond 65,535
+            scheme, self._host = "", None
+        if scheme not in ("http", "https") or not self._host or parts.username or parts.password:
             raise RopeError(
-                "verify: this is no address of a server.",
-                facts={"scheme": parts.scheme, "host": parts.hostname},
-                cure=f"Pass one such as http://localhost:8000; a key belongs in the variable {KEY}.",
+                "verify: invalid address of a server.",
+                facts={"scheme": scheme, "host": self._host},
+                cure=f"Pass one such as http://localhost:8000. Put a key into the variable {KEY}.",
             )
         path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/v1")
-        self.root = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
-        self.tokenizer, self._model, self._name = tokenizer, model, name
-        urllib3 = need("urllib3", extra="verify")
-        self._errors = urllib3.exceptions
-        retry = urllib3.Retry(
-            total=RETRIES, backoff_factor=0.2, status_forcelist=RETRIED, allowed_methods=None, raise_on_status=False
-        )
-        self._pool = urllib3.PoolManager(retries=retry, timeout=urllib3.Timeout(connect=10.0, read=timeout))
+        self.root = urlunsplit((scheme, parts.netloc, path, "", ""))
+        self._path = quote(path, safe="/%~:@!$&'()*+,;=")
+        self._connection = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+        self.tokenizer, self._model, self._name, self._timeout = tokenizer, model, name, timeout
+        self._key = (os.environ.get(KEY, "") if key is None else key).strip()
+        if not all("!" <= character <= "~" for character in self._key):
+            raise RopeError(
+                f"verify: {KEY} contains a space or a character outside ASCII.",
+                facts={"characters": len(self._key)},
+                cure="Set it to the key only.",
+            )
         self._top, self._wants_ids = TOP, True
 
     @property
     def name(self) -> str:
-        """The server's address, unless it was given a name."""
+        """Return the given name, else the server's address."""
         return self._name or self.root
 
     @cached_property
     def model(self) -> str:
-        """The model's name on the server."""
+        """Return the model's name on the server."""
         if self._model is not None:
             return self._model
-        status, content = self._send("GET", "/v1/models")
-        listed = content.get("data") if status == 200 and isinstance(content, Mapping) else None
-        names = [entry["id"] for entry in listed or [] if isinstance(entry, Mapping) and "id" in entry]
-        if not names:
-            raise self._refused(status, content, "verify: the server lists no model.")
-        return str(names[0])
+        answer = self._send("GET", "/v1/models")
+        match answer.content:
+            case {"data": [{"id": str() as name}, *_]} if answer.status == 200:
+                return name
+        raise self._refusal(answer, "verify: the server lists no model.")
 
     def token_ids(self, text: str) -> list[int] | None:
-        """The ids by the server's `/tokenize` (llama.cpp, vLLM); None where it has none."""
+        """Return the ids by the server's `/tokenize` (llama.cpp, vLLM); None if it has none."""
         body = {"model": self.model, "prompt": text, "content": text, "add_special": False, "add_special_tokens": False}
-        status, content = self._send("POST", "/tokenize", body)
-        tokens = content.get("tokens") if status == 200 and isinstance(content, Mapping) else None
-        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-            return None
-        return tokens
+        answer = self._send("POST", "/tokenize", body)
+        match answer.content:
+            case {"tokens": [*tokens]} if answer.status == 200 and all(type(token) is int for token in tokens):
+                return tokens
+        return None
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """The likeliest next tokens after these ids, asked as ids: the server's tokenizer has no part in it."""
+        """Return the likeliest next tokens after these ids. The server's tokenizer is not used: ids are sent."""
         body = {
             "model": self.model,
             "prompt": list(input_ids),
             "max_tokens": 1,
-            "temperature": 1.0,  # engines that scale log-probabilities by it leave them as they are
+            "temperature": 1.0,  # some engines divide log-probabilities by it
             "logprobs": self._top,
         }
         if self._wants_ids:
             body["return_tokens_as_token_ids"] = True  # vLLM's
-        status, content = self._send("POST", "/v1/completions", body)
-        if status in (400, 422):
-            message = json.dumps(content)
-            if self._wants_ids and "return_tokens_as_token_ids" in message:
+        answer = self._send("POST", "/v1/completions", body)
+        if answer.status in (400, 422):
+            if self._wants_ids and "return_tokens_as_token_ids" in answer.text:
                 self._wants_ids = False
                 return self.ask(input_ids)
-            if "logprobs" in message and self._top > 5:
+            if "logprobs" in answer.text and self._top > 5:
                 self._top = 5
                 return self.ask(input_ids)
-            if any(word in message for word in ("context size", "context length", "maximum context", "exceed")):
+            if any(word in answer.text for word in ("context size", "context length", "maximum context", "exceed")):
                 raise TooLong(
                     "verify: the prompt does not fit the engine's context.",
                     facts={"server": self.root, "tokens": len(input_ids)},
                     cure="Start the server with a longer context, or pass a smaller --max-tokens.",
                 )
-        if status != 200:
-            raise self._refused(status, content, "verify: the server refuses the question.")
-        return self._answer(content)
+        if answer.status != 200:
+            raise self._refusal(answer, "verify: the server refuses the request.")
+        return self._next_tokens(answer)
 
-    def _answer(self, content: Any) -> NextTokens:
-        """The log-probabilities of a completion, in the form of OpenAI's completions or of its chat."""
-        choices = content.get("choices") if isinstance(content, Mapping) else None
-        given = choices[0].get("logprobs") if choices else None
-        found: list[tuple[int | None, float]] = []
-        if isinstance(given, Mapping) and given.get("content"):
-            listed = given["content"][0].get("top_logprobs") or []
-            found = [(self._id(entry.get("token"), entry.get("id")), entry["logprob"]) for entry in listed]
-        elif isinstance(given, Mapping) and given.get("top_logprobs"):
-            listed = given["top_logprobs"][0] or {}
-            found = [(self._id(token, None), value) for token, value in listed.items()]
-        top = {token: float(value) for token, value in found if token is not None and value is not None}
+    def _next_tokens(self, answer: HttpAnswer) -> NextTokens:
+        """Return the checked numbers of a completion, in the form of OpenAI's completions or of its chat."""
+        entries: list[tuple[int | None, Any]] = []
+        match answer.content:
+            case {"choices": [{"logprobs": {"content": [{"top_logprobs": [*rows]}, *_]}}, *_]}:
+                for row in rows:
+                    fields = row if isinstance(row, Mapping) else {}
+                    entries.append((self._id(fields.get("token"), fields.get("id")), fields.get("logprob")))
+            case {"choices": [{"logprobs": {"top_logprobs": [{**values}, *_]}}, *_]}:
+                entries = [(self._id(token), value) for token, value in values.items()]
+        for _, value in entries:  # also those of tokens without an id
+            NextTokens({0: value})
+        top = {token: value for token, value in entries if token is not None}
         if len(top) < 2:
             raise NoAnswer(
                 "verify: the server gives no log-probabilities of the likeliest tokens.",
-                facts={"server": self.root, "choice": choices[0] if choices else content},
-                cure="Use an engine whose /v1/completions answers `logprobs` (llama.cpp, vLLM, SGLang).",
+                facts={"server": self.root, "answer": self._shown(answer.text)},
+                cure="Use an engine that supports `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
             )
-        usage = content.get("usage") or {}
-        count = usage.get("prompt_tokens")
-        return NextTokens(top, count if isinstance(count, int) else None)
+        match answer.content:
+            case {"usage": {"prompt_tokens": count}} if type(count) is int:
+                return NextTokens(top, count)
+        return NextTokens(top)
 
-    def _id(self, token: object, given: object) -> int | None:
-        """The id of a token in an answer; None where its text does not say which one it is."""
-        if isinstance(given, int):
-            return given
+    def _id(self, token: object, given: object = None) -> int | None:
+        """Return the id of a token in an answer; None if its text belongs to several, -1 for an id that is none."""
+        if given is not None:
+            return given if type(given) is int else -1
         if not isinstance(token, str):
-            return None
-        if token.startswith(_TOKEN_ID):
-            return int(token.removeprefix(_TOKEN_ID))
-        return self._by_text.get(token)
+            return -1
+        digits = token.removeprefix(_TOKEN_ID)
+        if digits == token:
+            return self._by_text.get(token)
+        return int(digits) if re.fullmatch("[0-9]{1,9}", digits) else -1
 
     @cached_property
     def _by_text(self) -> dict[str, int]:
-        """The id of each text that belongs to one token alone."""
-        found: dict[str, int] = {}
-        twice = set()
+        """Map each text that belongs to exactly one token to its id."""
+        ids: dict[str, int] = {}
+        ambiguous = set()
         for token in range(self.tokenizer.vocab_size):
             text = self.tokenizer.decode([token])
-            if text in found or "\ufffd" in text:
-                twice.add(text)
-            found[text] = token
-        return {text: token for text, token in found.items() if text not in twice}
+            if text in ids or "\ufffd" in text:
+                ambiguous.add(text)
+            ids[text] = token
+        return {text: token for text, token in ids.items() if text not in ambiguous}
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
-        """The status and the content of one answer: JSON, or text where it is none."""
-        headers = {"Accept": "application/json"}
-        if key := os.environ.get(KEY):
-            headers["Authorization"] = f"Bearer {key}"
-        try:
-            if body is None:
-                response = self._pool.request(method, self.root + path, headers=headers)
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpAnswer:
+        """Send a request until it is answered, its retries are used up, or its time is."""
+        deadline = time.monotonic() + self._timeout
+        for attempt in range(RETRIES + 1):
+            pause = PAUSE * 2**attempt
+            answer = failure = None
+            try:
+                answer = self._exchange(method, path, body, deadline)
+            except (OSError, http.client.HTTPException, UnicodeError) as error:
+                failure = type(error).__name__
             else:
-                response = self._pool.request(method, self.root + path, headers=headers, json=dict(body))
-        except self._errors.HTTPError as error:
-            cause = getattr(error, "reason", None) or error
-            raise RopeError(
-                "verify: the server cannot be reached.",
-                facts={"server": self.root, "error": type(cause).__name__},
-                cure="Check that it runs at this address, and that it answers within two minutes.",
-            ) from None
-        text = response.data.decode("utf-8", errors="replace")
-        try:
-            return response.status, json.loads(text)
-        except ValueError:
-            return response.status, text
+                if answer.status not in RETRIED:
+                    return answer
+                pause = max(pause, answer.retry_after)
+            if time.monotonic() + pause >= deadline:
+                break
+            if attempt < RETRIES:
+                time.sleep(pause)
+        if answer is not None:
+            return answer
+        raise RopeError(
+            "verify: the server cannot be reached.",
+            facts={"server": self.root, "error": failure},
+            cure=f"Check that it runs at this address and answers within {self._timeout:g} seconds.",
+        )
 
-    def _refused(self, status: int, content: Any, rule: str) -> RopeError:
-        """The error of a status, with the server's own words; no word of the key."""
-        words = content if isinstance(content, str) else json.dumps(content)
-        if key := os.environ.get(KEY):
-            words = words.replace(key, "***")
+    def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> HttpAnswer:
+        """Send a request once. At the deadline its socket is shut down, whatever the server is doing."""
+        headers = {"Accept": "application/json", "Connection": "close", "User-Agent": f"ropewalk/{__version__}"}
+        data = None
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        if body is not None:
+            headers["Content-Type"], data = "application/json", json.dumps(body).encode()
+        left = deadline - time.monotonic()
+        connection = self._connection(str(self._host), self._port, timeout=min(CONNECTING, left))
+        connection.connect()
+        connection.sock.settimeout(left)
+        watchdog = threading.Timer(deadline - time.monotonic(), _shut, [connection.sock])
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            connection.request(method, self._path + path, data, headers)
+            with connection.getresponse() as response:
+                content = response.read(LARGEST + 1)
+        finally:
+            watchdog.cancel()
+            connection.close()
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+        encoding = response.getheader("Content-Encoding", "identity")
+        if len(content) > LARGEST or encoding.lower() != "identity":
+            raise RopeError(
+                "verify: the server's answer is too large or compressed.",
+                facts={"server": self.root, "bytes, at least": len(content), "encoding": self._shown(encoding)},
+                cure=f"Check the address: an answer takes a few kB, at most {LARGEST >> 20} MiB, uncompressed.",
+            )
+        if response.length:  # the connection was closed before its end
+            raise http.client.IncompleteRead(content, response.length)
+        after = response.getheader("Retry-After", "")
+        seconds = float(after) if re.fullmatch("[0-9]{1,9}", after) else 0.0
+        return HttpAnswer(response.status, content.decode("utf-8", errors="replace"), seconds)
+
+    def _shown(self, text: str) -> str:
+        """Return the beginning of a server's text without the key, in whatever form the text contains it."""
+        if self._key:
+            for form in (self._key, json.dumps(self._key)[1:-1], quote(self._key, safe=""), html.escape(self._key)):
+                text = text.replace(form, "***")
+            decoded = text
+            for _ in range(4):  # a text quoted within a quoted text
+                if _bare(self._key) in _bare(decoded):
+                    return "(not shown: it contains the key)"
+                decoded = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), decoded)
+                decoded = unquote(html.unescape(decoded))
+        return text[:300]
+
+    def _refusal(self, answer: HttpAnswer, rule: str) -> RopeError:
+        """Return the error of a status, with the server's own words."""
         cures = {
             401: f"Set {KEY} to a key of this server.",
             403: f"Set {KEY} to a key that may use this model.",
             404: "Pass the model's name on this server as --served-name; its /v1/models lists them.",
-        }
-        facts = {"server": self.root, "model": self._model, "status": status, "answer": words[:300]}
-        return RopeError(rule, facts=facts, cure=cures.get(status, "Its own log says why."))
+        } | dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to.")
+        cure = cures.get(answer.status, "See the server's own log.")
+        if answer.status in RETRIED and answer.retry_after:
+            cure = f"Run the command again in {answer.retry_after:,.0f} seconds, as the server asks."
+        facts = {"server": self.root, "model": self._model, "status": answer.status}
+        return RopeError(rule, facts=facts | {"answer": self._shown(answer.text)}, cure=cure)
 
-    def __enter__(self) -> OpenAIEngine:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._pool.clear()
+def _bare(text: str) -> str:
+    """Return the printable ASCII characters of a text, without spaces and backslashes."""
+    return re.sub(r"[^!-\[\]-~]", "", text)
+
+
+def _shut(connected: socket.socket) -> None:
+    """Shut a socket down, so that reading it ends in another thread."""
+    with suppress(OSError):
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)

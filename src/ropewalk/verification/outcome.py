@@ -1,27 +1,138 @@
-"""What a check concludes, as data; the sentence is made from it."""
+"""Judge how well each hypothesis explains an engine's answers, and hold what a check concludes from that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ropewalk.verification.evidence import Probe
+import numpy as np
+
+from ropewalk.atomic_io import finite
+from ropewalk.statistics import t_quantile
+from ropewalk.verification.predictions import Prediction, Values
+
+SAME = 1e-3  # nats: the largest difference in float32 of predictions that are the same
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Hold one prompt: its length in tokens, the engine's log-probabilities, and ours under each hypothesis."""
+
+    tokens: int
+    answer: Mapping[int, float]
+    predictions: Mapping[str, Prediction]
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the tokens of the answer."""
+        return list(self.answer)
+
+    @property
+    def given(self) -> Values:
+        """Return the engine's log-probabilities of these tokens."""
+        return np.array(list(self.answer.values()))
+
+    def misfit(self, name: str) -> float:
+        """Return the mean absolute difference in nats between the answer and a hypothesis."""
+        return float(np.abs(self.given - self.predictions[name].of(self.ids)).mean())
+
+
+def misfit(questions: Sequence[Probe], name: str) -> float:
+    """Return the mean misfit in nats over the questions with a prediction of this hypothesis; NaN if there is none."""
+    each = [question.misfit(name) for question in questions if name in question.predictions]
+    return float(np.mean(each)) if each else math.nan
+
+
+def likelihoods(questions: Sequence[Probe], names: Sequence[str]) -> dict[str, float]:
+    """Return the log-likelihood of each hypothesis in nats, relative to the best.
+
+    Errors follow Laplace's distribution, with one draw for each question (the tokens of an answer err together) and the
+    scale that suits each hypothesis best: the likelihood is (mean misfit)^-questions. A hypothesis that was refuted
+    early is compared over the questions that it shares with the best.
+    """
+    best = min(names, key=lambda name: misfit(questions, name))
+    values = {}
+    for name in names:
+        shared = [question for question in questions if name in question.predictions]
+        ratio = max(misfit(shared, name), 1e-9) / max(misfit(shared, best), 1e-9)
+        values[name] = -len(shared) * math.log(ratio)
+    top = max(values.values())
+    return {name: value - top for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Lean:
+    """Hold the position of answers on the line from one hypothesis (0) to another (1).
+
+    `share` is the least-squares estimate, `half` the half width of its interval, and `explained` the part of the
+    first's squared error that it removes. All are None if fewer than three answers distinguish the two.
+    """
+
+    share: float | None = None
+    half: float | None = None
+    explained: float | None = None
+
+    @property
+    def refuted(self) -> bool:
+        """Return whether the answers are nearer to the first, by the whole interval."""
+        return self.share is not None and self.half is not None and self.share + self.half < 0.5
+
+    @property
+    def leaves(self) -> bool:
+        """Return whether the answers left the first along this line, either way: their error is then no noise."""
+        if self.share is None or self.half is None or self.explained is None:
+            return False
+        return self.explained > 0.5 and abs(self.share) > self.half
+
+
+def lean(questions: Sequence[Probe], one: str, other: str, *, comparisons: int) -> Lean:
+    """Return how far the answers lie from `one` towards `other`, over the questions with predictions of both.
+
+    The answers' difference from `one` is projected on the line to `other`; errors at right angles to it do not count.
+    Questions with a larger error than the mean count less, because quantised engines err much after a few prompts. The
+    interval is Student's, with one residual for each question and Bonferroni's correction for `comparisons` at 95 %.
+    """
+    along, across, errors = [], [], []
+    for question in questions:
+        if one not in question.predictions or other not in question.predictions:
+            continue
+        first = question.predictions[one].of(question.ids)
+        way = question.predictions[other].of(question.ids) - first
+        if np.abs(way).max() < SAME:
+            continue
+        along.append(float(way @ (question.given - first)))
+        across.append(float(way @ way))
+        errors.append(float((question.given - first) @ (question.given - first)))
+    if len(across) < 3:
+        return Lean()
+    count, way, error = len(across), np.array(along), np.array(errors)
+    weights = 1.0 / (error + max(float(error.mean()), 1e-30))
+    total = float(weights @ np.array(across))
+    share = float(weights @ way) / total
+    residuals = weights * (way - share * np.array(across))
+    half = math.sqrt(float(residuals @ residuals) * count / (count - 1)) / total
+    explained = share * sum(along) / max(sum(errors), 1e-30)
+    return Lean(share, t_quantile(count - 1, comparisons) * half, explained)
+
 
 Kind = Literal["as expected", "other", "none", "tokens", "undecided"]
-"""As expected; something else; none of the hypotheses; other tokens; not told apart."""
+"""As expected; something else; none of the hypotheses; other tokens; not distinguished."""
 STATUS: dict[Kind, int] = {"as expected": 0, "other": 1, "none": 1, "tokens": 1, "undecided": 2}
 
 
 @dataclass(frozen=True)
 class EngineVerdict:
-    """What was concluded.
+    """Hold the conclusion.
 
-    - `kind`: see `Kind`. `expected`: the expected rope in words. `up_to`: prompts of so many tokens it speaks of.
+    - `kind`: see `Kind`.
+    - `expected`: the expected rope in words.
+    - `up_to`: the longest prompt in tokens that the conclusion covers.
     - `applied`: the hypotheses that explain the answers, the best first.
-    - `candidates`: for "undecided", what is not told apart from the best. `needs`: the length in tokens of prompts that
-      would tell it, or None where more of the same length would.
-    - `detail`: a fact that the kind asks for.
+    - `candidates`: for "undecided", those that are not distinguished from the best.
+    - `needs`: the length in tokens of prompts that would distinguish them; None if more prompts of this length would.
+    - `detail`: a fact about this kind of conclusion, as a sentence.
     """
 
     kind: Kind
@@ -34,24 +145,24 @@ class EngineVerdict:
 
     @property
     def exit_status(self) -> int:
-        """0 as expected, 1 other than expected, 2 not decided."""
+        """Return 0 as expected, 1 other than expected, 2 undecided."""
         return STATUS[self.kind]
 
     @property
     def sentence(self) -> str:
-        """The conclusion in one sentence.
+        """Return the conclusion in one sentence.
 
         >>> EngineVerdict("other", "plain RoPE", 256, applied=("yarn 4",)).sentence
         'Applies yarn 4 instead of plain RoPE.'
         """
         if self.kind == "as expected":
-            return f"As expected, for prompts of up to {self.up_to:,} tokens: {self.expected}."
+            return f"As expected, for prompts of up to {self.up_to:,} tokens: {self.expected}. {self.detail}".rstrip()
         if self.kind == "other":
             return f"Applies {_either(self.applied)} instead of {self.expected}."
         if self.kind == "none":
-            return f"Neither {self.expected} nor anything else that was tried explains the answers. {self.detail}"
+            return f"Neither {self.expected} nor any other hypothesis explains the answers. {self.detail}"
         if self.kind == "tokens":
-            return f"Another tokenizer: {self.detail}"
+            return f"Different tokenizer: {self.detail}"
         cure = "more prompts" if self.needs is None else f"prompts of {self.needs:,} tokens"
         return f"Cannot tell apart {_either(self.applied)} and {_either(self.candidates)}: needs {cure}."
 
@@ -63,12 +174,13 @@ def _either(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class HypothesisFit:
-    """One hypothesis beside the answers.
+    """Hold how well one hypothesis explains the answers.
 
-    - `misfit`: the mean absolute difference in nats. `log_likelihood`: in nats, relative to the best.
-    - `lean`, `lean_half`: how far the answers lie from the best towards it (0 to 1), and the half interval of that.
-    - `questions`: how many were read under it. `differs_from`: the shortest prompt in tokens that it and the best treat
-      differently.
+    - `misfit`: the mean absolute difference in nats.
+    - `log_likelihood`: in nats, relative to the best.
+    - `lean`, `lean_half`: how far the answers lie from the best towards it (0 to 1), and half its interval.
+    - `questions`: the number of prompts with a prediction of it.
+    - `differs_from`: the shortest prompt in tokens for which it and the best differ.
     """
 
     name: str
@@ -82,13 +194,16 @@ class HypothesisFit:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `rw.verify` found.
+    """Hold the result of `rw.verify`.
 
-    - `model`, `engine`: their names. `outcome`: the conclusion.
-    - `standings`: every hypothesis, the best first. `questions`: the prompts and the answers.
-    - `noise`: the engine's error in nats on prompts of one token, which no rope changes; None where not asked.
-    - `tokenisation`: how tokens were compared. `left_out`: hypotheses that our side cannot compute for this model.
-    - `requests`, `seconds`: what it took.
+    - `model`, `engine`: their names.
+    - `outcome`: the conclusion.
+    - `standings`: every hypothesis, the best first.
+    - `questions`: the prompts and the answers.
+    - `noise`: the engine's error in nats on prompts of one token, which no rope changes; None if not measured.
+    - `tokenisation`: how tokens were compared.
+    - `left_out`: hypotheses that our side cannot compute for this model.
+    - `requests`, `seconds`: the cost.
     """
 
     model: str
@@ -104,16 +219,16 @@ class Verification:
 
     @property
     def exit_status(self) -> int:
-        """0 as expected, 1 other than expected, 2 not decided."""
+        """Return 0 as expected, 1 other than expected, 2 undecided."""
         return self.outcome.exit_status
 
     def __str__(self) -> str:
         return self.outcome.sentence
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain data: no keys, and of prompts their lengths alone."""
+        """Return everything as strict JSON can hold it: no keys, and no prompts except their lengths."""
         outcome = self.outcome
-        return {
+        document: dict[str, Any] = finite({
             "kind": "verification",
             "model": self.model,
             "engine": self.engine,
@@ -137,4 +252,5 @@ class Verification:
                 {"tokens": question.tokens, "misfit": {name: question.misfit(name) for name in question.predictions}}
                 for question in self.questions
             ],
-        }
+        })  # fmt: skip
+        return document

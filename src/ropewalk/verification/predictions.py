@@ -1,8 +1,9 @@
-"""What our own decoder says of the next token under each hypothesis, and the prompts at which hypotheses part."""
+"""Compute our own log-probabilities under each hypothesis, and choose the prompts at which hypotheses differ most."""
 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from ropewalk.readers.top import Top
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__
 
-KEPT = 400  # likeliest tokens that are kept of a prediction; the others count as unlikely as the last of them
-DESIGN_TOP = 20  # tokens by which two predictions are compared before an engine is asked
+KEPT = 400  # likeliest tokens of a prediction that are saved; each other token counts as the last of them
+DESIGN_TOP = 20  # tokens by which two predictions are compared to choose prompts
 Values = npt.NDArray[np.float64]
 
 
 class Prediction:
-    """The log-probabilities of the likeliest next tokens, in nats."""
+    """Hold the log-probabilities of the likeliest next tokens, in nats."""
 
     def __init__(self, top: Sequence[tuple[int, float]]) -> None:
         self.values = dict(top)
@@ -30,20 +31,22 @@ class Prediction:
 
     @property
     def likeliest(self) -> list[int]:
-        """The tokens, the likeliest first."""
+        """Return the tokens, the likeliest first."""
         return list(self.values)
 
     def of(self, tokens: Sequence[int]) -> Values:
-        """The log-probability of each of these tokens."""
+        """Return the log-probability of each of these tokens."""
         return np.array([self.values.get(token, self.least) for token in tokens])
 
 
 class Predictions:
-    """What our own model says under each hypothesis, kept by all that it depends on.
+    """Compute predictions of our own model and save them by everything that they depend on.
 
-    - `reader`: our model. `folder`: where predictions are kept for the next run; None keeps them for this one.
+    Hypotheses that agree for a prompt are computed once.
 
-    Two hypotheses that are the same for a prompt are read once.
+    **Arguments:**
+    - `reader`: our model.
+    - `folder`: where predictions are saved for the next run; None keeps them in memory.
     """
 
     def __init__(self, reader: Reader, folder: Path | None = None) -> None:
@@ -54,7 +57,7 @@ class Predictions:
         self._known = {key: top for found in self.ledger.results.values() for key, top in found.items()}
 
     def of(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> dict[int, Prediction]:
-        """What follows the first n of these ids, for each n in `lengths`, under a hypothesis."""
+        """Return the prediction after the first n of these ids, for each n in `lengths`, under a hypothesis."""
         keys = {length: self._key(hypothesis, input_ids[:length]) for length in sorted(lengths)}
         due = [length for length, key in keys.items() if key not in self._known]
         if due:
@@ -70,15 +73,24 @@ class Predictions:
         return fingerprint(at, hypothesis.positions.sliding_windows, list(input_ids))
 
     def _read(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> list[Top]:
-        """One pass over the longest serves all lengths, except where frequencies depend on the length of the prompt: an
-        engine that gets a prompt of n tokens computes those of n."""
+        """Compute all lengths in one pass over the longest prompt, or one by one if frequencies depend on the length.
+
+        **Raises:** `RopeError` if the model returns no finite numbers.
+        """
         under = self.reader.under(hypothesis.positions)
         passes = [[length] for length in lengths] if hypothesis.positions.needs_seq_len else [lengths]
-        return [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
+        tops = [top for ends in passes for top in under.top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])]
+        if not all(math.isfinite(nats) for top in tops for _, nats in top):
+            raise RopeError(
+                "verify: our own forward of this checkpoint returns NaN or infinity.",
+                facts={"model": self.reader.name, "hypothesis": hypothesis.name},
+                cure="Check the checkpoint's weights.",
+            )
+        return tops
 
 
 def _packed(top: Top) -> str:
-    """Token ids as int32 and nats as float32, in base64."""
+    """Encode token ids as int32 and nats as float32, in base64."""
     ids, nats = (np.array(values) for values in zip(*top, strict=True))
     return base64.b64encode(ids.astype("<i4").tobytes() + nats.astype("<f4").tobytes()).decode()
 
@@ -90,13 +102,13 @@ def _unpacked(text: str) -> Top:
 
 
 def distance(one: Prediction, other: Prediction) -> float:
-    """The mean absolute difference in nats, over the tokens that `one` finds likeliest."""
+    """Return the mean absolute difference in nats, over the likeliest tokens of `one`."""
     tokens = one.likeliest[:DESIGN_TOP]
     return float(np.abs(one.of(tokens) - other.of(tokens)).mean())
 
 
 def candidates(first: int, last: int, count: int = 8) -> list[int]:
-    """Lengths from `first` to `last` tokens, evenly spaced.
+    """Return lengths from `first` to `last` tokens, evenly spaced.
 
     >>> candidates(10, 40, 4)
     [10, 20, 30, 40]
@@ -107,9 +119,9 @@ def candidates(first: int, last: int, count: int = 8) -> list[int]:
 def choose(
     predictions: Mapping[str, Mapping[int, Prediction]], reference: str, lengths: Sequence[int], count: int
 ) -> list[int]:
-    """The lengths at which the hypotheses lie furthest from `reference`, the least separated counting most.
+    """Choose the lengths at which the hypotheses differ most from `reference`; the closest ones count most.
 
-    Greedy: each next one adds most to the sum of the square roots of what separates each hypothesis so far.
+    The choice is greedy: each length adds most to the sum over hypotheses of the square root of their distance so far.
     """
     others = [name for name in predictions if name != reference]
     apart = {
@@ -127,9 +139,9 @@ def choose(
 
 
 def stretch(encode: Callable[[str], list[int]], text: str, start: float, tokens: int) -> list[int]:
-    """So many token ids of a text from a place in it: `start` is a share of its length.
+    """Return `tokens` token ids of a text from a place in it, where `start` is a share of its length.
 
-    Raises `RopeError` where the text is too short.
+    **Raises:** `RopeError` if the text is too short.
     """
     begin = int(start * len(text))
     begin = text.find(" ", begin) + 1 if begin else 0

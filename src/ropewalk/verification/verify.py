@@ -1,8 +1,9 @@
-"""`rw.verify`: which rotary embedding an engine really applies to a model."""
+"""Find out which rotary embedding an engine really applies to a model."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,26 +18,44 @@ from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.progress.shown import expect as begin_stage
-from ropewalk.progress.shown import shown
+from ropewalk.progress.shown import say, shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader
-from ropewalk.verification.engine import Engine, NoAnswer, TooLong, open_engine
-from ropewalk.verification.evidence import Lean, Probe, lean, likelihoods, misfit
-from ropewalk.verification.expectation import described, expected_positions, length_to_verify
-from ropewalk.verification.hypotheses import Hypothesis, first_difference, hypotheses
-from ropewalk.verification.outcome import EngineVerdict, HypothesisFit, Kind, Verification
+from ropewalk.verification.adapters import open_engine
+from ropewalk.verification.engine import Engine, NoAnswer, TooLong
+from ropewalk.verification.hypotheses import (
+    Hypothesis,
+    described,
+    expected_positions,
+    first_difference,
+    hypotheses,
+    length_to_verify,
+)
+from ropewalk.verification.outcome import (
+    EngineVerdict,
+    HypothesisFit,
+    Kind,
+    Lean,
+    Probe,
+    Verification,
+    lean,
+    likelihoods,
+    misfit,
+)
 from ropewalk.verification.predictions import Predictions, candidates, choose, stretch
 
-MAX_TOKENS = 4096  # the longest prompt, unless asked for more
-FIRST, GROWTH = 192, 3  # tokens of the first prompts; each further round's are so many times longer
-QUESTIONS, LATER_QUESTIONS = 6, 16  # of the first round, and of each other: what is left by then is close
+MAX_TOKENS = 4096  # the longest prompt by default
+FIRST, GROWTH = 192, 3  # tokens of the first round's prompts, and their growth in each further round
+QUESTIONS, LATER_QUESTIONS = 6, 16  # prompts of the first round and of each other, which compares closer hypotheses
 ROUNDS = 4
+CONFIRMING = 4  # prompts of the length that a verdict covers, if no round asked for that length
+ENDS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of a prompt: what an engine that cuts prompts may keep
 ONE_TOKEN = 4  # prompts of a single token
-NOISE = 3.0  # how many times the error on single tokens a right hypothesis may miss the answers by
-LEAST_NOISE = 0.01  # nats: of half types, whose error grows with the prompt
+NOISE = 3.0  # the largest misfit of a right hypothesis, in units of the error on single tokens
+LEAST_NOISE = 0.01  # nats: half precision's, which grows with the prompt
 OTHER_WEIGHTS = 0.75  # nats on single tokens: a Q4_1 file of a small model has 0.07
-EXACT = 1e-3  # nats: a hypothesis that misses by less has no error to speak of
-CHECKED = 2000  # characters whose tokens are compared
+EXACT = 1e-3  # nats: a smaller misfit is rounding
+CHECKED = 2000  # characters of the text for which tokens are compared
 
 
 def verify(
@@ -52,47 +71,48 @@ def verify(
     state: str | Path | None = None,
     progress: Progress | bool | None = None,
 ) -> Verification:
-    """Which rotary embedding an engine really applies to a model, from the log-probabilities of a few next tokens.
+    """Find out which rotary embedding an engine really applies to a model, from a few log-probabilities.
+
+    The engine's answers are compared with our own forward under each hypothesis.
 
     **Arguments:**
-    - `model`: the checkpoint that the engine should be serving: a folder, a .gguf file, "tiny", a `Decoder` or any
-      `Reader`. Our own forward under each hypothesis is what answers are held against.
+    - `model`: the checkpoint that the engine should run: a folder, a .gguf file, "tiny", a `Decoder` or any `Reader`.
     - `engine`: the URL of a server with OpenAI's `/v1/completions` and `logprobs`; "transformers" or "llama.cpp", which
-      are started here; a live transformers model; or an `Engine`. A key is read from OPENAI_API_KEY.
-    - `expect`: what it should apply. None: what the checkpoint's config says. "plain", "METHOD:FACTOR" such as
-      "yarn:4", a JSON block of `rope_parameters`, or `Positions`.
-    - `up_to`: the verdict speaks of prompts of so many tokens. None: the trained length and at most 1,024, or beyond
-      the length from which on the expected scaling acts.
-    - `max_tokens`: the longest prompt that is sent. `text`: a UTF-8 file that prompts are taken from; None is the
-      packaged novel.
-    - `served_name`: the model's name on the server; None takes the first that it lists.
-    - `trained_length`: tokens, where the config does not say.
-    - `state`: a folder where our own predictions are kept for the next run, by the model and all else that they depend
-      on; None keeps none. `progress`: as the doctor's: None shows a bar on a terminal and in a notebook.
+      are started here; a live transformers model; or an `Engine`. A key is taken from the variable OPENAI_API_KEY.
+    - `expect`: what it should apply: "plain", "METHOD:FACTOR" such as "yarn:4", a JSON block of `rope_parameters`, or
+      `Positions`. Defaults to the checkpoint's own config.
+    - `up_to`: the longest prompt in tokens that the verdict covers. Defaults to the trained length, at most 1,024, or
+      more if the expected scaling acts later. The verdict covers less if the prompts that were answered are shorter.
+    - `max_tokens`: the longest prompt that is sent.
+    - `text`: a UTF-8 file that prompts are taken from. Defaults to the packaged novel.
+    - `served_name`: the model's name on the server. Defaults to the first that the server lists.
+    - `trained_length`: in tokens, if the config does not contain it.
+    - `state`: a folder where our own predictions are saved for the next run. Defaults to none.
+    - `progress`: an object with `begin` and `advance`, True or False. None shows a bar on a terminal and in a notebook.
 
-    **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 2 not decided), `.to_json()`.
-    **Raises:** `RopeError` where the engine cannot be reached, refuses, or gives no log-probabilities.
-    **Numerics:** a hypothesis is refuted where the answers, projected on the line from the best one to it, lie nearer
-    to the best, with a Student interval over prompts; the error is estimated from the answers, so 4-bit engines serve.
+    **Returns:** a `Verification`: `.outcome`, `.exit_status` (0 as expected, 1 other, 2 undecided), `.to_json()`.
+    **Raises:** `RopeError` if the engine cannot be reached, refuses, or returns no or malformed log-probabilities.
+    **Numerics:** a hypothesis is refuted if the answers, projected on the line from the best one to it, are nearer to
+    the best, by Student's interval over prompts. The error is estimated from the answers, so 4-bit engines work.
 
-    >>> from ropewalk.verification.ours import OurEngine
+    >>> from ropewalk.verification.engine import OurEngine
     >>> from ropewalk.checkpoints.load import load
     >>> print(verify("tiny", OurEngine(load("tiny"))))
     As expected, for prompts of up to 256 tokens: plain RoPE (theta 10000).
     """
     begun = time.monotonic()
-    reader = _reader(model)
+    reader = open_reader(model, dtype=torch.float32) if isinstance(model, str | Path) else reader_of(model)
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
-            "verify: this model has no tokenizer, so there are no prompts to ask.",
+            "verify: this model has no tokenizer, which prompts need.",
             facts={"model": reader.name},
             cure="Pass a checkpoint with its tokenizer.",
         )
     trained = trained_length or reader.trained_length
     if trained is None:
         raise RopeError(
-            "verify: the config does not say which length the model was trained to.",
+            "verify: the config does not contain the trained length.",
             facts={"model": reader.name},
             cure="Pass trained_length=... (--trained-length).",
         )
@@ -108,14 +128,8 @@ def verify(
         return dataclasses.replace(check.run(), seconds=time.monotonic() - begun)
 
 
-def _reader(model: Any) -> Reader:
-    if isinstance(model, str | Path):
-        return open_reader(model, dtype=torch.float32)
-    return reader_of(model)
-
-
 class Check:
-    """One run: prompts, answers, and what is still possible. Arguments as `verify`'s, once they are resolved."""
+    """Hold one run: its prompts, its answers, and the hypotheses that are left; takes `verify`'s resolved arguments."""
 
     def __init__(
         self,
@@ -142,11 +156,12 @@ class Check:
         self.alive = self._different()
         self.questions: list[Probe] = []
         self.requests = 0
+        self.counted = True  # whether the engine reports the number of tokens that it has read
         self.noise: float | None = None
         self.limit = max_tokens
 
     def _readable(self, name: str) -> bool:
-        """Whether this reader can be put under a hypothesis: not every library takes methods in attention."""
+        """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
         try:
             self.reader.under(self.all[name].positions)
         except RopeError:
@@ -154,16 +169,21 @@ class Check:
         return True
 
     def _different(self) -> dict[str, Hypothesis]:
-        """What is not the same as expected for every prompt up to `up_to`, and no two that are the same for them."""
-        found: dict[str, Hypothesis] = {}
+        """Return the hypotheses that differ from each other for a prompt of at most `up_to` tokens."""
+        different: dict[str, Hypothesis] = {}
         for hypothesis in self.all.values():
-            lengths = [first_difference(hypothesis, other) for other in found.values()]
+            lengths = [first_difference(hypothesis, other) for other in different.values()]
             if all(length is not None and length <= self.up_to for length in lengths):
-                found[hypothesis.name] = hypothesis
-        return found
+                different[hypothesis.name] = hypothesis
+        return different
 
     def run(self) -> Verification:
-        """Ask until the expected rope is told apart from all others, or another one is shown."""
+        """Ask until the expected rope is distinguished from all others, or refuted."""
+        say(
+            self.progress,
+            f"verify: {len(self.alive)} hypotheses, {QUESTIONS + ONE_TOKEN + 1} to "
+            f"{QUESTIONS + ONE_TOKEN + 1 + (ROUNDS - 1) * LATER_QUESTIONS + CONFIRMING} requests",
+        )
         tokenisation, wrong = self._tokenisation()
         if wrong:
             return self._result(EngineVerdict("tokens", self.expected, self.up_to, detail=wrong), tokenisation)
@@ -177,12 +197,13 @@ class Check:
             asked = self._ask(0.1 + 0.2 * number, first, last)
             if not asked or not self._open() or (number and self.first.name not in self.alive):
                 break
-        return self._result(self._outcome(), tokenisation)
+        outcome = self._outcome()
+        return self._result(self._confirmed(outcome) if outcome.kind == "as expected" else outcome, tokenisation)
 
-    # what is asked
+    # questions
 
     def _rounds(self) -> Iterator[tuple[int, int]]:
-        """The lengths of each round's prompts in tokens, from and to: as short as may tell what is still open."""
+        """Yield the shortest and longest prompt of each round in tokens: as short as may decide what is left."""
         first, last, longest = FIRST // 4, FIRST, max(self.up_to, self.trained)
         for _ in range(ROUNDS):
             last = min(last, max(longest, first + FIRST // 3), self.limit)
@@ -190,29 +211,34 @@ class Check:
                 return
             yield first, last
             needed = min(self._needs(name) for name in self._open())
-            if needed > last:  # only longer prompts can tell
+            if needed > last:  # shorter prompts cannot decide
                 first, last = needed, needed + max(FIRST // 2, needed // 8)
             else:
                 last = max(last, min(GROWTH * last, longest))
                 first = last // 4
 
     def _needs(self, name: str) -> int:
-        """The shortest prompt that a hypothesis and the best one treat differently."""
+        """Return the shortest prompt for which a hypothesis and the best one differ."""
         return first_difference(self.all[self._best()], self.all[name]) or 2
 
     def _ask(self, place: float, first: int, last: int) -> bool:
-        """One round: predictions of what is left, the prompts that part it best, the engine's answers."""
-        ids = [*self.tokenizer.prefix_ids, *stretch(self.tokenizer.encode, self.text, place, last)][:last]
+        """Ask one round: predict under what is left, choose the prompts that decide most, and send them."""
+        ids = self._prompt(place, last)
         lengths = candidates(first, last, 24 if self.questions else 8)
         begin_stage(self.progress, last * len(self.alive))
         read = {}
-        for name, hypothesis in self.alive.items():
-            self.progress.begin(f"what {name} would say after {last:,} tokens", last)
+        begun = time.monotonic()
+        for number, (name, hypothesis) in enumerate(self.alive.items()):
+            self.progress.begin(f"our prediction {number + 1} of {len(self.alive)} for {last:,} tokens: {name}", last)
             read[name] = self.predictions.of(hypothesis, ids, lengths)
             self.progress.advance(last)
-        self.progress.begin(f"asking {self.engine.name}", 0)
+            if not number:
+                seconds = (time.monotonic() - begun) * len(self.alive)
+                say(self.progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
         best = self._best()
-        for length in choose(read, best, lengths, LATER_QUESTIONS if self.questions else QUESTIONS):
+        chosen = choose(read, best, lengths, LATER_QUESTIONS if self.questions else QUESTIONS)
+        for number, length in enumerate(chosen):
+            self.progress.begin(f"request {number + 1} of {len(chosen)} to {self.engine.name}: {length:,} tokens", 0)
             try:
                 answer = self._answer(ids[:length])
             except NoAnswer:
@@ -228,23 +254,81 @@ class Check:
         self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
         return True
 
+    def _prompt(self, place: float, length: int) -> list[int]:
+        """Return a prompt of `length` tokens from a place in the text."""
+        return [*self.tokenizer.prefix_ids, *stretch(self.tokenizer.encode, self.text, place, length)][:length]
+
     def _answer(self, ids: list[int]) -> Mapping[int, float]:
         answer = self.engine.ask(ids)
         self.requests += 1
+        self.counted = self.counted and answer.prompt_tokens is not None
         if answer.prompt_tokens is not None and answer.prompt_tokens != len(ids):
             raise RopeError(
-                "verify: the engine has read another number of tokens than it was sent.",
+                "verify: the engine has read a different number of tokens than it was sent.",
                 facts={"engine": self.engine.name, "sent": len(ids), "read": answer.prompt_tokens},
-                cure="It adds or cuts tokens; switch that off, or use an engine that takes token ids as they are.",
+                cure="It adds or cuts tokens: switch that off, or use an engine that takes token ids unchanged.",
             )
         return answer.top
 
+    def _confirmed(self, outcome: EngineVerdict) -> EngineVerdict:
+        """Ask prompts of the length that the verdict covers, and return the verdict with the length that they show.
+
+        An engine that does not report how many tokens it has read may keep only the end of a prompt. Our predictions
+        for ends of each prompt (`ENDS`) show which of these the answers exclude.
+        """
+        name, shorter, last = self.first.name, self._longest, min(self.up_to, self.limit)
+        if self.counted and shorter >= last:
+            return outcome
+        ids, lengths = self._prompt(0.1 + 0.2 * ROUNDS, last), candidates(last - last // 16, last, CONFIRMING)
+        ends = () if self.counted else tuple(sorted({max(1, int(share * last)) for share in ENDS}))
+        begin_stage(self.progress, last + sum(ends) * len(lengths))
+        self.progress.begin(f"our prediction for {last:,} tokens", last)
+        ours, probes = self.predictions.of(self.first, ids, lengths), []
+        self.progress.advance(last)
+        for length in lengths:
+            predictions = {name: ours[length]}
+            for end in ends:
+                self.progress.begin(f"our prediction for the last {end:,} of {length:,} tokens", end)
+                predictions[str(end)] = self.predictions.of(self.first, ids[length - end : length], [end])[end]
+                self.progress.advance(end)
+            self.progress.begin(f"confirming at {length:,} tokens", 0)
+            try:
+                probes.append(Probe(length, self._answer(ids[:length]), predictions))
+            except (NoAnswer, TooLong):
+                continue
+        if ends == () and not self.counted:  # it has just stopped reporting
+            return self._confirmed(outcome)
+        self.questions += [Probe(probe.tokens, probe.answer, {name: ours[probe.tokens]}) for probe in probes]
+        leans = {end: lean(probes, name, str(end), comparisons=len(ends)) for end in ends}
+        error = misfit(probes, name)
+        if error > self._allowed or (error > EXACT and any(found.leaves for found in leans.values())):
+            detail = (
+                f"{self.expected} explains {len(self.questions) - len(probes)} prompts, but misses {len(probes)} more, "
+                f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average: does the engine "
+                "cut its prompts?"
+            )
+            return EngineVerdict("none", self.expected, self.up_to, applied=outcome.applied, detail=detail)
+        shown = min(self._longest, self.up_to)
+        excluded = list(itertools.takewhile(lambda end: leans[end].refuted, ends))
+        if ends and not excluded:
+            cut = (f"{self.expected} on the ends of prompts",)
+            return dataclasses.replace(outcome, kind="undecided", candidates=cut)
+        if ends:
+            detail = "The engine does not report how many tokens it reads, so it may cut longer prompts."
+            return dataclasses.replace(outcome, up_to=min(shown, excluded[-1]), detail=detail)
+        return dataclasses.replace(outcome, up_to=shown)
+
+    @property
+    def _longest(self) -> int:
+        """Return the longest prompt that was answered, in tokens."""
+        return max((question.tokens for question in self.questions), default=1)
+
     def _tokenisation(self) -> tuple[str, str]:
-        """How tokens were compared, and what differs (empty: nothing)."""
+        """Return how tokens were compared, and what differs (empty if nothing does)."""
         words = self.text[len(self.text) // 3 :][:CHECKED]
         theirs, ours = self.engine.token_ids(words), self.tokenizer.encode(words)
         if theirs is None:
-            return "not checked: the engine does not say its tokens", ""
+            return "not checked: the engine does not report its tokens", ""
         self.requests += 1
         if theirs == ours or theirs == [*self.tokenizer.prefix_ids, *ours]:
             return f"the same {len(ours)} tokens for {len(words)} characters", ""
@@ -257,10 +341,11 @@ class Check:
         )
 
     def _one_token(self) -> float:
-        """The engine's error in nats where no rope matters: after a single token there is nothing to turn against."""
+        """Return the engine's error in nats on prompts of a single token, which no rope changes."""
         ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[:ONE_TOKEN]
         errors, refused = [], None
         for token in ids:
+            self.progress.begin(f"request to {self.engine.name}: a single token", 0)
             try:
                 answer = self._answer([token])
             except NoAnswer as error:
@@ -272,10 +357,10 @@ class Check:
             raise refused
         return float(np.median(errors))
 
-    # what is concluded
+    # conclusions
 
     def _best(self) -> str:
-        """The hypothesis of the smallest misfit among those that are left; before any answer, what is expected."""
+        """Return the hypothesis left with the smallest misfit; before any answer the expected one."""
         if not self.questions:
             return self.first.name
         best = min(self.alive, key=lambda name: misfit(self.questions, name))
@@ -290,8 +375,13 @@ class Check:
         return self.all[one].at(tokens) == self.all[other].at(tokens)
 
     def _open(self) -> set[str]:
-        """What is not told apart from the best yet."""
+        """Return what is not distinguished from the best yet."""
         return set(self.alive) - {self._best()}
+
+    @property
+    def _allowed(self) -> float:
+        """Return the largest misfit in nats of a right hypothesis."""
+        return NOISE * max(self.noise or 0.0, LEAST_NOISE)
 
     def _outcome(self) -> EngineVerdict:
         best, left = self._best(), self._open()
@@ -301,7 +391,7 @@ class Check:
         def outcome(kind: Kind, **more: Any) -> EngineVerdict:
             return EngineVerdict(kind, self.expected, self.up_to, **{"applied": named, **more})
 
-        error, allowed = misfit(self.questions, best), NOISE * max(self.noise or 0.0, LEAST_NOISE)
+        error, allowed = misfit(self.questions, best), self._allowed
         moved = error > EXACT and any(self._lean(best, name).leaves for name in self.all if name != best)
         if error > allowed or moved:
             way = "" if error > allowed else ", mostly in one direction"
@@ -314,8 +404,8 @@ class Check:
             return outcome("other")
         if not left:
             return outcome("as expected")
-        needs = [first_difference(self.all[best], self.all[name]) or 2 for name in left]
-        longest = max((question.tokens for question in self.questions), default=FIRST)
+        needs = [self._needs(name) for name in left]
+        longest = self._longest if self.questions else FIRST
         further = [length for length in needs if length > longest]
         grown = GROWTH * longest
         length = max(further) if further else grown if grown <= max(self.up_to, self.trained) else None

@@ -1,0 +1,162 @@
+"""Open the engine that a caller names: a server's URL, transformers, or llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropewalk.checkpoints.sources import find
+from ropewalk.errors import RopeError
+from ropewalk.models.tokens import Tokenizer
+from ropewalk.optional import need
+from ropewalk.verification.engine import TOP, Engine, NextTokens, TooLong
+from ropewalk.verification.openai_engine import OpenAIEngine
+
+CONTEXT = 8192  # tokens of a llama.cpp server's context
+
+
+def open_engine(
+    engine: object, model: str | Path, tokenizer: Tokenizer, *, served_name: str | None = None
+) -> AbstractContextManager[Engine]:
+    """Return an engine for the time of a `with` block.
+
+    **Arguments:**
+    - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", a live transformers
+      model, or an `Engine`.
+    - `model`: the checkpoint that "transformers" and "llama.cpp" load.
+    - `served_name`: the model's name on the server; None takes the first that it lists.
+
+    **Raises:** `RopeError` for anything else, and if the engine cannot be opened.
+    """
+    if isinstance(engine, str) and engine.startswith(("http://", "https://")):
+        return nullcontext(OpenAIEngine(engine, tokenizer, model=served_name))
+    if engine == "transformers":
+        return nullcontext(TransformersEngine.load(model))
+    if engine == "llama.cpp":
+        return llama_cpp_server(model, tokenizer)
+    if isinstance(engine, nn.Module) and hasattr(getattr(engine, "config", None), "to_dict"):
+        return nullcontext(TransformersEngine(engine))
+    if isinstance(engine, Engine):
+        return nullcontext(engine)
+    raise RopeError(
+        "verify: unknown engine.",
+        facts={"engine": engine},
+        cure='Pass the URL of a server ("http://localhost:8000"), "transformers" or "llama.cpp".',
+    )
+
+
+class TransformersEngine:
+    """Run a causal language model of transformers in this process; see `ropewalk.verification.engine.Engine`.
+
+    **Arguments:**
+    - `model`: in eval mode, with its own weights, dtype and device.
+    - `tokenizer`: transformers' own, or None.
+    """
+
+    name = "transformers"
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    @classmethod
+    def load(cls, source: str | Path) -> TransformersEngine:
+        """Load a Hugging Face folder in the dtype that it is stored in; nothing is downloaded.
+
+        **Raises:** `RopeError` for a file, and if transformers cannot load the folder.
+        """
+        path = find(source)
+        transformers = need("transformers", extra="transformers")
+        if not path.is_dir():
+            raise RopeError(
+                "verify: transformers is started from a Hugging Face folder.",
+                facts={"model": str(path)},
+                cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
+            )
+        from ropewalk.readers.live.loading import quietly
+
+        try:
+            with quietly():
+                load = transformers.AutoModelForCausalLM.from_pretrained
+                model = load(str(path), local_files_only=True, dtype="auto")
+                tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise RopeError(
+                "verify: transformers cannot load this folder.",
+                facts={"model": str(path), "error": str(error)},
+                cure="Pass a folder that AutoModelForCausalLM.from_pretrained loads.",
+            ) from error
+        return cls(model.eval(), tokenizer)
+
+    def token_ids(self, text: str) -> list[int] | None:
+        """Return the ids by transformers' tokenizer; None without one."""
+        if self.tokenizer is None:
+            return None
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    @torch.inference_mode()
+    def ask(self, input_ids: Sequence[int]) -> NextTokens:
+        """Return the likeliest next tokens, from one forward without a cache."""
+        ids = torch.tensor([list(input_ids)], device=self.model.device)
+        try:
+            logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+        except torch.OutOfMemoryError as error:
+            raise TooLong(
+                "verify: the prompt does not fit the device's memory.",
+                facts={"tokens": len(input_ids)},
+                cure="Pass a smaller --max-tokens.",
+            ) from error
+        likely = logits.double().log_softmax(-1).topk(min(TOP, len(logits)))
+        return NextTokens(dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True)), len(input_ids))
+
+
+@contextmanager
+def llama_cpp_server(
+    source: str | Path,
+    tokenizer: Tokenizer,
+    *,
+    context: int = CONTEXT,
+    threads: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Iterator[Engine]:
+    """Start a server of a .gguf file on a free port of this machine, with the llama.cpp of `xllamacpp` (PyPI).
+
+    **Arguments:**
+    - `context`: tokens.
+    - `threads`: None takes as many as torch does.
+    - `options`: more fields of llama.cpp's parameters, such as `rope_freq_base`, `rope_freq_scale`, `yarn_orig_ctx`.
+      Without any, the file's own rope applies.
+
+    **Raises:** `RopeError` for anything but a .gguf file, without the package, and if the server does not start.
+    """
+    path = find(source)
+    if path.suffix != ".gguf":
+        raise RopeError(
+            "verify: llama.cpp is started from a .gguf file.",
+            facts={"model": str(path)},
+            cure="Pass the file, or --engine transformers for a Hugging Face folder.",
+        )
+    xllamacpp = need("xllamacpp", extra="llama-cpp")
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(path)
+    settings.n_ctx, settings.n_parallel, settings.port = context, 1, 0
+    settings.warmup, settings.verbosity = False, -1
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads or torch.get_num_threads()
+    for name, value in (options or {}).items():
+        setattr(settings, name, value)
+    try:
+        server = xllamacpp.Server(settings)
+    except RuntimeError as error:
+        raise RopeError(
+            "verify: llama.cpp does not start with this file.",
+            facts={"model": path.name, "error": str(error)},
+            cure="Check that this version of llama.cpp supports the architecture.",
+        ) from error
+    try:
+        yield OpenAIEngine(server.listening_address, tokenizer, name="llama.cpp", key="")
+    finally:
+        del server  # stops it
