@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, FalconConfig, StaticCache
 
 import ropewalk as rw
-from ropewalk.attachment import attachment_of, layer_attention, live_layout
+from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.attention.extensions import DPE, DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.backends import reference_attention
 from ropewalk.methods import METHODS, Reach
@@ -226,9 +226,9 @@ def test_our_kernel_serves(name, monkeypatch):
     """`kernels=True`: whole texts, chunks, windows and padded rows give the logits of transformers' attention."""
     model = small_model(name)
     served = []
-    choose = layer_attention.choose_attention
+    choose = live_attention.choose_attention
     monkeypatch.setattr(
-        layer_attention, "choose_attention", lambda *tensors, **options: served.append(1) or choose(*tensors, **options)
+        live_attention, "choose_attention", lambda *tensors, **options: served.append(1) or choose(*tensors, **options)
     )
     expected = outputs_of(model, IDS)
     padded = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
@@ -314,14 +314,14 @@ def test_a_whole_model_is_not_written(llama):
 def test_a_broken_attention_is_noticed(llama, monkeypatch, broken):
     """Pairs that are mixed up, a scale that is lost, keys counted from the wrong end: the short forward differs."""
     if broken == "pairing":
-        wrong = layer_attention.Slice(trailing=False, interleaved=True)
+        wrong = live_attention.Slice(trailing=False, interleaved=True)
         monkeypatch.setattr("ropewalk.attachment.handle.possible_slices", lambda own: [wrong])
     if broken == "scale":
-        plain = layer_attention.attend_remapped
-        monkeypatch.setattr(layer_attention, "attend_remapped", lambda q, *rest: plain(0.9 * q, *rest))
+        plain = live_attention.attend_remapped
+        monkeypatch.setattr(live_attention, "attend_remapped", lambda q, *rest: plain(0.9 * q, *rest))
     if broken == "keys":
-        right = live_layout.TokenLayout.position_ids
-        monkeypatch.setattr(live_layout.TokenLayout, "position_ids", lambda self: right(self) + 1)
+        right = live_attention.TokenLayout.position_ids
+        monkeypatch.setattr(live_attention.TokenLayout, "position_ids", lambda self: right(self) + 1)
     with pytest.raises(rw.RopeError, match="does not give what it gave before"):
         rw.attach(llama, "rerope", target=256)
     assert attachment_of(llama) is None
@@ -348,7 +348,7 @@ def test_what_cannot_be_told_is_refused(llama):
         llama.config._attn_implementation_internal = "flex_attention"
         try:
             with pytest.raises(rw.RopeError, match="read the masks"):
-                layer_attention.check_implementation(llama.config, RULES[0])
+                live_attention.check_implementation(llama.config, RULES[0])
         finally:
             llama.config._attn_implementation_internal = "sdpa"
         assert handle.attached

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ropewalk as rw
-from ropewalk.attachment import attachment_of, layer_attention
+from ropewalk.attachment import attachment_of, live_attention
 from tests.attachment.families import FAMILIES, SMALL, outputs_of, small_model
 
 IDS = torch.randint(3, 64, (2, 150), generator=torch.Generator().manual_seed(1))
@@ -37,13 +37,13 @@ def test_tensors_that_are_not_read_are_not_ignored(monkeypatch):
     """An option of attention that we do not know: remapped positions refuse it, the kernel leaves the call alone."""
     llama = small_model("llama")
     served = []
-    by_kernel = layer_attention.LayerAttention._by_kernel
+    by_kernel = live_attention.LayerAttention._by_kernel
 
     def spy(*given):
         served.append(given)
         return by_kernel(*given)
 
-    monkeypatch.setattr(layer_attention.LayerAttention, "_by_kernel", spy)
+    monkeypatch.setattr(live_attention.LayerAttention, "_by_kernel", spy)
     with rw.attached(llama, kernels=True):
         outputs_of(llama, IDS)
         assert len(served) > 0
@@ -62,4 +62,4 @@ def test_flash_attention_is_refused_with_the_command_that_changes_it():
     module.config = copy.copy(module.config)
     module.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(rw.RopeError, match="set_attn_implementation"):
-        layer_attention.check_module(module, module.config)
+        live_attention.check_module(module, module.config)
