@@ -1,4 +1,4 @@
-"""`attach`: a live transformers model gets exact tables, or any extension method; `detach` gives it back."""
+"""`attach` and its handle: exact tables or an extension method in a live transformers model, until `detach`."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class SavePretrained:
 
 @dataclass(eq=False)
 class Attachment:
-    """A live model whose rotation is ours; `attach` makes it.
+    """The handle of a live model whose rotation was replaced; `attach` returns it.
 
-    - `positions`: each layer's rope, extension and window as they are now. `own`: as the model's config says.
-    - `method`, `target`: the method that was asked for and its length in tokens, or None. `labels`: the layer types.
-    - `kernels`: whether our attention kernel serves where it can.
-    - `difference`: by how much the short forward before and after differed at most; None: not checked, since the
-      weights were on the meta device.
+    - `positions`: each layer's rope, extension and window as they are now. `own`: those of the model's config.
+    - `method`, `target`: the method and its length in tokens, or None. `labels`: the layer types.
+    - `kernels`: whether ropewalk's attention kernel computes what it can.
+    - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
+      device, so that nothing was compared.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as transformers does; with a method its target.
     """
@@ -95,22 +95,22 @@ class Attachment:
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """Each layer's rope, None for one without rotation."""
+        """Return each layer's rope, None for one without rotation."""
         return self.positions.ropes
 
     @property
     def attached(self) -> bool:
-        """Whether the model is attached; False after `detach`."""
+        """Return whether the model is attached; False after `detach`."""
         return bool(self._kept)
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens that the model was trained to, as its config says, or None."""
+        """Return the trained length of the model's config in tokens, or None."""
         return trained_length_of(self.own)
 
     @property
     def seq_len(self) -> int | None:
-        """The length in tokens for frequencies that depend on it; None: that of each call."""
+        """Return the length in tokens for frequencies that depend on it; None: that of each call."""
         return self._length.fixed
 
     @seq_len.setter
@@ -118,10 +118,11 @@ class Attachment:
         self._length.fixed = value
 
     def set_positions(self, positions: Positions) -> None:
-        """Put the model under other positions; raises `RopeError` where this model cannot be, and stays as it was.
+        """Put the model under other positions.
 
         When an extension first remaps positions, a short forward under one that changes nothing must agree with the
-        model's own; when one first acts in attention, every layer that has it must call it.
+        model's own. When one first acts in attention, every layer that has it must call it. Raises `RopeError` if this
+        model cannot be put under them; the model then stays as it was.
         """
         if not self.attached:
             _check_free(self.model)
@@ -190,7 +191,7 @@ class Attachment:
                 self._kept.append(Replaced(module, "save_pretrained", SavePretrained(module)))
 
     def _found_turning(self, positions: Positions) -> Slice:
-        """How this model's heads turn in attention: under an extension that changes nothing it gives what it gave."""
+        """Return which features of a head rotate: the model must agree with itself under a neutral extension."""
         self._check_weights()
         before, still = self.positions, neutral(self.own, positions)
         error: RopeError | None = None
@@ -214,16 +215,16 @@ class Attachment:
         raise error
 
     def _check_weights(self) -> None:
-        """Raise `RopeError` where no forward can be tried."""
+        """Raise `RopeError` if no forward can be run."""
         if not has_weights(self.model):
             raise RopeError(
-                "attach: a method in attention is tried on a short forward, and the weights are on the meta device.",
+                "attach: a method in attention is checked by a short forward, and the weights are on the meta device.",
                 facts={"model": type(self.model).__name__},
                 cure="Attach where the weights are, for example behind accelerator.prepare(...).",
             )
 
     def _check_reached(self) -> None:
-        """Raise `RopeError` where a layer's extension was not called in the forward before."""
+        """Raise `RopeError` if a layer's extension was not called in the forward before."""
         if not all(state.calls for state in self._states if state.extension is not None):
             raise RopeError(
                 "attach: this model's attention does not go through transformers' attention functions.",
@@ -233,7 +234,7 @@ class Attachment:
         self._reached = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        """The handle of a copied model: what it has put into the modules is copied with them."""
+        """Copy the handle with its model: what it has put into the modules is copied with them."""
         made = object.__new__(type(self))
         memo[id(self)] = made
         shared = ("own", "positions", "method")
@@ -243,7 +244,7 @@ class Attachment:
 
     def __reduce__(self) -> Any:
         raise RopeError(
-            "attach: an attached model is not written whole, for it holds functions of this process.",
+            "attach: an attached model is not written whole, because it contains functions of this process.",
             facts={"method": None if self.method is None else self.method.name},
             cure="Call handle.detach() first, or model.save_pretrained(folder); copy.deepcopy(model) makes a copy.",
         )
@@ -289,15 +290,16 @@ def attach(
     """Give a live transformers model exact rotation, or any extension method, until `detach`.
 
     - `model`: a model of transformers, on any device and in any dtype. Only this instance changes.
-    - `method`: None is the model's own rotation, with angles formed in float64 and rounded once, exact at any position.
-      Else a method of `ropewalk.methods`, or its name. `target`: tokens that it is to reach.
-    - `trained_length`: tokens that the model was trained to, where its config does not say or says otherwise.
-    - `kernels`: let our attention kernel serve eager tensors on the CPU without gradients, also without a method.
+    - `method`: a method of `ropewalk.methods`, or its name. None is the model's own rotation, with angles formed in
+      float64 and rounded once, exact at any position. `target`: the length in tokens that the method extends to.
+    - `trained_length`: the trained length in tokens, if the model's config does not contain it or has a wrong one.
+    - `kernels`: run ropewalk's attention kernel on eager CPU tensors without gradients, also without a method.
 
-    Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`. A short forward before and after must agree
-    (1e-4 of the largest logit for float32 weights, 5 % for 16-bit ones); on the meta device they are not asked. Raises
-    `RopeError` where they do not, where a model cannot be attached or a method not be applied; the model is as it was
-    then. Under FSDP2 all ranks attach together, before or after the model is sharded.
+    Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`. Raises `RopeError` if the model or its wrapper
+    is attached already, if it cannot be attached, if the method cannot be applied, or if a short forward before
+    and after does not agree: within 1e-4 of the largest logit in float32, within three times the model's own rounding
+    noise in 16 bits. The model then stays as it was. Weights on the meta device are not compared. Under FSDP2 all ranks
+    attach together, before or after the model is sharded.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
@@ -334,7 +336,7 @@ def attached(
     trained_length: int | None = None,
     kernels: bool = False,
 ) -> Iterator[Attachment]:
-    """`attach` for the time of a `with` block; arguments, errors and handle as there.
+    """Attach a model for the time of a `with` block; arguments, errors and handle are those of `attach`.
 
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -376,7 +378,7 @@ def _check_free(model: nn.Module) -> None:
 
 
 def _checked(handle: Attachment) -> float | None:
-    """Attach with the model's own positions, and compare a short forward before and after; None without weights."""
+    """Attach the model's own positions and return the difference that this makes; None without weights."""
     if not has_weights(handle.model):
         return None
     fresh = fresh_modules(handle._modules)  # a cast has spoilt the live tables: what they ought to give
@@ -395,7 +397,7 @@ def _checked(handle: Attachment) -> float | None:
 def _under(
     own: Positions, method: Method | None, target: int | None, trained_length: int | None
 ) -> tuple[Positions, int | None]:
-    """The positions under a method, and the length that frequencies depending on one are taken at."""
+    """Return the positions under a method, and the length for frequencies that depend on one."""
     if method is None or method.keeps_own:
         return own, None
     rope = unsettled(own)
@@ -405,13 +407,13 @@ def _under(
     trained = trained_length or trained_length_of(own)
     if trained is None:
         raise RopeError(
-            "attach: the length that the model was trained to is not known, and methods start from it.",
+            "attach: the trained length of the model is unknown, and methods start from it.",
             facts={"method": method.name},
             cure="Pass trained_length=...",
         )
     if target is None and method.extends:
         raise RopeError(
-            f"attach: `{method.name}` needs the length that it is to reach.",
+            f"attach: `{method.name}` needs a target length.",
             facts={"trained_length": trained},
             cure=f"Pass target=..., for example {4 * trained}.",
         )
