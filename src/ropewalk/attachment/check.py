@@ -27,7 +27,7 @@ class ShortForward(NamedTuple):
 
 
 def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) -> ShortForward:
-    """What the model gives for a few tokens: logits, or the hidden states of a model without head.
+    """Run the model on a few tokens and return its logits, or the hidden states of a model without head.
 
     In eval mode, without gradients and without a cache; the model's modes and torch's random state stay. The dtype is
     that of the hidden states which its rotary modules are given: FSDP's mixed precision computes in another one than
@@ -53,7 +53,7 @@ def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) ->
 
 
 def _reshard(model: nn.Module) -> None:
-    """Shard again what FSDP2 has gathered for a forward without a backward.
+    """Shard again the weights that FSDP2 gathered for a forward without a backward.
 
     Some of its groups stay gathered for the backward, and an optimizer made then holds weights that nobody trains.
     """
@@ -65,7 +65,7 @@ def _reshard(model: nn.Module) -> None:
 
 
 def has_weights(model: nn.Module) -> bool:
-    """Whether a forward gives numbers: not so on the meta device."""
+    """Return whether the model can run a forward: not on the meta device."""
     return not any(weight.is_meta for weight in model.parameters())
 
 
@@ -125,7 +125,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
-    """The dtypes of the hidden states that rotary modules are given meanwhile."""
+    """Collect the dtypes of the hidden states that rotary modules get meanwhile."""
     seen: list[torch.dtype] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """In eval mode; every module's own mode is given back."""
+    """Put the model into eval mode, then give every module its own mode back."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -295,11 +295,12 @@ def attach(
     - `trained_length`: the trained length in tokens, if the model's config does not contain it or has a wrong one.
     - `kernels`: run ropewalk's attention kernel on eager CPU tensors without gradients, also without a method.
 
-    Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`. Raises `RopeError` if the model or its wrapper
-    is attached already, if it cannot be attached, if the method cannot be applied, or if a short forward before
-    and after does not agree: within 1e-4 of the largest logit in float32, within three times the model's own rounding
-    noise in 16 bits. The model then stays as it was. Weights on the meta device are not compared. Under FSDP2 all ranks
-    attach together, before or after the model is sharded.
+    Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`.
+
+    Raises `RopeError` if the model or its wrapper is attached already, if it cannot be attached, if the method cannot
+    be applied, or if a short forward before and after does not agree: within 1e-4 of the largest logit in float32,
+    within three times the model's own rounding noise in 16 bits. The model then stays as it was. Weights on the meta
+    device are not compared. Under FSDP2 all ranks attach together, before or after the model is sharded.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,

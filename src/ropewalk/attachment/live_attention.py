@@ -57,14 +57,14 @@ class Slice:
 
 
 def possible_slices(own: Positions) -> list[Slice]:
-    """Every way in which a head may turn in attention, the likeliest first."""
+    """Return every way in which a head may turn in attention, the likeliest first."""
     stated = next(rope.interleaved for rope in own.present_ropes)
     return [Slice(trailing, pairing) for trailing in (False, True) for pairing in (stated, not stated)]
 
 
 @dataclass(eq=False)
 class LayerAttention:
-    """What our function knows of one attention layer."""
+    """The attention of one layer, as our attention function computes it."""
 
     extension: Extension | None
     rope: RopeConfig | None
@@ -104,7 +104,7 @@ class LayerAttention:
     def _by_kernel(
         self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor | None:
-        """The same by our kernel for eager tensors on the CPU without gradients; None where it cannot serve."""
+        """Compute the same by our kernel for eager CPU tensors without gradients; None if it cannot."""
         if options.get("dropout") or options.get("position_bias") is not None or values.shape[-1] != q.shape[-1]:
             return None
         if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
@@ -121,7 +121,7 @@ class LayerAttention:
     def _scaled(
         self, extension: Extension, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
-        """Queries times the logits' factor; a windowed layer's mask does not count a row's tokens, its positions do."""
+        """Multiply queries by the logits' factor; in windowed layers positions count the tokens, not the mask."""
         if self.windowed:
             index = options["position_ids"].clamp(min=0)
         else:
@@ -163,7 +163,7 @@ class LayerAttention:
         return out[..., :of_values].transpose(1, 2).contiguous()
 
     def _rope_of_head(self, width: int) -> RopeConfig:
-        """The rope as it lies in this layer's heads: MLA's slice is a part of a wider head."""
+        """Return the rope of this layer's heads: MLA's slice is a part of a wider head."""
         assert self.rope is not None
         pairs, interleaved = 2 * self.rope.pairs, self.turning.interleaved
         axes = self.rope.axes if self.rope.axes_restart else None  # plain text is at one position on every axis
@@ -183,13 +183,13 @@ class LayerAttention:
 def attend_live(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Transformers' attention interface; what the layer does is kept at the layer itself."""
+    """Compute attention behind transformers' interface; the layer's state is kept at the layer."""
     state: LayerAttention = vars(module)[_STATE]
     return state(module, query, key, value, attention_mask, **options)
 
 
 def attention_function(module: nn.Module, config: Any) -> Callable[..., Any]:
-    """The function that this layer would call without us."""
+    """Return the function that this layer would call without us."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
@@ -238,14 +238,14 @@ def put_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:
 
 
 def _register() -> None:
-    """Our function under our name, beside transformers' own; a model that does not name it never calls it."""
+    """Register our function under our name; a model that does not name it never calls it."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend_live)
 
 
 def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Mapping[int, nn.Module]:
-    """The attention module of each of these layers; raises `RopeError` where there is not exactly one."""
+    """Return the attention module of each of these layers; raise `RopeError` unless there is exactly one."""
     found: dict[int, list[nn.Module]] = {layer: [] for layer in layers}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
@@ -263,7 +263,7 @@ def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Ma
 
 
 def neutral(own: Positions, positions: Positions) -> Positions:
-    """The model's own ropes, and an extension that changes nothing where `positions` have one that remaps."""
+    """Return the model's own ropes, with an extension that changes nothing for each that remaps."""
     extensions = tuple(_NEUTRAL if held is not None and held.remaps else None for held in positions.extensions)
     return replace(own, extensions=extensions)
 
@@ -274,7 +274,7 @@ _ROOM = 1024  # slots whose tables are made at one time, while a text grows toke
 
 @dataclass(eq=False, kw_only=True)
 class MaskedLayout(TokenLayout):
-    """A call whose keys lie among padding, or in several documents, as a mask says.
+    """A call with padding or several documents among its keys, read from a mask.
 
     - `seen`: bool `[batch, 1, seq, total]`; every row sees a key. `index`: int64 `[batch, seq]`, of each query among
       the real tokens of its row. `index_of_keys`: int64 `[batch, total]`, 0 for padding, which no real query sees.
@@ -309,7 +309,7 @@ class MaskedLayout(TokenLayout):
 
 
 def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotTables | None) -> TokenLayout:
-    """The layout of queries `[batch, heads, seq, ...]` and keys `[batch, kv_heads, total, ...]` under a mask.
+    """Return the layout of queries `[batch, heads, seq, ...]` and keys `[batch, kv_heads, total, ...]` under a mask.
 
     `mask` is transformers': None (causal), bool `[batch or 1, 1, seq, total]`, or the same as numbers that are added. A
     query's index is the number of keys before it that it sees; a cached key's is its place among those that are seen.
@@ -352,7 +352,7 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
 
 
 def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
-    """The interval of keys that each query sees, for a kernel; None where a query sees no interval, or that differs.
+    """Return the interval of keys that each query sees, for a kernel; None if some query sees no interval.
 
     Arguments as for `read_layout`, of layers with a window as well.
     """
@@ -375,7 +375,7 @@ def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
 
 
 def _seen(mask: Tensor, batch: int) -> Tensor:
-    """A mask as bool `[batch, 1, seq, total]`; numbers that are added are 0 where a key is seen."""
+    """Return a mask as bool `[batch, 1, seq, total]`; added numbers are 0 where a key is seen."""
     if mask.ndim != 4 or mask.shape[1] != 1:
         raise RopeError(
             "attach: methods in attention read masks `[batch, 1, queries, keys]`.",
@@ -387,7 +387,7 @@ def _seen(mask: Tensor, batch: int) -> Tensor:
 
 
 def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
-    """Positions may start anywhere, but must go on by one from real token to real token, or a RopeError says so."""
+    """Raise `RopeError` unless positions increase by one from real token to real token."""
     if position_ids is None or position_ids.ndim != 2 or not position_ids.numel():
         return
     shift = position_ids.to(layout.device) - layout.position_ids()
@@ -410,11 +410,11 @@ class PerCall:
         self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
 
     def forget(self) -> None:
-        """A new forward begins."""
+        """Forget the call before, because a new forward begins."""
         self._held = None
 
     def of(self, key: Hashable, mask: Tensor | None, make: Callable[[], MadeT]) -> MadeT:
-        """The value that is held, if it is this mask's and this key's; else what `make` gives."""
+        """Return the held value if it is this mask's and this key's; else make it."""
         version = None if mask is None or mask.is_inference() else mask._version
         key, held = (key, version), self._held
         if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is mask:
@@ -426,14 +426,14 @@ class PerCall:
 
 
 class CallLayouts:
-    """What the layers of the call that is under way share, and tables of slots, shared by calls."""
+    """The values that the layers of the current call share, and tables of slots, which calls share."""
 
     def __init__(self) -> None:
         self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
         self._slots: dict[Hashable, SlotTables] = {}
 
     def forget(self) -> None:
-        """A new forward begins."""
+        """Forget the call before, because a new forward begins."""
         for held in (self._layout, *self._bounds):
             held.forget()
 
@@ -461,7 +461,7 @@ class CallLayouts:
         return self._bounds[windowed].of(key, mask, lambda: read_bounds(q, keys, mask))
 
     def __getstate__(self) -> dict[str, object]:
-        """A copy begins empty: what is kept belongs to one process and to the call that is under way."""
+        """Leave everything out: it belongs to one process and to the current call."""
         return {}
 
     def __setstate__(self, state: dict[str, object]) -> None:

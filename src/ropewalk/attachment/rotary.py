@@ -44,14 +44,14 @@ class RotaryModule:
     looked_up: str | None = None
 
     def replaced(self, forward: TablesForward) -> Replaced:
-        """The module with these tables in place of its own."""
+        """Put these tables in place of the module's own."""
         if self.looked_up is None:
             return replaced_forward(self.module, forward)
         return Replaced(self.module, self.looked_up, stand_in(self.module, self.looked_up, forward))
 
 
 def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
-    """The rotary modules of the decoder that `config` describes.
+    """Return the rotary modules of the decoder that `config` describes.
 
     Those of other parts (vision towers, encoders of audio) are left as they are. Raises `RopeError` where there is
     none, and for one whose tables are not understood.
@@ -80,7 +80,7 @@ def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
 
 
 def _has_tables(module: nn.Module) -> bool:
-    """Whether it hands out tables: an attention layer that is called after its rotation has weights of its own."""
+    """Return whether a module computes tables: an attention layer with such a name has weights."""
     return not any(isinstance(child, nn.Linear) for child in module.children())
 
 
@@ -103,7 +103,7 @@ def _understood(name: str, module: nn.Module, ropes: Mapping[str | None, RopeCon
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """A new module of the same class and config on the CPU: the live one's frequencies may have been cast."""
+    """Return a new module of the same class and config on the CPU: the live one's frequencies may have been cast."""
     make: Any = type(module)
     with torch.device("cpu"):
         made: nn.Module = make(module.config)
@@ -111,7 +111,7 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 
 def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], name: str) -> RopeConfig | None:
-    """The rope of a module's layer type; a module with one for all serves every type that rotates."""
+    """Return the rope of a module's layer type; a module with one for all serves every type that rotates."""
     if label in ropes:
         return ropes[label]
     if None in ropes:
@@ -127,7 +127,7 @@ def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], n
 
 
 def fresh_modules(modules: tuple[RotaryModule, ...]) -> dict[str, nn.Module]:
-    """For each module whose frequencies a cast has rounded (`model.to(bfloat16)`), a fresh one in float32, by name."""
+    """Return a fresh float32 module for each whose frequencies a cast has rounded (`model.to(bfloat16)`), by name."""
     return {held.name: _fresh(held.module) for held in modules if _was_cast(held.module)}
 
 
@@ -160,14 +160,14 @@ class Replaced:
 
 
 def replaced_forward(module: nn.Module, forward: object) -> Replaced:
-    """Another forward of this instance; where a hook of accelerate wraps its forward, the one under the hook."""
+    """Give this instance another forward, under a hook of accelerate if one wraps it."""
     return Replaced(module, _UNDER_HOOK if _UNDER_HOOK in vars(module) else _FORWARD, forward)
 
 
 def understood_tables(
     model: nn.Module, path: str, rope: RopeConfig
 ) -> list[tuple[str, nn.Module, str, dict[str | None, LayerTables]]]:
-    """Every table at this path from a module of the model: the holder's name, the holder, the tensor's name, its form.
+    """Return each table at this path in the model: name of the holder, holder, name of the tensor, form.
 
     Raises `RopeError` for a table whose rows are not the sines and cosines of `rope`.
     """
@@ -183,7 +183,7 @@ def understood_tables(
 
 
 def _held(module: nn.Module, path: str) -> tuple[nn.Module | None, str]:
-    """The module that holds the tensor at a path from this one, and the tensor's name there; None where none does."""
+    """Return the module that holds the tensor at a path from this one, or None, and the tensor's name."""
     *inner, name = path.split(".")
     holder: nn.Module | None = module
     for part in inner:
@@ -193,7 +193,7 @@ def _held(module: nn.Module, path: str) -> tuple[nn.Module | None, str]:
 
 
 def stand_in(holder: nn.Module, name: str, forward: TablesForward) -> LookedUp:
-    """What takes the place of a module's tensor of this name."""
+    """Return the stand-in for a module's tensor of this name."""
     return LookedUp(forward, _tensors(holder, name), name)
 
 
@@ -203,7 +203,7 @@ def _tensors(module: nn.Module, name: str) -> dict[str, Any]:
 
 @dataclass
 class LayerPlan:
-    """What is put where.
+    """The tables and extensions for each module.
 
     `tables`: of each rotary module, by layer type. `overrides`: of single layers. `extensions`: by layer. `text_only`:
     positions of several axes must be those of plain text, for they are told layer by layer, or counted in attention.
@@ -218,7 +218,7 @@ class LayerPlan:
 def planned(
     modules: Sequence[RotaryModule], labels: Sequence[str | None], own: Positions, positions: Positions
 ) -> LayerPlan:
-    """The plan for these positions; raises `RopeError` where the model cannot be put under them."""
+    """Return the plan for these positions; raise `RopeError` if the model cannot be put under them."""
     _check(own, positions)
     plan = LayerPlan(extensions={layer: held for layer, held in enumerate(positions.extensions) if held is not None})
 
@@ -243,7 +243,7 @@ def planned(
 
 
 def _layers_of(label: str | None, labels: Sequence[str | None], own: Positions, alone: bool) -> list[int]:
-    """The layers that read a module's tables of a layer type."""
+    """Return the layers that read a module's tables of a layer type."""
     return [
         layer
         for layer, rope in enumerate(own.ropes)

@@ -38,7 +38,7 @@ class Format:
     negated: bool = False
 
     def arranged(self, cos: Tensor, sin: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Tensor:
-        """Tables `[batch, seq, pairs]` times the attention factor, in this form; one rounding, to `dtype`."""
+        """Return tables `[batch, seq, pairs]` times the attention factor in this form, rounded once to `dtype`."""
         if self.negated:
             sin = -sin
         if factor != 1.0:
@@ -57,7 +57,7 @@ class Format:
 
 
 def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
-    """The layer types that a rotary module keeps tables for; (None,) where it has one for all.
+    """Return the layer types that a rotary module keeps tables for; (None,) if it has one for all.
 
     Raises `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
     """
@@ -74,7 +74,7 @@ def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
 
 
 def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
-    """Position ids as a model passes them, `[batch, seq]` or `[axes, batch, seq]`, with the axes last."""
+    """Return position ids `[batch, seq]` or `[axes, batch, seq]` with the axes last."""
     if axes == 1:
         return position_ids
     if position_ids.ndim < 3:
@@ -83,7 +83,7 @@ def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
 
 
 def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeConfig, name: str) -> Format:
-    """The form in which a fresh module, which `make` gives, hands out the tables of `rope`.
+    """Return the form in which a fresh module, made by `make`, returns the tables of `rope`.
 
     Raises `RopeError` where none of the forms that we know gives its numbers: near positions and far ones, on axes
     that differ, are compared to float32's rounding.
@@ -103,7 +103,7 @@ def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeC
 
 
 def table_format(table: Tensor, rope: RopeConfig, name: str) -> Format:
-    """The form of a tensor `[positions, width]` that holds the sines, then the cosines, of every position.
+    """Return the form of a tensor `[positions, width]` that holds the sines, then the cosines, of every position.
 
     Raises `RopeError` where its rows are not those of `rope`, near and far, to the rounding of its dtype.
     """
@@ -135,7 +135,7 @@ def _unlike(name: str, rope: RopeConfig, facts: dict[str, Any]) -> RopeError:
 
 
 def _turns_back(rope: RopeConfig) -> bool:
-    """Whether every pair turns by minus the angle, or stands still."""
+    """Return whether every pair rotates by minus the angle, or not at all."""
     return rope.inv_freq is not None and max(rope.inv_freq) <= 0
 
 
@@ -178,7 +178,7 @@ def _fitting(
 
 
 def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor, rounding: float = 0.0) -> bool:
-    """Whether two tables and two tables differ by no more than float32's rounding of the angles, and `rounding`."""
+    """Return whether two pairs of tables differ by no more than float32's rounding of the angles, and `rounding`."""
     if len(theirs) != 2 or any(a.shape != b.shape for a, b in zip(theirs, ours, strict=True)):
         return False
     allowed = _FLOOR + rounding + _SLOPE * angles
@@ -192,7 +192,7 @@ class SeqLen:
     fixed: int | None = None
 
     def of(self, rope: RopeConfig, position_ids: Tensor) -> int | Tensor | None:
-        """The length for these positions; None for a rope that needs none. Under a compiler it may be a tensor."""
+        """Return the length for these positions; None if the rope needs none. It may be a tensor when compiling."""
         if not rope.needs_seq_len:
             return None
         if self.fixed is not None:
@@ -211,7 +211,7 @@ class LayerTables:
     pairs: int
 
     def with_rope(self, rope: RopeConfig | None) -> LayerTables:
-        """The same form with another rope, or none."""
+        """Return the same form with another rope, or none."""
         return replace(self, rope=rope)
 
     def __call__(
@@ -297,7 +297,7 @@ def _signs(like: Tensor, random: torch.Generator) -> Tensor:
 
 
 class LookedUp:
-    """In place of a tensor `[positions, rotary_dim]`: the rows that are asked for, made for their positions.
+    """The stand-in for a tensor `[positions, rotary_dim]`: it makes each row that is asked for.
 
     Models ask by index, by `torch.gather` along the positions, or by `F.embedding`; any other use raises `TypeError`.
     It keeps `held`, the module's own dict of tensors, for the dtype and the device of the one that it stands for.
@@ -307,7 +307,7 @@ class LookedUp:
         self.forward, self.held, self.name = forward, held, name
 
     def rows(self, position_ids: Tensor) -> Tensor:
-        """Sines, then cosines `[*position_ids, rotary_dim]`, in the dtype of the model's own table."""
+        """Return sines, then cosines `[*position_ids, rotary_dim]`, in the dtype of the model's own table."""
         x = torch.empty(0, dtype=self._own.dtype, device=position_ids.device)
         rows = self.forward(x, position_ids)
         assert isinstance(rows, Tensor), "its form is one tensor"
@@ -321,16 +321,16 @@ class LookedUp:
 
     @property
     def shape(self) -> torch.Size:
-        """That of the model's own table; positions beyond it have rows as well."""
+        """Return the shape of the model's own table; positions beyond it have rows as well."""
         return self._own.shape
 
     @property
     def device(self) -> torch.device:
-        """That of the model's own table."""
+        """Return the device of the model's own table."""
         return self._own.device
 
     def to(self, device: torch.device) -> LookedUp:
-        """Refused: the model would keep what it gets as its own table."""
+        """Raise `RopeError`: the model would keep what it gets as its own table."""
         raise RopeError(
             "attach: this model's table of positions is on another device than its inputs.",
             facts={"table": self.device, "inputs": device},
@@ -338,7 +338,7 @@ class LookedUp:
         )
 
     def repeat(self, *_: int) -> LookedUp:
-        """Itself: rows are made for any batch."""
+        """Return itself: rows are made for any batch."""
         return self
 
     def __getitem__(self, position_ids: Tensor) -> Tensor:
