@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-import io
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, FalconConfig, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, StaticCache
 
 import ropewalk as rw
-from ropewalk.attachment import attachment_of, layer_attention, live_layout
+from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.attention.extensions import DPE, DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.backends import reference_attention
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.positions import Positions
-from tests.attachment.families import FAMILIES, outputs_of, small_model
+from tests.attachment.families import FAMILIES, SMALL, outputs_of, small_model
 
 RULES = [
     ReRoPE(20),
@@ -226,9 +225,9 @@ def test_our_kernel_serves(name, monkeypatch):
     """`kernels=True`: whole texts, chunks, windows and padded rows give the logits of transformers' attention."""
     model = small_model(name)
     served = []
-    choose = layer_attention.choose_attention
+    choose = live_attention.choose_attention
     monkeypatch.setattr(
-        layer_attention, "choose_attention", lambda *tensors, **options: served.append(1) or choose(*tensors, **options)
+        live_attention, "choose_attention", lambda *tensors, **options: served.append(1) or choose(*tensors, **options)
     )
     expected = outputs_of(model, IDS)
     padded = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
@@ -304,30 +303,6 @@ def test_adapters_are_trained_under_a_method(method, wrapped):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_whole_model_is_not_written(llama):
-    """`torch.save(model)` would write functions of this process: it is refused with what to do."""
-    with rw.attached(llama, "rerope", target=256), pytest.raises(rw.RopeError, match="not written whole"):
-        torch.save(llama, io.BytesIO())
-
-
-@pytest.mark.parametrize("broken", ["pairing", "scale", "keys"])
-def test_a_broken_attention_is_noticed(llama, monkeypatch, broken):
-    """Pairs that are mixed up, a scale that is lost, keys counted from the wrong end: the short forward differs."""
-    if broken == "pairing":
-        wrong = layer_attention.Slice(trailing=False, interleaved=True)
-        monkeypatch.setattr("ropewalk.attachment.handle.possible_slices", lambda own: [wrong])
-    if broken == "scale":
-        plain = layer_attention.attend_remapped
-        monkeypatch.setattr(layer_attention, "attend_remapped", lambda q, *rest: plain(0.9 * q, *rest))
-    if broken == "keys":
-        right = live_layout.TokenLayout.position_ids
-        monkeypatch.setattr(live_layout.TokenLayout, "position_ids", lambda self: right(self) + 1)
-    with pytest.raises(rw.RopeError, match="does not give what it gave before"):
-        rw.attach(llama, "rerope", target=256)
-    assert attachment_of(llama) is None
-    assert llama.model.layers[0].self_attn.config is llama.config
-
-
 @torch.no_grad()
 def test_what_cannot_be_told_is_refused(llama):
     """Flash's masks, axes that differ, extensions where no layer can take them."""
@@ -348,7 +323,55 @@ def test_what_cannot_be_told_is_refused(llama):
         llama.config._attn_implementation_internal = "flex_attention"
         try:
             with pytest.raises(rw.RopeError, match="read the masks"):
-                layer_attention.check_implementation(llama.config, RULES[0])
+                live_attention.check_implementation(llama.config, RULES[0])
         finally:
             llama.config._attn_implementation_internal = "sdpa"
         assert handle.attached
+
+
+@torch.no_grad()
+def test_an_indexer_that_asks_for_the_functions_name_is_refused():
+    """DeepSeek-V3.2 gives "sdpa" alone what its indexer chose: called by our name, its layers would see every token."""
+    indexed = {**SMALL, **FAMILIES["deepseek_v3"], "index_n_heads": 2, "index_head_dim": 16, "index_topk": 16}
+    indexed.pop("head_dim")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v32", **indexed)).eval()
+    ids = IDS[:1, :40]
+    plain = outputs_of(model, ids)
+    for method in ("log-n", "self-extend", None):
+        with pytest.raises(rw.RopeError, match="depends on the name"):
+            rw.attach(model, method, target=None if method is None else 256, kernels=method is None)
+    assert attachment_of(model) is None
+    assert torch.equal(outputs_of(model, ids), plain)
+    with rw.attached(model, "yarn", target=256):  # a method of frequencies changes no function
+        assert not torch.equal(outputs_of(model, ids), plain)
+
+
+@torch.no_grad()
+def test_tensors_that_are_not_read_are_not_ignored(llama, monkeypatch):
+    """An option of attention that we do not know: remapped positions refuse it, the kernel leaves the call alone."""
+    served = []
+    by_kernel = live_attention.LayerAttention._by_kernel
+
+    def spy(*given):
+        served.append(given)
+        return by_kernel(*given)
+
+    monkeypatch.setattr(live_attention.LayerAttention, "_by_kernel", spy)
+    with rw.attached(llama, kernels=True):
+        outputs_of(llama, IDS)
+        assert len(served) > 0
+        served.clear()
+        outputs_of(llama, IDS, indices=torch.zeros(1))
+        assert served == []
+    with rw.attached(llama, "self-extend", target=256), pytest.raises(rw.RopeError, match="tensors that"):
+        outputs_of(llama, IDS, indices=torch.zeros(1))
+
+
+@torch.no_grad()
+def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
+    """What flash attention loads depends on its name; read before anything runs, so without a GPU."""
+    module = copy.deepcopy(llama.model.layers[0].self_attn)
+    module.config = copy.copy(module.config)
+    module.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(rw.RopeError, match="set_attn_implementation"):
+        live_attention.check_module(module, module.config)

@@ -1,4 +1,4 @@
-"""`attach`: a live transformers model gets exact tables, or any extension method; `detach` gives it back."""
+"""`attach` and its handle: exact tables or an extension method in a live transformers model, until `detach`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward
-from ropewalk.attachment.layer_attention import LayerAttention, Slice, possible_slices, put_attention
+from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward, typical_difference
 from ropewalk.attachment.layers import labels_of, positions_of, text_config_of
-from ropewalk.attachment.live_layout import CallLayouts
-from ropewalk.attachment.plan import attention_layers, neutral, planned
-from ropewalk.attachment.rotary import Replaced, RotaryModule, fresh_modules, replaced_forward, rotary_modules
-from ropewalk.attachment.saving import SavePretrained
+from ropewalk.attachment.live_attention import (
+    CallLayouts,
+    LayerAttention,
+    Slice,
+    attention_layers,
+    neutral,
+    possible_slices,
+    put_attention,
+)
+from ropewalk.attachment.rotary import Replaced, RotaryModule, fresh_modules, planned, replaced_forward, rotary_modules
+from ropewalk.attachment.saving import rope_fields
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError
 from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
@@ -28,15 +35,39 @@ from ropewalk.rope.config import RopeConfig
 _MARK = "_ropewalk_attachment"
 
 
+class SavePretrained:
+    """The `save_pretrained` of a model that is attached, or of one inside it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Save as the model's class does, with the method in config.json.
+
+        Raises `RopeError` for a method that config.json cannot express. A shallow copy of the model keeps this function
+        after `detach`, and then saves as the class does.
+        """
+        handle, save = attachment_of(self.model), type(self.model).save_pretrained  # type: ignore[attr-defined]
+        config, fields = (None, {}) if handle is None else (handle._config, handle.rope_fields())
+        before = {name: getattr(config, name) for name in fields}
+        try:
+            for name, value in fields.items():
+                setattr(config, name, value)
+            return save(self.model, *args, **options)
+        finally:
+            for name, value in before.items():
+                setattr(config, name, value)
+
+
 @dataclass(eq=False)
 class Attachment:
-    """A live model whose rotation is ours; `attach` makes it.
+    """The handle of a live model whose rotation was replaced; `attach` returns it.
 
-    - `positions`: each layer's rope, extension and window as they are now. `own`: as the model's config says.
-    - `method`, `target`: the method that was asked for and its length in tokens, or None. `labels`: the layer types.
-    - `kernels`: whether our attention kernel serves where it can.
-    - `difference`: by how much the short forward before and after differed at most; None: not checked, since the
-      weights were on the meta device.
+    - `positions`: each layer's rope, extension and window as they are now. `own`: those of the model's config.
+    - `method`, `target`: the method and its length in tokens, or None. `labels`: the layer types.
+    - `kernels`: whether ropewalk's attention kernel computes what it can.
+    - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
+      device, so that nothing was compared.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as transformers does; with a method its target.
     """
@@ -55,28 +86,31 @@ class Attachment:
     _layouts: CallLayouts = field(default_factory=CallLayouts, repr=False)
     _turning: Slice | None = field(default=None, repr=False)
     _reached: bool = field(default=False, repr=False)
+    _noise: float | None = field(default=None, repr=False)
+    _forwards: list[TablesForward] = field(default_factory=list, repr=False)
+    _kept: list[Replaced] = field(default_factory=list, repr=False)
     _replaced: list[Replaced] = field(default_factory=list, repr=False)
     _hooks: list[RemovableHandle] = field(default_factory=list, repr=False)
     _states: list[LayerAttention] = field(default_factory=list, repr=False)
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """Each layer's rope, None for one without rotation."""
+        """Return each layer's rope, None for one without rotation."""
         return self.positions.ropes
 
     @property
     def attached(self) -> bool:
-        """Whether the model is attached; False after `detach`."""
-        return bool(self._replaced)
+        """Return whether the model is attached; False after `detach`."""
+        return bool(self._kept)
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens that the model was trained to, as its config says, or None."""
+        """Return the trained length of the model's config in tokens, or None."""
         return trained_length_of(self.own)
 
     @property
     def seq_len(self) -> int | None:
-        """The length in tokens for frequencies that depend on it; None: that of each call."""
+        """Return the length in tokens for frequencies that depend on it; None: that of each call."""
         return self._length.fixed
 
     @seq_len.setter
@@ -84,11 +118,14 @@ class Attachment:
         self._length.fixed = value
 
     def set_positions(self, positions: Positions) -> None:
-        """Put the model under other positions; raises `RopeError` where this model cannot be, and stays as it was.
+        """Put the model under other positions.
 
         When an extension first remaps positions, a short forward under one that changes nothing must agree with the
-        model's own; when one first acts in attention, every layer that has it must call it.
+        model's own. When one first acts in attention, every layer that has it must call it. Raises `RopeError` if this
+        model cannot be put under them; the model then stays as it was.
         """
+        if not self.attached:
+            _check_free(self.model)
         if self._turning is None and any(held is not None and held.remaps for held in positions.extensions):
             self._turning = self._found_turning(positions)
         before = self.positions
@@ -102,24 +139,35 @@ class Attachment:
             self._put(before)
             raise
 
+    def rope_fields(self) -> dict[str, Any]:
+        """Return the config's keys that express the ropes as they are now; none if they are the config's own.
+
+        Raises `RopeError` if config.json cannot express them.
+        """
+        if self.positions == self.own:
+            return {}
+        return rope_fields(self._config, self.labels, self.own, self.positions, method=self.method, target=self.target)
+
     def detach(self) -> None:
-        """Give the model back as it was; nothing happens where that has been done."""
-        self._restore()
-        if vars(self.model).get(_MARK) is self:
-            delattr(self.model, _MARK)
+        """Give the model back as it was; do nothing if it is not attached."""
+        self._clear_layers()
+        while self._kept:
+            self._kept.pop().restore()
+        self._forwards.clear()
 
     def _put(self, positions: Positions) -> None:
         plan = planned(self._modules, self.labels, self.own, positions)
         rotating = [layer for layer, rope in enumerate(self.own.ropes) if rope is not None]
         served = rotating if self.kernels else list(plan.extensions)
         layers = attention_layers(self.model, self._config, sorted({*plan.overrides, *served}))
-        self._restore()
+        self._clear_layers()
+        if not self._kept:
+            self._take()
         self.positions = positions
-        for held, of_module in zip(self._modules, plan.tables, strict=True):
-            forward = TablesForward(of_module, self._length, self._layouts, plan.text_only)
-            self._replaced.append(held.replaced(forward))
-        for layer, tables in plan.overrides.items():
-            hook = OwnTables(tables, self._length)
+        for forward, tables in zip(self._forwards, plan.tables, strict=True):
+            forward.tables, forward.text_only = tables, plan.text_only
+        for layer, of_layer in plan.overrides.items():
+            hook = OwnTables(of_layer, self._length)
             self._hooks.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
         for layer in served:
             extension = plan.extensions.get(layer)
@@ -130,26 +178,32 @@ class Attachment:
             )
             self._replaced += put_attention(layers[layer], state)
             self._states.append(state)
-        if isinstance(self.model, need("transformers", extra="transformers").PreTrainedModel):
-            # not peft's wrapper, which writes adapters and no config of the model
-            self._replaced.append(Replaced(self.model, "save_pretrained", SavePretrained(self)))
-        setattr(self.model, _MARK, self)
+
+    def _take(self) -> None:
+        """Put our forwards into the rotary modules, and mark them so that no other handle takes them."""
+        for rotary in self._modules:
+            self._kept.append(Replaced(rotary.module, _MARK, self))
+            self._forwards.append(TablesForward(self._length, self._layouts.forget))
+            self._kept.append(rotary.replaced(self._forwards[-1]))
+        written = need("transformers", extra="transformers").PreTrainedModel
+        for module in self.model.modules():  # not peft's wrapper, which writes adapters and no config of the model
+            if isinstance(module, written) and text_config_of(module) is self._config:
+                self._kept.append(Replaced(module, "save_pretrained", SavePretrained(module)))
 
     def _found_turning(self, positions: Positions) -> Slice:
-        """How this model's heads turn in attention: under an extension that changes nothing it gives what it gave."""
+        """Return which features of a head rotate: the model must agree with itself under a neutral extension."""
         self._check_weights()
         before, still = self.positions, neutral(self.own, positions)
         error: RopeError | None = None
         try:
-            self._put(self.own)
-            expected = self._short_forward()
+            expected = self._own_forward()
             for turning in possible_slices(self.own):
                 self._turning = turning
                 self._put(still)
                 outputs = self._short_forward()
                 self._check_reached()
                 try:
-                    check_agreement(expected, outputs)
+                    check_agreement(expected, outputs, self._noise)
                 except RopeError as found:
                     error = error or found
                 else:
@@ -161,16 +215,16 @@ class Attachment:
         raise error
 
     def _check_weights(self) -> None:
-        """Raise `RopeError` where no forward can be tried."""
+        """Raise `RopeError` if no forward can be run."""
         if not has_weights(self.model):
             raise RopeError(
-                "attach: a method in attention is tried on a short forward, and the weights are on the meta device.",
+                "attach: a method in attention is checked by a short forward, and the weights are on the meta device.",
                 facts={"model": type(self.model).__name__},
                 cure="Attach where the weights are, for example behind accelerator.prepare(...).",
             )
 
     def _check_reached(self) -> None:
-        """Raise `RopeError` where a layer's extension was not called in the forward before."""
+        """Raise `RopeError` if a layer's extension was not called in the forward before."""
         if not all(state.calls for state in self._states if state.extension is not None):
             raise RopeError(
                 "attach: this model's attention does not go through transformers' attention functions.",
@@ -180,7 +234,7 @@ class Attachment:
         self._reached = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        """The handle of a copied model: what it has put into the modules is copied with them."""
+        """Copy the handle with its model: what it has put into the modules is copied with them."""
         made = object.__new__(type(self))
         memo[id(self)] = made
         shared = ("own", "positions", "method")
@@ -190,15 +244,33 @@ class Attachment:
 
     def __reduce__(self) -> Any:
         raise RopeError(
-            "attach: an attached model is not written whole, for it holds functions of this process.",
+            "attach: an attached model is not written whole, because it contains functions of this process.",
             facts={"method": None if self.method is None else self.method.name},
             cure="Call handle.detach() first, or model.save_pretrained(folder); copy.deepcopy(model) makes a copy.",
         )
 
+    def _own_forward(self) -> ShortForward:
+        """Run the short forward under the model's own positions; in 16 bits, measure its rounding noise first.
+
+        The noise is the difference that another rounding of all cosines and sines makes.
+        """
+        self._put(self.own)
+        own = self._short_forward()
+        if self._noise is None and own.dtype.itemsize < 4:
+            try:
+                for forward in self._forwards:
+                    forward.nudge = torch.finfo(own.dtype).eps / 2
+                self._noise = typical_difference(own, self._short_forward())
+            finally:
+                for forward in self._forwards:
+                    forward.nudge = 0.0
+        return own
+
     def _short_forward(self) -> ShortForward:
         return short_forward(self.model, self._config, [held.module for held in self._modules])
 
-    def _restore(self) -> None:
+    def _clear_layers(self) -> None:
+        """Take everything out of the attention layers."""
         while self._replaced:
             self._replaced.pop().restore()
         while self._hooks:
@@ -218,15 +290,17 @@ def attach(
     """Give a live transformers model exact rotation, or any extension method, until `detach`.
 
     - `model`: a model of transformers, on any device and in any dtype. Only this instance changes.
-    - `method`: None is the model's own rotation, with angles formed in float64 and rounded once, exact at any position.
-      Else a method of `ropewalk.methods`, or its name. `target`: tokens that it is to reach.
-    - `trained_length`: tokens that the model was trained to, where its config does not say or says otherwise.
-    - `kernels`: let our attention kernel serve eager tensors on the CPU without gradients, also without a method.
+    - `method`: a method of `ropewalk.methods`, or its name. None is the model's own rotation, with angles formed in
+      float64 and rounded once, exact at any position. `target`: the length in tokens that the method extends to.
+    - `trained_length`: the trained length in tokens, if the model's config does not contain it or has a wrong one.
+    - `kernels`: run ropewalk's attention kernel on eager CPU tensors without gradients, also without a method.
 
-    Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`. A short forward before and after must agree
-    (1e-4 of the largest logit for float32 weights, 5 % for 16-bit ones); on the meta device they are not asked. Raises
-    `RopeError` where they do not, where a model cannot be attached or a method not be applied; the model is as it was
-    then. Under FSDP2 all ranks attach together, before or after the model is sharded.
+    Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`.
+
+    Raises `RopeError` if the model or its wrapper is attached already, if it cannot be attached, if the method cannot
+    be applied, or if a short forward before and after does not agree: within 1e-4 of the largest logit in float32,
+    within three times the model's own rounding noise in 16 bits. The model then stays as it was. Weights on the meta
+    device are not compared. Under FSDP2 all ranks attach together, before or after the model is sharded.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
@@ -238,12 +312,7 @@ def attach(
     """
     need("transformers", extra="transformers")
     chosen = method_named(method) if isinstance(method, str) else method
-    if attachment_of(model) is not None:
-        raise RopeError(
-            "attach: the model is attached already.",
-            facts={"model": type(model).__name__, "method": getattr(attachment_of(model), "method", None)},
-            cure="Call the handle's detach() first; attachment_of(model) gives the handle.",
-        )
+    _check_free(model)
     config = text_config_of(model)
     modules, own = rotary_modules(model, config), positions_of(model, config)
     labels = labels_of(config)
@@ -268,7 +337,7 @@ def attached(
     trained_length: int | None = None,
     kernels: bool = False,
 ) -> Iterator[Attachment]:
-    """`attach` for the time of a `with` block; arguments, errors and handle as there.
+    """Attach a model for the time of a `with` block; arguments, errors and handle are those of `attach`.
 
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -287,13 +356,30 @@ def attached(
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:
-    """The handle of an attached model, or None; a deep copy of an attached model has one of its own."""
-    held = vars(model).get(_MARK)
-    return held if isinstance(held, Attachment) and held.attached else None
+    """Return the handle of an attached model, of its wrapper or of its inner model; None if none is attached.
+
+    A deep copy of an attached model has a handle of its own.
+    """
+    marks = (vars(module).get(_MARK) for module in model.modules())
+    return next((held for held in marks if isinstance(held, Attachment) and held.attached), None)
+
+
+def _check_free(model: nn.Module) -> None:
+    held = attachment_of(model)
+    if held is not None:
+        raise RopeError(
+            "attach: the model is attached already, itself or through a wrapper.",
+            facts={
+                "model": type(model).__name__,
+                "attached": type(held.model).__name__,
+                "method": None if held.method is None else held.method.name,
+            },
+            cure="Call detach() of its handle first: ropewalk.attachment.attachment_of(model).detach().",
+        )
 
 
 def _checked(handle: Attachment) -> float | None:
-    """Attach with the model's own positions, and compare a short forward before and after; None without weights."""
+    """Attach the model's own positions and return the difference that this makes; None without weights."""
     if not has_weights(handle.model):
         return None
     fresh = fresh_modules(handle._modules)  # a cast has spoilt the live tables: what they ought to give
@@ -305,14 +391,14 @@ def _checked(handle: Attachment) -> float | None:
     finally:
         for one in reversed(as_meant):
             one.restore()
-    handle.set_positions(handle.own)
-    return check_agreement(before, handle._short_forward())
+    after = handle._own_forward()
+    return check_agreement(before, after, handle._noise)
 
 
 def _under(
     own: Positions, method: Method | None, target: int | None, trained_length: int | None
 ) -> tuple[Positions, int | None]:
-    """The positions under a method, and the length that frequencies depending on one are taken at."""
+    """Return the positions under a method, and the length for frequencies that depend on one."""
     if method is None or method.keeps_own:
         return own, None
     rope = unsettled(own)
@@ -322,13 +408,13 @@ def _under(
     trained = trained_length or trained_length_of(own)
     if trained is None:
         raise RopeError(
-            "attach: the length that the model was trained to is not known, and methods start from it.",
+            "attach: the trained length of the model is unknown, and methods start from it.",
             facts={"method": method.name},
             cure="Pass trained_length=...",
         )
     if target is None and method.extends:
         raise RopeError(
-            f"attach: `{method.name}` needs the length that it is to reach.",
+            f"attach: `{method.name}` needs a target length.",
             facts={"trained_length": trained},
             cure=f"Pass target=..., for example {4 * trained}.",
         )

@@ -1,4 +1,4 @@
-"""What each layer of a live transformers model knows of positions, from its config and its modules."""
+"""The ropes and windows of each layer of a live transformers model, from its config and its modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hyb
 
 
 def text_config_of(model: nn.Module) -> Any:
-    """The config of the decoder of a live model; raises `RopeError` where it is no transformers model."""
+    """Return the config of the decoder of a live model; raise `RopeError` if it is no transformers model."""
     config = getattr(model, "config", None)
     if config is None or not callable(getattr(config, "get_text_config", None)):
         raise RopeError(
@@ -32,14 +32,14 @@ def text_config_of(model: nn.Module) -> Any:
 
 
 def labels_of(config: Any) -> tuple[str | None, ...]:
-    """The label under which the rope of each layer lies: its layer type, or the family's word for that type's block."""
+    """Return the label of each layer's rope: its layer type, or the family's name for that type's block."""
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     named = {} if family is None else family.block_of
     return tuple(label if label is None else named.get(label, label) for label in _layer_types(config))
 
 
 def _layer_types(config: Any) -> list[str | None]:
-    """The type of each layer; None where the config does not say."""
+    """Return the type of each layer, or None if the config does not contain it."""
     count = int(config.num_hidden_layers)
     stated = next((getattr(config, key) for key in _TYPES if getattr(config, key, None)), None)
     labels: list[str | None] = list(stated)[:count] if stated else [None] * count
@@ -47,7 +47,7 @@ def _layer_types(config: Any) -> list[str | None]:
 
 
 def config_form_of(whole: Any, config: Any) -> ConfigForm:
-    """Where a model's config, as a whole, says the ropes of its decoder, whose own config is `config`."""
+    """Return where a whole model's config contains the ropes of its decoder, whose config is `config`."""
     part = None if config is whole else next((key for key, value in vars(whole).items() if value is config), None)
     ropes, nested = ropes_by_block(config)
     if not nested:
@@ -57,7 +57,7 @@ def config_form_of(whole: Any, config: Any) -> ConfigForm:
 
 
 def positions_of(model: nn.Module, config: Any) -> Positions:
-    """Each layer's rope and sliding window as the model's config says; layers without attention have neither.
+    """Return each layer's rope and sliding window from the model's config; layers without attention have neither.
 
     Raises `RopeError` where `RopeConfig.from_hf` does.
     """
@@ -91,7 +91,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
 
 
 def _flags(config: Any, count: int) -> list[bool] | None:
-    """For each layer whether it rotates, where the config has a list of its own for that."""
+    """Return for each layer whether it rotates, if the config has a list for that."""
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     stated = getattr(config, "no_rope_layers", None) if family is None or not family.flags else None
     stated = getattr(config, family.flags, None) if family is not None and family.flags else stated
@@ -99,12 +99,12 @@ def _flags(config: Any, count: int) -> list[bool] | None:
 
 
 def belongs_to(module: nn.Module, model_type: str) -> bool:
-    """Whether a module was built from a config of this model_type: a composite model has others beside it."""
+    """Return whether a module was built from a config of this model_type, not for another part of the model."""
     return bool(getattr(getattr(module, "config", None), "model_type", None) == model_type)
 
 
 def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
-    """The `sliding_window` of the attention modules that have one (or None), by layer."""
+    """Return the `sliding_window` of the attention modules that have one (or None), by layer."""
     found: dict[int, int | None] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)

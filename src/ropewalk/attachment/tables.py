@@ -1,19 +1,188 @@
-"""What stands in for the forward of a live model's rotary modules: our tables in the module's own form."""
+"""The tables of cos and sin that a model computes or looks up: their form, and ours in the same form."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attachment.formats import Format, positions_by_axis
-from ropewalk.attachment.live_layout import CallLayouts
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.tables import text_positions
 from ropewalk.rotation.embedding import RotaryEmbedding
+
+Arrangement = Literal["doubled", "repeated", "once", "complex", "sines first"]
+"""Of the pairs' numbers: all of them twice, each of them twice, each once, as complex numbers, or in one tensor."""
+
+_NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
+_FAR = (0, 1, 77, 1000, 4095, 12_345, 20_011, 30_011)
+_FLOOR, _SLOPE = 4e-6, 8e-6  # of a float32 table: of itself, and for each radian of its angle
+
+
+@dataclass(frozen=True)
+class Format:
+    """The form of a rotary module's tables `[batch, seq, width]`.
+
+    - `arrangement`: of the pairs' numbers along the width. `follows_input`: the tables have the dtype of the hidden
+      states; False: float32. `negated`: the tables turn forwards, and the class's function turns back by them.
+    """
+
+    arrangement: Arrangement
+    follows_input: bool
+    negated: bool = False
+
+    def arranged(self, cos: Tensor, sin: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Tensor:
+        """Return tables `[batch, seq, pairs]` times the attention factor in this form, rounded once to `dtype`."""
+        if self.negated:
+            sin = -sin
+        if factor != 1.0:
+            cos, sin = cos * factor, sin * factor
+        if self.arrangement == "complex":
+            return torch.complex(cos, sin)
+        if self.follows_input:
+            cos, sin = cos.to(dtype), sin.to(dtype)
+        if self.arrangement == "once":
+            return cos, sin
+        if self.arrangement == "sines first":
+            return torch.cat((sin, cos), dim=-1)
+        if self.arrangement == "doubled":
+            return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+        return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+
+
+def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
+    """Return the layer types that a rotary module keeps tables for; (None,) if it has one for all.
+
+    Raises `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
+    """
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    if names[:2] != ["x", "position_ids"] or not set(names[2:]) <= {"layer_type"}:
+        raise RopeError(
+            f"attach: {type(module).__name__} takes other arguments than hidden states and position ids.",
+            facts={"arguments": ", ".join(names)},
+            cure="Use the model without attaching it.",
+        )
+    held = [name.removesuffix("_inv_freq") for name, _ in module.named_buffers(recurse=False)]
+    labels = [name for name in held if name not in ("inv_freq", "original") and not name.endswith("_original")]
+    return tuple(labels) or (None,)
+
+
+def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
+    """Return position ids `[batch, seq]` or `[axes, batch, seq]` with the axes last."""
+    if axes == 1:
+        return position_ids
+    if position_ids.ndim < 3:
+        return text_positions(position_ids, axes)
+    return position_ids.movedim(0, -1).expand(*position_ids.shape[1:], axes)
+
+
+def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeConfig, name: str) -> Format:
+    """Return the form in which a fresh module, made by `make`, returns the tables of `rope`.
+
+    Raises `RopeError` where none of the forms that we know gives its numbers: near positions and far ones, on axes
+    that differ, are compared to float32's rounding.
+    """
+    lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
+    near_and_far = (_NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths))
+    negated, found = False, set[Arrangement]()
+    for negated in (False, True) if _turns_back(rope) else (False,):
+        found = set.intersection(*(_fitting(make(), label, rope, places, negated) for places in near_and_far))
+        if found:
+            break
+    if not found:
+        raise _unlike(name, rope, {"class": type(make()).__name__, "layer_type": label})
+    low = _called(make(), label, torch.arange(4)[None], rope.num_axes, torch.bfloat16)
+    arrangement: Arrangement = min(found)  # one pair alone fits two of them, which are then the same
+    return Format(arrangement, low[0].dtype == torch.bfloat16, negated)
+
+
+def table_format(table: Tensor, rope: RopeConfig, name: str) -> Format:
+    """Return the form of a tensor `[positions, width]` that holds the sines, then the cosines, of every position.
+
+    Raises `RopeError` where its rows are not those of `rope`, near and far, to the rounding of its dtype.
+    """
+    if table.is_meta:
+        raise RopeError(
+            f"attach: the tables of {name} are compared, and they are on the meta device.",
+            facts={"table": table},
+            cure="Attach where the weights are.",
+        )
+    count = len(table) if table.ndim == 2 else 0
+    places = sorted({place for place in (*_NEAR, count // 3, count // 2, count - 1) if 0 <= place < count})
+    rows = table.detach()[places].cpu() if places and not rope.needs_seq_len else torch.empty(0, 0)
+    if rows.shape[1] == 2 * rope.pairs:
+        positions = torch.tensor(places, device="cpu")
+        cos, sin = RotaryEmbedding(rope).cos_sin(positions, dtype=torch.float64)
+        angles = positions.double()[:, None] @ inverse_frequencies(rope).inv_freq.abs()
+        rounding = torch.finfo(table.dtype).eps if table.dtype in (torch.bfloat16, torch.float16) else 0.0
+        if _agree(tuple(rows.chunk(2, dim=-1)), (sin, cos), angles, rounding):
+            return Format("sines first", follows_input=True)
+    raise _unlike(name, rope, {"table": table})
+
+
+def _unlike(name: str, rope: RopeConfig, facts: dict[str, Any]) -> RopeError:
+    return RopeError(
+        f"attach: the tables of {name} are not those that the config describes.",
+        facts={**facts, "rope": rope},
+        cure="Use the model without attaching it.",
+    )
+
+
+def _turns_back(rope: RopeConfig) -> bool:
+    """Return whether every pair rotates by minus the angle, or not at all."""
+    return rope.inv_freq is not None and max(rope.inv_freq) <= 0
+
+
+def _called(
+    module: nn.Module, label: str | None, position_ids: Tensor, axes: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    x = torch.zeros(1, 1, dtype=dtype, device="cpu")
+    ids = position_ids if axes == 1 or position_ids.ndim == 3 else position_ids.expand(axes, -1, -1)
+    options: dict[str, Any] = {} if label is None else {"layer_type": label}
+    out = module(x, position_ids=ids, **options)
+    if isinstance(out, Tensor) and out.is_complex():
+        return out.real, out.imag, out
+    return tuple(out) if isinstance(out, tuple | list) else (out,)
+
+
+def _fitting(
+    module: nn.Module, label: str | None, rope: RopeConfig, places: tuple[int, ...], negated: bool
+) -> set[Arrangement]:
+    ids = torch.tensor([places], device="cpu")
+    if rope.num_axes > 1:  # axes that differ, else which pair follows which is not seen
+        ids = torch.stack([ids.roll(axis, dims=1) for axis in range(rope.num_axes)])
+    out = _called(module, label, ids, rope.num_axes, torch.float32)
+    rotary = RotaryEmbedding(rope)
+    seq_len = max(places) + 1 if rope.needs_seq_len else None
+    by_axis = positions_by_axis(ids, rope.num_axes)
+    cos, sin = rotary.cos_sin(by_axis, seq_len, dtype=torch.float64)
+    factor = rotary.attention_factor_at(seq_len)
+    reals = by_axis.double() if rope.num_axes > 1 else by_axis.double()[..., None]
+    angles = reals @ inverse_frequencies(rope, seq_len).inv_freq.abs()
+    if len(out) == 3:
+        return {"complex"} if _agree(out[:2], (cos * factor, sin * factor), angles) else set()
+    forms: tuple[Arrangement, ...] = ("doubled", "repeated", "once")
+    fits = set()
+    for form in forms:
+        form_of = Format(form, False, negated)
+        tables = form_of.arranged(cos, sin, factor, torch.float64)
+        if _agree(out, tuple(tables), form_of.arranged(angles, angles, 1.0, torch.float64)[0]):
+            fits.add(form)
+    return fits
+
+
+def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor, rounding: float = 0.0) -> bool:
+    """Return whether two pairs of tables differ by no more than float32's rounding of the angles, and `rounding`."""
+    if len(theirs) != 2 or any(a.shape != b.shape for a, b in zip(theirs, ours, strict=True)):
+        return False
+    allowed = _FLOOR + rounding + _SLOPE * angles
+    return all(bool(((a.double() - b).abs() <= allowed).all()) for a, b in zip(theirs, ours, strict=True))
 
 
 @dataclass
@@ -23,7 +192,7 @@ class SeqLen:
     fixed: int | None = None
 
     def of(self, rope: RopeConfig, position_ids: Tensor) -> int | Tensor | None:
-        """The length for these positions; None for a rope that needs none. Under a compiler it may be a tensor."""
+        """Return the length for these positions; None if the rope needs none. It may be a tensor when compiling."""
         if not rope.needs_seq_len:
             return None
         if self.fixed is not None:
@@ -42,11 +211,13 @@ class LayerTables:
     pairs: int
 
     def with_rope(self, rope: RopeConfig | None) -> LayerTables:
-        """The same form with another rope, or none."""
+        """Return the same form with another rope, or none."""
         return replace(self, rope=rope)
 
-    def __call__(self, x: Tensor, position_ids: Tensor, seq_len: SeqLen) -> tuple[Tensor, Tensor] | Tensor:
-        """cos and sin of these positions, as the model's own module would give them."""
+    def __call__(
+        self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, nudge: float = 0.0
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        """Return cos and sin of these positions in the form of the model's own module."""
         positions = positions_by_axis(position_ids, self.axes)
         if self.rope is None:
             shape = positions.shape if self.axes == 1 else positions.shape[:-1]
@@ -56,26 +227,37 @@ class LayerTables:
         length = seq_len.of(self.rope, position_ids)
         cos, sin = rotary.cos_sin(positions, length)
         factor = rotary.attention_factor_at(length)
+        if nudge:
+            random = torch.Generator().manual_seed(0)  # torch's own random state stays
+            cos, sin = (table * (1 + nudge * _signs(table, random)) for table in (cos, sin))
         return self.form.arranged(cos.to(x.device), sin.to(x.device), factor, x.dtype)
 
 
 class TablesForward:
     """The forward of one rotary module, by layer type; it holds no reference to the module, and no tensor.
 
-    The model calls it once when a forward begins: `layouts` forget the call before.
+    - `begin`: called whenever the model begins a forward.
+    - `tables`, `text_only`: set for each `Positions` that the model is put under.
+    - `own`: the module's own forward, which is called instead after `detach` if something still calls this one.
+    - `nudge`: change every number by this fraction, up or down at random, to measure the model's rounding noise.
     """
 
-    def __init__(
-        self, tables: Mapping[str | None, LayerTables], seq_len: SeqLen, layouts: CallLayouts, text_only: bool
-    ) -> None:
-        self.tables, self.seq_len, self.layouts, self.text_only = dict(tables), seq_len, layouts, text_only
+    def __init__(self, seq_len: SeqLen, begin: Callable[[], None]) -> None:
+        self.seq_len, self.begin = seq_len, begin
+        self.tables: Mapping[str | None, LayerTables] = {}
+        self.text_only, self.nudge = False, 0.0
+        self.own: Callable[..., Any] | None = None
 
     @torch.no_grad()
     def __call__(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
+        if self.own is not None:
+            out: tuple[Tensor, Tensor] | Tensor
+            out = self.own(x, position_ids) if layer_type is None else self.own(x, position_ids, layer_type)
+            return out
         if not torch.compiler.is_compiling():
-            self.layouts.forget()
+            self.begin()
             if self.text_only and position_ids.ndim == 3 and bool((position_ids != position_ids[:1]).any()):
                 raise RopeError(
                     "attach: under this method positions must be those of plain text, alike on every axis.",
@@ -84,7 +266,7 @@ class TablesForward:
                 )
         if layer_type not in self.tables:  # a class that has one table for all, and is told the layer type
             layer_type = None
-        return self.tables[layer_type](x, position_ids, self.seq_len)
+        return self.tables[layer_type](x, position_ids, self.seq_len, self.nudge)
 
 
 class OwnTables:
@@ -107,3 +289,70 @@ class OwnTables:
         with torch.no_grad():
             tables = self.tables(x, position_ids, self.seq_len)
         return args, {**kwargs, "position_embeddings": tables}
+
+
+def _signs(like: Tensor, random: torch.Generator) -> Tensor:
+    """Return +1 or -1 for each number of a tensor."""
+    return (torch.randint(0, 2, like.shape, generator=random, device="cpu") * 2 - 1).to(like.device)
+
+
+class LookedUp:
+    """The stand-in for a tensor `[positions, rotary_dim]`: it makes each row that is asked for.
+
+    Models ask by index, by `torch.gather` along the positions, or by `F.embedding`; any other use raises `TypeError`.
+    It keeps `held`, the module's own dict of tensors, for the dtype and the device of the one that it stands for.
+    """
+
+    def __init__(self, forward: TablesForward, held: Mapping[str, Tensor | None], name: str) -> None:
+        self.forward, self.held, self.name = forward, held, name
+
+    def rows(self, position_ids: Tensor) -> Tensor:
+        """Return sines, then cosines `[*position_ids, rotary_dim]`, in the dtype of the model's own table."""
+        x = torch.empty(0, dtype=self._own.dtype, device=position_ids.device)
+        rows = self.forward(x, position_ids)
+        assert isinstance(rows, Tensor), "its form is one tensor"
+        return rows
+
+    @property
+    def _own(self) -> Tensor:
+        own = self.held[self.name]
+        assert own is not None
+        return own
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return the shape of the model's own table; positions beyond it have rows as well."""
+        return self._own.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model's own table."""
+        return self._own.device
+
+    def to(self, device: torch.device) -> LookedUp:
+        """Raise `RopeError`: the model would keep what it gets as its own table."""
+        raise RopeError(
+            "attach: this model's table of positions is on another device than its inputs.",
+            facts={"table": self.device, "inputs": device},
+            cure="Move the model with model.to(device) first.",
+        )
+
+    def repeat(self, *_: int) -> LookedUp:
+        """Return itself: rows are made for any batch."""
+        return self
+
+    def __getitem__(self, position_ids: Tensor) -> Tensor:
+        return self.rows(position_ids)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.gather and not kwargs:
+            table, dim, index = args
+            if dim == index.ndim - 2:
+                return table.rows(index[..., 0])
+        if func is F.embedding:
+            ids, table = args[:2]
+            return table.rows(ids)
+        return NotImplemented

@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.attachment import attachment_of
-from ropewalk.attachment.saving import rope_fields as fields_of
 from ropewalk.attention.norm import HALF, RMSNorm
 from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.checkpoints.export import COMPANIONS, write_decoder
@@ -265,7 +264,7 @@ class WritableLive(TransformersReader):
                 cure="Put the keys that `ropewalk doctor` prints into config.json by hand.",
             )
         handle.method, handle.target = METHODS.get(method), reach.target
-        fields_of(handle, self.model.config.get_text_config(decoder=True))
+        handle.rope_fields()
 
     def write_checkpoint(
         self,

@@ -1,0 +1,472 @@
+"""The attention layers of a live model under an extension, and where the tokens of a call lie.
+
+Transformers calls attention functions by name. An attached layer gets a config of its own that names ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import re
+import sys
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropewalk.attachment.layers import belongs_to
+from ropewalk.attachment.rotary import Replaced
+from ropewalk.attachment.tables import SeqLen
+from ropewalk.attention.extensions import Extension, ReRoPE
+from ropewalk.attention.logits import LogitRules
+from ropewalk.attention.masks import TokenLayout, Visibility
+from ropewalk.attention.remap import Remap, attend_remapped
+from ropewalk.attention.tables import SlotTables
+from ropewalk.backends import choose_attention
+from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds
+from ropewalk.errors import RopeError
+from ropewalk.models.positions import Positions
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rotation.embedding import RotaryEmbedding
+
+_NEUTRAL = ReRoPE(window=1 << 30)  # cuts no distance: attention under it is the model's own
+
+
+NAME = "ropewalk"  # of our function among transformers' attention implementations
+_STATE = "_ropewalk_attention"
+_READ_MASKS = ("sdpa", "eager")
+_READ = {"position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k"}  # or in the mask
+_ASKS = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Which features of a head turn in attention: the last ones (`trailing`, as in MLA) or the first, and their pairs.
+
+    Multi-head latent attention of DeepSeek-V3 re-orders interleaved features before it turns them by halves, so how
+    they pair in attention is not what its config says.
+    """
+
+    trailing: bool
+    interleaved: bool
+
+
+def possible_slices(own: Positions) -> list[Slice]:
+    """Return every way in which a head may turn in attention, the likeliest first."""
+    stated = next(rope.interleaved for rope in own.present_ropes)
+    return [Slice(trailing, pairing) for trailing in (False, True) for pairing in (stated, not stated)]
+
+
+@dataclass(eq=False)
+class LayerAttention:
+    """The attention of one layer, as our attention function computes it."""
+
+    extension: Extension | None
+    rope: RopeConfig | None
+    windowed: bool
+    config: Any
+    turning: Slice
+    seq_len: SeqLen
+    layouts: CallLayouts
+    kernels: bool = False
+    calls: int = 0
+
+    def __call__(
+        self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """q `[batch, heads, seq, head_dim]`; the output `[batch, seq, heads, head_dim of values]`."""
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+        unread = [name for name, given in options.items() if isinstance(given, Tensor) and name not in _READ]
+        if self.extension is not None and self.extension.remaps:
+            if unread:
+                raise RopeError(
+                    "attach: this attention is given tensors that methods in attention do not read.",
+                    facts={"layer": type(module).__name__, "options": unread},
+                    cure="Choose a method of frequencies.",
+                )
+            return self._remapped(self.extension, q, keys, values, mask, options), None
+        if self.extension is not None:
+            q = self._scaled(self.extension, q, keys, mask, options)
+        by_kernel = self.kernels and not unread
+        served = self._by_kernel(module, q, keys, values, mask, options) if by_kernel else None
+        if served is not None:
+            return served, None
+        function = attention_function(module, self.config)
+        out: tuple[Tensor, Tensor | None] = function(module, q, keys, values, mask, **options)
+        return out
+
+    def _by_kernel(
+        self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor | None:
+        """Compute the same by our kernel for eager CPU tensors without gradients; None if it cannot."""
+        if options.get("dropout") or options.get("position_bias") is not None or values.shape[-1] != q.shape[-1]:
+            return None
+        if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
+            return None
+        rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
+        kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=True)
+        bounds = self.layouts.bounds(q, keys, mask, self.windowed) if kernel.kernels else None
+        if bounds is None:
+            return None
+        scaling = options.get("scaling") or 1.0 / math.sqrt(q.shape[-1])
+        request = AttentionRequest((AttentionRegion(q, keys, bounds),), values, float(scaling), *rules)
+        return kernel.attend(request).transpose(1, 2).contiguous()
+
+    def _scaled(
+        self, extension: Extension, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
+        """Multiply queries by the logits' factor; in windowed layers positions count the tokens, not the mask."""
+        if self.windowed:
+            index = options["position_ids"].clamp(min=0)
+        else:
+            index = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed).position_ids()
+        factor = extension.logit_scale(index)
+        if isinstance(factor, float):
+            return q if factor == 1.0 else q * factor
+        by_query = factor[:, None, :, None] if factor.ndim == 2 else factor[:, None]
+        return (q * by_query.to(torch.float64 if q.dtype == torch.float64 else torch.float32)).to(q.dtype)
+
+    def _remapped(
+        self,
+        extension: Extension,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
+    ) -> Tensor:
+        if options.get("position_bias") is not None:
+            raise RopeError("attach: this layer adds a bias by position.", cure="Choose a method of frequencies.")
+        assert self.rope is not None, "set_positions refuses a layer without a rope"
+        if mask is None and 1 < q.shape[2] < keys.shape[2]:  # a prefill into a static cache, as sdpa reads it
+            keys, values = keys[:, :, : q.shape[2]], values[:, :, : q.shape[2]]
+        width, of_values = q.shape[-1], values.shape[-1]
+        rotary = RotaryEmbedding(self._rope_of_head(width))
+        layout = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed)
+        remap = Remap(rotary, extension, layout, None, self._length(layout.total), q.dtype)
+        if self.turning.trailing:
+            q, keys = (x.roll(2 * self.rope.pairs, -1) for x in (q, keys))
+        scaling = options.get("scaling")
+        ratio = 1.0 if scaling is None else float(scaling) * math.sqrt(width)
+        q = q if math.isclose(ratio, 1.0, rel_tol=1e-7) else q * ratio
+        q = remap.scaled(q.transpose(1, 2)).transpose(1, 2)
+        if of_values < width:
+            values = F.pad(values, (0, width - of_values))
+        rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
+        out = attend_remapped(q, keys, values, remap, float(options.get("dropout") or 0.0), rules)
+        return out[..., :of_values].transpose(1, 2).contiguous()
+
+    def _rope_of_head(self, width: int) -> RopeConfig:
+        """Return the rope of this layer's heads: MLA's slice is a part of a wider head."""
+        assert self.rope is not None
+        pairs, interleaved = 2 * self.rope.pairs, self.turning.interleaved
+        axes = self.rope.axes if self.rope.axes_restart else None  # plain text is at one position on every axis
+        return replace(self.rope, head_dim=width, rotary_dim=pairs, interleaved=interleaved, axes=axes)
+
+    def _length(self, total: int) -> int | None:
+        assert self.rope is not None
+        if not self.rope.needs_seq_len:
+            return None
+        return self.seq_len.fixed if self.seq_len.fixed is not None else total
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _register()
+
+
+def attend_live(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention behind transformers' interface; the layer's state is kept at the layer."""
+    state: LayerAttention = vars(module)[_STATE]
+    return state(module, query, key, value, attention_mask, **options)
+
+
+def attention_function(module: nn.Module, config: Any) -> Callable[..., Any]:
+    """Return the function that this layer would call without us."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager)
+    return function
+
+
+def check_implementation(config: Any, extension: Extension | None) -> None:
+    """Raise `RopeError` where a rule that remaps positions could not read the masks that this model makes."""
+    implementation = config._attn_implementation
+    if extension is not None and extension.remaps and implementation not in _READ_MASKS:
+        raise RopeError(
+            "attach: methods in attention read the masks of transformers' sdpa or eager attention.",
+            facts={"attn_implementation": implementation},
+            cure='Call model.set_attn_implementation("sdpa") first.',
+        )
+
+
+def check_module(module: nn.Module, config: Any) -> None:
+    """Raise `RopeError` for attention that computes something else under another name of its function.
+
+    DeepSeek-V3.2 and its like give what their indexer chose to "sdpa" and "eager" as a mask, and to any other function
+    as an option that ours does not read: every token would be seen. Flash attention loads what the name says.
+    """
+    try:
+        asks = _ASKS.search(inspect.getsource(type(module))) is not None
+    except (OSError, TypeError):
+        asks = False
+    if asks or "flash" in str(config._attn_implementation):
+        raise RopeError(
+            "attach: this attention depends on the name of the function that it calls, which ours would change.",
+            facts={"layer": type(module).__name__, "attn_implementation": config._attn_implementation},
+            cure="Choose a method of frequencies, without `kernels`"
+            + ("." if asks else ', or call model.set_attn_implementation("sdpa") first.'),
+        )
+
+
+def put_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:
+    """Let this one layer call our function: it gets a config of its own, and the model's stays as it is."""
+    check_implementation(state.config, state.extension)
+    check_module(module, state.config)
+    _register()
+    config = copy.copy(state.config)
+    vars(config)["_attn_implementation_internal"] = NAME
+    return [Replaced(module, _STATE, state), Replaced(module, "config", config)]
+
+
+def _register() -> None:
+    """Register our function under our name; a model that does not name it never calls it."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend_live)
+
+
+def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Mapping[int, nn.Module]:
+    """Return the attention module of each of these layers; raise `RopeError` unless there is exactly one."""
+    found: dict[int, list[nn.Module]] = {layer: [] for layer in layers}
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        attends = "Attention" in type(module).__name__ and belongs_to(module, config.model_type)
+        if attends and isinstance(layer, int) and layer in found:
+            found[layer].append(module)
+    wrong = [layer for layer, there in found.items() if len(there) != 1]
+    if wrong:
+        raise RopeError(
+            f"attach: the attention of a layer of this {config.model_type} is not found as one module.",
+            facts={"layer": wrong[0], "modules": ", ".join(type(module).__name__ for module in found[wrong[0]])},
+            cure="Choose a method of frequencies that gives all layers one rope.",
+        )
+    return {layer: there[0] for layer, there in found.items()}
+
+
+def neutral(own: Positions, positions: Positions) -> Positions:
+    """Return the model's own ropes, with an extension that changes nothing for each that remaps."""
+    extensions = tuple(_NEUTRAL if held is not None and held.remaps else None for held in positions.extensions)
+    return replace(own, extensions=extensions)
+
+
+MadeT = TypeVar("MadeT")
+_ROOM = 1024  # slots whose tables are made at one time, while a text grows token by token
+
+
+@dataclass(eq=False, kw_only=True)
+class MaskedLayout(TokenLayout):
+    """A call with padding or several documents among its keys, read from a mask.
+
+    - `seen`: bool `[batch, 1, seq, total]`; every row sees a key. `index`: int64 `[batch, seq]`, of each query among
+      the real tokens of its row. `index_of_keys`: int64 `[batch, total]`, 0 for padding, which no real query sees.
+    - `blind`: bool `[batch, seq]`, queries that are padding. `intervals`: the first column that each query sees, and
+      the one after its own, int64 `[batch, seq]`; None where what a query sees is no interval.
+    """
+
+    seen: Tensor
+    index: Tensor
+    index_of_keys: Tensor
+    blind: Tensor
+    intervals: tuple[Tensor, Tensor] | None
+
+    @property
+    def plain(self) -> bool:
+        return False
+
+    def position_ids(self) -> Tensor:
+        return self.index
+
+    def key_positions(self) -> Tensor:
+        return self.index_of_keys
+
+    def visibility(self, causal: bool, window: int | None, *, whole: bool = False) -> Visibility:
+        return Visibility(mask=self.seen)
+
+    def bounds(self, low: Tensor, high: Tensor) -> tuple[Bounds, ...] | None:
+        if self.intervals is None:
+            return None
+        first, end = self.intervals
+        return (Bounds(low + first, torch.minimum(high + first, end)),)
+
+
+def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotTables | None) -> TokenLayout:
+    """Return the layout of queries `[batch, heads, seq, ...]` and keys `[batch, kv_heads, total, ...]` under a mask.
+
+    `mask` is transformers': None (causal), bool `[batch or 1, 1, seq, total]`, or the same as numbers that are added. A
+    query's index is the number of keys before it that it sees; a cached key's is its place among those that are seen.
+    Raises `RopeError` where queries and keys then disagree (several documents in one row of a cache).
+    """
+    batch, seq, total = q.shape[0], q.shape[2], keys.shape[2]
+    seen = None if mask is None else _seen(mask, batch)
+    own = torch.arange(total - seq, total, device=q.device)
+    if seen is not None and not torch.compiler.is_compiling():
+        plainly = torch.arange(total, device=q.device) <= own[:, None]
+        if bool((seen == plainly).all()):
+            seen = None
+    if seen is None:
+        room = -(-total // _ROOM) * _ROOM
+        return TokenLayout(
+            batch, seq, q.device, start=total - seq, total=total, room=room, cached=True, slot_tables=slot_tables
+        )
+    blind, real = ~seen.any(-1, keepdim=True), seen.any(2)[:, 0]
+    # a padded query sees its row's first key alone, which has index 0 as it has: finite, and means nothing
+    seen = seen | (blind & F.one_hot(real.to(torch.uint8).argmax(-1), total).bool()[:, None, None])
+    counts = seen.sum(-1)[:, 0]
+    index = (counts - 1).clamp(min=0)
+    index_of_keys = index if seq == total else (real.cumsum(-1) - 1).clamp(min=0)
+    first = seen.to(torch.uint8).argmax(-1)[:, 0]
+    last = total - 1 - seen.flip(-1).to(torch.uint8).argmax(-1)[:, 0]
+    intervals: tuple[Tensor, Tensor] | None = None
+    if not torch.compiler.is_compiling():
+        if not bool((index_of_keys.gather(1, last) == index).logical_or(blind[:, 0, :, 0]).all()):
+            raise RopeError(
+                "attach: a method in attention counts each row's tokens, and this call's mask does not tell them.",
+                facts={"queries": seq, "keys": total},
+                cure="Use a causal mask with padding on the left, and no packed documents together with a cache.",
+            )
+        if bool((last + 1 - first == counts).all()):
+            intervals = first, last + 1
+    return MaskedLayout(
+        batch, seq, q.device, total=total, cached=True, seen=seen, index=index, index_of_keys=index_of_keys,
+        blind=blind[:, 0, :, 0], intervals=intervals,
+    )  # fmt: skip
+
+
+def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
+    """Return the interval of keys that each query sees, for a kernel; None if some query sees no interval.
+
+    Arguments as for `read_layout`, of layers with a window as well.
+    """
+    seq, total = q.shape[2], keys.shape[2]
+    if mask is None:
+        if 1 < seq < total:
+            return None
+        high = torch.arange(total - seq + 1, total + 1, device=q.device)[None]
+        return Bounds(torch.zeros_like(high), high)
+    if mask.ndim != 4 or mask.shape[1] != 1:
+        return None
+    if mask.dtype != torch.bool and bool(((mask != 0) & (mask > -1e4)).any()):
+        return None  # numbers of their own, as ALiBi's
+    seen = _seen(mask, q.shape[0])[:, 0]
+    counts = seen.sum(-1)
+    low = seen.to(torch.uint8).argmax(-1)
+    inside = torch.arange(total, device=q.device)
+    interval = (inside >= low[..., None]) & (inside < (low + counts)[..., None])
+    return Bounds(low, low + counts) if bool((interval == seen).all()) else None
+
+
+def _seen(mask: Tensor, batch: int) -> Tensor:
+    """Return a mask as bool `[batch, 1, seq, total]`; added numbers are 0 where a key is seen."""
+    if mask.ndim != 4 or mask.shape[1] != 1:
+        raise RopeError(
+            "attach: methods in attention read masks `[batch, 1, queries, keys]`.",
+            facts={"mask": mask},
+            cure='Call model.set_attn_implementation("sdpa") first.',
+        )
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    return seen.expand(batch, -1, -1, -1)
+
+
+def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
+    """Raise `RopeError` unless positions increase by one from real token to real token."""
+    if position_ids is None or position_ids.ndim != 2 or not position_ids.numel():
+        return
+    shift = position_ids.to(layout.device) - layout.position_ids()
+    least, most = shift, shift
+    if isinstance(layout, MaskedLayout):  # padding has any position
+        ends = torch.iinfo(shift.dtype)
+        least, most = shift.masked_fill(layout.blind, ends.max), shift.masked_fill(layout.blind, ends.min)
+    if bool((most.amax(-1) > least.amin(-1)).any()):
+        raise RopeError(
+            "attach: a method in attention counts each row's tokens, and `position_ids` says otherwise.",
+            facts={"position_ids": position_ids},
+            cure="Leave `position_ids` out; pass an attention_mask for padding, use_cache=False for packed documents.",
+        )
+
+
+class PerCall:
+    """One value for the layers of a call: made by the first that asks, for a mask and a key. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
+
+    def forget(self) -> None:
+        """Forget the call before, because a new forward begins."""
+        self._held = None
+
+    def of(self, key: Hashable, mask: Tensor | None, make: Callable[[], MadeT]) -> MadeT:
+        """Return the held value if it is this mask's and this key's; else make it."""
+        version = None if mask is None or mask.is_inference() else mask._version
+        key, held = (key, version), self._held
+        if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is mask:
+            found: MadeT = held[2]
+            return found
+        made = make()
+        self._held = key, None if mask is None else weakref.ref(mask), made  # one write
+        return made
+
+
+class CallLayouts:
+    """The values that the layers of the current call share, and tables of slots, which calls share."""
+
+    def __init__(self) -> None:
+        self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
+        self._slots: dict[Hashable, SlotTables] = {}
+
+    def forget(self) -> None:
+        """Forget the call before, because a new forward begins."""
+        for held in (self._layout, *self._bounds):
+            held.forget()
+
+    def of(
+        self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None, seq_len: int | None
+    ) -> TokenLayout:
+        """`read_layout`, made by the first layer that asks; `position_ids` of the queries must count as it does."""
+        if torch.compiler.is_compiling():
+            return read_layout(q, keys, mask, None)
+
+        def make(slots: SlotTables | None) -> TokenLayout:
+            layout = read_layout(q, keys, mask, slots)
+            _check_counts(layout, position_ids)
+            return layout
+
+        if torch.is_grad_enabled():
+            return make(None)
+        mode = q.device, torch.is_inference_mode_enabled()
+        slots = self._slots.setdefault(mode, SlotTables())
+        return self._layout.of((*_sizes(q, keys), q.dtype, mode, seq_len), mask, lambda: make(slots))
+
+    def bounds(self, q: Tensor, keys: Tensor, mask: Tensor | None, windowed: bool) -> Bounds | None:
+        """`read_bounds`, made by the first layer with or without a window that asks."""
+        key = *_sizes(q, keys), q.device, torch.is_inference_mode_enabled()
+        return self._bounds[windowed].of(key, mask, lambda: read_bounds(q, keys, mask))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave everything out: it belongs to one process and to the current call."""
+        return {}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        CallLayouts.__init__(self)
+
+
+def _sizes(q: Tensor, keys: Tensor) -> tuple[int, int, int]:
+    return q.shape[0], q.shape[2], keys.shape[2]

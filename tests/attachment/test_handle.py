@@ -1,0 +1,178 @@
+"""An attached model among wrappers, hooks and copies, and what it writes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from transformers import AutoModelForCausalLM
+
+import ropewalk as rw
+from ropewalk.attachment import attachment_of
+from ropewalk.methods import METHODS
+from tests.attachment.families import outputs_of, small_model
+
+IDS = torch.randint(3, 64, (1, 200), generator=torch.Generator().manual_seed(1))
+SAID = [name for name, record in METHODS.items() if record.config is not None and not record.crops]
+
+
+@pytest.fixture(scope="module")
+def llama() -> torch.nn.Module:
+    """A small Llama; tests leave it detached."""
+    return small_model("llama")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by it
+@torch.no_grad()
+def test_a_second_handle_through_a_wrapper_is_refused():
+    """The model, the model inside it and peft's wrapper around it share one rotary module, and so one handle."""
+    from peft import LoraConfig, get_peft_model
+
+    model = small_model("llama")
+    own = outputs_of(model, IDS)
+    wrapper = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    for first in (model, model.model, wrapper):
+        handle = rw.attach(first)
+        for second in (model, model.model, wrapper):
+            assert attachment_of(second) is handle
+            with pytest.raises(rw.RopeError, match="attached already"):
+                rw.attach(second, "yarn", target=256)
+        handle.detach()
+    inner = rw.attach(model.model, "yarn", target=256)
+    with pytest.raises(rw.RopeError, match="attached already"):
+        handle.set_positions(handle.own)  # of a handle that was detached
+    inner.detach()
+    assert torch.equal(outputs_of(model, IDS), own)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@torch.no_grad()
+def test_hooks_survive_detach(llama):
+    """Hooks of torch and of accelerate that are put on a rotary module after `attach` still run after `detach`."""
+    model, calls = copy.deepcopy(llama), []
+    rotary, own = model.model.rotary_emb, outputs_of(llama, IDS)
+
+    class Hook(ModelHook):
+        def pre_forward(self, module, *args, **options):
+            calls.append("accelerate")
+            return args, options
+
+    handle = rw.attach(model, "yarn", target=256)
+    changed = outputs_of(model, IDS)
+    rotary.register_forward_pre_hook(lambda *_: calls.append("before"))
+    rotary.register_forward_hook(lambda *_: calls.append("after"))
+    add_hook_to_module(rotary, Hook())
+    handle.set_positions(handle.positions)
+    assert torch.equal(outputs_of(model, IDS), changed)
+    handle.detach()
+    calls.clear()
+    assert torch.equal(outputs_of(model, IDS), own)
+    assert calls == ["before", "accelerate", "after"]
+    with rw.attached(model, "yarn", target=256):
+        assert torch.equal(outputs_of(model, IDS), changed)
+        remove_hook_from_module(rotary)  # puts what it wrapped, ours, into the place of the forward
+    assert torch.equal(outputs_of(model, IDS), own)
+
+
+@torch.no_grad()
+def test_a_forward_that_was_wrapped_by_hand(llama):
+    """A wrapper of the attached forward stays after `detach`, and calls the model's own."""
+    model, calls = copy.deepcopy(llama), []
+    rotary = model.model.rotary_emb
+    with rw.attached(model, "yarn", target=256) as handle:
+        inside = rotary.forward
+        rotary.forward = lambda *args, **options: calls.append(1) or inside(*args, **options)
+        changed = outputs_of(model, IDS)
+        handle.set_positions(handle.own)
+        assert not torch.equal(outputs_of(model, IDS), changed)
+    assert torch.equal(outputs_of(model, IDS), outputs_of(llama, IDS))
+    assert len(calls) == 3
+
+
+@torch.no_grad()
+def test_copies(llama, tmp_path):
+    """A shallow copy shares the modules, and after `detach` saves the plain model; a part of a deep copy is attached.
+
+    `torch.save` of a whole model would write functions of this process, and is refused with the cure.
+    """
+    own = outputs_of(llama, IDS)
+    with rw.attached(llama, "yarn", target=256):
+        changed = outputs_of(llama, IDS)
+        shallow, inner = copy.copy(llama), copy.deepcopy(llama.model)
+        shallow.save_pretrained(tmp_path / "attached")
+        for part in (llama, llama.model, llama.model.rotary_emb):
+            with pytest.raises(rw.RopeError, match="not written whole"):
+                torch.save(part, io.BytesIO())
+    assert attachment_of(shallow) is None
+    assert torch.equal(outputs_of(shallow, IDS), own)
+    shallow.save_pretrained(tmp_path / "plain")
+    types = [json.loads((tmp_path / name / "config.json").read_text())["rope_parameters"]["rope_type"]
+             for name in ("attached", "plain")]  # fmt: skip
+    assert types == ["yarn", "default"]
+    under = llama.lm_head(outputs_of(inner, IDS))
+    assert torch.equal(under, changed)
+    attachment_of(inner).detach()
+    assert torch.equal(llama.lm_head(outputs_of(inner, IDS)), own)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_a_model_inside_an_attached_wrapper_saves_the_method(tmp_path):
+    """After `attach` of peft's wrapper, the merged model is saved with the method."""
+    from peft import LoraConfig, get_peft_model
+
+    wrapper = get_peft_model(small_model("llama"), LoraConfig(r=2, target_modules=["q_proj"]))
+    with rw.attached(wrapper, "yarn", target=256):
+        wrapper.merge_and_unload().save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
+
+
+@pytest.mark.parametrize("method", [None, *SAID])
+@torch.no_grad()
+def test_a_saved_model_is_the_attached_one(tmp_path, method):
+    """Loaded by transformers alone, with its float32 angles; the live config stays as it was."""
+    model = small_model("llama")
+    own, stated = outputs_of(model, IDS), dict(model.config.rope_parameters)
+    with rw.attached(model, method, target=256):
+        expected = outputs_of(model, IDS)
+        model.save_pretrained(tmp_path)
+        assert (model.config.rope_parameters, model.config.max_position_embeddings) == (stated, 64)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    if method == "dynamic":  # its class goes by each call's length, the handle by the target
+        loaded.model.rotary_emb(torch.zeros(1, 1), torch.tensor([[255]]))
+    assert (outputs_of(loaded, IDS) - expected).abs().max() <= 1e-3
+    if method is not None and METHODS[method].extends:
+        assert (own - expected).abs().max() > 0.1
+    assert "save_pretrained" not in vars(model)
+
+
+@torch.no_grad()
+def test_blocks_by_layer_type(tmp_path):
+    """Gemma 3: full layers get the method's block, windowed ones keep theirs."""
+    model = small_model("gemma3_text")
+    with rw.attached(model, "yarn", target=256):
+        expected = outputs_of(model, IDS)
+        model.save_pretrained(tmp_path)
+    block = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    assert (block["full_attention"]["rope_type"], block["sliding_attention"]["rope_type"]) == ("yarn", "default")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert (outputs_of(loaded, IDS) - expected).abs().max() <= 1e-3
+
+
+@torch.no_grad()
+def test_what_a_config_cannot_say_is_refused(tmp_path):
+    """Methods in attention, and ropes that differ where a config has one; nothing is written."""
+    with rw.attached(model := small_model("llama"), "self-extend", target=256):
+        with pytest.raises(rw.RopeError, match="`self-extend` cannot be written"):
+            model.save_pretrained(tmp_path / "a")
+        assert outputs_of(model, IDS).isfinite().all()
+    with rw.attached(model := small_model("gemma2"), "yarn", target=256) as handle:
+        assert [rope.scaling is None for rope in handle.ropes] == [True, False, True, False]
+        with pytest.raises(rw.RopeError, match="one rope for all layers"):
+            model.save_pretrained(tmp_path / "b")
+    assert not list(tmp_path.iterdir())
+    model.save_pretrained(tmp_path / "b")
+    assert (tmp_path / "b" / "config.json").exists()
