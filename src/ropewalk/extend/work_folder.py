@@ -17,7 +17,7 @@ from ropewalk.training.run_folder import RUN, RunFolder
 
 _RUN, _LOSSES = "run", "losses"
 _OF_A_RUN = {RUN, "training-log.jsonl", "checkpoints", "tokenizer.json", "tokenizer_config.json", ".lock"}
-_OF_A_LEDGER = {ledgers.HEAD, ledgers.RESULTS, ledgers.LEASES}
+_OF_A_LEDGER = {ledgers.HEAD, ledgers.RESULTS, ledgers.LEASES, ledgers.LOCKS}
 
 
 class WorkFolder:
