@@ -72,25 +72,30 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     check_writable(path)
     path = path.resolve()
+    temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
-    except OSError as error:
-        raise RopeError(
-            "ropewalk: the file cannot be written.",
-            facts={"file": str(path), "error": str(error)},
-            cure="Choose a folder that exists and that you may write to.",
-        ) from error
-    try:
         yield Path(temporary)
         _flush(Path(temporary))
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+        temporary = None
+    except OSError as error:
+        raise _unwritable("file", path, error) from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+
+def _unwritable(kind: str, path: Path, error: Exception) -> RopeError:
+    return RopeError(
+        f"ropewalk: the {kind} cannot be written.",
+        facts={kind: str(path), "error": str(error)},
+        cure="Free space on the disk, or choose a folder that you may write to.",
+    )
 
 
 def check_writable(path: Path) -> None:
@@ -132,7 +137,8 @@ def _umask() -> int:
 def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
     """A temporary sibling to write into; on success it takes the place of `folder` in one step, else it goes away.
 
-    A folder that exists is replaced only if every file in it is named in `may_replace`: nobody else's files are lost.
+    A folder that exists is replaced only if `may_replace` names every file in it. Raises `RopeError` if it contains any
+    other file, or if the folder cannot be written, for example because the disk is full.
     """
     folder = folder.resolve()
     if folder.is_file():
@@ -148,9 +154,10 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
             facts={"folder": str(folder), "files": foreign[:8]},
             cure="Save into a new folder.",
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    staging: Path | None = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         yield staging
         for path in staging.rglob("*"):
             os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~_umask())  # safetensors writes for the owner alone
@@ -162,8 +169,14 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
         else:
             os.rename(staging, folder)
         _flush(folder.parent)
+    except Exception as error:
+        # `safetensors` has its own exception for what the system reports, and may be missing here
+        if isinstance(error, OSError) or (type(error).__name__ == "SafetensorError" and "os error" in str(error)):
+            raise _unwritable("folder", folder, error) from error
+        raise
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 
+from ropewalk.errors import RopeError
 from ropewalk.optional import need
 
 CONFIDENCE = 0.95
@@ -148,6 +149,13 @@ def share_of_clusters(counts: Sequence[tuple[int, int]]) -> Interval:
     >>> [round(end, 3) for end in share_of_clusters([(20, 24), (18, 24), (22, 24), (20, 24)])]
     [0.682, 0.921]
     """
+    given, counts = counts, [(successes, answers) for successes, answers in counts if answers]
+    if not counts:
+        raise RopeError(
+            "statistics: a share needs at least one answer.",
+            facts={"counts": given},
+            cure="Pass clusters with answers.",
+        )
     found, of = (np.array(column, dtype=np.float64) for column in zip(*counts, strict=True))
     answers, clusters = float(of.sum()), len(counts)
     share = float(found.sum()) / answers

@@ -257,6 +257,11 @@ def byte_alphabet() -> dict[str, int]:
     return {letters[byte]: byte for byte in range(256)}
 
 
+def has_token(tokenizer: Tokenizer, number: object) -> bool:
+    """Return whether the vocabulary has the id; ids of more than 32 bits overflow in `tokenizers`."""
+    return isinstance(number, int) and 0 <= number < 2**32 and tokenizer.id_to_token(number) is not None
+
+
 def _ids(tokenizer: Tokenizer, *sources: Any) -> list[int]:
     """The ids named by the first source that names any: an id, a token, an added-token dict, or a list of them."""
     for source in sources:
@@ -264,7 +269,7 @@ def _ids(tokenizer: Tokenizer, *sources: Any) -> list[int]:
         for item in source if isinstance(source, list) else [source]:
             token = item.get("content") if isinstance(item, dict) else item
             number = tokenizer.token_to_id(token) if isinstance(token, str) else token
-            if isinstance(number, int) and tokenizer.id_to_token(number) is not None:
+            if has_token(tokenizer, number):
                 found.append(number)
         if found:
             return found
