@@ -212,9 +212,9 @@ class CallLayouts:
         slots = self._slots.setdefault(mode, SlotTables())
         return self._layout.of((*_sizes(q, keys), q.dtype, mode, seq_len), mask, lambda: make(slots))
 
-    def bounds(self, q: Tensor, keys: Tensor, mask: Tensor | None, windowed: bool) -> Bounds | None:
+    def bounds(self, q: Tensor, keys: Tensor, mask: Any, windowed: bool) -> Bounds | None:
         """`read_bounds`, made by the first layer with or without a window that asks."""
-        if mask is not None and not isinstance(mask, Tensor):
+        if not isinstance(mask, Tensor | None):
             return None  # flex attention's
         key = *_sizes(q, keys), q.device, torch.is_inference_mode_enabled()
         return self._bounds[windowed].of(key, mask, lambda: read_bounds(q, keys, mask))
