@@ -257,8 +257,8 @@ def byte_alphabet() -> dict[str, int]:
     return {letters[byte]: byte for byte in range(256)}
 
 
-def has_token(tokenizer: Tokenizer, number: object) -> TypeGuard[int]:
-    """Return whether the vocabulary has the id; ids of more than 32 bits overflow in `tokenizers`."""
+def has_token(number: object, tokenizer: Tokenizer) -> TypeGuard[int]:
+    """Return whether the vocabulary has this id; ids of more than 32 bits overflow in `tokenizers`."""
     return isinstance(number, int) and 0 <= number < 2**32 and tokenizer.id_to_token(number) is not None
 
 
@@ -269,7 +269,7 @@ def _ids(tokenizer: Tokenizer, *sources: Any) -> list[int]:
         for item in source if isinstance(source, list) else [source]:
             token = item.get("content") if isinstance(item, dict) else item
             number = tokenizer.token_to_id(token) if isinstance(token, str) else token
-            if has_token(tokenizer, number):
+            if has_token(number, tokenizer):
                 found.append(number)
         if found:
             return found

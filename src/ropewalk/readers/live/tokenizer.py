@@ -30,7 +30,7 @@ def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
     own.no_padding()
     ends = [_first(model, "eos_token_id"), getattr(tokenizer, "eos_token_id", None)]
     begins = [getattr(tokenizer, "bos_token_id", None), _first(model, "bos_token_id")]
-    known = [[one for one in _listed(found) if has_token(own, one)] for found in (*ends, *begins)]
+    known = [[one for one in _listed(found) if has_token(one, own)] for found in (*ends, *begins)]
     template = getattr(tokenizer, "chat_template", None)
     return TextTokenizer(
         own,
