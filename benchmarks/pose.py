@@ -37,7 +37,7 @@ from ropewalk.extend.source import SourceModel
 from ropewalk.figures.extension import pose_figure
 from ropewalk.figures.style import render
 from ropewalk.methods import METHODS, Reach
-from ropewalk.progress.bar import ProgressBar
+from ropewalk.progress import ProgressBar
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Reader
 from ropewalk.retrieval.measure import measure_retrieval

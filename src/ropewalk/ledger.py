@@ -32,8 +32,7 @@ from filelock import FileLock, Timeout
 
 from ropewalk.atomic_io import finite, remove_folder, write_json
 from ropewalk.errors import RopeError
-from ropewalk.launch.exchange import Exchange
-from ropewalk.launch.processes import Launch, current
+from ropewalk.processes import Exchange, Launch, current
 
 HEAD, RESULTS, LEASES, LOCKS = "ledger.json", "results", "leases", "locks"
 MARK = ".launch-"  # prefix of the file that rank 0 leaves: a process that sees the file sees rank 0's folder
@@ -148,7 +147,7 @@ class Ledger:
 
     def _follow(self, launch: Launch) -> int:
         """Broadcast rank 0's results to all ranks, which compute each further job together."""
-        from ropewalk.launch.group import from_first
+        from ropewalk.processes import from_first
 
         if launch.is_first:
             self._resume()

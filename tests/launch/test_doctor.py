@@ -29,7 +29,7 @@ CODE = """
 import json, os, signal, sys
 import ropewalk as rw
 from ropewalk.diagnosis import run
-from ropewalk.launch import processes
+from ropewalk import processes
 settings, state = json.loads(sys.argv[1]), sys.argv[2].replace("RANK", os.environ["RANK"])
 processes.LEAVE_SECONDS = float(os.environ.get("LEAVES", 200))
 if os.environ.get("DIES") == os.environ["RANK"]:
@@ -156,7 +156,7 @@ def test_a_machine_that_joins_late(text, tmp_path):
 def test_only_rank_0_prints_and_errors_are_said_once(tmp_path):
     """A command that cannot be shared out, and a bad option: one message, status 2 on both."""
     code = (
-        "import sys\nfrom ropewalk.cli.app import main\nfrom ropewalk.launch import processes\n"
+        "import sys\nfrom ropewalk.cli.app import main\nfrom ropewalk import processes\n"
         "processes.LEAVE_SECONDS = 200\n"  # rank 0 waits for rank 1, however late a busy machine starts it
         "main(sys.argv[1:])"
     )

@@ -32,8 +32,8 @@ def search(
     """
     from ropewalk.atomic_io import check_writable
     from ropewalk.extend import search as run
-    from ropewalk.launch.processes import current
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.processes import current
+    from ropewalk.progress import ProgressBar
 
     if record is not None:
         check_writable(record)

@@ -17,9 +17,9 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.evaluation import Evaluation, Objective
 from ropewalk.extend.jobs import open_ledger, result_of
 from ropewalk.extend.space import PLAIN, Point, Space
-from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import Reach
+from ropewalk.processes import current
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import CHUNK, Advance, Reader
 from ropewalk.readers.workers import complete

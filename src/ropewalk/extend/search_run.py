@@ -30,11 +30,11 @@ from ropewalk.extend.point_search import SearchResult, search_points, text_objec
 from ropewalk.extend.settings import SearchSettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
 from ropewalk.extend.spaces import space_named
-from ropewalk.launch.processes import current
 from ropewalk.methods import Reach
 from ropewalk.models.precision import dtype_named
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
+from ropewalk.processes import current
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Advance

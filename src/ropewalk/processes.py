@@ -25,6 +25,9 @@ from ropewalk.errors import RopeError
 
 LEAVE_SECONDS = 5.0
 PAUSE = 0.05  # seconds between two looks at the store: its own waiting cannot be interrupted by Ctrl-C
+FREE = ""  # the value of a lease that nobody holds, and of a key that the store does not have
+STALE_SECONDS = 120.0  # the time after which a writer whose pulse has not changed has lost its leases
+PULSE_SECONDS = 20.0
 ALONE_RUN = "none"  # what torchrun calls a run that nobody has named
 
 
@@ -262,3 +265,120 @@ def all_together() -> Iterator[None]:
 
 def _end(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
+
+
+@contextmanager
+def process_group(launch: Launch) -> Iterator[None]:
+    """torch's process group of all processes of a launch, for the time of the block: NCCL on CUDA, gloo elsewhere.
+
+    Raises `RopeError` where this build of torch has no process groups.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise RopeError(
+            "ropewalk: this build of torch has no torch.distributed.", cure="Install another build of torch."
+        )
+    if dist.is_initialized():  # the caller's own
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if launch.hosted:
+        dist.init_process_group(backend)
+    else:
+        from torch._C._distributed_c10d import PrefixStore
+
+        with launch.reached():
+            store = PrefixStore("group", launch.store)
+            dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def from_first(value: Any) -> Any:
+    """Rank 0's JSON value, on every rank; what the others pass is not looked at."""
+    import torch
+    import torch.distributed as dist
+
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    size = torch.tensor([len(content)], dtype=torch.int64)
+    dist.broadcast(size, 0)
+    if dist.get_rank():
+        content = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(content, 0)
+    return json.loads(content.numpy().tobytes())
+
+
+class Exchange:
+    """One ledger's part of a store: lines that any process adds and all read, and leases.
+
+    - `store`: a `torch.distributed.Store`. `name`: the ledger's. `writer`: this process's, unlike every other's.
+
+    A process shows that it lives by a number that it raises; one whose number has not changed for two minutes has lost
+    its leases.
+    """
+
+    def __init__(self, store: Any, name: str, writer: str) -> None:
+        self.store, self.name, self.writer = store, name, writer
+        self._next, self._missing = 0, set[int]()
+        self._pulses: dict[str, tuple[int, float]] = {}
+        self._beating: threading.Thread | None = None
+
+    def publish(self, line: str) -> None:
+        """Add a line for all to read."""
+        number = int(self.store.add(f"{self.name}/count", 1)) - 1
+        self.store.set(f"{self.name}/line/{number}", line)
+
+    def news(self) -> list[str]:
+        """The lines that were added since the last call, this process's own among them.
+
+        A line whose number was taken and that is not written yet is looked for again: its writer may be gone.
+        """
+        count = int(self.store.add(f"{self.name}/count", 0))
+        self._missing |= set(range(self._next, count))
+        self._next = count
+        there = sorted(number for number in self._missing if self.store.check([f"{self.name}/line/{number}"]))
+        self._missing -= set(there)
+        return [self.store.get(f"{self.name}/line/{number}").decode() for number in there]
+
+    @contextmanager
+    def lease(self, job: str) -> Iterator[bool]:
+        """Claim a job for the time of the block: True if it is this process's, False if another one has it."""
+        if self._beating is None:
+            self._beat()
+            self._beating = threading.Thread(target=self._keep_beating, daemon=True)
+            self._beating.start()
+        key = f"{self.name}/lease/{job}"
+        holder = self.store.compare_set(key, FREE, self.writer).decode()
+        if holder != self.writer and self._is_gone(holder):
+            holder = self.store.compare_set(key, holder, self.writer).decode()
+        if holder != self.writer:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self.store.compare_set(key, self.writer, FREE)
+
+    def _is_gone(self, writer: str) -> bool:
+        """Whether another process's pulse has stood still, by this process's own clock."""
+        pulse, now = int(self.store.add(f"pulse/{writer}", 0)), time.monotonic()
+        seen = self._pulses.get(writer)
+        if seen is None or seen[0] != pulse:
+            self._pulses[writer] = pulse, now
+            return False
+        return now - seen[1] > STALE_SECONDS
+
+    def _beat(self) -> None:
+        self.store.add(f"pulse/{self.writer}", 1)
+
+    def _keep_beating(self) -> None:
+        while True:
+            time.sleep(PULSE_SECONDS)
+            try:
+                self._beat()
+            except RuntimeError:
+                return  # the store has ended, and with it the launch

@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from ropewalk import processes
 from ropewalk.errors import RopeError
-from ropewalk.launch import exchange, processes
-from ropewalk.launch.exchange import Exchange
-from ropewalk.launch.processes import ALONE, Launch, current, joined
 from ropewalk.ledger import Ledger
+from ropewalk.processes import ALONE, Exchange, Launch, current, joined
 from tests.launch.ranks import free_port
 
 TORCHRUN = {
@@ -138,7 +137,7 @@ def test_leases_in_a_store(monkeypatch):
         assert (ours, theirs, another) == (True, False, True)
     with other.lease("plain/0") as theirs:
         assert theirs
-        monkeypatch.setattr(exchange, "STALE_SECONDS", -1.0)
+        monkeypatch.setattr(processes, "STALE_SECONDS", -1.0)
         with third.lease("plain/0") as taken:
             assert not taken  # seen for the first time
         store.add("pulse/b", 1)
