@@ -1,4 +1,4 @@
-"""What a launcher says, what rank 0 decides for all, and results and leases that go through a store."""
+"""Launches: the environment, the decisions of rank 0, and results and leases in a store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_torchrun_says():
 @pytest.mark.parametrize("wrong", [{"RANK": "8"}, {"RANK": "-1"}, {"WORLD_SIZE": "many"}, {"MASTER_PORT": "x"}])
 def test_nonsense_is_refused(wrong):
     """Numbers that are none, and a rank outside of the world."""
-    with pytest.raises(RopeError, match="makes no sense"):
+    with pytest.raises(RopeError, match="are invalid"):
         Launch.of_environment({**TORCHRUN, **wrong})
 
 

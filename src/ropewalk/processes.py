@@ -1,8 +1,9 @@
-"""Which of several processes this is, where torchrun or another launcher has started them, and what they agree on.
+"""Coordinate the processes that torchrun or another launcher started together.
 
-A launcher says it in the environment: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
-torchrun sets them, and as a Slurm or Kubernetes script can. Processes that share out jobs need no process group: rank 0
-decides what must be decided once, and a key-value store of torch.distributed carries it.
+The environment names the process: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by
+torchrun, or by a Slurm or Kubernetes script. Processes that divide jobs among them need no process group: rank 0 makes
+the decisions, and a key-value store of torch.distributed transports them. Processes that compute each job together use
+`process_group`; a ledger without a common folder uses `Exchange`.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from typing import Any
 from ropewalk.errors import RopeError
 
 LEAVE_SECONDS = 5.0
-PAUSE = 0.05  # seconds between two looks at the store: its own waiting cannot be interrupted by Ctrl-C
+PAUSE = 0.05  # seconds between two requests to the store, whose own waiting Ctrl-C does not interrupt
 FREE = ""  # the value of a lease that nobody holds, and of a key that the store does not have
 STALE_SECONDS = 120.0  # the time after which a writer whose pulse has not changed has lost its leases
 PULSE_SECONDS = 20.0
-ALONE_RUN = "none"  # what torchrun calls a run that nobody has named
+ALONE_RUN = "none"  # torchrun's name of a run without a name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One process of those that were started together.
+    """Describe one process of a launch.
 
-    - `rank`, `ranks`: its number among all of them. `local_rank`, `local_ranks`: among those of this machine.
-    - `address`, `port`: of the store; None where the environment names none. `hosted`: the launcher keeps the store, so
-      that it outlives this process; else rank 0 does.
-    - `run`: the launch's name, which stays when its processes are restarted; None where it has none.
-    - `attempt`: how often the launcher has restarted the processes.
-    - `together`: every process computes a part of each job (`--shard-window`), instead of jobs of its own.
+    - `rank`, `ranks`: its number and the number of processes. `local_rank`, `local_ranks`: the same on this machine.
+    - `address`, `port`: of the store; None if the environment has none. `hosted`: the launcher serves the store, which
+      outlives this process; otherwise rank 0 serves it.
+    - `run`: the launch's name, which stays the same when its processes are restarted; None if it has none.
+    - `attempt`: the number of restarts by the launcher.
+    - `together`: every process computes a part of each job (`--shard-window`) instead of its own jobs.
 
     >>> Launch.of_environment({"RANK": "1", "WORLD_SIZE": "4"}).ranks, Launch.of_environment({}).ranks
     (4, 1)
@@ -60,7 +61,7 @@ class Launch:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str]) -> Launch:
-        """What the launcher says; one process alone where it says nothing. Raises `RopeError` for nonsense."""
+        """Return the launch that the environment describes, or `ALONE`. Raises `RopeError` for invalid values."""
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             return ALONE
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
@@ -72,7 +73,7 @@ class Launch:
                 raise ValueError
         except ValueError:
             raise RopeError(
-                "ropewalk: the launcher's environment makes no sense.",
+                "ropewalk: the launcher's environment variables are invalid.",
                 facts=given,
                 cure="Start with torchrun, or set RANK to 0 .. WORLD_SIZE - 1; unset both for one process.",
             ) from None
@@ -91,22 +92,22 @@ class Launch:
 
     @property
     def several(self) -> bool:
-        """Whether there are other processes."""
+        """Return whether there are other processes."""
         return self.ranks > 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks for all: it prints, and writes files that are named on the command line."""
+        """Return whether this process prints and writes the files that the command line names."""
         return self.rank == 0
 
     def cores(self) -> int:
-        """This process's share of the cores that it may run on; at least 1."""
+        """Return this process's share of the cores that it may run on, at least 1."""
         there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, there // self.local_ranks)
 
     @cached_property
     def store(self) -> Any:
-        """The key-value store that all processes of the launch see: a `torch.distributed.Store`."""
+        """Connect to the `torch.distributed.Store` of all processes of the launch."""
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         if self.address is None or not self.port:
@@ -123,9 +124,9 @@ class Launch:
         return PrefixStore(f"ropewalk/{self.run}", store)
 
     def first(self, name: str, decide: Callable[[], Any]) -> Any:
-        """What rank 0 decides, on every rank: a JSON value, decided once in a launch, restarts included.
+        """Return rank 0's decision, a JSON value, on every rank; it is made once in a launch, restarts included.
 
-        Raises rank 0's `RopeError` on every rank, and one where rank 0 is gone.
+        Raises rank 0's `RopeError` on every rank, and `RopeError` if rank 0 has ended.
         """
         if not self.several:
             return decide()
@@ -146,7 +147,7 @@ class Launch:
         return decision["value"]
 
     def every(self, name: str, mine: bool) -> bool:
-        """Whether all ranks say yes; waits for them."""
+        """Wait for all ranks and return whether `mine` is true on each."""
         if not self.several:
             return mine
         names = [f"{name}/{self.ranks}/{self.attempt}/{rank}" for rank in range(self.ranks)]
@@ -157,12 +158,12 @@ class Launch:
             return all(self.store.get(one) == b"yes" for one in names)
 
     def numbered(self, name: str) -> str:
-        """The name with how often this process has asked for it: a second use is another one."""
+        """Return the name with the number of this process's requests for it, so that each use has its own name."""
         self._names[name] += 1
         return f"{name}/{self._names[name]}"
 
     def says_first(self, message: str) -> bool:
-        """Whether no other process has said the same: an error of all of them is printed once."""
+        """Return whether no other process has printed the message, so that a common error is printed once."""
         try:
             return (
                 not self.several or int(self.store.add("said/" + hashlib.sha256(message.encode()).hexdigest(), 1)) == 1
@@ -171,10 +172,10 @@ class Launch:
             return True
 
     def leave(self) -> None:
-        """This process needs the store no more; rank 0, where it keeps it, waits a moment for the others.
+        """Leave the store; rank 0, if it serves the store, waits up to `LEAVE_SECONDS` for the others.
 
-        Ctrl-C, or the SIGTERM that torchrun sends when one has died, ends that wait and nothing else: what the process
-        has to say, its result or an error that is on its way, is not replaced by a KeyboardInterrupt.
+        Ctrl-C, or the SIGTERM that torchrun sends when a process has died, ends only this wait: a KeyboardInterrupt
+        does not replace the process's result or error.
         """
         with suppress(RopeError, RuntimeError, KeyboardInterrupt):
             self.store.add("left", 1)
@@ -187,7 +188,7 @@ class Launch:
 
     @contextmanager
     def reached(self) -> Iterator[None]:
-        """What the store's connection raises, as a `RopeError`."""
+        """Convert the errors of the store's connection to `RopeError`."""
         from torch.distributed import DistError
 
         try:
@@ -205,18 +206,18 @@ _active = ALONE
 
 
 def current() -> Launch:
-    """The launch that this process takes part in: one process alone, unless `joined` says otherwise."""
+    """Return the launch that this process has joined, or `ALONE`."""
     return _active
 
 
 @contextmanager
 def joined(launch: Launch | None = None) -> Iterator[Launch]:
-    """For the time of the block measurements are shared out among the processes of a launch.
+    """Divide measurements among the processes of a launch for the duration of the block.
 
-    - `launch`: None: what the environment says (torchrun's variables).
+    - `launch`: defaults to the launch that the environment describes (torchrun's variables).
 
-    Each process computes with its share of the machine's cores, and on CUDA with the device of its local rank. SIGTERM,
-    which torchrun sends to the others when one has died, ends the work as Ctrl-C does: leases are given back.
+    Each process uses its share of the machine's cores, and on CUDA the device of its local rank. SIGTERM, which
+    torchrun sends when a process has died, ends the work as Ctrl-C does, and leases are released.
 
     >>> with joined() as launch:
     ...     launch.rank
@@ -252,7 +253,7 @@ def joined(launch: Launch | None = None) -> Iterator[Launch]:
 
 @contextmanager
 def all_together() -> Iterator[None]:
-    """For the time of the block every process of the current launch computes a part of each job."""
+    """Let every process of the current launch compute a part of each job for the duration of the block."""
     global _active
     before = _active
     _active = replace(before, together=True)
@@ -269,9 +270,9 @@ def _end(number: int, frame: Any) -> None:
 
 @contextmanager
 def process_group(launch: Launch) -> Iterator[None]:
-    """torch's process group of all processes of a launch, for the time of the block: NCCL on CUDA, gloo elsewhere.
+    """Open torch's process group of a launch for the duration of the block: NCCL on CUDA, gloo elsewhere.
 
-    Raises `RopeError` where this build of torch has no process groups.
+    Raises `RopeError` if this build of torch has no process groups.
     """
     import torch
     import torch.distributed as dist
@@ -299,7 +300,7 @@ def process_group(launch: Launch) -> Iterator[None]:
 
 
 def from_first(value: Any) -> Any:
-    """Rank 0's JSON value, on every rank; what the others pass is not looked at."""
+    """Return rank 0's JSON value on every rank and ignore the values of the others."""
     import torch
     import torch.distributed as dist
 
@@ -313,12 +314,12 @@ def from_first(value: Any) -> Any:
 
 
 class Exchange:
-    """One ledger's part of a store: lines that any process adds and all read, and leases.
+    """Share a ledger's results and leases through a launch's store.
 
-    - `store`: a `torch.distributed.Store`. `name`: the ledger's. `writer`: this process's, unlike every other's.
+    - `store`: a `torch.distributed.Store`. `name`: the ledger's name. `writer`: this process's unique name.
 
-    A process shows that it lives by a number that it raises; one whose number has not changed for two minutes has lost
-    its leases.
+    Each process increments its pulse, a number in the store. A process whose pulse has not changed for two minutes
+    loses its leases.
     """
 
     def __init__(self, store: Any, name: str, writer: str) -> None:
@@ -328,14 +329,14 @@ class Exchange:
         self._beating: threading.Thread | None = None
 
     def publish(self, line: str) -> None:
-        """Add a line for all to read."""
+        """Add a line that all processes read."""
         number = int(self.store.add(f"{self.name}/count", 1)) - 1
         self.store.set(f"{self.name}/line/{number}", line)
 
     def news(self) -> list[str]:
-        """The lines that were added since the last call, this process's own among them.
+        """Return the lines that were added since the last call, including this process's own.
 
-        A line whose number was taken and that is not written yet is looked for again: its writer may be gone.
+        Skips a line that has a number but no content yet, and looks for it again in the next call.
         """
         count = int(self.store.add(f"{self.name}/count", 0))
         self._missing |= set(range(self._next, count))
@@ -346,7 +347,7 @@ class Exchange:
 
     @contextmanager
     def lease(self, job: str) -> Iterator[bool]:
-        """Claim a job for the time of the block: True if it is this process's, False if another one has it."""
+        """Claim a job for the duration of the block; yields False if another process holds it."""
         if self._beating is None:
             self._beat()
             self._beating = threading.Thread(target=self._keep_beating, daemon=True)
@@ -364,7 +365,7 @@ class Exchange:
             self.store.compare_set(key, self.writer, FREE)
 
     def _is_gone(self, writer: str) -> bool:
-        """Whether another process's pulse has stood still, by this process's own clock."""
+        """Return whether another process's pulse has stopped, by this process's own clock."""
         pulse, now = int(self.store.add(f"pulse/{writer}", 0)), time.monotonic()
         seen = self._pulses.get(writer)
         if seen is None or seen[0] != pulse:
@@ -381,4 +382,4 @@ class Exchange:
             try:
                 self._beat()
             except RuntimeError:
-                return  # the store has ended, and with it the launch
+                return  # the store has ended with the launch

@@ -17,46 +17,45 @@ _FIRST_LINES = 10
 
 @runtime_checkable
 class Progress(Protocol):
-    """What long work calls while it runs: never from two threads at the same time."""
+    """Receive the progress of long work, in calls from one thread at a time."""
 
     def begin(self, description: str, tokens: int) -> None:
-        """A piece of work begins, for which so many tokens will go through the model."""
+        """Begin a piece of work in which the model processes `tokens` tokens."""
 
     def advance(self, tokens: int) -> None:
-        """So many more tokens have gone through the model."""
+        """Count `tokens` more tokens as processed."""
 
 
 @runtime_checkable
 class Display(Progress, Protocol):
-    """A progress that is looked at: it also takes the size of a stage, and lines of text."""
+    """Receive the size of stages and lines of text, too."""
 
     def expect(self, tokens: int) -> None:
-        """A stage of several pieces begins, of so many tokens in all."""
+        """Begin a stage of several pieces with `tokens` tokens in total."""
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the bar."""
 
 
 class SilentProgress:
-    """Shows nothing."""
+    """Show nothing."""
 
     def begin(self, description: str, tokens: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def advance(self, tokens: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ProgressBar:
-    """Shows work as it is done: a `ropewalk.progress.Progress`, to be used in a `with` block.
+    """Show a bar on a terminal and lines elsewhere, on standard error; use it in a `with` block.
 
     - `name`: the command, which begins each line.
-    - `total`: of all pieces of work together, in the unit of `begin` and `advance`; None: each piece has a bar of its
-      own, from its beginning to its end.
-    - `every`: elsewhere than on a terminal, after ten lines only each `every`-th piece has one.
-    - `lines`: False where the command prints lines of its own, so that a piece has none elsewhere than on a terminal.
+    - `total`: the total of all pieces of work, in the unit of `begin` and `advance`; None shows a bar for each piece.
+    - `every`: off a terminal, print a line for the first ten pieces and then for each `every`-th one.
+    - `lines`: False if the command prints its own lines, so that pieces print none off a terminal.
 
-    Work that runs in several processes names its pieces by `key`: each has a bar until `end(key)`.
+    Work in several processes names its pieces by `key`; each has its own bar until `end(key)`.
     """
 
     def __init__(self, name: str, *, total: int | None = None, every: int = 1, lines: bool = True) -> None:
@@ -98,7 +97,7 @@ class ProgressBar:
         self._bar.stop()
 
     def begin(self, description: str, tokens: int, key: str | None = None) -> None:
-        """A piece of work begins, of so many tokens (or steps, files, rows); 0 where nobody knows."""
+        """Begin a piece of work of `tokens` tokens (or steps, files, rows); 0 if the number is unknown."""
         if key is not None and key not in self._tasks:
             self._tasks[key] = self._bar.add_task(description, total=tokens or None, note="")
         elif key is None and self.total is not None:
@@ -112,46 +111,46 @@ class ProgressBar:
         self._line = description
 
     def expect(self, tokens: int) -> None:
-        """A stage of several pieces begins: the bar is theirs together, of so many in all."""
+        """Begin a stage of several pieces, which share one bar with this total."""
         self.total = tokens
         self._bar.reset(self._tasks[None], description=self.name, total=tokens)
 
     def advance(self, tokens: int, key: str | None = None) -> None:
-        """So many more are done."""
+        """Count `tokens` more as done."""
         self._bar.advance(self._tasks[key], tokens)
 
     def advance_to(self, tokens: int, key: str | None = None) -> None:
-        """So many are done in all."""
+        """Set the number of those that are done."""
         self._bar.update(self._tasks[key], completed=tokens)
 
     def note(self, text: str, key: str | None = None) -> None:
-        """A word beside the bar: the loss, the speed. Elsewhere than on a terminal it is not shown."""
+        """Show a note next to the bar, such as the loss or the speed; off a terminal it is not shown."""
         self._bar.update(self._tasks[key], note=text)
 
     def end(self, key: str) -> None:
-        """Take the bar of a piece away."""
+        """Remove the bar of a piece."""
         self._bar.remove_task(self._tasks.pop(key))
 
     def line(self, text: str) -> None:
-        """A line of its own, above the bar, which stays."""
+        """Print a line above the bar."""
         self.console.print(text, soft_wrap=True, markup=False)
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel; asks IPython only where it is loaded."""
+    """Return whether this process is a notebook's kernel, without importing IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return shell is not None and "IPKernelApp" in shell.config
 
 
 class NotebookBar:
-    """Shows work in a notebook: a `ropewalk.progress.Display`, to be used in a `with` block. `name` begins each line.
+    """Show tqdm's bar in a notebook: a widget if ipywidgets is installed, text otherwise; use it in a `with` block.
 
-    It is taken away at the end: what stays in the notebook is the result.
+    `name` begins each line. The bar disappears at the end of the block.
     """
 
     def __init__(self, name: str) -> None:
-        with warnings.catch_warnings():  # without ipywidgets tqdm warns, and draws the bar as text
+        with warnings.catch_warnings():  # tqdm warns if ipywidgets is missing
             warnings.simplefilter("ignore")
             from tqdm.auto import tqdm
 
@@ -166,28 +165,28 @@ class NotebookBar:
         self._bar.close()
 
     def expect(self, tokens: int) -> None:
-        """A stage begins."""
+        """Begin a stage."""
         self._bar.reset(total=tokens)
 
     def begin(self, description: str, tokens: int) -> None:
-        """A piece of work begins."""
+        """Begin a piece of work."""
         self._bar.set_description(description)
 
     def advance(self, tokens: int) -> None:
-        """So many more are done."""
+        """Count `tokens` more as done."""
         self._bar.update(tokens)
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the bar."""
         self._bar.write(text)
 
 
 @contextmanager
 def shown(name: str, given: Progress | bool | None = None) -> Iterator[Progress]:
-    """The progress of a call: `given` if it is an object; False: nothing; None or True: a bar where somebody looks.
+    """Yield the progress of a call: `given` if it is an object, a silent one if it is False, otherwise a bar.
 
-    A notebook gets tqdm's bar, and standard error rich's if it is a terminal; where there is neither, or the package is
-    missing, nothing is shown. `name` stands at the beginning.
+    The bar is tqdm's in a notebook and rich's if standard error is a terminal. If there is neither, or the package is
+    missing, nothing is shown. `name` begins each line. Raises `RopeError` if `given` is no progress.
 
     >>> with shown("doctor", False) as progress:
     ...     progress.advance(10)
@@ -211,12 +210,12 @@ def shown(name: str, given: Progress | bool | None = None) -> Iterator[Progress]
 
 
 def expect(progress: Progress, tokens: int) -> None:
-    """A stage of so many tokens begins; a progress that does not show stages is left alone."""
+    """Begin a stage of `tokens` tokens if progress shows stages."""
     if isinstance(progress, Display):
         progress.expect(tokens)
 
 
 def say(progress: Progress, text: str) -> None:
-    """A line for one who looks."""
+    """Print a line if progress is displayed."""
     if isinstance(progress, Display):
         progress.line(text)
