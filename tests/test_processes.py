@@ -13,6 +13,7 @@ import torch
 from torch.distributed import HashStore
 
 from ropewalk import processes
+from ropewalk.cli import app
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.processes import ALONE, Exchange, Launch, current, joined
@@ -209,3 +210,23 @@ def test_a_restarted_launch_goes_on_and_another_begins_again(tmp_path, monkeypat
     begun().add("a", {"value": 1})
     active = Launch(run="morning")
     assert set(begun().results) == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(["inspect", "tiny"], "runs in one process"), (["doctor", "x/y/z"], "x/y/z")]
+)
+def test_an_error_of_all_ranks_is_printed_once(words, message, monkeypatch, capsys):
+    """A command that cannot be divided, and a model that does not exist: one message, status 2 on both ranks."""
+    monkeypatch.setattr(Launch, "store", HashStore())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    threads, printed = torch.get_num_threads(), ""
+    try:
+        for rank in "10":
+            monkeypatch.setenv("RANK", rank)
+            with pytest.raises(SystemExit) as end:
+                app.main(words)
+            assert end.value.code == 2
+            printed += capsys.readouterr().err
+    finally:
+        torch.set_num_threads(threads)
+    assert printed.count(message) == 1
