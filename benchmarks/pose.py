@@ -47,7 +47,7 @@ from ropewalk.extend.measurement import (
 from ropewalk.figures.extension import pose_figure
 from ropewalk.figures.style import render
 from ropewalk.methods import METHODS, Reach
-from ropewalk.progress.bar import ProgressBar
+from ropewalk.progress import ProgressBar
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Reader
 from ropewalk.retrieval.measure import measure_retrieval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -68,3 +69,18 @@ def refuse(folder, ignore_errors=False):
     """What `shutil.rmtree` does where nothing may be removed."""
     if not ignore_errors:
         raise PermissionError(13, "Permission denied", str(folder))
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
+    """What Python and safetensors raise when nothing more fits; other errors of the block stay as they are."""
+    safetensors = pytest.importorskip("safetensors")
+    full = "Error while serializing: I/O error: No space left on device (os error 28)"
+    for error in (OSError(errno.ENOSPC, "No space left on device"), safetensors.SafetensorError(full)):
+        with pytest.raises(RopeError, match="No space left"), whole_folder(tmp_path / "model", frozenset()):
+            raise error
+    with pytest.raises(safetensors.SafetensorError), whole_folder(tmp_path / "model", frozenset()):
+        raise safetensors.SafetensorError("Error while deserializing header")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RopeError, match="cannot be written"), whole_folder(tmp_path / "file" / "model", frozenset()):
+        pass

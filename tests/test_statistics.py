@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ropewalk.errors import RopeError
 from ropewalk.statistics import difference, mean_and_interval, over_windows, plus_minus, share_of_clusters, signed
 
 
@@ -129,6 +130,10 @@ def test_clusters_are_not_independent_answers() -> None:
     assert apart is not None
     assert apart[1] - apart[0] > 2.5 * (alike[1] - alike[0])
     assert share_of_clusters([(20, 24)]) is None
+    assert share_of_clusters([(20, 24), (0, 0), (18, 24)]) == share_of_clusters([(20, 24), (18, 24)])
+    for counts in ([], [(0, 0)]):
+        with pytest.raises(RopeError, match="at least one answer"):
+            share_of_clusters(counts)
     assert share_of_clusters([(1, 1)] * 9 + [(0, 1)]) == pytest.approx((0.59585, 0.98212), abs=1e-5)
     whole = share_of_clusters([(24, 24)] * 4)
     assert whole is not None

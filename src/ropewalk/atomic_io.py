@@ -1,4 +1,4 @@
-"""Files and folders that are read whole or refused, and written whole or not at all: the one place that does it."""
+"""Read JSON files strictly, and write files and folders atomically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MASK = threading.Lock()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; a RopeError names the file if it is missing, damaged or no object."""
+    """Return the object in a JSON file; raises `RopeError` if it is missing, damaged or no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -43,15 +43,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
-    """Write a JSON file whole, with a line end; NaN and infinities are refused (`finite` takes them out)."""
+    """Write a JSON file atomically; raises `ValueError` for NaN and infinities (see `finite`)."""
     write_whole(path, json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file under a temporary name in the same folder, flush it, then move it into place: never half a file.
+    """Write a file atomically as `whole_file`, or write into a device or a pipe (/dev/stdout).
 
-    What a symbolic link points to is replaced, not the link; a device or a pipe (/dev/stdout) is written into. The
-    folder is made where it is missing. Raises `RopeError` where it cannot be written.
+    Raises `RopeError` if the file cannot be written.
     """
     check_writable(path)
     data = content.encode() if isinstance(content, str) else content
@@ -65,36 +64,41 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary sibling to write into; on success it is flushed and takes the place of `path`, else it goes away.
+    """Yield a temporary sibling that replaces `path` if the block succeeds and is removed otherwise.
 
-    What a symbolic link points to is replaced, not the link; the folder is made where it is missing. Raises `RopeError`
-    where no file can be written.
+    Replaces the target of a symbolic link, not the link; creates the folder if it is missing. Raises `RopeError` if the
+    file cannot be written, for example because the disk is full.
     """
     check_writable(path)
     path = path.resolve()
+    temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
-    except OSError as error:
-        raise RopeError(
-            "ropewalk: the file cannot be written.",
-            facts={"file": str(path), "error": str(error)},
-            cure="Choose a folder that exists and that you may write to.",
-        ) from error
-    try:
         yield Path(temporary)
         _flush(Path(temporary))
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+        temporary = None
+    except OSError as error:
+        raise _unwritable("file", path, error) from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+
+def _unwritable(kind: str, path: Path, error: Exception) -> RopeError:
+    return RopeError(
+        f"ropewalk: the {kind} cannot be written.",
+        facts={kind: str(path), "error": str(error)},
+        cure="Free space on the disk, or choose a folder that you may write to.",
+    )
 
 
 def check_writable(path: Path) -> None:
-    """Refuse, before any work is done, a path that no file can be written to."""
+    """Raise `RopeError`, before any work is done, if the path is a folder."""
     if path.is_dir() or not path.name:
         raise RopeError(
             "ropewalk: there is a folder where the file should be.",
@@ -104,7 +108,7 @@ def check_writable(path: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The same structure with NaN and infinities as None, tuples as lists: what JSON may hold."""
+    """Return the structure as JSON allows it: NaN and infinities become None, tuples become lists."""
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -115,14 +119,14 @@ def finite(value: Any) -> Any:
 
 
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file's contents, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _umask() -> int:
-    """The process's file mode mask, which mkstemp ignores."""
-    with _MASK:  # a second thread would find the 0 and put it back
+    """Return the process's file mode mask, which mkstemp ignores."""
+    with _MASK:  # a second thread would read the 0 and restore it
         mask = os.umask(0)
         os.umask(mask)
         return mask
@@ -130,9 +134,10 @@ def _umask() -> int:
 
 @contextmanager
 def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
-    """A temporary sibling to write into; on success it takes the place of `folder` in one step, else it goes away.
+    """Yield a temporary sibling that replaces `folder` in one step if the block succeeds and is removed otherwise.
 
-    A folder that exists is replaced only if every file in it is named in `may_replace`: nobody else's files are lost.
+    A folder that exists is replaced only if `may_replace` names every file in it. Raises `RopeError` if it contains any
+    other file, or if the folder cannot be written, for example because the disk is full.
     """
     folder = folder.resolve()
     if folder.is_file():
@@ -148,12 +153,13 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
             facts={"folder": str(folder), "files": foreign[:8]},
             cure="Save into a new folder.",
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    staging: Path | None = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         yield staging
         for path in staging.rglob("*"):
-            os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~_umask())  # safetensors writes for the owner alone
+            os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~_umask())  # safetensors writes for the owner only
             _flush(path)
         _flush(staging)
         os.chmod(staging, 0o777 & ~_umask())
@@ -162,12 +168,18 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
         else:
             os.rename(staging, folder)
         _flush(folder.parent)
+    except Exception as error:
+        # `safetensors` has its own exception for what the system reports, and may be missing here
+        if isinstance(error, OSError) or (type(error).__name__ == "SafetensorError" and "os error" in str(error)):
+            raise _unwritable("folder", folder, error) from error
+        raise
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
-    """Make sure that a file's or folder's contents are on the disk."""
+    """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -176,7 +188,7 @@ def _flush(path: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders: in one step where the system can (Linux), else by two renames, undone if the second fails."""
+    """Swap two folders: in one step on Linux, otherwise by two renames; undone if the second fails."""
     swap_names, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
     if renameat2 is not None and renameat2(here, os.fsencode(new), here, os.fsencode(old), swap_names) == 0:
@@ -192,10 +204,10 @@ def _exchange(new: Path, old: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and all that is in it; it is renamed first, so that a kill half-way leaves no half folder there.
+    """Remove a folder and its contents; it is renamed first, so that a kill leaves no incomplete folder.
 
-    One whose name begins with a dot is temporary already, and is not renamed. A folder that is not there is no error;
-    what may not be removed raises `RopeError`.
+    A folder with a leading dot in its name is temporary and is not renamed. A missing folder is no error. Raises
+    `RopeError` if the folder cannot be removed.
     """
     temporary = folder.name.startswith(".")
     doomed = folder if temporary else folder.with_name(f".{folder.name}.old")

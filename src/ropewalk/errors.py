@@ -1,4 +1,4 @@
-"""The one exception, and how facts are written in its message."""
+"""Define the package's exception and the format of its message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class RopeError(ValueError):
-    """A rule was broken: the message says which, shows the facts, and gives the cure.
+    """Report a broken rule, the facts that conflict, and the cure.
 
     >>> import torch
     >>> raise RopeError("rotate: `x` must be floating point.", facts={"x": torch.zeros(2, 3).long()},
@@ -27,23 +27,23 @@ class RopeError(ValueError):
         super().__init__("\n".join([rule, *lines, cure]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Facts travel to another process as they are shown: a tensor's numbers stay behind."""
+        """Pickle facts as their descriptions, without the numbers of tensors."""
         shown = {name: _Shown(describe(value)) for name, value in self.facts.items()}
         return _rebuilt, (self.rule, shown, self.cure)
 
     def to_json(self) -> list[Any]:
-        """Rule, facts as they are shown, and cure: `of_json` makes the same message of it in another process."""
+        """Return rule, described facts and cure, from which `of_json` rebuilds the message in another process."""
         return [self.rule, {name: describe(value) for name, value in self.facts.items()}, self.cure]
 
     @classmethod
-    def of_json(cls, said: list[Any]) -> RopeError:
-        """The reverse of `to_json`."""
-        rule, shown, cure = said
+    def of_json(cls, content: list[Any]) -> RopeError:
+        """Rebuild the error from `to_json`."""
+        rule, shown, cure = content
         return _rebuilt(rule, {name: _Shown(value) for name, value in shown.items()}, cure)
 
 
 class _Shown(str):
-    """A fact that has been described already."""
+    """Hold a fact that has already been described."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -54,7 +54,7 @@ def _rebuilt(rule: str, facts: dict[str, Any], cure: str) -> RopeError:
 
 
 def describe(value: object) -> str:
-    """A value as an error shows it: tensors by dtype, shape and device, long values cut.
+    """Describe a value for a message: tensors by dtype, shape and device; long values are truncated.
 
     >>> import torch
     >>> describe(torch.zeros(2, 5, dtype=torch.bfloat16))
@@ -62,7 +62,7 @@ def describe(value: object) -> str:
     >>> describe("auto")
     "'auto'"
     """
-    torch = sys.modules.get("torch")  # where it is not imported, nothing is a tensor; importing it takes seconds
+    torch = sys.modules.get("torch")  # if it is not imported, no value is a tensor; importing it takes seconds
     if torch is not None and isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         where = "" if value.device.type == "cpu" else f" {value.device}"

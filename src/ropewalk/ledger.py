@@ -1,12 +1,17 @@
-"""The ledger: one resumable store for every long job, which several processes and machines may share.
+"""Store the results of long jobs so that several processes and machines can share and resume them.
 
-A ledger is a folder. Each writer appends its results to a file of its own, one JSON object on a line, flushed to the
-disk; nothing is ever rewritten, so writers need no lock between them. A job is leased by creating a file exclusively,
-which is atomic on every file system that several machines share (SQLite's locks are not). A line that a kill cut short
-is ignored when it is read. The folder is named after its fingerprint: what all of its results depend on, to the bit.
+A ledger is a folder. Each writer appends its results to its own file, one JSON object per line, and flushes it to the
+disk. Nothing is rewritten, so writers need no lock between them. A line that a kill truncated is ignored. The key in
+`ledger.json` is a fingerprint of everything that the results depend on.
 
-Processes of one launch (torchrun) open it together: rank 0 begins or resumes it, the others join. Where they do not all
-see the folder of rank 0, results and leases go through the launch's store as well, and each keeps them in its own.
+A job is leased by a locked file (filelock) and a record of the holder. The system releases the lock when the holder
+dies, so no clock is involved on one machine, nor on several if their file system shares locks (NFS with its lock
+service, Lustre mounted with flock). If it does not, a record of another machine counts until it has not been renewed
+for two minutes; two machines may then take over a dead lease at the same time and compute the same numbers twice.
+
+Processes of one launch (torchrun) open a ledger together: rank 0 begins or resumes it and the others join. If they do
+not all see rank 0's folder, they exchange results and leases through the launch's store and each keeps them in a folder
+of its own.
 """
 
 from __future__ import annotations
@@ -23,20 +28,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ropewalk.atomic_io import finite, remove_folder, write_json
 from ropewalk.errors import RopeError
-from ropewalk.launch.exchange import Exchange
-from ropewalk.launch.processes import Launch, current
+from ropewalk.processes import Exchange, Launch, current
 
-HEAD, RESULTS, LEASES = "ledger.json", "results", "leases"
-MARK = ".launch-"  # the beginning of a file's name: who sees it sees the folder of rank 0
+HEAD, RESULTS, LEASES, LOCKS = "ledger.json", "results", "leases", "locks"
+MARK = ".launch-"  # prefix of the file that rank 0 leaves: a process that sees the file sees rank 0's folder
 FORMAT = 1
-STALE_SECONDS = 120.0  # a lease that was not renewed for so long is that of a process which is gone
+STALE_SECONDS = 120.0  # the age at which the lease of another machine expires if it is not renewed
 RENEW_SECONDS = 20.0
 
 
 def fingerprint(*parts: object) -> str:
-    """A short hash of what results depend on: strings and reprs, or bytes.
+    """Return a short hash of what results depend on: strings and reprs, or bytes.
 
     >>> fingerprint("model", (1, 2.0)) == fingerprint("model", (1, 2.0)) != fingerprint("model", (1, 2.5))
     True
@@ -49,20 +55,20 @@ def fingerprint(*parts: object) -> str:
 
 
 def cache_folder(kind: str, key: str) -> Path:
-    """Where a job keeps its ledger when no folder is named: the user's cache."""
+    """Return the default folder of a job's ledger, in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ropewalk" / kind / key
 
 
 class Ledger:
-    """Results of a long job by key, kept as soon as they are there.
+    """Save the results of a long job as they are computed.
 
-    - `folder`: None keeps them in memory alone. `kind`: the sort of job, such as "losses". `key`: the fingerprint
-      of everything that its results depend on.
+    - `folder`: None keeps results in memory only. `kind`: the kind of job, such as "losses". `key`: the fingerprint
+      of everything that the results depend on.
 
-    A result is a JSON object; its key is a string that names the job, such as "yarn/3". Floats come back as the same
-    bits; NaN and infinities become null. Several ledgers, in several processes, may be open on one folder: `refresh`
-    reads what the others have added.
+    A result is a JSON object with a string key that names the job, such as "yarn/3". Floats are restored to the same
+    bits; NaN and infinities become null. Several processes may open ledgers on one folder: `refresh` reads what the
+    others have added.
 
     >>> ledger = Ledger(None, kind="losses", key="abc")
     >>> ledger.add("plain/0", {"sum": 2.5})
@@ -88,23 +94,23 @@ class Ledger:
         return len(self.results)
 
     def begin(self) -> int:
-        """Begin again: throw away what the folder holds. Returns 0: nothing is resumed.
+        """Remove the folder's results and start from none.
 
-        Raises `RopeError` for a folder with anything else in it, and for one in which another process is at work.
-        Of a launch rank 0 does it; one that was restarted goes on instead, and returns how many results there are.
+        Returns 0, or the number of results if a restarted launch resumes its own ledger.
+        Raises `RopeError` if the folder contains anything else, or if another process holds a lease in it.
         """
         self.results = {}
         return self._opened(self._begin)
 
     def resume(self) -> int:
-        """Read what the folder holds, and be ready to add to it; returns how many results there are.
+        """Read the folder's results and return their number.
 
-        Raises `RopeError` if the folder holds something else, or the results of another fingerprint.
+        Raises `RopeError` if the folder contains anything else, or results with a different fingerprint.
         """
         return self._opened(self._resume)
 
     def _opened(self, opening: Callable[[], int]) -> int:
-        """Open by `opening`; of a launch rank 0 does, and the others join it."""
+        """Call `opening`; in a launch rank 0 calls it and the others join."""
         launch = current()
         if self.folder is None or not (launch.several or launch.run):
             return opening()
@@ -121,9 +127,9 @@ class Ledger:
         return count
 
     def _open_for_all(self, opening: Callable[[], int], launch: Launch, name: str) -> str:
-        """Open the folder on rank 0, and leave a mark by which the others know it; returns the mark's name.
+        """Open the folder on rank 0 and return the name of the file by which the other ranks recognize it.
 
-        The folder of a launch that was restarted, or of one that bears the same name, is not begun again.
+        A launch that was restarted, or that has the same name, resumes its folder.
         """
         assert self.folder is not None
         run = None if launch.run is None or not name.endswith("/1") else launch.run
@@ -140,8 +146,8 @@ class Ledger:
         return mark
 
     def _follow(self, launch: Launch) -> int:
-        """Give rank 0's results to all, which compute each that follows together: the others keep them in memory."""
-        from ropewalk.launch.group import from_first
+        """Broadcast rank 0's results to all ranks, which compute each further job together."""
+        from ropewalk.processes import from_first
 
         if launch.is_first:
             self._resume()
@@ -157,12 +163,13 @@ class Ledger:
             head = self._head(self.folder)
             if head is None:
                 raise self._foreign()
-            held = [lease.name for lease in self._leases() if not _is_stale(lease)]
+            held = sum(map(_is_held, self._leases()))
             if held:
                 raise RopeError(
                     f"{self.kind}: another process is at work on these results.",
-                    facts={"folder": str(self.folder), "leases": len(held)},
-                    cure=f"Join it with --resume, or wait {STALE_SECONDS:.0f} seconds after it was killed.",
+                    facts={"folder": str(self.folder), "leases": held},
+                    cure="Join it with --resume, or wait until it has ended"
+                    f" (at most {STALE_SECONDS:.0f} seconds after it was killed on another machine).",
                 )
             remove_folder(self.folder)
         self._read = {}
@@ -189,9 +196,9 @@ class Ledger:
         return self.refresh()
 
     def refresh(self) -> int:
-        """Read what other writers have added since; returns how many results there are.
+        """Read the results that other writers have added and return the number of all results.
 
-        Of two results of one job the one in the file that comes first by name stays: they are the same numbers.
+        If a job has two results, the first one read is kept: both contain the same numbers.
         """
         if self.folder is None:
             return len(self.results)
@@ -214,7 +221,7 @@ class Ledger:
         return len(self.results)
 
     def add(self, job: str, result: Mapping[str, Any]) -> None:
-        """Keep one result: a line at the end of this writer's own file, on the disk when this returns."""
+        """Append one result to this writer's own file and flush it to the disk."""
         self._keep(job, result)
         if self._exchange is not None:
             with current().reached():
@@ -238,31 +245,30 @@ class Ledger:
                 raise RopeError(
                     f"{self.kind}: a result cannot be written.",
                     facts={"file": str(path), "error": str(error)},
-                    cure="Make room on the disk, or name a folder that you may write to.",
+                    cure="Free space on the disk, or name a folder that you may write to.",
                 ) from error
 
     @contextmanager
     def lease(self, job: str) -> Iterator[bool]:
-        """Claim a job for the time of the block: True if it is this process's, False if another one has it.
+        """Claim a job for the duration of the block; yields False if another process holds it.
 
-        The claim is a file that only one process can create. It is renewed while the block runs; one that was not
-        renewed for two minutes belongs to a process that is gone, and is taken over. In memory it is always True.
+        Always yields True in memory, and if all processes of a launch compute each job together.
         """
         if current().together:
-            yield True  # all processes of the launch compute it
+            yield True
             return
         with self._held(job) as ours:
             yield ours
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Hold a lease of this writer's own for the time of the block: `begin` of another process is refused."""
+        """Hold a lease that no job has for the duration of the block, so that another process's `begin` raises."""
         with self._held(f"writer {self._writer}"):
             yield
 
     @property
     def is_shared(self) -> bool:
-        """Whether every process of the launch sees the folder."""
+        """Return whether every process of the launch sees the folder."""
         return self._exchange is None
 
     @contextmanager
@@ -275,7 +281,9 @@ class Ledger:
                 yield ours
             return
         path = self.folder / LEASES / hashlib.sha256(job.encode()).hexdigest()[:32]
-        if not self._claim(path, job):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        if not self._claim(lock, path, job):
             yield False
             return
         done = threading.Event()
@@ -286,26 +294,27 @@ class Ledger:
         finally:
             done.set()
             renewing.join()
-            path.unlink(missing_ok=True)
+            if _writer(path) == self._writer:
+                path.unlink(missing_ok=True)
+            lock.release()
 
-    def _claim(self, path: Path, job: str) -> bool:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(2):
-            try:
-                with path.open("x", encoding="utf-8") as file:
-                    json.dump({"job": job, "writer": self._writer}, file)
-                return True
-            except FileExistsError:
-                if not _is_stale(path):
-                    return False
-                # Renamed by one process alone: of several that see it stale only one takes it away.
-                grave = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-                try:
-                    os.rename(path, grave)
-                except FileNotFoundError:
-                    continue
-                grave.unlink(missing_ok=True)
-        return False
+    def _claim(self, lock: FileLock, path: Path, job: str) -> bool:
+        """Lock a lease and record this writer as its holder; returns False, unlocked, if another process holds it."""
+        try:
+            lock.acquire()
+        except Timeout:
+            return False
+        try:
+            if _is_left_over(path):
+                path.unlink(missing_ok=True)
+            with path.open("x", encoding="utf-8") as file:  # exclusive on file systems that do not share locks, too
+                json.dump({"job": job, "writer": self._writer}, file)
+        except BaseException as error:
+            lock.release()
+            if isinstance(error, FileExistsError):
+                return False
+            raise
+        return True
 
     def _leases(self) -> list[Path]:
         assert self.folder is not None
@@ -313,15 +322,15 @@ class Ledger:
         return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
     def _is_there(self) -> bool:
-        """Whether something is in the folder's place; a head that another process is just writing does not count."""
+        """Return whether the folder exists and contains anything but a head that another process is writing."""
         assert self.folder is not None
         if self.folder.is_dir():
             return any(not path.name.startswith((f".{HEAD}.", MARK)) for path in self.folder.iterdir())
-        return self.folder.exists() and not self.folder.is_dir()  # made in between by another process: it is empty
+        return self.folder.exists() and not self.folder.is_dir()  # a folder that another process just made is empty
 
     @staticmethod
     def _head(folder: Path) -> dict[str, Any] | None:
-        """What ledger.json says; None where the folder is no ledger, or is of another format."""
+        """Return the contents of ledger.json; None if the folder is no ledger, or has another format."""
         try:
             head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -346,20 +355,31 @@ def _renew(path: Path, done: threading.Event) -> None:
             os.utime(path)
 
 
-def _is_stale(path: Path) -> bool:
-    """Whether a lease is that of a process which is gone.
+def _lock(path: Path) -> FileLock:
+    """Return the lock of a lease. Its file stays: to remove one that another process opened would split the lock."""
+    locks = path.parents[1] / LOCKS
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(locks / path.name, timeout=0, thread_local=False)
 
-    On this machine the process is looked up. Of another machine's, the lease was not renewed for `STALE_SECONDS`, by
-    the clock of the file system: a file made now says what that is.
-    """
+
+def _is_held(path: Path) -> bool:
+    """Return whether a process holds the lease."""
     try:
-        host, _, process = json.loads(path.read_text(encoding="utf-8"))["writer"].rpartition("-")[0].rpartition("-")
-        if host == _host() and not _is_running(int(process)):
-            return True
-    except FileNotFoundError:
+        with _lock(path):
+            return path.exists() and not _is_left_over(path)
+    except Timeout:
         return True
-    except (ValueError, KeyError, TypeError):
-        pass  # just created, and not written yet
+
+
+def _is_left_over(path: Path) -> bool:
+    """Return whether the record of a lease, whose lock the caller holds, is that of a process that has ended.
+
+    A process of this machine would hold the lock. Another machine's lock may be invisible here, so its record counts
+    until it is `STALE_SECONDS` old, by the file system's clock: the time of a file that is created for this purpose.
+    """
+    writer = _writer(path)
+    if writer is not None and writer.rsplit("-", 2)[0] == _host():
+        return True
     probe = path.with_name(f".clock.{uuid.uuid4().hex[:8]}")
     try:
         probe.touch()
@@ -370,18 +390,13 @@ def _is_stale(path: Path) -> bool:
         probe.unlink(missing_ok=True)
 
 
+def _writer(path: Path) -> str | None:
+    """Return the writer that a lease's record names; None if there is no record, or an incomplete one."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["writer"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _host() -> str:
     return platform.node() or "host"
-
-
-def _is_running(process: int) -> bool:
-    """Whether this machine has a process of this number."""
-    if os.name != "posix":
-        return True  # there, signal 0 would end it
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # somebody else's
-    return True

@@ -1,4 +1,4 @@
-"""Optional packages: imported when they are needed, and named when they are missing."""
+"""Import optional packages when they are needed, and name the missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 
 
 def need(module: str, extra: str = "hf") -> Any:
-    """The imported `module`, or a RopeError that says which extra brings it.
+    """Import `module`; raises `RopeError` with the extra that installs it if it is missing.
 
     >>> need("json").dumps([1])
     '[1]'
@@ -31,7 +31,7 @@ def need(module: str, extra: str = "hf") -> Any:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs ropewalk with an extra from where this copy came: a checkout, a folder, git, an index.
+    """Return the command that installs ropewalk with an extra from this copy's source: a checkout, git, an index.
 
     >>> install_command("cli").endswith("[cli]'")
     True
@@ -51,12 +51,12 @@ def install_command(extra: str) -> str:
 
 
 def _command(*words: str) -> str:
-    """The command as a shell reads it: brackets are quoted."""
+    """Return the command with quoted brackets."""
     return shlex.join(["pip", "install", *words])
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether the folder is a checkout of this project."""
+    """Return whether the folder is a checkout of this project."""
     try:
         return 'name = "ropewalk"' in (folder / "pyproject.toml").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -64,7 +64,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _origin() -> dict[str, Any]:
-    """Where pip installed this package from (PEP 610's direct_url.json); empty where it was an index."""
+    """Return the origin of the installed package (PEP 610's direct_url.json); empty if it came from an index."""
     try:
         written = distribution("ropewalk").read_text("direct_url.json")
     except PackageNotFoundError:

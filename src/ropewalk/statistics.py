@@ -1,4 +1,4 @@
-"""Means with intervals: Student's t over few values, a bootstrap over several windows, in float64."""
+"""Compute means with intervals: Student's t for few values, a bootstrap for several windows, in float64."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from functools import cache
 
 import numpy as np
 
+from ropewalk.errors import RopeError
 from ropewalk.optional import need
 
 CONFIDENCE = 0.95
 ENOUGH_FOR_BOOTSTRAP = 5
 RESAMPLES = 9_999
-FOUR_OF_FIVE = 0.8416  # what a normal number exceeds minus this in four of five cases
+FOUR_OF_FIVE = 0.8416  # the normal distribution's 80 % quantile
 Interval = tuple[float, float] | None
 """Lower and upper bound; None for a single value."""
 
 
 @cache
 def t_quantile(df: int, comparisons: int = 1) -> float:
-    """The t whose two-sided interval holds `CONFIDENCE` of Student's distribution with `df` degrees of freedom; of
-    several comparisons, that with which all their intervals hold together in so many cases at least (Bonferroni).
+    """Return the two-sided quantile of Student's t distribution, Bonferroni-corrected for several comparisons.
 
     >>> round(t_quantile(15), 3), round(t_quantile(15, 7), 3)
     (2.131, 3.112)
@@ -31,9 +31,9 @@ def t_quantile(df: int, comparisons: int = 1) -> float:
 
 
 def mean_and_interval(values: Sequence[float], *, comparisons: int = 1) -> tuple[float, Interval]:
-    """Mean and two-sided 95 % t interval over windows; the interval is None for a single value.
+    """Return the mean and its two-sided 95 % t interval; None for a single value.
 
-    `comparisons`: so many intervals are looked at, and all of them are to hold together in 95 % of cases.
+    `comparisons`: the number of intervals that must hold together in 95 % of cases.
 
     >>> mean_and_interval([2.0])
     (2.0, None)
@@ -50,10 +50,10 @@ def mean_and_interval(values: Sequence[float], *, comparisons: int = 1) -> tuple
 
 
 def windows_needed(deviation: float, gap: float, *, comparisons: int = 1, most: int = 1000) -> int | None:
-    """How many windows make an interval so narrow that it leaves out what lies `gap` from the mean.
+    """Return the number of windows whose interval excludes a value at a distance of `gap` from the mean.
 
-    `deviation` is that of the values between windows, as `gap` is in nats. With so many windows the interval leaves it
-    out in four of five cases, if mean and deviation stay as they are. None where `most` do not suffice.
+    `deviation` is the standard deviation between windows, in nats as `gap`. The interval excludes the value in four of
+    five cases if mean and deviation do not change. None if `most` windows are not enough.
 
     >>> windows_needed(0.12, 0.1, comparisons=7), windows_needed(0.12, 0.0)
     (22, None)
@@ -65,11 +65,11 @@ def windows_needed(deviation: float, gap: float, *, comparisons: int = 1, most: 
 
 
 def over_windows(values: Sequence[float]) -> tuple[float, Interval]:
-    """Mean over windows and its 95 % interval; None for a single window.
+    """Return the mean over windows and its 95 % interval; None for a single window.
 
-    From five windows on it is the bias-corrected and accelerated bootstrap (Efron 1987) of scipy, 9,999 resamples from
-    a fixed seed, each window drawn as one, and at each end Student's t where that lies further out, as a bootstrap of
-    few values alone is too narrow. Below five windows it is Student's t.
+    Uses Student's t below five windows. From five windows on, each end is the wider one of Student's t and scipy's
+    bias-corrected and accelerated bootstrap (Efron 1987; 9,999 resamples of whole windows from a fixed seed), because
+    a bootstrap of few values is too narrow.
 
     >>> over_windows([1.0, 1.0, 1.0, 1.0, 1.0])
     (1.0, (1.0, 1.0))
@@ -93,19 +93,19 @@ def over_windows(values: Sequence[float]) -> tuple[float, Interval]:
         .confidence_interval
     )
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
-        return mean_and_interval(values)  # values that differ in their last bits alone
+        return mean_and_interval(values)  # values that differ only in their last bits
     _, around = mean_and_interval(values)
     assert around is not None, "there are several"
     return mean, (min(float(found.low), around[0]), max(float(found.high), around[1]))
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, Interval]:
-    """Mean of one minus other, window by window, and its interval."""
+    """Return the mean of `one - other` by window, and its interval."""
     return over_windows([a - b for a, b in zip(one, other, strict=True)])
 
 
 def signed(value: float, interval: Interval) -> str:
-    """A difference with its interval, as sentences and tables show it.
+    """Format a difference with its interval.
 
     >>> signed(-0.5, (-0.6, -0.4))
     '-0.500 [-0.600, -0.400]'
@@ -115,7 +115,7 @@ def signed(value: float, interval: Interval) -> str:
 
 
 def plus_minus(value: float, interval: Interval) -> str:
-    """A difference with half its interval's width, as tables show it.
+    """Format a difference with half the width of its interval.
 
     >>> plus_minus(-0.5, (-0.625, -0.375)), plus_minus(0.25, None)
     ('-0.500 ±0.125', '+0.250')
@@ -124,30 +124,37 @@ def plus_minus(value: float, interval: Interval) -> str:
 
 
 def interval_sentence(windows: int, *, texts: int = 1) -> str:
-    """How `over_windows` finds its intervals, in words."""
+    """Describe the method of `over_windows`."""
     if windows == 1:
         return "One window: no interval."
     how = "Student's t over windows"
     if windows >= ENOUGH_FOR_BOOTSTRAP:
         how = "bootstrap (BCa) over windows, nowhere narrower than Student's t"
-    scope = " They speak of windows of these texts, not of other texts." if texts > 1 else ""
+    scope = " They are about windows of these texts, not about other texts." if texts > 1 else ""
     return f"Intervals: {CONFIDENCE:.0%}, {how}, differences paired by window.{scope}"
 
 
 def share_of_clusters(counts: Sequence[tuple[int, int]]) -> Interval:
-    """95 % interval of a share whose answers come in clusters (successes, answers); None for one cluster of several.
+    """Return the 95 % interval of a share of clustered answers, (successes, answers) for each cluster.
 
-    Clusters of one answer each are independent answers: Wilson's score interval (1927). Else whole clusters are
-    resampled (percentile bootstrap, 9,999 times from a fixed seed; from five clusters on), and at each end Wilson's
-    formula holds where it lies further out, with Student's t of clusters - 1 degrees in the place of z and with the
-    number of independent answers that would vary as much as the clusters do, at most all of them: few clusters, and
-    clusters that agree by chance, say little (Kott and Liu 2009, Int. Stat. Rev. 77; Dean and Pagano 2015, J. Surv.
-    Stat. Methodol. 3).
+    Returns None for one cluster of several answers; ignores clusters without answers. Uses Wilson's score interval
+    (1927) if each cluster has one answer. Otherwise each end is the wider one of two: a percentile bootstrap of whole
+    clusters (from five on; 9,999 resamples from a fixed seed), and Wilson's formula with Student's t of clusters - 1
+    degrees of freedom instead of z and with the effective number of independent answers, at most all of them (Kott and
+    Liu 2009, Int. Stat. Rev. 77; Dean and Pagano 2015, J. Surv. Stat. Methodol. 3). Raises `RopeError` if there are no
+    answers.
 
     >>> share_of_clusters([(20, 24)])
     >>> [round(end, 3) for end in share_of_clusters([(20, 24), (18, 24), (22, 24), (20, 24)])]
     [0.682, 0.921]
     """
+    given, counts = counts, [(successes, answers) for successes, answers in counts if answers]
+    if not counts:
+        raise RopeError(
+            "statistics: a share needs at least one answer.",
+            facts={"counts": given},
+            cure="Pass clusters with answers.",
+        )
     found, of = (np.array(column, dtype=np.float64) for column in zip(*counts, strict=True))
     answers, clusters = float(of.sum()), len(counts)
     share = float(found.sum()) / answers
@@ -166,10 +173,10 @@ def share_of_clusters(counts: Sequence[tuple[int, int]]) -> Interval:
 
 
 def _wilson(share: float, answers: float, quantile: float) -> tuple[float, float]:
-    """Wilson's score interval of a share among so many independent answers."""
-    room = quantile**2 / answers
-    middle = (share + room / 2) / (1 + room)
-    half = math.sqrt(room * share * (1 - share) + room**2 / 4) / (1 + room)
+    """Return Wilson's score interval of a share of independent answers."""
+    spread = quantile**2 / answers
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * share * (1 - share) + spread**2 / 4) / (1 + spread)
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

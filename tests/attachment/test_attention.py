@@ -375,3 +375,15 @@ def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
     module.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(rw.RopeError, match="set_attn_implementation"):
         live_attention.check_module(module, module.config)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers'
+@pytest.mark.parametrize("method", ["self-extend", "log-n"])
+def test_flex_attention_chosen_after_attaching_is_refused(method):
+    """Its masks are no tensors."""
+    model = small_model("llama")
+    with rw.attached(model, method, target=256):
+        model.set_attn_implementation("flex_attention")
+        with pytest.raises(rw.RopeError, match=r"(?s)read masks.*BlockMask"):
+            outputs_of(model, IDS[:1])

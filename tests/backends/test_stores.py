@@ -257,3 +257,34 @@ def test_refused(changes, message):
         rw.rotate_store(x.clone().requires_grad_(), x, table, table, store, interleaved=False)
     with pytest.raises(rw.RopeError, match="each weight one float"):
         rw.qk_norm_rotate(x, x, *([torch.ones(8)] * 2), table, table, joint=True, interleaved=False)
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+@pytest.mark.parametrize("source", ["k", "fresh", "both"])
+def test_inputs_that_are_views_of_the_buffers(backend, source):
+    """Rows that lie one place before their slots are read before the slots are written."""
+    generator = torch.Generator().manual_seed(7)
+    caches = torch.randn(2, 1, 2, 9, 8, generator=generator)
+    q, table = torch.randn(1, 2, 5, 8, generator=generator), torch.rand(5, 4, generator=generator)
+    k, fresh = torch.randn(2, 1, 2, 5, 8, generator=generator)
+
+    def stored(caches, *, apart):
+        shifted = [k if source == "fresh" else caches[0, :, :, :5], fresh if source == "k" else caches[1, :, :, :5]]
+        mine, values = [x.clone() if apart else x for x in shifted]
+        store = Store(caches[0], caches[1], values, torch.arange(1, 6)[None])
+        turned, _ = rw.rotate_store(q, mine, table, 1 - table, store, interleaved=False, layout="bhsd", backend=backend)
+        return turned, caches
+
+    for found, expected in zip(stored(caches.clone(), apart=False), stored(caches.clone(), apart=True), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_one_buffer_for_keys_and_values_is_refused():
+    """The same one and one that overlaps; keys and values that alternate in one buffer, as vLLM's, are apart."""
+    x, table = torch.ones(1, 2, 2, 8), torch.ones(2, 4)
+    slots, buffer = torch.tensor([[0, 1]]), torch.zeros(3, 2, 4, 2, 8)
+    rw.rotate_store(x, x, table, table, Store(buffer[:, 0], buffer[:, 1], 2 * x, slots, "bshd"), interleaved=False)
+    assert buffer.sum() == 32 * 3
+    for keys, values in ((buffer[0], buffer[0]), (buffer[0], buffer.flatten()[64:192].view(2, 4, 2, 8))):
+        with pytest.raises(rw.RopeError, match="share memory"):
+            rw.rotate_store(x, x, table, table, Store(keys, values, x, slots, "bshd"), interleaved=False)

@@ -281,6 +281,7 @@ def test_mistral_window(tmp_path: Path) -> None:
         ({"llama.feed_forward_length": 1_526_726_688}, r"another shape.*ffn_up"),
         ({"llama.attention.head_count": 0}, "head_count"),
         ({"llama.rope.freq_base": "ten"}, "freq_base"),
+        ({"llama.rope.freq_base": 0.0}, "must be above 0"),
         ({"llama.block_count": 2_000_000_000}, "block_count|num_hidden_layers"),
     ],
 )

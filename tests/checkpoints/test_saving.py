@@ -29,7 +29,7 @@ def test_a_save_that_fails_leaves_the_old_model(folder: Path, monkeypatch: pytes
         path.write_text("{}")
 
     monkeypatch.setattr("ropewalk.checkpoints.tokenizer.write_json", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RopeError, match="No space left"):
         save(make(vocab_size=257), folder, tokenizer=TextTokenizer.bytes())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

@@ -96,6 +96,7 @@ def test_transformers_reads_the_folder(make: str, trained: TextTokenizer, tmp_pa
     [
         ({"generation_config.json": {"eos_token_id": [0, 7]}, "config.json": {"eos_token_id": 5}}, None, (0, 7)),
         ({"config.json": {"eos_token_id": 5, "bos_token_id": 6}}, 6, (5,)),
+        ({"generation_config.json": {"eos_token_id": [10**30, -1]}, "config.json": {"eos_token_id": 5}}, None, (5,)),
         ({"tokenizer_config.json": {"eos_token": {"content": "<|endoftext|>"}, "bos_token": "a"}}, "a", (0,)),
         ({"tokenizer_config.json": {"eos_token": "no such token"}}, None, ()),
     ],

@@ -14,7 +14,7 @@ import pytest
 
 from ropewalk.cli.app import main
 from ropewalk.cli.compare import RunProgress
-from ropewalk.progress.bar import ProgressBar
+from ropewalk.progress import ProgressBar
 from tests.training.material import prose
 
 SMALL = ["--vocab-size=270", "--seq-len=16", "--batch-size=2", "--steps=2", "--multiples=1,2", "--tokens=128"]

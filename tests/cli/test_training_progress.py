@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ropewalk.cli.training_progress import ClassifierProgress, TrainingProgress
-from ropewalk.progress.bar import ProgressBar
+from ropewalk.progress import ProgressBar
 from ropewalk.training import Event
 
 START = {

@@ -305,7 +305,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError("no space left on device")
 
     monkeypatch.setattr(gguf_writer._Converted, "tofile", fails)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(RopeError, match="no space left"):
         apply(source, made, ApplySettings(method="pi", target=TARGET), overwrite=True)
     assert made.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["longer.gguf", "source"]

@@ -29,7 +29,7 @@ CODE = """
 import json, os, signal, sys
 import ropewalk as rw
 from ropewalk.diagnosis import run
-from ropewalk.launch import processes
+from ropewalk import processes
 settings, state = json.loads(sys.argv[1]), sys.argv[2].replace("RANK", os.environ["RANK"])
 processes.LEAVE_SECONDS = float(os.environ.get("LEAVES", 200))
 if os.environ.get("DIES") == os.environ["RANK"]:
@@ -82,7 +82,7 @@ def test_a_rank_that_is_killed_loses_one_job(text, alone, tmp_path):
 @pytest.mark.parametrize(
     ("ranks", "folder"),
     [
-        (2, "apart-RANK"), (4, "shared"),
+        (2, "apart-RANK"), pytest.param(4, "shared", marks=pytest.mark.slow),
         pytest.param(2, "shared", marks=pytest.mark.slow), pytest.param(4, "apart-RANK", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -151,18 +151,3 @@ def test_a_machine_that_joins_late(text, tmp_path):
     assert sum(results()) == 32
     assert len(results()) == 3  # the first process alone, then two
     assert written.exists()
-
-
-def test_only_rank_0_prints_and_errors_are_said_once(tmp_path):
-    """A command that cannot be shared out, and a bad option: one message, status 2 on both."""
-    code = (
-        "import sys\nfrom ropewalk.cli.app import main\nfrom ropewalk.launch import processes\n"
-        "processes.LEAVE_SECONDS = 200\n"  # rank 0 waits for rank 1, however late a busy machine starts it
-        "main(sys.argv[1:])"
-    )
-    for arguments, message in ((["inspect", "tiny"], "runs in one process"), (["doctor", "x/y/z"], "x/y/z")):
-        port = free_port()
-        running = [start(code, rank, 2, port, tmp_path, *arguments) for rank in range(2)]
-        printed = [process.communicate(timeout=240) for process in running]
-        assert [process.returncode for process in running] == [2, 2]
-        assert "".join(error for _, error in printed).count(message) == 1, printed

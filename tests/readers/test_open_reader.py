@@ -181,7 +181,7 @@ def test_layers_with_the_hooks_of_several_devices(tmp_path: Path) -> None:
 PARALLEL = """
 import json, sys
 import torch
-from ropewalk.launch.processes import joined
+from ropewalk.processes import joined
 from ropewalk.methods import METHODS
 from ropewalk.methods.reach import Reach
 from ropewalk.readers.adapters import open_reader

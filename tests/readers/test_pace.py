@@ -100,4 +100,9 @@ def test_a_real_trial() -> None:
     assert found.pace.seconds(Workload.of(40, chunk=16)) > 0
     assert 0 <= found.workspace < 500e6
     assert torch.get_num_threads() == threads
+
+
+def test_memory_is_read_on_every_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files of /proc cannot be read as text, too."""
+    monkeypatch.delattr("pathlib.Path.read_text")
     assert resident_bytes() > 50e6

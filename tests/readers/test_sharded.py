@@ -25,7 +25,7 @@ CODE = """
 import json, sys
 import torch
 from ropewalk.checkpoints.load import load_decoder
-from ropewalk.launch.processes import joined
+from ropewalk.processes import joined
 from ropewalk.methods import METHODS
 from ropewalk.methods.reach import Reach
 from ropewalk.readers import sharded

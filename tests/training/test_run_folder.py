@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
-from ropewalk.training import Event, Housekeeping, train
+from ropewalk.training import Event, Housekeeping, run_folder, train
 from ropewalk.training.run_folder import RunFolder
 from tests.training.killed import digest
 from tests.training.material import EVERY, prose, small
@@ -97,6 +98,17 @@ def test_what_was_trained_stays(text: str, tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="other settings"):
         train(small(text, layers=1), tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message contains the system's error instead of a process that does not exist."""
+
+    def refusing(handle: int, *, blocking: bool) -> bool:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(run_folder, "lock_descriptor", refusing)
+    with pytest.raises(RopeError, match="cannot be locked"), RunFolder(tmp_path / "run").locked():
+        pass
 
 
 def test_a_lock_that_was_taken_away_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -374,14 +374,18 @@ def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
     return Bounds(low, low + counts) if bool((interval == seen).all()) else None
 
 
+def _unreadable(mask: object) -> RopeError:
+    return RopeError(
+        "attach: methods in attention read masks `[batch, 1, queries, keys]`.",
+        facts={"mask": mask if isinstance(mask, Tensor) else type(mask).__name__},
+        cure='Call model.set_attn_implementation("sdpa") first.',
+    )
+
+
 def _seen(mask: Tensor, batch: int) -> Tensor:
     """Return a mask as bool `[batch, 1, seq, total]`; added numbers are 0 where a key is seen."""
     if mask.ndim != 4 or mask.shape[1] != 1:
-        raise RopeError(
-            "attach: methods in attention read masks `[batch, 1, queries, keys]`.",
-            facts={"mask": mask},
-            cure='Call model.set_attn_implementation("sdpa") first.',
-        )
+        raise _unreadable(mask)
     seen = mask if mask.dtype == torch.bool else mask == 0
     return seen.expand(batch, -1, -1, -1)
 
@@ -440,7 +444,12 @@ class CallLayouts:
     def of(
         self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None, seq_len: int | None
     ) -> TokenLayout:
-        """`read_layout`, made by the first layer that asks; `position_ids` of the queries must count as it does."""
+        """Return `read_layout`'s result, which the layers of a call share.
+
+        Raises `RopeError` if `position_ids` of the queries count otherwise, or if the mask is flex attention's.
+        """
+        if mask is not None and not isinstance(mask, Tensor):
+            raise _unreadable(mask)
         if torch.compiler.is_compiling():
             return read_layout(q, keys, mask, None)
 
@@ -455,8 +464,10 @@ class CallLayouts:
         slots = self._slots.setdefault(mode, SlotTables())
         return self._layout.of((*_sizes(q, keys), q.dtype, mode, seq_len), mask, lambda: make(slots))
 
-    def bounds(self, q: Tensor, keys: Tensor, mask: Tensor | None, windowed: bool) -> Bounds | None:
+    def bounds(self, q: Tensor, keys: Tensor, mask: Any, windowed: bool) -> Bounds | None:
         """`read_bounds`, made by the first layer with or without a window that asks."""
+        if not isinstance(mask, Tensor | None):
+            return None  # flex attention's
         key = *_sizes(q, keys), q.device, torch.is_inference_mode_enabled()
         return self._bounds[windowed].of(key, mask, lambda: read_bounds(q, keys, mask))
 

@@ -98,13 +98,15 @@ def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple
 
 
 def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Both tables in the compute dtype, with one set of strides and contiguous features: nearly always as they are."""
+    """Return both tables in the compute dtype, with the same strides and contiguous features."""
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
     if cos.dtype != compute:
         cos, sin = cos.to(compute), sin.to(compute)
     strides = cos.stride()
     if strides[-1] != 1 or sin.stride() != strides:
         cos, sin = cos.contiguous(), sin.contiguous()
+        if not cos.numel():  # torch calls any strides of an empty tensor contiguous
+            cos, sin = cos.new_empty(cos.shape), sin.new_empty(sin.shape)
     return cos, sin
 
 

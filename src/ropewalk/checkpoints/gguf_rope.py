@@ -48,6 +48,12 @@ def rope_parameters(
                 cure="Fetch or convert the file again.",
             )
     theta = float(metadata.get("rope.freq_base", 10_000.0))
+    if theta == 0:
+        raise RopeError(
+            "load: the base of the GGUF file's rope must be above 0.",
+            facts={"file": where, "rope.freq_base": theta},
+            cure="Fetch or convert the file again.",
+        )
     length = int(metadata.get("rope.scaling.original_context_length") or metadata["context_length"])
     factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0: not said
     attention = float(metadata.get("rope.scaling.attn_factor", 1.0))

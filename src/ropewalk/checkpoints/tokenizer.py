@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.errors import RopeError
@@ -257,14 +257,19 @@ def byte_alphabet() -> dict[str, int]:
     return {letters[byte]: byte for byte in range(256)}
 
 
+def has_token(number: object, tokenizer: Tokenizer) -> TypeGuard[int]:
+    """Return whether the vocabulary has this id; ids of more than 32 bits overflow in `tokenizers`."""
+    return isinstance(number, int) and 0 <= number < 2**32 and tokenizer.id_to_token(number) is not None
+
+
 def _ids(tokenizer: Tokenizer, *sources: Any) -> list[int]:
     """The ids named by the first source that names any: an id, a token, an added-token dict, or a list of them."""
     for source in sources:
-        found = []
+        found: list[int] = []
         for item in source if isinstance(source, list) else [source]:
             token = item.get("content") if isinstance(item, dict) else item
             number = tokenizer.token_to_id(token) if isinstance(token, str) else token
-            if isinstance(number, int) and tokenizer.id_to_token(number) is not None:
+            if has_token(number, tokenizer):
                 found.append(number)
         if found:
             return found

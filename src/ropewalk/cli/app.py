@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from ropewalk.errors import RopeError
-from ropewalk.launch.processes import Launch, joined
 from ropewalk.optional import install_command
+from ropewalk.processes import Launch, joined
 
 if TYPE_CHECKING:
     import typer

@@ -50,7 +50,7 @@ def bench(
     preset, named, place = _prepare(quick, wide, seconds, threads, device, peers)
     out = out or results_file("rotation.jsonl")
     from ropewalk.bench.run import run
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.progress import ProgressBar
 
     records: list[Record] = []
     stopped = False

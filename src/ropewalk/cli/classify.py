@@ -33,7 +33,7 @@ def train(
     baseline's) and confusion.png and .svg.
     """
     from ropewalk.cli.training_progress import ClassifierProgress
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.progress import ProgressBar
     from ropewalk.training.classification import train_classifier
 
     try:
@@ -72,7 +72,7 @@ def predict(
     The result is CSV with the columns text, label and probability (of the label), in the order of the file.
     """
     from ropewalk.atomic_io import check_writable, write_whole
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.progress import ProgressBar
     from ropewalk.readers.classifier import open_classifier
     from ropewalk.training.classification.dataset import read_rows
     from ropewalk.training.classification.predict import predict as label

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ropewalk.comparison import Row
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.progress import ProgressBar
 
 
 def compare(
@@ -41,8 +41,8 @@ def compare(
     from ropewalk.comparison import PRESETS, packaged_text
     from ropewalk.comparison import compare as run
     from ropewalk.comparison.record import read_record
-    from ropewalk.launch.processes import current
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.processes import current
+    from ropewalk.progress import ProgressBar
 
     if quick and full:
         raise RopeError("compare: --quick and --full exclude each other.", cure="Pass one of them.")

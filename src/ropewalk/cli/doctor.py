@@ -31,7 +31,7 @@ def doctor(
     from ropewalk.cli.doctor_output import print_diagnosis
     from ropewalk.diagnosis.doctor_run import RunInterrupted
     from ropewalk.diagnosis.prepare import prepare
-    from ropewalk.launch.processes import current
+    from ropewalk.processes import current
     from ropewalk.readers.sharded import sharing_windows
     from ropewalk.report.write import RECORD, check_folder, write_report
 

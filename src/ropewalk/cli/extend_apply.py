@@ -31,7 +31,7 @@ def apply(
     """
     from ropewalk.extend import apply as run
     from ropewalk.extend.runs import CHOSEN, refuse_beside_a_record
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.progress import ProgressBar
 
     sources = {name: context.get_parameter_source(name) for name in CHOSEN}
     typed = {

@@ -32,7 +32,7 @@ def tune(
     """
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.extend import tune as run
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.progress import ProgressBar
     from ropewalk.training import Housekeeping
 
     housekeeping = Housekeeping(log_every=log_every, validate_every=checkpoint_every, checkpoint_every=checkpoint_every)

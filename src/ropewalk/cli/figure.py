@@ -91,7 +91,7 @@ def _list(entry: Entry | None) -> None:
 def _draw(work: list[tuple[Entry, dict[str, object], Path]]) -> None:
     """Each figure computed and written; every place is checked before any work."""
     from ropewalk.gallery.write import targets, write
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.progress import ProgressBar
 
     places = [targets(path) for _, _, path in work]
     try:

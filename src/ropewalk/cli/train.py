@@ -27,7 +27,7 @@ def train(
     Started by torchrun, all processes train one model.
     """
     from ropewalk.cli.training_progress import TrainingProgress
-    from ropewalk.progress.bar import ProgressBar
+    from ropewalk.progress import ProgressBar
     from ropewalk.training import train as run
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.progress.bar import ProgressBar
+from ropewalk.progress import ProgressBar
 from ropewalk.training import Event
 
 

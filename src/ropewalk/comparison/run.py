@@ -22,8 +22,8 @@ from ropewalk.comparison.record import RECORD, begin_record, job_name, open_ledg
 from ropewalk.comparison.settings import CompareSettings
 from ropewalk.comparison.worker import CONTINUE, END, GRACE, PAUSE, STOP, run_job, start_worker
 from ropewalk.errors import RopeError
-from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.processes import current
 from ropewalk.training.data import split_text
 from ropewalk.training.interrupt import polite_interrupt
 

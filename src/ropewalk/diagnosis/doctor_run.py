@@ -26,11 +26,10 @@ from ropewalk.diagnosis.use import (
     likely_methods,
     use_model,
 )
-from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger
 from ropewalk.models.precision import chosen_dtype
-from ropewalk.progress import Display, Progress
-from ropewalk.progress.shown import expect, say, shown
+from ropewalk.processes import current
+from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.pace import Clock, Trial
 from ropewalk.readers.reader import Losses, Reader

@@ -13,6 +13,7 @@ from ropewalk.diagnosis.window_losses import WindowLosses
 from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm
 from ropewalk.models.positions import Positions
+from ropewalk.optional import need
 
 MOST_STRETCHES = 3
 
@@ -21,7 +22,7 @@ MOST_STRETCHES = 3
 class WindowResult:
     """One method on one window: sums of losses in nats per block and within the trained length; seconds of work.
 
-    `peak_rss_bytes` is the process's largest resident memory by then; None where the system does not say.
+    `peak_rss_bytes` is the process's largest resident memory by then; None in records from Windows before psutil.
     """
 
     block_sums: tuple[float, ...]
@@ -130,10 +131,10 @@ def _block_counts(protocol: Protocol) -> list[int]:
     return [end - max(start, 1) for start, end in protocol.blocks]
 
 
-def peak_memory() -> int | None:
-    """This process's largest resident memory so far, in bytes; None where the system does not say."""
+def peak_memory() -> int:
+    """Return this process's largest resident memory so far, in bytes."""
     try:
         import resource
-    except ImportError:
-        return None
+    except ImportError:  # Windows
+        return int(need("psutil", extra="cli").Process().memory_info().peak_wset)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -13,9 +13,9 @@ from ropewalk.diagnosis.estimate import Fitted, fit
 from ropewalk.diagnosis.outlook import Outlook
 from ropewalk.diagnosis.plan import KIND
 from ropewalk.diagnosis.use import likely_methods
-from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger
 from ropewalk.ledger import fingerprint as hash_of
+from ropewalk.processes import current
 from ropewalk.readers.pace import Clock, Trial
 
 FITTED = "fitted"  # the job of a plan's ledger

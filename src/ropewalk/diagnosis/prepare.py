@@ -32,8 +32,7 @@ from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.methods import METHODS, unsettled
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.progress import Progress
-from ropewalk.progress.shown import shown
+from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.pace import Clock
 from ropewalk.readers.reader import Reader

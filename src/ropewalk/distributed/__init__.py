@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from ropewalk.distributed.plan import RankPlan, plan_rank
     from ropewalk.distributed.positions import LAYOUTS, positions_for_rank
     from ropewalk.distributed.settings import MeshSettings
-    from ropewalk.launch.processes import Launch, joined
+    from ropewalk.processes import Launch, joined
 
 __all__ = ["LAYOUTS", "Launch", "MeshSettings", "RankPlan", "joined", "plan_rank", "positions_for_rank"]
 
 _HOMES = {
     "LAYOUTS": "ropewalk.distributed.positions",
-    "Launch": "ropewalk.launch.processes",
+    "Launch": "ropewalk.processes",
     "MeshSettings": "ropewalk.distributed.settings",
     "RankPlan": "ropewalk.distributed.plan",
-    "joined": "ropewalk.launch.processes",
+    "joined": "ropewalk.processes",
     "plan_rank": "ropewalk.distributed.plan",
     "positions_for_rank": "ropewalk.distributed.positions",
 }

@@ -18,8 +18,7 @@ from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.distributed.positions import positions_for_rank
 from ropewalk.distributed.settings import MeshSettings
 from ropewalk.errors import RopeError
-from ropewalk.launch.group import from_first, process_group
-from ropewalk.launch.processes import current
+from ropewalk.processes import current, from_first, process_group
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -89,7 +89,7 @@ def reach_of(reader: Reader, settings: OutputSettings) -> Reach:
 
 _RUN, _LOSSES = "run", "losses"
 _OF_A_RUN = {RUN, "training-log.jsonl", "checkpoints", "tokenizer.json", "tokenizer_config.json", ".lock"}
-_OF_A_LEDGER = {ledgers.HEAD, ledgers.RESULTS, ledgers.LEASES}
+_OF_A_LEDGER = {ledgers.HEAD, ledgers.RESULTS, ledgers.LEASES, ledgers.LOCKS}
 
 
 class WorkFolder:

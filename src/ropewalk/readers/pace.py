@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ropewalk.optional import need
 from ropewalk.readers.reader import CHUNK, Reader
 
 Clock = Callable[[], float]
@@ -248,14 +248,5 @@ def _peak() -> Iterator[list[int]]:
 
 
 def resident_bytes() -> int:
-    """This process's resident memory now, in bytes; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * _page_size()
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _page_size() -> int:
-    import resource
-
-    return resource.getpagesize()
+    """Return this process's resident memory, in bytes."""
+    return int(need("psutil", extra="cli").Process().memory_info().rss)

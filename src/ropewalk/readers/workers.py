@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 from ropewalk.errors import RopeError
-from ropewalk.launch.processes import current
 from ropewalk.ledger import Ledger
+from ropewalk.processes import current
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import Reader
 

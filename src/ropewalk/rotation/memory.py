@@ -37,8 +37,8 @@ def overlaps_itself(target: Tensor) -> bool:
     return bool(np.unique(offsets).size < target.numel())
 
 
-def _extent(x: Tensor) -> tuple[int, int]:
-    """First byte of a tensor in memory, and the one after its last."""
+def extent(x: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's first byte and the address after its last one."""
     start = x.data_ptr()
     if x.is_contiguous():
         return start, start + x.nbytes
@@ -46,30 +46,39 @@ def _extent(x: Tensor) -> tuple[int, int]:
     return start, start + (reach + 1) * x.element_size() if x.numel() else start
 
 
+def extents_meet(x: Tensor, other: Tensor) -> bool:
+    """Return whether the memory from the first to the last element of each tensor intersects."""
+    (start, end), (first, last) = extent(x), extent(other)
+    return start < last and first < end
+
+
 def overlap(x: Tensor, out: Tensor) -> bool:
-    """Whether writing `out` could destroy what is still to be read of `x`."""
-    (start, end), (first, last) = _extent(x), _extent(out)
-    return start < last and first < end and not (start == first and x.stride() == out.stride())
+    """Return whether writing `out` could destroy elements of `x` that are still to be read."""
+    return extents_meet(x, out) and not (x.data_ptr() == out.data_ptr() and x.stride() == out.stride())
+
+
+def are_apart(q: Tensor, k: Tensor) -> bool:
+    """Return whether two tensors of the same rank share no element; interleaved heads of one buffer are apart."""
+    if not q.numel() or not k.numel() or not extents_meet(q, k):
+        return True
+    gap = k.data_ptr() - q.data_ptr()
+    if gap < 0:
+        q, k, gap = k, q, -gap
+    return q.element_size() == k.element_size() and _interleave(q, k, gap // q.element_size())
 
 
 def check_apart(q: Tensor, k: Tensor) -> None:
-    """In place, queries and keys must not share elements: those would turn twice. Heads of one buffer are apart."""
-    (start, end), (first, last) = _extent(q), _extent(k)
-    if first >= end or start >= last or start == end or first == last:
-        return
-    if start > first:
-        q, k, start, first = k, q, first, start
-    if q.element_size() == k.element_size() and _interleave(q, k, (first - start) // q.element_size()):
-        return
-    raise RopeError(
-        "rotate_qk: `q` and `k` share memory, and in place it would be turned twice.",
-        facts={"q": q, "k": k},
-        cure="Rotate new tensors (inplace=False), or one of them alone.",
-    )
+    """Raise `RopeError` if queries and keys share elements, which would be rotated twice in place."""
+    if not are_apart(q, k):
+        raise RopeError(
+            "rotate_qk: `q` and `k` share memory, which would be rotated twice in place.",
+            facts={"q": q, "k": k},
+            cure="Rotate new tensors (inplace=False), or only one of them.",
+        )
 
 
 def _interleave(q: Tensor, k: Tensor, gap: int) -> bool:
-    """Whether memory is made of cells that repeat, in which heads of `q` come first and heads of `k` from `gap` on."""
+    """Return whether memory consists of repeated cells with heads of `q` first and heads of `k` from `gap` on."""
     of_q = of_k = 0  # reach of each inside a cell
     steps = []
     for q_stride, q_size, k_stride, k_size in zip(q.stride(), q.shape, k.stride(), k.shape, strict=True):

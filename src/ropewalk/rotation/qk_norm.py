@@ -10,9 +10,10 @@ from torch import Tensor
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import norm_rotated
 from ropewalk.backends.request import Norm, Store, Turn
+from ropewalk.eager import PLAIN, reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rotation.checks import Layout, check_tables, placed
-from ropewalk.rotation.memory import overlaps_itself
+from ropewalk.rotation.memory import are_apart, extent, overlaps_itself
 from ropewalk.shapes import Float
 
 # What keys of up to 32 bits may become in a cache.
@@ -66,6 +67,7 @@ def qk_norm_rotate(
     _check_norm(q, k, q_weight, k_weight, eps, joint, layout)
     if store is not None:
         _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin, store.fresh])
+        q, k, store = _off_the_buffers(q, k, store)
     turn, norm = Turn(interleaved, scale, False, layout), Norm(q_weight, k_weight, eps, joint)
     module = choose(q, backend, k, q_weight, k_weight, cos, sin, *([] if store is None else store.tensors()))
     return norm_rotated(module, q, k, cos, sin, turn, norm, store)
@@ -115,6 +117,7 @@ def rotate_store(
         Turn(interleaved, scale, False, layout), q, cos.shape[-1], interleaved_out, rotary_offset, blocks, "q"
     )
     _check_store("rotate_store", q, k, store, layout, [q, k, cos, sin, store.fresh])
+    q, k, store = _off_the_buffers(q, k, store)
     return norm_rotated(choose(q, backend, k, cos, sin, *store.tensors()), q, k, cos, sin, turn, None, store)
 
 
@@ -180,6 +183,12 @@ def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, in
             facts={"strides of keys": keys.stride(), "strides of values": values.stride()},
             cure="Give every sequence and head a place of its own.",
         )
+    if not (reasons_for_mathematics(keys) or reasons_for_mathematics(values) or are_apart(keys, values)):
+        raise RopeError(
+            f"{where}: the buffers of keys and values share memory, and one would overwrite the other.",
+            facts={"store.keys": keys, "store.values": values},
+            cure="Give each its own tensor, or its own part of one: torch.zeros(2, *shape).",
+        )
     capacity = keys.shape[at_tokens] * (1 if pages is None else keys.shape[0])
     right = slots.dtype == torch.int64 and slots.ndim == 2 and slots.device == k.device
     right = right and slots.shape[0] in (1, batch) and slots.shape[1] == tokens
@@ -189,3 +198,16 @@ def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, in
             facts={"store.slots": slots, "capacity": capacity, "tokens": tokens},
             cure="Reserve room first; a slot below 0 stores nothing.",
         )
+
+
+def _off_the_buffers(q: Tensor, k: Tensor, store: Store) -> tuple[Tensor, Tensor, Store]:
+    """Copy the inputs that lie in the memory of the cache's buffers, so that no row is written before it is read."""
+    if reasons_for_mathematics(store.keys) or not all(type(x) in PLAIN for x in (q, k, store.values, store.fresh)):
+        return q, k, store
+    of_buffers = [extent(store.keys), extent(store.values)]
+    copies = []
+    for x in (q, k, store.fresh):
+        start, end = extent(x)
+        met = any(start < last and first < end for first, last in of_buffers)
+        copies.append(x.clone() if met else x)
+    return copies[0], copies[1], store._replace(fresh=copies[2])

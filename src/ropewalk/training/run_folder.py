@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import lock_descriptor
+
 from ropewalk.atomic_io import read_json, remove_folder, whole_folder, write_json, write_whole
 from ropewalk.errors import RopeError
 
@@ -33,9 +35,9 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder against a second run; the system lets go when the process dies, however it dies.
+        """Lock the folder for one run; the system releases the lock when the process ends.
 
-        What this call made is taken away again if it fails before anything was trained.
+        Removes the files that this call made if the block fails before anything was trained.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RopeError(
@@ -63,8 +65,9 @@ class RunFolder:
                         self.remove_leftovers()
                         self.clear()
                 if (empty or new_lock) and self.begun() is None:
-                    lock.unlink(missing_ok=True)
-                with suppress(OSError):  # not empty, or held by somebody: then it stays
+                    with suppress(OSError):  # Windows removes no open file
+                        lock.unlink()
+                with suppress(OSError):  # it is not empty
                     for folder in made:
                         folder.rmdir()
                 raise
@@ -219,18 +222,20 @@ class RunFolder:
 
 
 def _lock(handle: int, lock: Path) -> None:
-    """Take the lock, or say that another run has it (or took the file away); systems without flock go without."""
+    """Lock the open file; raises `RopeError` if another run holds it or removed it, or if the system cannot lock."""
     try:
-        import fcntl
-    except ImportError:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(handle), lock.stat()):
-            raise FileNotFoundError
+        if lock_descriptor(handle, blocking=False) and os.path.samestat(os.fstat(handle), lock.stat()):
+            return
+    except FileNotFoundError:
+        pass  # another run failed, and removed what it had made
     except OSError as error:
         raise RopeError(
-            "train: another process is training into this folder.",
-            facts={"out": str(lock.parent)},
-            cure="Wait for it, or pass another --out.",
+            "train: the output folder cannot be locked.",
+            facts={"out": str(lock.parent), "error": error.strerror},
+            cure="Pass a folder on a file system that supports locks: --out DIR.",
         ) from error
+    raise RopeError(
+        "train: another process is training into this folder.",
+        facts={"out": str(lock.parent)},
+        cure="Wait for it, or pass another --out.",
+    )

@@ -16,9 +16,8 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.progress import Progress, SilentProgress
-from ropewalk.progress.shown import expect as begin_stage
-from ropewalk.progress.shown import say, shown
+from ropewalk.progress import Progress, SilentProgress, say, shown
+from ropewalk.progress import expect as begin_stage
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader
 from ropewalk.verification.adapters import open_engine

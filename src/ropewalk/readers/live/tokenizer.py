@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.checkpoints.tokenizer import TextTokenizer, has_token
 from ropewalk.errors import RopeError
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
@@ -30,7 +30,7 @@ def text_tokenizer(tokenizer: Any, model: Any) -> Tokenizer | None:
     own.no_padding()
     ends = [_first(model, "eos_token_id"), getattr(tokenizer, "eos_token_id", None)]
     begins = [getattr(tokenizer, "bos_token_id", None), _first(model, "bos_token_id")]
-    known = [[one for one in _listed(found) if own.id_to_token(one) is not None] for found in (*ends, *begins)]
+    known = [[one for one in _listed(found) if has_token(one, own)] for found in (*ends, *begins)]
     template = getattr(tokenizer, "chat_template", None)
     return TextTokenizer(
         own,

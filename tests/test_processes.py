@@ -1,4 +1,4 @@
-"""What a launcher says, what rank 0 decides for all, and results and leases that go through a store."""
+"""Launches: the environment, the decisions of rank 0, and results and leases in a store."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from ropewalk import processes
+from ropewalk.cli import app
 from ropewalk.errors import RopeError
-from ropewalk.launch import exchange, processes
-from ropewalk.launch.exchange import Exchange
-from ropewalk.launch.processes import ALONE, Launch, current, joined
 from ropewalk.ledger import Ledger
+from ropewalk.processes import ALONE, Exchange, Launch, current, joined
 from tests.launch.ranks import free_port
 
 TORCHRUN = {
@@ -59,7 +59,7 @@ def test_what_torchrun_says():
 @pytest.mark.parametrize("wrong", [{"RANK": "8"}, {"RANK": "-1"}, {"WORLD_SIZE": "many"}, {"MASTER_PORT": "x"}])
 def test_nonsense_is_refused(wrong):
     """Numbers that are none, and a rank outside of the world."""
-    with pytest.raises(RopeError, match="makes no sense"):
+    with pytest.raises(RopeError, match="are invalid"):
         Launch.of_environment({**TORCHRUN, **wrong})
 
 
@@ -138,7 +138,7 @@ def test_leases_in_a_store(monkeypatch):
         assert (ours, theirs, another) == (True, False, True)
     with other.lease("plain/0") as theirs:
         assert theirs
-        monkeypatch.setattr(exchange, "STALE_SECONDS", -1.0)
+        monkeypatch.setattr(processes, "STALE_SECONDS", -1.0)
         with third.lease("plain/0") as taken:
             assert not taken  # seen for the first time
         store.add("pulse/b", 1)
@@ -210,3 +210,23 @@ def test_a_restarted_launch_goes_on_and_another_begins_again(tmp_path, monkeypat
     begun().add("a", {"value": 1})
     active = Launch(run="morning")
     assert set(begun().results) == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(["inspect", "tiny"], "runs in one process"), (["doctor", "x/y/z"], "x/y/z")]
+)
+def test_an_error_of_all_ranks_is_printed_once(words, message, monkeypatch, capsys):
+    """A command that cannot be divided, and a model that does not exist: one message, status 2 on both ranks."""
+    monkeypatch.setattr(Launch, "store", HashStore())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    threads, printed = torch.get_num_threads(), ""
+    try:
+        for rank in "10":
+            monkeypatch.setenv("RANK", rank)
+            with pytest.raises(SystemExit) as end:
+                app.main(words)
+            assert end.value.code == 2
+            printed += capsys.readouterr().err
+    finally:
+        torch.set_num_threads(threads)
+    assert printed.count(message) == 1

@@ -1,0 +1,221 @@
+"""Report the progress of long work: on a terminal, in a notebook, to the caller's object, or nowhere."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Protocol, runtime_checkable
+
+from ropewalk.errors import RopeError
+
+_FIRST_LINES = 10
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Receive the progress of long work, in calls from one thread at a time."""
+
+    def begin(self, description: str, tokens: int) -> None:
+        """Begin a piece of work in which the model processes `tokens` tokens."""
+
+    def advance(self, tokens: int) -> None:
+        """Count `tokens` more tokens as processed."""
+
+
+@runtime_checkable
+class Display(Progress, Protocol):
+    """Receive the size of stages and lines of text, too."""
+
+    def expect(self, tokens: int) -> None:
+        """Begin a stage of several pieces with `tokens` tokens in total."""
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar."""
+
+
+class SilentProgress:
+    """Show nothing."""
+
+    def begin(self, description: str, tokens: int) -> None:
+        """Do nothing."""
+
+    def advance(self, tokens: int) -> None:
+        """Do nothing."""
+
+
+class ProgressBar:
+    """Show a bar on a terminal and lines elsewhere, on standard error; use it in a `with` block.
+
+    - `name`: the command, which begins each line.
+    - `total`: the total of all pieces of work, in the unit of `begin` and `advance`; None shows a bar for each piece.
+    - `every`: off a terminal, print a line for the first ten pieces and then for each `every`-th one.
+    - `lines`: False if the command prints its own lines, so that pieces print none off a terminal.
+
+    Work in several processes names its pieces by `key`; each has its own bar until `end(key)`.
+    """
+
+    def __init__(self, name: str, *, total: int | None = None, every: int = 1, lines: bool = True) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskID,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self.name, self.total, self.every, self.lines = name, total, every, lines
+        self.console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+            redirect_stdout=False,  # rich would send it to standard error
+        )
+        self._tasks: dict[str | None, TaskID] = {None: self._bar.add_task(name, total=total, note="")}
+        self._line, self._pieces = "", 0
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, description: str, tokens: int, key: str | None = None) -> None:
+        """Begin a piece of work of `tokens` tokens (or steps, files, rows); 0 if the number is unknown."""
+        if key is not None and key not in self._tasks:
+            self._tasks[key] = self._bar.add_task(description, total=tokens or None, note="")
+        elif key is None and self.total is not None:
+            self._bar.update(self._tasks[None], description=description)
+        else:
+            self._bar.reset(self._tasks[key], description=description, total=tokens or None)
+        if description != self._line and self.lines and not self.console.is_terminal:
+            self._pieces += 1
+            if self._pieces <= _FIRST_LINES or self._pieces % self.every == 0:
+                self.line(f"{self.name}: {description}")
+        self._line = description
+
+    def expect(self, tokens: int) -> None:
+        """Begin a stage of several pieces, which share one bar with this total."""
+        self.total = tokens
+        self._bar.reset(self._tasks[None], description=self.name, total=tokens)
+
+    def advance(self, tokens: int, key: str | None = None) -> None:
+        """Count `tokens` more as done."""
+        self._bar.advance(self._tasks[key], tokens)
+
+    def advance_to(self, tokens: int, key: str | None = None) -> None:
+        """Set the number of those that are done."""
+        self._bar.update(self._tasks[key], completed=tokens)
+
+    def note(self, text: str, key: str | None = None) -> None:
+        """Show a note next to the bar, such as the loss or the speed; off a terminal it is not shown."""
+        self._bar.update(self._tasks[key], note=text)
+
+    def end(self, key: str) -> None:
+        """Remove the bar of a piece."""
+        self._bar.remove_task(self._tasks.pop(key))
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, soft_wrap=True, markup=False)
+
+
+def in_notebook() -> bool:
+    """Return whether this process is a notebook's kernel, without importing IPython."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+class NotebookBar:
+    """Show tqdm's bar in a notebook: a widget if ipywidgets is installed, text otherwise; use it in a `with` block.
+
+    `name` begins each line. The bar disappears at the end of the block.
+    """
+
+    def __init__(self, name: str) -> None:
+        with warnings.catch_warnings():  # tqdm warns if ipywidgets is missing
+            warnings.simplefilter("ignore")
+            from tqdm.auto import tqdm
+
+            self._bar: Any = tqdm(desc=name, total=0, unit="tokens", unit_scale=True, leave=False)
+
+    def __enter__(self) -> NotebookBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def expect(self, tokens: int) -> None:
+        """Begin a stage."""
+        self._bar.reset(total=tokens)
+
+    def begin(self, description: str, tokens: int) -> None:
+        """Begin a piece of work."""
+        self._bar.set_description(description)
+
+    def advance(self, tokens: int) -> None:
+        """Count `tokens` more as done."""
+        self._bar.update(tokens)
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.write(text)
+
+
+@contextmanager
+def shown(name: str, given: Progress | bool | None = None) -> Iterator[Progress]:
+    """Yield the progress of a call: `given` if it is an object, a silent one if it is False, otherwise a bar.
+
+    The bar is tqdm's in a notebook and rich's if standard error is a terminal. If there is neither, or the package is
+    missing, nothing is shown. `name` begins each line. Raises `RopeError` if `given` is no progress.
+
+    >>> with shown("doctor", False) as progress:
+    ...     progress.advance(10)
+    """
+    if not isinstance(given, bool | None):
+        if not isinstance(given, Progress):
+            raise RopeError(
+                f"{name}: `progress` is True, False, None, or an object with `begin` and `advance`.",
+                facts={"progress": type(given).__name__},
+                cure="Leave it out for a bar on a terminal and in a notebook, or pass False for none.",
+            )
+        yield given
+    elif given is not False and in_notebook() and find_spec("tqdm"):
+        with NotebookBar(name) as bar:
+            yield bar
+    elif given is not False and sys.stderr.isatty() and find_spec("rich"):
+        with ProgressBar(name, total=0, lines=False) as on_terminal:
+            yield on_terminal
+    else:
+        yield SilentProgress()
+
+
+def expect(progress: Progress, tokens: int) -> None:
+    """Begin a stage of `tokens` tokens if progress shows stages."""
+    if isinstance(progress, Display):
+        progress.expect(tokens)
+
+
+def say(progress: Progress, text: str) -> None:
+    """Print a line if progress is displayed."""
+    if isinstance(progress, Display):
+        progress.line(text)
