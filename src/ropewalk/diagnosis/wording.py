@@ -127,7 +127,8 @@ def _undecided(evidence: Evidence, use: Use | None, still_open: Sequence[Compari
         if missing:
             return (
                 f"Not decided: no affordable method lowers the loss of crop by more than {MARGIN} nats per token, "
-                f"which speaks for the last {losses.trained:,} tokens only, unless the best method uses far tokens.{missing}"
+                f"which speaks for the last {losses.trained:,} tokens only, unless the best method uses far tokens."
+                f"{missing}"
             )
         return (
             f"Not decided by the loss: {best} is shown to use far tokens, and loses {_of(evidence.near_crop(best))} "
