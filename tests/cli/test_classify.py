@@ -190,6 +190,19 @@ def test_without_a_baseline_no_row_is_shown_for_it(
 
 
 @pytest.mark.thorough  # in make test `train` is stopped so
+def test_ctrl_c_without_a_reason_is_stopped(
+    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exception is always true, also without a message."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropewalk.training.classification.train_classifier", stop)
+    assert run("train", "--data", files[0], "--out", str(tmp_path / "out"), *COLUMNS, *SHAPE) == 130
+    assert "classify: stopped. The same command continues." in capsys.readouterr().err
+
+
 def test_ctrl_c_is_status_130_and_the_same_command_goes_on(files: tuple[str, str], tmp_path: Path) -> None:
     """A real process; what it ends with is what a run never stopped ends with."""
     whole, out = tmp_path / "whole", tmp_path / "run"

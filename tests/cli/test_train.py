@@ -129,6 +129,19 @@ def test_bad_input_is_a_message_and_status_2(
     assert "Traceback" not in printed
 
 
+def test_ctrl_c_without_a_reason_is_stopped(
+    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exception is always true, also without a message."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropewalk.training.train", stop)
+    assert run("--text", texts[0], "--out", str(tmp_path / "out"), *SHAPE, "--steps=1") == 130
+    assert "train: stopped. The same command continues" in capsys.readouterr().err
+
+
 def test_interrupted_and_killed_processes_go_on(texts: list[str], tmp_path: Path) -> None:
     """Ctrl-C: status 130, and how to go on; SIGKILL: whenever; the third start ends like a run never stopped."""
     out = tmp_path / "run"

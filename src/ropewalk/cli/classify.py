@@ -50,7 +50,7 @@ def train(
                 report=progress,
             )
     except KeyboardInterrupt as stop:
-        typer.echo(f"classify: {stop or 'stopped'}. The same command continues.", err=True)
+        typer.echo(f"classify: {str(stop) or 'stopped'}. The same command continues.", err=True)
         raise typer.Exit(130) from None
     if result is not None:
         _draw(result, out)
