@@ -18,7 +18,7 @@ import torch
 
 from ropewalk.cli import app
 from ropewalk.cli.classify import train
-from ropewalk.cli.settings_options import with_options
+from ropewalk.cli.options import with_options
 from ropewalk.training.classification import ClassifySettings
 from tests.training.classification.material import texts, write
 

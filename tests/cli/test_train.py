@@ -17,7 +17,7 @@ import torch
 
 from ropewalk.checkpoints.load import load
 from ropewalk.cli import app
-from ropewalk.cli.settings_options import with_options
+from ropewalk.cli.options import with_options
 from ropewalk.cli.train import train
 from ropewalk.training import Housekeeping, TrainSettings
 from tests.training.material import prose

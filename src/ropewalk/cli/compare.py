@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropewalk.cli.settings_options import Overrides
+from ropewalk.cli.options import Overrides
 from ropewalk.comparison import CompareSettings
 from ropewalk.errors import RopeError
 

@@ -16,7 +16,8 @@ REFUSED |= {"mistral_large4": REFUSED["mistral_large4_text"], "hunyuan_vl": REFU
 
 _ENCODINGS = {
     "learned absolute positions": "gpt2 openai-gpt gpt_bigcode gpt_neo opt biogpt bert roberta xlm xlm-roberta "
-    "camembert distilbert albert electra ernie mobilebert longformer big_bird bart mbart blenderbot whisper clip vit git trocr",
+    "camembert distilbert albert electra ernie mobilebert longformer big_bird bart mbart blenderbot whisper "
+    "clip vit git trocr",
     "sinusoidal absolute positions": "xglm marian pegasus m2m_100 ctrl fsmt speech_to_text",
     "a relative position bias": "t5 mt5 umt5 longt5 switch_transformers pop2piano mpnet",
     "relative positions": "deberta deberta-v2 xlnet transfo-xl funnel",
