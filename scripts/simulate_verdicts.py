@@ -60,6 +60,11 @@ class Truth:
         """To crop, beyond the trained length."""
         return 0.0 if method == "crop" else self.beyond.get(method, self.others)
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Return the methods that are not like the others; the use of every method is known."""
+        return tuple(self.beyond)
+
     def shows_use(self, method: str) -> bool | None:
         """As a measurement of use that is never wrong."""
         return method == self.used

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,42 @@ def test_a_folder_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "..", type(tmp_path)("")):
         with pytest.raises(RopeError, match="a folder where the file should be"):
             check_writable(path)
+
+
+def test_a_missing_folder_is_refused_before_any_work(tmp_path, monkeypatch):
+    """It may be made where that is asked for; a file in its place, or a folder of somebody else's, is refused."""
+    check_writable(tmp_path / "file.json")
+    with pytest.raises(RopeError, match="folder does not exist"):
+        check_writable(tmp_path / "new" / "file.json")
+    check_writable(tmp_path / "new" / "newer" / "file.json", new_folder=True)
+    (tmp_path / "text").touch()
+    for new_folder in (False, True):
+        with pytest.raises(RopeError, match="a file where the folder should be"):
+            check_writable(tmp_path / "text" / "file.json", new_folder=new_folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"text"}
+    monkeypatch.setattr("ropewalk.atomic_io.os.access", lambda path, mode: False)
+    with pytest.raises(RopeError, match=r"(?s)cannot be written.*Permission denied"):
+        check_writable(tmp_path / "file.json")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("mode", "status"), [(0o777, 0), (0o755, 3), (0o700, 3)])
+def test_another_users_folder_is_refused(mode, status):
+    """The real system call, as a user who may write there, who may not, and who may not even enter."""
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path's own parents are closed to other users
+        os.chmod(folder, mode)
+        child = os.fork()
+        if child == 0:
+            end = 1
+            try:
+                os.setuid(65534)
+                check_writable(Path(folder) / "file.json")
+                end = 0
+            except RopeError as error:
+                end = 3 if "Permission denied" in str(error) else 2
+            finally:
+                os._exit(end)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
 def test_folders_within_a_staged_folder_can_be_entered(tmp_path):

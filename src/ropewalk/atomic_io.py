@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -52,7 +53,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
     Raises `RopeError` if the file cannot be written.
     """
-    check_writable(path)
+    check_writable(path, new_folder=True)
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
@@ -69,7 +70,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     Replaces the target of a symbolic link, not the link; creates the folder if it is missing. Raises `RopeError` if the
     file cannot be written, for example because the disk is full.
     """
-    check_writable(path)
+    check_writable(path, new_folder=True)
     path = path.resolve()
     temporary: str | None = None
     try:
@@ -97,13 +98,46 @@ def _unwritable(kind: str, path: Path, error: Exception) -> RopeError:
     )
 
 
-def check_writable(path: Path) -> None:
-    """Raise `RopeError`, before any work is done, if the path is a folder."""
-    if path.is_dir() or not path.name:
+def check_writable(path: Path, *, new_folder: bool = False) -> None:
+    """Refuse, before any work is done, a path that no file can be written to.
+
+    Arguments:
+    - `new_folder`: Allow a folder that does not exist yet, if it can be made.
+
+    Raises `RopeError` if the path is a folder, its folder does not exist, or the user may not write to it.
+    """
+    try:
+        if path.is_dir() or not path.name:
+            raise RopeError(
+                "ropewalk: there is a folder where the file should be.",
+                facts={"file": str(path)},
+                cure="Name a file.",
+            )
+        device = path.exists() and not path.is_file()
+        folder = path.resolve().parent
+        while new_folder and not folder.exists():
+            folder = folder.parent
+        if folder.exists() and not folder.is_dir():
+            raise RopeError(
+                "ropewalk: there is a file where the folder should be.",
+                facts={"path": str(path), "file": str(folder)},
+                cure="Name another folder.",
+            )
+        if not folder.is_dir():
+            raise RopeError(
+                "ropewalk: the file's folder does not exist.",
+                facts={"file": str(path), "folder": str(folder)},
+                cure="Make the folder first, or correct the path.",
+            )
+        permitted = os.access(path, os.W_OK) if device else os.access(folder, os.W_OK | os.X_OK)
+        error = None if permitted else os.strerror(errno.EACCES)
+    except OSError as failure:  # a folder that may not be entered, a name that is too long
+        error = failure.strerror
+    if error is not None:
         raise RopeError(
-            "ropewalk: there is a folder where the file should be.",
-            facts={"file": str(path)},
-            cure="Name a file.",
+            "ropewalk: the file cannot be written.",
+            facts={"file": str(path), "error": error},
+            cure="Choose a folder that exists and that you may write to.",
         )
 
 

@@ -113,3 +113,28 @@ def test_a_safetensors_file_is_told_to_be_its_folder(reader, name: str, tmp_path
     with pytest.raises(RopeError, match="Pass the folder") as refused:
         reader(tmp_path / name)
     assert str(tmp_path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"Call me Ishmael.", "a text, not a checkpoint.*belongs to --text"),
+        ("Ca fé".encode()[:4], "a text, not a checkpoint"),  # a character that the end of the sample cuts
+        (b"\x89PNG\x00\x80\xff", "not a checkpoint.*first bytes"),
+        (b"", "is empty"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_named_for_what_it_is(content: bytes, message: str, tmp_path: Path) -> None:
+    """A text, a binary file, an empty one."""
+    (tmp_path / "file.txt").write_bytes(content)
+    with pytest.raises(RopeError, match=f"(?s){message}"):
+        find(tmp_path / "file.txt")
+
+
+def test_an_adapters_folder_names_its_base_model(tmp_path: Path) -> None:
+    """And how to merge it; with a config.json it is a checkpoint."""
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+    with pytest.raises(RopeError, match=r"(?s)peft adapter.*owner/base.*merge_and_unload"):
+        find(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert find(tmp_path) == tmp_path

@@ -8,17 +8,16 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from ropewalk.cli import app
-from ropewalk.cli.classify import train
-from ropewalk.cli.settings_options import with_options
+from ropewalk.cli.classify import ClassifierProgress, train
+from ropewalk.cli.options import with_options
+from ropewalk.training import Event
 from ropewalk.training.classification import ClassifySettings
 from tests.training.classification.material import texts, write
 
@@ -189,26 +188,34 @@ def test_without_a_baseline_no_row_is_shown_for_it(
     assert "baseline" not in json.loads((tmp_path / "run" / "result.json").read_text())
 
 
-@pytest.mark.thorough  # in make test `train` is stopped so
-def test_ctrl_c_is_status_130_and_the_same_command_goes_on(files: tuple[str, str], tmp_path: Path) -> None:
-    """A real process; what it ends with is what a run never stopped ends with."""
+def test_ctrl_c_without_a_reason_is_stopped(
+    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exception is always true, also without a message."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropewalk.training.classification.train_classifier", stop)
+    assert run("train", "--data", files[0], "--out", str(tmp_path / "out"), *COLUMNS, *SHAPE) == 130
+    assert "classify: stopped. The same command continues." in capsys.readouterr().err
+
+
+def test_ctrl_c_checkpoints_and_the_same_command_continues(
+    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal within the second epoch; what it ends with is what a run never stopped ends with."""
     whole, out = tmp_path / "whole", tmp_path / "run"
-    arguments = ["train", "--data", files[0], *COLUMNS, *SHAPE, "--epochs", "60", "--patience", "60"]
-    code = "from ropewalk.cli.app import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "classify", *arguments, "--out", str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    log = out / "training-log.jsonl"
-    for _ in range(12_000):
-        if log.exists() and log.stat().st_size:
-            break
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, printed = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "The same command continues" in printed
-    assert "Traceback" not in printed
+    arguments = ["train", "--data", files[0], *COLUMNS, *SHAPE, "--epochs", "4", "--patience", "4"]
+
+    def stop(_: ClassifierProgress, event: Event) -> None:
+        if event.kind == "step" and event.step == 8:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClassifierProgress, "__call__", stop)
+        assert run(*arguments, "--out", str(out)) == 130
+    assert "The same command continues" in capsys.readouterr().err
     assert not (out / "config.json").exists()
     assert run(*arguments, "--out", str(out), "--resume") == 0
     assert run(*arguments, "--out", str(whole)) == 0

@@ -112,7 +112,7 @@ def test_files_are_written_before_anything_is_printed(
     def gone(*_: Any, **__: Any) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("ropewalk.cli.doctor_output.print_diagnosis", gone)
+    monkeypatch.setattr("ropewalk.cli.doctor.print_diagnosis", gone)
     options = ("--text", text, "--windows", 1, "--methods", "plain", "--measure", "loss")
     assert doctor(checkpoint, *options, "--json", tmp_path / "out.json", "--report", tmp_path / "report") == 141
     assert (tmp_path / "report" / "report.json").read_text() == (tmp_path / "out.json").read_text()

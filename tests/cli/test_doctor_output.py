@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ropewalk.cli.doctor_output import print_diagnosis
+from ropewalk.cli.doctor import print_diagnosis
 from ropewalk.diagnosis.diagnosis import Diagnosis
 from ropewalk.diagnosis.verdict import NextRun, Verdict
 from ropewalk.methods import METHODS

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.cli.generate import _print, generate, pieces, until
-from ropewalk.cli.settings_options import with_options
+from ropewalk.cli.options import with_options
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder

@@ -126,3 +126,12 @@ def test_lengths_may_be_written_with_k(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert inspect(path, "--target", "128kb") == 2
     assert "--target must be a whole number of tokens" in capsys.readouterr().err
+
+
+def test_a_missing_folder_for_json_is_refused(tmp_path, capsys):
+    """Before any work, and it is not made."""
+    assert inspect("tiny", "--json", tmp_path / "new" / "out.json") == 2
+    captured = capsys.readouterr()
+    assert "the file's folder does not exist" in captured.err
+    assert captured.out == ""
+    assert not (tmp_path / "new").exists()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -17,9 +13,10 @@ import torch
 
 from ropewalk.checkpoints.load import load
 from ropewalk.cli import app
-from ropewalk.cli.settings_options import with_options
+from ropewalk.cli.options import with_options
 from ropewalk.cli.train import train
-from ropewalk.training import Housekeeping, TrainSettings
+from ropewalk.cli.training_progress import TrainingProgress
+from ropewalk.training import Event, Housekeeping, TrainSettings
 from tests.training.material import prose
 
 SHAPE = ["--tokenizer=bytes", "--layers=1", "--hidden-size=16", "--heads=2", "--seq-len=16", "--batch-size=4"]
@@ -48,31 +45,6 @@ def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as end:
         app.main(["train", *arguments])
     return int(end.value.code or 0)
-
-
-def begin(*arguments: str) -> subprocess.Popen[str]:
-    """The command line as a process of its own."""
-    code = "from ropewalk.cli.app import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "train", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def last_checkpoint(out: Path) -> int:
-    """The step of the newest checkpoint, 0 where there is none."""
-    return max((int(path.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*")), default=0)
-
-
-def wait_for_checkpoint(out: Path, after: int) -> None:
-    """Wait until there is a checkpoint of a later step."""
-    for _ in range(12_000):
-        if last_checkpoint(out) > after:
-            return
-        time.sleep(0.01)
-    pytest.fail(f"no checkpoint after step {after} in {out}")
 
 
 def test_both_ways_to_name_several_texts(texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,25 +101,36 @@ def test_bad_input_is_a_message_and_status_2(
     assert "Traceback" not in printed
 
 
-def test_interrupted_and_killed_processes_go_on(texts: list[str], tmp_path: Path) -> None:
-    """Ctrl-C: status 130, and how to go on; SIGKILL: whenever; the third start ends like a run never stopped."""
+def test_ctrl_c_without_a_reason_is_stopped(
+    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exception is always true, also without a message."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropewalk.training.train", stop)
+    assert run("--text", texts[0], "--out", str(tmp_path / "out"), *SHAPE, "--steps=1") == 130
+    assert "train: stopped. The same command continues" in capsys.readouterr().err
+
+
+def test_ctrl_c_checkpoints_and_the_same_command_continues(
+    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal between two checkpoints: status 130; the second start ends like a run never stopped, bit for bit."""
     out = tmp_path / "run"
-    command = ["--text", *texts, *SHAPE, "--steps", "200", "--checkpoint-every", "10"]
-    first = begin(*command, "--out", str(out))
-    wait_for_checkpoint(out, 0)
-    first.send_signal(signal.SIGINT)
-    _, printed = first.communicate(timeout=120)
-    assert first.returncode == 130
-    assert "The same command continues" in printed
-    assert "Traceback" not in printed
-    reached = last_checkpoint(out)
-    second = begin(*command, "--out", str(out))
-    wait_for_checkpoint(out, reached)
-    second.kill()
-    second.communicate(timeout=120)
-    assert second.returncode == -signal.SIGKILL
-    assert reached < last_checkpoint(out) < 200
-    torch.set_num_threads(1)
+    command = ["--text", *texts, *SHAPE, "--steps", "20", "--checkpoint-every", "8"]
+
+    def stop(_: TrainingProgress, event: Event) -> None:
+        if event.kind == "step" and event.step == 11:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "__call__", stop)
+        assert run(*command, "--out", str(out)) == 130
+    assert "The same command continues" in capsys.readouterr().err
+    assert not (out / "config.json").exists()
+    assert [path.name for path in out.glob("checkpoints/step-*")]
     assert run(*command, "--out", str(out), "--resume") == 0
     assert run(*command, "--out", str(tmp_path / "whole")) == 0
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()

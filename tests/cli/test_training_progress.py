@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ropewalk.cli.training_progress import ClassifierProgress, TrainingProgress
+from ropewalk.cli.classify import ClassifierProgress
+from ropewalk.cli.training_progress import TrainingProgress
 from ropewalk.progress import ProgressBar
 from ropewalk.training import Event
 

@@ -63,6 +63,10 @@ class MadeUse:
 
     used: Mapping[str, bool | None]
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(self.used)
+
     def shows_use(self, method: str) -> bool | None:
         return self.used.get(method)
 

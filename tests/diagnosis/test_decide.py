@@ -17,7 +17,7 @@ from ropewalk.diagnosis.window_losses import WindowLosses
 from ropewalk.errors import RopeError
 from tests.diagnosis.made_losses import MadeUse, made
 
-USED, UNUSED = MadeUse({"yarn": True, "plain": False}), MadeUse({"yarn": False, "plain": False})
+USED, UNUSED = MadeUse({"yarn": True, "plain": False}), MadeUse({"yarn": False, "plain": False, "ntk": False})
 COLLAPSES = {"plain": 1.0}
 
 
@@ -32,13 +32,13 @@ COLLAPSES = {"plain": 1.0}
         # 2. keep: the interval's half is 0.0089, and the margin 0.02
         (made({"plain": -0.1, "yarn": -0.3}), None, "keep", None),
         (made({"plain": 0.01, "yarn": 0.5}), None, "keep", None),
-        (made({"plain": 0.012, "yarn": 0.5}), None, "cut", None),
+        (made({"plain": 0.012, "yarn": 0.5}), UNUSED, "cut", None),
         (made({"plain": 0.012, "yarn": 0.5}), MadeUse({"plain": True}), "undecided", None),
         (made({"plain": -0.01, "yarn": 0.5}, last=0.02), None, "keep", None),
-        (made({"plain": -0.01, "yarn": 0.5}, last=0.2), None, "cut", None),
+        (made({"plain": -0.01, "yarn": 0.5}, last=0.2), UNUSED, "cut", None),
         # 3. extend: with two methods the interval's half is 0.0108
         (made({**COLLAPSES, "yarn": -0.012, "ntk": 0.5}), None, "extend", "yarn"),
-        (made({**COLLAPSES, "yarn": -0.009, "ntk": 0.5}), None, "cut", None),
+        (made({**COLLAPSES, "yarn": -0.009, "ntk": 0.5}), UNUSED, "cut", None),
         (made({**COLLAPSES, "yarn": -0.3, "ntk": -0.4}), None, "extend", "ntk"),
         (made({**COLLAPSES, "yarn": -0.3, "streaming": -0.9}), None, "extend", "yarn"),
         (made({"plain": 0.05, "yarn": -0.012}, spread={"plain": 0.3}), None, "undecided", None),
@@ -49,7 +49,7 @@ COLLAPSES = {"plain": 1.0}
         # what it costs within: 0.05 by the mean, 0.10 by the end
         (made({**COLLAPSES, "yarn": -0.1}, within={"yarn": 0.049}), None, "extend", "yarn"),
         (made({**COLLAPSES, "yarn": -0.1}, within={"yarn": 0.052}), None, "undecided", None),
-        (made({**COLLAPSES, "yarn": -0.1}, within={"yarn": 0.2}), None, "cut", None),
+        (made({**COLLAPSES, "yarn": -0.1}, within={"yarn": 0.2}), UNUSED, "cut", None),
         (made({**COLLAPSES, "yarn": -0.9}, within={"yarn": 0.04}, spread_within=0.05), None, "extend", "yarn"),
         (made({**COLLAPSES, "yarn": -0.9}, within={"yarn": 0.04}, spread_within=0.06), None, "undecided", None),
         (made({**COLLAPSES, "yarn": -0.1, "ntk": -0.3}, within={"ntk": 0.2}), None, "extend", "yarn"),
@@ -57,13 +57,15 @@ COLLAPSES = {"plain": 1.0}
         (made({**COLLAPSES, "yarn": -0.1, "ntk": -0.3}, within={"ntk": 0.052}), None, "undecided", None),
         (made({**COLLAPSES, "yarn": -0.1, "ntk": -0.14}, within={"ntk": 0.052}), None, "extend", "yarn"),
         # 4. cut: by the margin of 0.02
-        (made({**COLLAPSES, "yarn": 0.5}), None, "cut", None),
         (made({**COLLAPSES, "yarn": 0.5}), UNUSED, "cut", None),
+        (made({**COLLAPSES, "yarn": 0.5}), None, "undecided", None),
+        (made({**COLLAPSES, "yarn": 0.5}), MadeUse({"plain": False}), "undecided", None),
+        (made({**COLLAPSES, "yarn": 0.5}), MadeUse({"plain": False, "yarn": None}), "undecided", None),
         (made({**COLLAPSES, "yarn": 0.5}), USED, "undecided", None),
         (made({**COLLAPSES, "yarn": 0.5, "ntk": -0.019}, spread={"ntk": 0.03}), None, "undecided", None),
-        (made({**COLLAPSES, "yarn": 0.01, "ntk": 0.05}, spread={"yarn": 0.001}), None, "cut", None),
+        (made({**COLLAPSES, "yarn": 0.01, "ntk": 0.05}, spread={"yarn": 0.001}), UNUSED, "cut", None),
         (made({**COLLAPSES, "yarn": 0.01, "ntk": 0.05}, spread={"yarn": 0.001, "ntk": 0.3}), None, "undecided", None),
-        (made({"plain": 0.5}), None, "cut", None),
+        (made({"plain": 0.5}), UNUSED, "cut", None),
     ],
 )
 def test_each_action_and_its_bounds(losses: WindowLosses, use: Use | None, action: str, method: str | None) -> None:
@@ -114,7 +116,7 @@ def test_without_crop_nothing_is_decided() -> None:
 
 def test_reach_is_the_last_stretch_that_is_shown() -> None:
     """Stretch by stretch from the trained length on; of the method that is recommended, else of plain."""
-    cut = decide(made({"plain": -0.01, "yarn": 0.5}, last=0.2))
+    cut = decide(made({"plain": -0.01, "yarn": 0.5}, last=0.2), UNUSED)
     assert (cut.action, cut.reach_loss) == ("cut", 832)
     assert decide(made({"plain": 0.1, "yarn": 0.5}, last=0.15)).reach_loss == 448
     assert decide(made({"plain": 0.1, "yarn": 0.5}, last=-0.15)).reach_loss == 256  # what holds later does not count
@@ -191,6 +193,20 @@ def test_what_no_number_of_windows_settles() -> None:
     assert "depends on the task" in trade.sentence
 
 
+def test_unknown_use_is_not_no() -> None:
+    """What was not measured is named; where windows can show that the method costs too much, they are asked for."""
+    never = decide(made({**COLLAPSES, "yarn": 0.5}))
+    assert "Whether yarn uses far tokens was not measured." in never.sentence
+    of_plain = MadeUse({"plain": False, "ntk": False})  # yarn costs 0.052 by its mean, so another one was examined
+    losses = made({**COLLAPSES, "yarn": 0.1, "ntk": 0.5}, within={"yarn": 0.052})
+    found = decide(losses, of_plain)
+    assert (found.action, found.next is not None) == ("undecided", True)
+    assert "whether yarn costs little within the trained length is open" in found.sentence
+    assert "Whether yarn uses far tokens was not measured." in found.sentence
+    neither = decide(made({**COLLAPSES, "yarn": 0.5}), MadeUse({"plain": False, "yarn": None}))
+    assert "Whether yarn uses far tokens could not be determined from this measurement." in neither.sentence
+
+
 def test_one_text_says_nothing_of_others() -> None:
     """Several do, where the same is shown between them."""
     one = made({**COLLAPSES, "yarn": -0.1}, windows=8)
@@ -211,13 +227,13 @@ def test_the_sentence_has_the_numbers_of_the_evidence() -> None:
     assert "Whether it uses tokens beyond the trained length was not measured." in extend
     assert "It is shown to use" in decide(made({**COLLAPSES, "yarn": -0.1}), USED).sentence
     assert "It is not shown to use" in decide(made({**COLLAPSES, "yarn": -0.1}), UNUSED).sentence
-    dear = decide(made({**COLLAPSES, "yarn": 0.5, "ntk": -0.5}, within={"ntk": 0.3})).sentence
+    dear = decide(made({**COLLAPSES, "yarn": 0.5, "ntk": -0.5}, within={"ntk": 0.3}), UNUSED).sentence
     assert dear.startswith("Give the model only the last 256 tokens")
     assert "ntk (+0.300 [" in dear
     assert "The lowest, yarn, differs from crop by +0.500 [" in dear
-    assert "Whether yarn uses far tokens was not measured. What stands further back is lost." in dear
+    assert "yarn is not shown to use far tokens. What stands further back is lost." in dear
     noisy = decide(made({**COLLAPSES, "yarn": 0.5}), MadeUse({"yarn": None})).sentence
-    assert "Whether yarn uses far tokens is not known" in noisy
+    assert "Whether yarn uses far tokens could not be determined" in noisy
     assert "yarn is not shown to use far tokens" in decide(made({**COLLAPSES, "yarn": 0.5}), UNUSED).sentence
     unfit = decide(made(COLLAPSES, fit=2.0)).sentence
     assert "its loss is 3.000 nats per token, theirs 1.000: difference +2.000 [" in unfit

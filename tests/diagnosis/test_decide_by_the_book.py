@@ -96,7 +96,7 @@ def by_the_book(losses: WindowLosses, use: MadeUse | None) -> tuple[str, str | N
     lows = [ends(beyond[name], beyond["crop"], len(able))[0] for name in affordable]
     lows.append(ends(beyond["plain"], beyond["crop"])[0])
     lowest = min(["plain", *affordable], key=mean.__getitem__)
-    if all(low >= -0.02 for low in lows) and not used(lowest):
+    if all(low >= -0.02 for low in lows) and use is not None and use.used.get(lowest) is False:
         return "cut", None
     return "undecided", None
 

@@ -26,7 +26,7 @@ class RecordedUse:
     """The use of far tokens as the record has it."""
 
     def __init__(self, used: Mapping[str, bool | None], reach: int | None) -> None:
-        self.used, self.reached = used, reach
+        self.used, self.reached, self.methods = used, reach, tuple(used)
 
     def shows_use(self, method: str) -> bool | None:
         return self.used.get(method)

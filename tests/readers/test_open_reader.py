@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ropewalk.audit.sources import read_source
 from ropewalk.cli.generate import generate
-from ropewalk.cli.settings_options import with_options
+from ropewalk.cli.options import with_options
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS

@@ -193,6 +193,8 @@ def test_attention_side_keys_are_allowed_where_their_class_reads_them() -> None:
 # --- what is refused, and in which words
 
 REJECTED: list[tuple[str, dict[str, Any], str]] = [
+    ("learned positions", {"model_type": "gpt2"}, "no rotary embedding; gpt2 uses learned absolute positions"),
+    ("ALiBi", {"model_type": "bloom"}, "no rotary embedding; bloom uses ALiBi"),
     ("no model_type", {"model_type": ...}, "never guessed"),
     ("unknown model_type", {"model_type": "lama"}, r"(?s)never guessed.*'lama'.*Did you mean `llama`\?"),
     ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)Add "rope_interleave".*RopeConfig'),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -11,13 +13,21 @@ from ropewalk.errors import RopeError
 
 DEFAULT_TEXT = "moby_dick"
 _GZIP = b"\x1f\x8b"
+_MARKS = {  # UTF-32's little-endian mark begins with UTF-16's
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_SAMPLE = 4096  # bytes that are looked at
+_TEXT_BYTES = bytes([*b"\t\n\v\f\r\x1a\x1b", *range(32, 127), *range(128, 256)])
 
 
 def read_text(path: str | Path | None) -> tuple[str, str]:
     """The name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby Dick.
 
-    A byte-order mark is left out. Raises `RopeError` for a file that is missing, a folder, damaged, not UTF-8, binary
-    (it holds zero bytes), or empty.
+    A byte-order mark is left out. Raises `RopeError` for a file that is missing, a folder, damaged, not UTF-8,
+    binary, or empty.
     """
     if path is None:
         packaged = resources.files("ropewalk.builtin").joinpath("text", f"{DEFAULT_TEXT}.txt.gz")
@@ -32,29 +42,52 @@ def read_text(path: str | Path | None) -> tuple[str, str]:
             facts={"file": str(path), "error": getattr(error, "strerror", None) or str(error)},
             cure="Pass the path of a UTF-8 text file, plain or gzipped.",
         ) from error
-    return path.name, _decoded(path, raw)
-
-
-def _decoded(path: Path, raw: bytes) -> str:
-    """The text in a file's bytes, or a `RopeError` that says why there is none."""
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RopeError(
-            "read_text: the text is not UTF-8.",
-            facts={"file": str(path), "byte": error.start, "reason": error.reason},
-            cure="Convert it first: iconv -f LATIN1 -t UTF-8.",
-        ) from error
+    text = decoded(path, raw)
     if "\0" in text:
-        raise RopeError(
-            "read_text: the text holds zero bytes, so the file is binary.",
-            facts={"file": str(path), "byte": raw.index(b"\0")},
-            cure="Pass the path of a UTF-8 text file, plain or gzipped.",
-        )
+        raise _not_utf8(path, raw, "read_text", {})
     if not text.strip():
         raise RopeError(
             "read_text: the text is empty.",
             facts={"file": str(path), "bytes": len(raw)},
             cure="Leave it out, or pass a file with text.",
         )
-    return text
+    return path.name, text
+
+
+def decoded(path: Path, raw: bytes, where: str = "read_text") -> str:
+    """Return the text in a file's bytes, without its byte-order mark; raise `RopeError` if they are not UTF-8."""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, raw, where, {"byte": error.start, "reason": error.reason}) from error
+
+
+def _not_utf8(path: Path, raw: bytes, where: str, reason: Mapping[str, object]) -> RopeError:
+    """Return the error that names UTF-16 or UTF-32, says that the file is binary, or gives the reason."""
+    encoding, sample = _wide_encoding(raw), raw[:_SAMPLE]
+    if encoding is not None:
+        return RopeError(
+            f"{where}: the text is {encoding}, not UTF-8.",
+            facts={"file": str(path)},
+            cure=f"Convert it first: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE.",
+        )
+    if b"\0" in raw or len(sample.translate(None, _TEXT_BYTES)) > 0.02 * len(sample):
+        return RopeError(
+            f"{where}: this looks like a binary file, not a text.",
+            facts={"file": str(path), "first bytes": raw[:8]},
+            cure="Pass the path of a UTF-8 text file.",
+        )
+    return RopeError(
+        f"{where}: the text is not UTF-8.",
+        facts={"file": str(path), **reason},
+        cure="Find out its encoding and convert it, for example: iconv -f LATIN1 -t UTF-8 FILE > NEW_FILE.",
+    )
+
+
+def _wide_encoding(raw: bytes) -> str | None:
+    """Return UTF-16 or UTF-32 if a byte-order mark or the places of the zero bytes show it, or None."""
+    for mark, encoding in _MARKS.items():
+        if raw.startswith(mark):
+            return encoding
+    even, odd = (raw[start:_SAMPLE:2].count(0) / max(1, len(raw[start:_SAMPLE:2])) for start in (0, 1))
+    return "UTF-16LE" if even < 0.1 and odd > 0.5 else "UTF-16BE" if odd < 0.1 and even > 0.5 else None

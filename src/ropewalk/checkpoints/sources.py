@@ -7,6 +7,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.hub import fetch, is_hub_name
 from ropewalk.errors import RopeError
 
@@ -26,6 +27,7 @@ def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
         path = as_path(source, "load")
         if path.exists():
             refuse_bare_weights(path)
+            _refuse_other_things(path)
             return path
     except OSError as error:  # a name that is too long for the system, a folder that may not be entered
         raise RopeError(
@@ -63,6 +65,46 @@ def refuse_bare_weights(path: Path) -> None:
             "A state dict alone:\n"
             '  safetensors.torch.save_file(torch.load(FILE, weights_only=True), "model.safetensors")\n'
             "and pass the folder that holds model.safetensors and config.json.",
+        )
+
+
+def _refuse_other_things(path: Path) -> None:
+    """Raise `RopeError` for the folder of an adapter, and for a file that is empty or a text."""
+    adapter = path / "adapter_config.json"
+    if adapter.is_file() and not (path / "config.json").exists():
+        base = read_json(adapter).get("base_model_name_or_path")
+        raise RopeError(
+            "load: this folder holds a peft adapter, not a whole model.",
+            facts={"folder": str(path), "its base model": base},
+            cure="Merge it into its base model and pass the new folder:\n"
+            "  peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)\n"
+            "Save the base model's tokenizer there, too. In Python, rw.doctor and rw.attach take peft's model itself.",
+        )
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if not start:
+        raise RopeError(
+            "load: the file is empty.", facts={"file": str(path)}, cure="Pass a checkpoint; fetch this one again."
+        )
+    try:
+        is_text = b"\0" not in start and bool(start.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        is_text = b"\0" not in start and error.start > len(start) - 4  # a character cut by the end of the sample
+    if path.suffix == ".json" or start.startswith(b"GGUF") or start.lstrip().startswith(b"{"):
+        return
+    if is_text:
+        raise RopeError(
+            "load: this file is a text, not a checkpoint.",
+            facts={"file": str(path)},
+            cure="Pass a checkpoint as MODEL. A text belongs to --text.",
+        )
+    if path.suffix != ".gguf":
+        raise RopeError(
+            "load: this file is not a checkpoint.",
+            facts={"file": str(path), "first bytes": start[:8]},
+            cure='Pass a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME, or "tiny".',
         )
 
 

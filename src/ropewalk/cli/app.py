@@ -51,8 +51,7 @@ def build(chosen: str | None = None) -> typer.Typer:
     """The typer application: `chosen` as it is, and of every other command its name and line."""
     import typer
 
-    from ropewalk.cli.options import options
-    from ropewalk.cli.settings_options import with_options
+    from ropewalk.cli.options import options, with_options
 
     app = typer.Typer(
         name="ropewalk",

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropewalk.cli.settings_options import with_options
+from ropewalk.cli.options import with_options
 from ropewalk.optional import install_command
 from ropewalk.training.classification import ClassifySettings
+
+if TYPE_CHECKING:
+    from ropewalk.progress import ProgressBar
+    from ropewalk.training import Event
 
 
 def train(
@@ -32,7 +36,6 @@ def train(
     becomes the classifier's folder; with --test it also holds result.json (scores with intervals, each class's own, the
     baseline's) and confusion.png and .svg.
     """
-    from ropewalk.cli.training_progress import ClassifierProgress
     from ropewalk.progress import ProgressBar
     from ropewalk.training.classification import train_classifier
 
@@ -50,7 +53,7 @@ def train(
                 report=progress,
             )
     except KeyboardInterrupt as stop:
-        typer.echo(f"classify: {stop or 'stopped'}. The same command continues.", err=True)
+        typer.echo(f"classify: {str(stop) or 'stopped'}. The same command continues.", err=True)
         raise typer.Exit(130) from None
     if result is not None:
         _draw(result, out)
@@ -129,6 +132,63 @@ def _print_scores(result: dict[str, Any]) -> None:
             ]
             table.add_row(who, *cells)
     Console(highlight=False).print(table)
+
+
+class ClassifierProgress:
+    """Shows the events of a classifier's run in a bar that is open; `already`: the run was finished before."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self.bar, self.already, self._stage = bar, False, ""
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        facts = event.facts
+        if event.kind in ("features", "head"):
+            self._before(event)
+        elif event.kind == "start":
+            self._start(event)
+        elif event.kind == "step":
+            self.bar.advance_to(event.step)
+        elif event.kind == "log":
+            line = f"epoch {facts['epoch']:>3}  loss {facts['loss']:.4f}"
+            if "validation_loss" in facts:
+                line += f"  validation {facts['validation_loss']:.4f}, accuracy {facts['validation_accuracy']:.4f}, "
+                line += f"macro-F1 {facts['validation_macro_f1']:.4f}{'  best' if facts['best'] else ''}"
+            self.bar.line(f"{line}  {facts['seconds']:,.0f} s")
+        elif event.kind == "score":
+            self.bar.line(f"classify: scores {facts['rows']:,} test rows")
+            self.bar.begin("scoring", 0)
+        elif event.kind == "done":
+            self.already = facts["already"]
+
+    def _before(self, event: Event) -> None:
+        """Texts read through a frozen checkpoint, and fits of the head."""
+        if self._stage != event.kind:
+            self._stage = event.kind
+            if event.kind == "features":
+                layers = ", ".join(map(str, event.facts["layers"]))
+                self.bar.line(f"classify reads {event.steps:,} texts through the checkpoint, after layers {layers}")
+            self.bar.begin("features" if event.kind == "features" else "fits of the head", event.steps)
+        self.bar.advance_to(event.step)
+
+    def _start(self, event: Event) -> None:
+        facts = event.facts
+        self.bar.line(
+            f"classify {'continues after step ' + str(event.step) if event.step else 'begins'}: "
+            f"{facts['train_rows']:,} rows to train on, {facts['validation_rows']:,} to validate on, "
+            f"{facts['classes']} classes, {facts['parameters']:,} parameters, {event.steps:,} steps at most, "
+            f"{facts['precision']} on {facts['device']}, {facts['threads']} threads"
+        )
+        if "head" in facts:
+            head = facts["head"]
+            self.bar.line(
+                f"classify: layer {head['layer']}, pooling {head['pooling']}, C {head['C']:g}; "
+                f"{facts['trained_parameters']:,} parameters of {facts['init']['checkpoint']} and its head are trained"
+            )
+        if facts["cut"]:
+            self.bar.line(f"classify: {facts['cut']:,} texts reach --max-length and may have been cut")
+        self.bar.begin("training", event.steps)
+        self.bar.advance_to(event.step)
 
 
 classify = typer.Typer(

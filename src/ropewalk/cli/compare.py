@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropewalk.cli.settings_options import Overrides
+from ropewalk.cli.options import Overrides
 from ropewalk.comparison import CompareSettings
 from ropewalk.errors import RopeError
 
@@ -119,6 +119,7 @@ def _draw(record: Path, path: Path) -> list[Path]:
 
 
 def _check_figure(path: Path) -> None:
+    from ropewalk.atomic_io import check_writable
     from ropewalk.optional import need
 
     if path.suffix not in ("", ".png", ".svg"):
@@ -128,6 +129,7 @@ def _check_figure(path: Path) -> None:
             cure="Name one of these, or leave the ending out to have both.",
         )
     need("matplotlib", extra="figures")
+    check_writable(path)
 
 
 class RunProgress:

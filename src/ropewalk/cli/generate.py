@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ropewalk.cli.settings_options import TOKENS
+from ropewalk.cli.options import TOKENS
 from ropewalk.diagnosis.settings import DTYPES
 from ropewalk.errors import RopeError
 

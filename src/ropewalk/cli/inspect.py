@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.cli.settings_options import TOKENS
+from ropewalk.cli.options import TOKENS
 
 
 def inspect(
@@ -32,11 +32,13 @@ def inspect(
     """Say what a rope config promises and which known traps it falls into; runs no model."""
     from rich.console import Console
 
-    from ropewalk.atomic_io import write_whole
+    from ropewalk.atomic_io import check_writable, write_whole
     from ropewalk.audit.sources import read_source
     from ropewalk.cli.tables import print_inspection
     from ropewalk.diagnosis.document import inspection
 
+    if json_file is not None:
+        check_writable(json_file)
     found = read_source(source)
     audits = found.audits(trained_length=trained_length, target=target)
     findings = found.findings(audits[0].target)

@@ -1,12 +1,47 @@
-"""The options of `ropewalk` itself, before any command."""
+"""Options: of `ropewalk` itself and of each command, lengths in tokens as they are typed, and the command line again.
+
+The options of a command are derived from the settings dataclass that its function takes. Each parameter that is
+annotated with a dataclass becomes one option for each field, and the function is called with the dataclass; a parameter
+that is annotated with `Overrides` of a dataclass gets the values that were given. A field's `metadata` may contain:
+
+- "help": the option's help.
+- "type": the type on the command line, where the field itself allows more.
+- "unit": "tokens" for a length, so that 8k and 1M are understood.
+- "commas": True where a tuple may also be written with commas, as in --methods yarn,ntk.
+- "empty": the word that stands for an empty tuple, as in --scalings none.
+- "rest": for a tuple that also takes the command's further arguments, as in --text A B C: the help of these.
+- "option": the option's name or names, where it is not the field's own with dashes.
+- "argument": True for a positional argument.
+- "metavar": what stands for the value in the help.
+- "command_line": False for a field that the command line does not offer.
+
+A tuple is a repeatable option; a bool that is False by default is a flag, and one that is True has a --no- form; a
+`Literal` is checked, and its choices stand in the help.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
+from ropewalk.errors import RopeError
 from ropewalk.version import __version__
+
+Settings = TypeVar("Settings")
+TOKENS: Final = "tokens"
+"""Marks a length in a command's own signature: `target: Annotated[int | None, TOKENS, typer.Option(...)] = None`."""
+_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_LENGTH = re.compile(r"([+-]?\d+(?:_\d+)*(?:\.\d+)?)([km]?)", re.IGNORECASE)
 
 
 def options(
@@ -16,3 +51,302 @@ def options(
     if version:
         typer.echo(f"ropewalk {__version__}")
         raise typer.Exit
+
+
+@dataclass(frozen=True)
+class Overrides(Generic[Settings]):
+    """Those settings that the command line gives, where another source than the dataclass has the defaults.
+
+    >>> @dataclass(frozen=True)
+    ... class Settings:
+    ...     steps: int = 500
+    ...     seed: int = 0
+    >>> Overrides(Settings, {"seed": 7}).over({"steps": 20})
+    Settings(steps=20, seed=7)
+    """
+
+    settings: type[Settings]
+    values: Mapping[str, Any]
+
+    def over(self, defaults: Mapping[str, Any]) -> Settings:
+        """The dataclass, with `defaults` for what the command line does not give, and its own for the others."""
+        return self.settings(**{**defaults, **self.values})
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The command that typer reads: `function` with an option for each field of its settings.
+
+    Values reach `function` as its annotations say: lengths as ints, settings as dataclasses. Raises `RopeError` for a
+    value that its field cannot hold, before `function` is called.
+
+    >>> @dataclass(frozen=True)
+    ... class Settings:
+    ...     target: int = dataclasses.field(default=512, metadata={"help": "Tokens.", "unit": "tokens"})
+    >>> def measure(model: str, settings: Settings) -> None:
+    ...     print(model, settings)
+    >>> with_options(measure)(model="tiny", target="8k")
+    tiny Settings(target=8192)
+    """
+    hints = get_type_hints(function, include_extras=True)
+    options: dict[str, _Option] = {}
+    groups: dict[str, _SettingsGroup] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        group = _settings_group(hints[name])
+        if group is not None:
+            groups[name] = group
+        new = {name: _of_parameter(parameter, hints[name])} if group is None else group.options
+        assert not options.keys() & new.keys(), f"{function.__name__}: two options have one name"
+        options |= new
+
+    def command(**typed: Any) -> None:
+        values = {name: options[name].read(value) for name, value in typed.items()}
+        own = {name: value for name, value in values.items() if name in hints and name not in groups}
+        function(**own, **{name: group.read(typed, values) for name, group in groups.items()})
+
+    command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
+    command.__signature__ = inspect.Signature([option.parameter(name) for name, option in options.items()])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: option.annotation for name, option in options.items()}
+    return command
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Option:
+    """What typer is told of one parameter, and how its value is read from what typer gives."""
+
+    annotation: Any
+    default: Any
+    read: Callable[[Any], Any]
+    extends: str | None = None
+    """The field to whose values these are added."""
+
+    def parameter(self, name: str) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=self.annotation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SettingsGroup:
+    """The options of one dataclass; `partial` where the function gets `Overrides` of it."""
+
+    settings: type
+    partial: bool
+    options: dict[str, _Option]
+
+    def read(self, typed: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+        """What the function gets: `typed` holds what typer gives, `values` the same as the fields hold it."""
+        chosen: dict[str, Any] = {}
+        for name, option in self.options.items():
+            if option.extends is not None:
+                if values.get(name):
+                    chosen[option.extends] = (*(chosen.get(option.extends) or ()), *values[name])
+            elif name in typed and not (self.partial and typed[name] in (None, [])):
+                chosen[name] = values[name]
+        return Overrides(self.settings, chosen) if self.partial else self.settings(**chosen)
+
+
+def _settings_group(hint: Any) -> _SettingsGroup | None:
+    """The options that a parameter's annotation stands for; None where it is no dataclass."""
+    partial = get_origin(hint) is Overrides
+    settings = get_args(hint)[0] if partial else hint
+    if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
+        return None
+    hints = get_type_hints(settings)
+    options: dict[str, _Option] = {}
+    for field in dataclasses.fields(settings):
+        if field.init and field.metadata.get("command_line", True):
+            options[field.name] = _of_field(field, hints[field.name], partial)
+            if "rest" in field.metadata:
+                options[f"more_{field.name}"] = _rest_of(field, options[field.name])
+    return _SettingsGroup(settings=settings, partial=partial, options=options)
+
+
+def _rest_of(field: dataclasses.Field[Any], option: _Option) -> _Option:
+    """The command's further arguments, which belong to a field that is a tuple."""
+    argument = typer.Argument(help=field.metadata["rest"], metavar=field.metadata.get("metavar", "TEXT"))
+    return _Option(
+        annotation=Annotated[list[str] | None, argument],
+        default=None,
+        read=lambda value: option.read(value) if value else (),
+        extends=field.name,
+    )
+
+
+def _of_parameter(parameter: inspect.Parameter, hint: Any) -> _Option:
+    """A parameter as it is; a length, marked by TOKENS, is typed as text."""
+    plain, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    tokens, infos = TOKENS in marks, [mark for mark in marks if mark != TOKENS]
+    kind, _ = _without_none(plain)
+    for info in infos:
+        value_name = _metavar(get_args(kind)[0] if get_origin(kind) in (list, tuple) else kind, tokens)
+        info.metavar = info.metavar or (parameter.name.upper() if isinstance(info, ArgumentInfo) else value_name)
+    if not tokens:
+        return _Option(annotation=hint, default=parameter.default, read=lambda value: value)
+    option = _named(parameter.name)
+    return _Option(
+        annotation=_annotated(str | None if parameter.default is None else str, *infos),
+        default=_typed(parameter.default, str),
+        read=lambda value: None if value is None else read_tokens(value, option),
+    )
+
+
+def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Option:
+    """One field: its type as typer is to read it, its default, and the way back; `partial`: no default is shown."""
+    kind, optional = _without_none(field.metadata.get("type", hint))
+    repeated = get_origin(kind) is tuple
+    element = get_args(kind)[0] if repeated else kind
+    names = field.metadata.get("option", ())
+    names = (names,) if isinstance(names, str) else tuple(names)
+    default = None if partial else _default(field)
+    is_flag = kind is bool and default is False
+    if is_flag and not names:
+        names = (_named(field.name),)
+    shown = names[0] if names else _named(field.name)
+    commas, tokens = bool(field.metadata.get("commas")), field.metadata.get("unit") == "tokens"
+    typed: Any = str if tokens or commas or get_origin(element) is Literal else element
+    help_text, metavar = field.metadata.get("help"), field.metadata.get("metavar")
+    info: Any
+    if field.metadata.get("argument"):
+        info = typer.Argument(help=help_text, metavar=metavar or field.name.upper())
+    else:
+        info = typer.Option(*names, help=help_text, metavar=metavar or _metavar(element, tokens))
+
+    def read_one(value: Any) -> Any:
+        return _read(value, element, tokens, shown)
+
+    def read(value: Any) -> Any:
+        if value is None or not repeated:
+            return default if value is None else read_one(value)
+        words = [part for text in value for part in (_words(text, shown) if commas else (text,))]
+        if words == [field.metadata.get("empty")]:
+            return ()
+        return tuple(map(read_one, words)) if words else default
+
+    required = default is inspect.Parameter.empty
+    annotation = list[typed] if repeated else typed
+    if not required and (repeated or optional or partial):
+        annotation = annotation | None
+    return _Option(annotation=_annotated(annotation, info), default=_typed(default, typed), read=read)
+
+
+def _typed(default: Any, typed: type) -> Any:
+    """A default as typer is to have it: text where text is typed; None for an empty tuple."""
+    if isinstance(default, tuple):
+        return [_typed(item, typed) for item in default] or None
+    return str(default) if typed is str and isinstance(default, int) else default
+
+
+def _read(value: Any, element: Any, tokens: bool, option: str) -> Any:
+    """One typed value as its field holds it."""
+    if tokens:
+        return read_tokens(value, option)
+    if get_origin(element) is Literal:
+        choices = get_args(element)
+        if value not in choices:
+            raise RopeError(
+                f"ropewalk: {option} has no such choice.",
+                facts={"given": value},
+                cure=f"Choose from {', '.join(choices)}.",
+            )
+        return value
+    if isinstance(value, str) and element in (int, float, Path):
+        try:
+            return element(value)
+        except ValueError as error:
+            raise RopeError(
+                f"ropewalk: {option} must be {'a whole number' if element is int else 'a number'}.",
+                facts={"given": value},
+                cure="With several values, put commas between them.",
+            ) from error
+    return value
+
+
+def _words(text: str, option: str) -> list[str]:
+    """The words between commas; none may be empty, so that a slip of the comma is not another choice."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise RopeError(
+            f"ropewalk: a value of {option} is empty.", facts={"given": text}, cure="Put one comma between two values."
+        )
+    return words
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """A field's default; `inspect.Parameter.empty` where it must be given."""
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return inspect.Parameter.empty if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _metavar(element: Any, tokens: bool) -> str | None:
+    """What stands for a value in the help; typer's own differ from version to version."""
+    if tokens:
+        return "TOKENS"
+    if get_origin(element) is Literal:
+        return f"[{'|'.join(get_args(element))}]"
+    return {str: "TEXT", int: "INTEGER", float: "FLOAT", Path: "PATH"}.get(element)
+
+
+def _annotated(hint: Any, *marks: Any) -> Any:
+    return Annotated[(hint, *marks)] if marks else hint
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """The type without None, and whether None was there."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    assert len(kinds) == 1, f"an option has one type, or one type and None: {hint}"
+    return kinds[0], len(kinds) < len(get_args(hint))
+
+
+def _named(name: str) -> str:
+    """A field's name as an option."""
+    return f"--{name.replace('_', '-')}"
+
+
+def read_tokens(text: str, option: str = "length") -> int:
+    """The number of tokens that `text` names: k is 1,024, M is 1,048,576. `option` is named in the error.
+
+    Raises `RopeError` for anything else, and for parts of a token.
+
+    >>> [read_tokens(text) for text in ("8192", "8_192", "8k", "1.5k", "128K", "1M")]
+    [8192, 8192, 8192, 1536, 131072, 1048576]
+    """
+    match = _LENGTH.fullmatch(text.strip())
+    if match is not None:
+        whole, _, decimals = match[1].replace("_", "").partition(".")
+        tokens, part = divmod(int(whole + decimals) * _UNITS[match[2].lower()], int("1" + "0" * len(decimals)))
+        if not part:
+            return tokens
+    raise RopeError(
+        f"ropewalk: {option} must be a whole number of tokens.",
+        facts={"given": text},
+        cure="Write 8192, 8_192, 8k (k is 1,024) or 1M (1,048,576).",
+    )
+
+
+def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> str:
+    """The command and the options that were given to it, as text for a shell.
+
+    Of a path only its last name is in it, so that a record does not show anybody's folders. `leave_out` names
+    parameters that change no number.
+    """
+    words = ["ropewalk", *context.command_path.removeprefix("ropewalk").split()]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name in leave_out or source is None or source.name != "COMMANDLINE":
+            continue
+        values = context.params[name]
+        option = parameter.opts[0] if parameter.param_type_name == "option" else None
+        if isinstance(values, bool):
+            words.append(option or str(values)) if values else words.append(parameter.secondary_opts[0])
+            continue
+        for value in values if isinstance(values, list | tuple) else [values]:
+            words += [*([option] if option else []), _shown(value)]
+    return shlex.join(words)
+
+
+def _shown(value: Any) -> str:
+    """A value as it is typed; a path by its name alone."""
+    text = str(value)
+    return Path(text).resolve().name if isinstance(value, Path) or Path(text).exists() else text

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.cli.settings_options import TOKENS
+from ropewalk.cli.options import TOKENS
 
 
 def serve_config(

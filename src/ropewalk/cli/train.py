@@ -43,5 +43,5 @@ def train(
                 mesh=mesh,
             )
     except KeyboardInterrupt as stop:
-        typer.echo(f"train: {stop or 'stopped'}. The same command continues from the last checkpoint.", err=True)
+        typer.echo(f"train: {str(stop) or 'stopped'}. The same command continues from the last checkpoint.", err=True)
         raise typer.Exit(130) from None

@@ -1,4 +1,4 @@
-"""The events of a training run as a progress bar, and as one line for each entry of its log."""
+"""The events of a language model's run as a progress bar, and as one line for each entry of its log."""
 
 from __future__ import annotations
 
@@ -51,60 +51,3 @@ class TrainingProgress:
             blocks = "  ".join(f"{a}-{b}: {nats:.3f}" for a, b, nats in facts["validation_by_position"])
             line += f"  validation {facts['validation_loss']:.4f}  ({blocks})"
         self.bar.line(line)
-
-
-class ClassifierProgress:
-    """Shows the events of a classifier's run in a bar that is open; `already`: the run was finished before."""
-
-    def __init__(self, bar: ProgressBar) -> None:
-        self.bar, self.already, self._stage = bar, False, ""
-
-    def __call__(self, event: Event) -> None:
-        """Show one event."""
-        facts = event.facts
-        if event.kind in ("features", "head"):
-            self._before(event)
-        elif event.kind == "start":
-            self._start(event)
-        elif event.kind == "step":
-            self.bar.advance_to(event.step)
-        elif event.kind == "log":
-            line = f"epoch {facts['epoch']:>3}  loss {facts['loss']:.4f}"
-            if "validation_loss" in facts:
-                line += f"  validation {facts['validation_loss']:.4f}, accuracy {facts['validation_accuracy']:.4f}, "
-                line += f"macro-F1 {facts['validation_macro_f1']:.4f}{'  best' if facts['best'] else ''}"
-            self.bar.line(f"{line}  {facts['seconds']:,.0f} s")
-        elif event.kind == "score":
-            self.bar.line(f"classify: scores {facts['rows']:,} test rows")
-            self.bar.begin("scoring", 0)
-        elif event.kind == "done":
-            self.already = facts["already"]
-
-    def _before(self, event: Event) -> None:
-        """Texts read through a frozen checkpoint, and fits of the head."""
-        if self._stage != event.kind:
-            self._stage = event.kind
-            if event.kind == "features":
-                layers = ", ".join(map(str, event.facts["layers"]))
-                self.bar.line(f"classify reads {event.steps:,} texts through the checkpoint, after layers {layers}")
-            self.bar.begin("features" if event.kind == "features" else "fits of the head", event.steps)
-        self.bar.advance_to(event.step)
-
-    def _start(self, event: Event) -> None:
-        facts = event.facts
-        self.bar.line(
-            f"classify {'continues after step ' + str(event.step) if event.step else 'begins'}: "
-            f"{facts['train_rows']:,} rows to train on, {facts['validation_rows']:,} to validate on, "
-            f"{facts['classes']} classes, {facts['parameters']:,} parameters, {event.steps:,} steps at most, "
-            f"{facts['precision']} on {facts['device']}, {facts['threads']} threads"
-        )
-        if "head" in facts:
-            head = facts["head"]
-            self.bar.line(
-                f"classify: layer {head['layer']}, pooling {head['pooling']}, C {head['C']:g}; "
-                f"{facts['trained_parameters']:,} parameters of {facts['init']['checkpoint']} and its head are trained"
-            )
-        if facts["cut"]:
-            self.bar.line(f"classify: {facts['cut']:,} texts reach --max-length and may have been cut")
-        self.bar.begin("training", event.steps)
-        self.bar.advance_to(event.step)

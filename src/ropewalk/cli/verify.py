@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropewalk.cli.settings_options import TOKENS
+from ropewalk.cli.options import TOKENS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,7 +19,8 @@ def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = 
     3. "extend": a method is shown to lower the loss of plain; it is shown to lower that of crop, or to use far tokens
        and to lose less than 0.05 to crop; and it costs at most 0.05 within by its mean and 0.10 by its interval's end.
        Of several the lowest mean wins; nothing is chosen while one that is open lies lower by more than 0.05.
-    4. "cut": no method that is affordable lowers the loss of crop by more than 0.02, and no use is shown of the best.
+    4. "cut": no method that is affordable lowers the loss of crop by more than 0.02, and the best is shown not to
+       use far tokens. If its use is unknown, the verdict is "undecided".
     5. "undecided": `next` says what would settle it.
 
     **Arguments:**

@@ -13,7 +13,11 @@ from ropewalk.diagnosis.window_losses import CROP, PLAIN
 
 @runtime_checkable
 class Use(Protocol):
-    """What the verdict asks of a measurement of the use of far tokens."""
+    """A measurement of the use of far tokens, as the verdict needs it."""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Return the methods that were measured."""
 
     def shows_use(self, method: str) -> bool | None:
         """Whether a method is shown to use tokens beyond the trained length; None where that was not measured."""
@@ -70,12 +74,22 @@ def _extend(evidence: Evidence, use: Use | None) -> Decision | None:
 
 
 def _cut(evidence: Evidence, use: Use | None) -> Decision | None:
-    """Cut, if no affordable method beats crop by the margin, and the best is not shown to use far tokens."""
-    affordable = affordable_methods(evidence)
-    comparisons = tuple(evidence.beats_crop_by_margin(name) for name in affordable)
-    if any(comparison.result != "refuted" for comparison in comparisons) or shows_use(use, affordable[0]):
+    """Cut, if no affordable method beats crop by the margin, and the best is shown not to use far tokens."""
+    if not loses_to_crop(evidence) or shows_use(use, affordable_methods(evidence)[0]) is not False:
         return None
+    comparisons = (evidence.beats_crop_by_margin(name) for name in affordable_methods(evidence))
     return Decision("cut", None, (evidence.fit, *comparisons))
+
+
+def loses_to_crop(evidence: Evidence) -> bool:
+    """Return whether no affordable method beats crop by the margin."""
+    return all(evidence.beats_crop_by_margin(name).result == "refuted" for name in affordable_methods(evidence))
+
+
+def awaits_use(evidence: Evidence, use: Use | None) -> str | None:
+    """Return the method whose unknown use of far tokens is all that keeps the verdict from `cut`, or None."""
+    best = affordable_methods(evidence)[0]
+    return best if shows_use(use, best) is None and loses_to_crop(evidence) else None
 
 
 def affordable_methods(evidence: Evidence) -> tuple[str, ...]:
@@ -103,12 +117,17 @@ def open_comparisons(evidence: Evidence, use: Use | None, decision: Decision) ->
     """What stands between these windows and an action: nothing where there is one.
 
     The open ones among those that the action would rest on if every mean were certain; else all that are open among the
-    methods which could still be recommended. Where the model is not shown to be fit, that.
+    methods which could still be recommended. Where the model is not shown to be fit, that. Where only the unknown use
+    of the best affordable method keeps the verdict from `cut`: whether that method is affordable.
     """
     if decision.action == "unfit":
         return _open((evidence.fit,))
     if decision.action != "undecided":
         return ()
+    if evidence.fit.result == "shown" and CROP in evidence.losses.beyond:
+        waiting = awaits_use(evidence, use)
+        if waiting not in (None, PLAIN) and (of_cost := _open((evidence.cost(waiting),))):
+            return of_cost
     expected = apply_rules(dataclasses.replace(evidence, at_means=True), use)
     all_of = {_key(comparison): comparison for comparison in every_comparison(evidence, use)}
     needed = [all_of[_key(comparison)] for comparison in expected.rests_on]

@@ -17,7 +17,7 @@ from ropewalk.diagnosis.evidence import (
     Evidence,
 )
 from ropewalk.diagnosis.next_run import RunFacts
-from ropewalk.diagnosis.rules import Decision, Use, affordable_methods, apply_rules, shows_use
+from ropewalk.diagnosis.rules import Decision, Use, affordable_methods, apply_rules, awaits_use, shows_use
 from ropewalk.diagnosis.verdict import Comparison, NextRun
 from ropewalk.diagnosis.window_losses import CROP, PLAIN
 from ropewalk.statistics import signed
@@ -87,7 +87,7 @@ def _keep(evidence: Evidence) -> str:
 def _extend(method: str, evidence: Evidence, use: Use | None) -> str:
     losses = evidence.losses
     used = {
-        None: f"Whether it uses tokens beyond the trained length {_unknown(use)}.",
+        None: f"Whether it uses tokens beyond the trained length {_unknown(use, method)}.",
         True: "It is shown to use tokens beyond the trained length.",
         False: "It is not shown to use tokens beyond the trained length.",
     }[shows_use(use, method)]
@@ -103,14 +103,12 @@ def _cut(evidence: Evidence, use: Use | None) -> str:
     losses, best = evidence.losses, affordable_methods(evidence)[0]
     dear = [name for name in evidence.candidates if evidence.mean_beyond(name) < evidence.mean_beyond(best)]
     costs = ", ".join(f"{name} ({_of(evidence.cost(name))})" for name in dear)
-    used = f"{best} is not shown to use far tokens"
-    used = used if shows_use(use, best) is False else f"Whether {best} uses far tokens {_unknown(use)}"
     return (
         f"Give the model only the last {losses.trained:,} tokens, as crop does: no method measured lowers the loss of "
         f"crop by more than {MARGIN} nats per token{' at a small cost within the trained length' if dear else ''}. The "
         f"lowest, {best}, differs from crop by {_of(evidence.beats_crop_by_margin(best))}. "
         + (f"Lower, but too costly within the trained length: {costs}. " if dear else "")
-        + f"{used}. What stands further back is lost."
+        + f"{best} is not shown to use far tokens. What stands further back is lost."
     )
 
 
@@ -122,8 +120,16 @@ def _undecided(evidence: Evidence, use: Use | None, still_open: Sequence[Compari
         return f"Not decided: one window gives no interval.{named}"
     if losses.beyond and CROP not in losses.beyond:
         return "Not decided: crop was not measured, so a lower loss may come from forgetting."
+    waiting = awaits_use(evidence, use) if losses.beyond and evidence.fit.result == "shown" else None
+    missing = "" if waiting is None else f" Whether {waiting} uses far tokens {_unknown(use, waiting)}."
     if not still_open:
         best = affordable_methods(evidence)[0]
+        if missing:
+            return (
+                f"Not decided: no affordable method lowers the loss of crop by more than {MARGIN} nats per token, "
+                f"which speaks for the last {losses.trained:,} tokens only, unless the best method uses far tokens."
+                f"{missing}"
+            )
         return (
             f"Not decided by the loss: {best} is shown to use far tokens, and loses {_of(evidence.near_crop(best))} "
             "nats per token to crop. Which of the two matters more depends on the task; --retrieval measures one."
@@ -132,7 +138,7 @@ def _undecided(evidence: Evidence, use: Use | None, still_open: Sequence[Compari
     question = QUESTIONS.get(slowest.name, f"whether {{method}} is {slowest.name}").format(method=slowest.method)
     more = len(still_open) - 1
     others = "" if more == 0 else f", and {more} more comparison{'s' if more > 1 else ''}"
-    return f"Not decided: {question} is open ({_of(slowest)} nats per token){others}."
+    return f"Not decided: {question} is open ({_of(slowest)} nats per token){others}.{missing}"
 
 
 def _scope(decision: Decision, evidence: Evidence, use: Use | None, run: RunFacts) -> str:
@@ -149,9 +155,11 @@ def _scope(decision: Decision, evidence: Evidence, use: Use | None, run: RunFact
     return f"{between} of {losses.texts} texts, and hold for these; between the texts it is not shown."
 
 
-def _unknown(use: Use | None) -> str:
-    """Why the use of far tokens is not told."""
-    return "was not measured" if use is None else "is not known: its measurement shows neither"
+def _unknown(use: Use | None, method: str) -> str:
+    """Return why it is unknown whether a method uses far tokens."""
+    if use is None or method not in use.methods:
+        return "was not measured"
+    return "could not be determined from this measurement"
 
 
 def _mean(values: Sequence[float]) -> float:

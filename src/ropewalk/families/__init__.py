@@ -10,12 +10,13 @@ express it, the row says so. `trained` says which scalings the weights know, and
 from ropewalk.families import by_layer_type, half_split, interleaved, multi_axis, own_code
 from ropewalk.families.family import Condition, DecoderShape, Family, FamilyTable
 from ropewalk.families.own_code import SOURCES
-from ropewalk.families.refused import REFUSED
+from ropewalk.families.refused import NO_ROTATION, REFUSED
 from ropewalk.families.trained import Trained, trained_as
 
 __all__ = [
     "DECODERS",
     "FAMILIES",
+    "NO_ROTATION",
     "REFUSED",
     "SOURCES",
     "Condition",

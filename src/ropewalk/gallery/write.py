@@ -31,7 +31,7 @@ def targets(out: Path) -> list[Path]:
         )
     chosen = [out] if ending in KINDS else [out.with_name(f"{out.name}.{kind}") for kind in KINDS if out.name]
     for path in chosen or [out]:
-        check_writable(path)
+        check_writable(path, new_folder=True)
     return chosen
 
 

@@ -26,7 +26,7 @@ def check_folder(folder: Path) -> None:
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
     for name in (PAGE, RECORD):
-        check_writable(folder / name)
+        check_writable(folder / name, new_folder=True)
 
 
 def write_report(folder: Path, document: Document) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES, REFUSED, Family, family_name, trained_as
+from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, family_name, trained_as
 from ropewalk.rope.axes import axes_from_sections, sections_of
 from ropewalk.rope.dimensions import (
     axes_of,
@@ -228,6 +228,12 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
     if flag is not None:
         return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _says_axial(fields) else ()), str(model_type)
+    if isinstance(model_type, str) and model_type in NO_ROTATION:
+        raise RopeError(
+            f"from_hf: this model has no rotary embedding; {model_type} uses {NO_ROTATION[model_type]}.",
+            facts={"model_type": model_type},
+            cure="Choose a model with rotary embeddings, such as Llama, Mistral or Qwen.",
+        )
     close = _misspelt(model_type)
     hint = f"Did you mean `{close}`? Else add" if close else "Add"
     raise RopeError(

@@ -61,7 +61,8 @@ def test_written_by_csv_read_back(tmp_path_factory: pytest.TempPathFactory, rows
         ("text,label\na,\n", r"(?s)a label is empty.*line .*2"),
         ('text,label\na,b\n"never closed,b\nc,d\n', r"(?s)not well-formed CSV.*after line.*2"),
         ('text,label\n"a"b,c\n', "not well-formed CSV"),
-        (b"text,label\n\xff\xfe,a\n", "not UTF-8"),
+        (b"text,label\ncaf\xe9,a\n", "not UTF-8"),
+        ("text,label\nwords,a\n".encode("utf-16"), "is UTF-16"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str | bytes, message: str) -> None:

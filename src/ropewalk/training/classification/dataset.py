@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ropewalk.builtin.texts import decoded
 from ropewalk.errors import RopeError
 
 FIELD_LIMIT = 2**27
@@ -89,25 +91,18 @@ def _cells(path: Path) -> list[tuple[int, list[str]]]:
     limit = csv.field_size_limit(FIELD_LIMIT)
     line = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            rows = []
-            for cells in reader:
-                line = reader.line_num
-                if cells:
-                    rows.append((line, cells))
-            return rows
+        reader = csv.reader(io.StringIO(decoded(path, path.read_bytes(), "classify"), newline=""), strict=True)
+        rows = []
+        for cells in reader:
+            line = reader.line_num
+            if cells:
+                rows.append((line, cells))
+        return rows
     except OSError as error:
         raise RopeError(
             "classify: the file cannot be read.",
             facts={"file": str(path), "error": error.strerror},
             cure="Pass the path of a CSV file.",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise RopeError(
-            "classify: the file is not UTF-8.",
-            facts={"file": str(path), "error": str(error)},
-            cure="Convert it first: iconv -f LATIN1 -t UTF-8 FILE.",
         ) from error
     except csv.Error as error:
         raise RopeError(

@@ -10,8 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from ropewalk.cli.command_line import command_line
-from ropewalk.cli.settings_options import TOKENS, Overrides, with_options
+from ropewalk.cli.options import TOKENS, Overrides, command_line, with_options
 from ropewalk.errors import RopeError
 
 
