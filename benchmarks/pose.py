@@ -218,13 +218,12 @@ def copying(reader: Reader, source: Reader, options: argparse.Namespace) -> list
         ids = tokenizer.encode(contents)
         protocol = UseProtocol.choose(trained_length=text.protocol.trained_length, target=length, texts=(text.name,),
                                       windows=options.use_windows)  # fmt: skip
-        protocol = dataclasses.replace(protocol, exchange=None, exchange_control=None)
         starts = dataclasses.replace(text.protocol, windows=options.use_windows).starts(len(ids))
         run = UseRun.prepare(protocol, reader, [UseText(text.name, contents, ids, starts)], resume=True,
                              state=options.out / "use" / f"{reader.digest()}-{length}")  # fmt: skip
         with ProgressBar("copy test", every=10) as progress:
             found = run.measure({"plain": UseModel(reader)}, workers=1, progress=progress)
-        rows += [row.to_json() for row in found.rows if row.test == "copy" and not row.control]
+        rows += [row.to_json() for row in found.rows if not row.control]
         rows.append({"length": length, "control": dataclasses.asdict(found.controls["copy"])})
     return rows
 

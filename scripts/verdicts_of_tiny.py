@@ -81,14 +81,8 @@ class SomeInputs(UseInputs):
     def copy(self, where: Where) -> Any:
         return self.whole.copy(where)
 
-    def exchange(self, where: Where) -> Any:
-        return self.whole.exchange(where)
-
     def blocks(self, where: Where, window: int) -> Any:
         return self.whole.blocks(where, self.chosen[window])
-
-    def rare(self, where: Where, window: int) -> Any:
-        return self.whole.rare(where, self.chosen[window])
 
 
 def use_of(run: DoctorRun, methods: Sequence[str], chosen: Sequence[int]) -> UseMeasurement:
@@ -100,7 +94,7 @@ def use_of(run: DoctorRun, methods: Sequence[str], chosen: Sequence[int]) -> Use
         job = UseJob(method, reading, chosen[window])
         return np.asarray(run.use.ledger[run.use.key(job, models)]["losses"], dtype=np.float64)  # type: ignore[union-attr]
 
-    rows, controls = gather(SomeInputs.of(run.use.inputs, chosen), list(methods), losses_of, None)
+    rows, controls = gather(SomeInputs.of(run.use.inputs, chosen), list(methods), losses_of)
     protocol = run.use.inputs.protocol
     return UseMeasurement(trained_length=protocol.trained_length, target=protocol.target, rows=rows, controls=controls)
 

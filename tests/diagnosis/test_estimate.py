@@ -15,11 +15,14 @@ from ropewalk.diagnosis.plan import Job
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.diagnosis.use import examined_methods
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from ropewalk.progress import SilentProgress
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.pace import Pace, Trial, Workload
 from tests.diagnosis.test_diagnosis import TEXT, model
+from tests.use.readers import text_of
 
 SETTINGS: dict[str, Any] = {"target": 64, "text": TEXT, "methods": "pi,ntk,yarn,dca,crop", "windows": 8}
 ORDER = ("plain", "pi", "ntk", "yarn", "dca", "crop")
@@ -61,26 +64,35 @@ def prepared(state: Path, reader: Clockwork, **changes: Any) -> Any:
     return prepare(reader, settings, clock=reader.clock)
 
 
-@pytest.mark.parametrize("measure", ["loss", "loss,use"])
-def test_the_estimate_is_what_it_takes(tmp_path: Path, measure: str) -> None:
-    """Every job, crop's steps among them: a second a token, methods in attention reckoned a fifth slower.
-
-    Of the exchange test the real windows come with the losses.
-    """
+def test_the_estimate_is_what_it_takes(tmp_path: Path) -> None:
+    """Every job, crop's steps among them: a second a token, methods in attention reckoned a fifth slower."""
     reader = Clockwork(model())
-    run = prepared(tmp_path, reader, methods="pi,ntk,crop", windows=3, measure=measure)
+    run = prepared(tmp_path, reader, methods="pi,ntk,crop", windows=3, measure="loss")
     said = run.estimate(reader.clock)
     began = reader.clock()
     run.measure(False)
     taken = reader.clock() - began
-    use = 2 * 64 + 32 + 2 * 32 if measure == "loss,use" else 0  # plain and the best method, crop's end, the control
-    assert taken == 3 * (3 * 64 + 4 * 32 + use)
+    assert taken == 3 * (3 * 64 + 4 * 32)
     assert said.seconds == pytest.approx(taken, rel=0.05)
     assert run.estimate(reader.clock) is None  # nothing is due
     pace, protocol = Pace(0.0, 1.0, 0.0, 0.0), run.plan.protocol
     assert job_seconds("dca", protocol, pace, chunk=16) == pytest.approx(1.2 * 32)  # the first half is plain's
     assert job_seconds("dca", protocol, pace, chunk=16, reuse=False) == pytest.approx(1.2 * 64)
     assert job_seconds("crop", protocol, pace, chunk=16, reuse=False) == 32 + 4 * 32
+
+
+def test_use_is_reckoned_as_well(tmp_path: Path) -> None:
+    """The copy test reads plain's and the best method's windows twice, and plain's control."""
+    reader = Clockwork(model(128))
+    text = [("words", text_of(400))]
+    run = prepared(tmp_path, reader, methods="pi", target=256, text=text, windows=2, measure="loss,use")
+    losses = run.measure_losses(SilentProgress())  # they tell which method is the best
+    said = run.estimate(lambda: reader.clock() / 1000)  # so that the trial reads the whole window
+    began = reader.clock()
+    run.measure(False)
+    taken = reader.clock() - began
+    assert taken == 2 * 2 * (256 * len(examined_methods(losses)) + 128)
+    assert 1000 * said.seconds == pytest.approx(taken, rel=0.05)
 
 
 def test_retrieval_is_reckoned_as_well(tmp_path: Path) -> None:

@@ -34,7 +34,10 @@ EXTEND: dict[str, Any] = {
 
 
 def use_rows() -> list[dict[str, Any]]:
-    """Copies and the real far text for three methods, and the copies' control; 6.5 nats for all but crop beyond 16."""
+    """Copies for three methods, and their control; 6.5 nats for all but crop beyond 16.
+
+    Rows of the exchange test, which old records contain, are among them.
+    """
     shared = {"window": 64, "windows": 3, "tokens": 90}
     rows: list[dict[str, Any]] = [
         {"method": method, "test": "copy", "distance": distance, "control": False, "needed": 3.2, **shared,

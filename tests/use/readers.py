@@ -36,11 +36,6 @@ def word_tokenizer() -> TextTokenizer:
     return _of_parts(WORDS, r"\w+")
 
 
-def half_word_tokenizer() -> TextTokenizer:
-    """Two tokens for each word."""
-    return _of_parts(SYLLABLES, r"\w\w")
-
-
 def _of_parts(parts: list[str], pattern: str) -> TextTokenizer:
     vocabulary = {part: number for number, part in enumerate([*parts, "?"])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
@@ -142,8 +137,8 @@ def prepared(
     contents = text_of(target * (windows + 3), seed=5, different=different)
     tokens = tokenizer.encode(contents)
     starts = tuple(7 + target * number for number in range(windows))
-    options = {name: more.pop(name) for name in ("seed", "shuffled") if name in more}
-    protocol = UseProtocol.choose(trained_length=trained, target=target, texts=("words",), windows=windows, **options)
+    seed = more.pop("seed", 0)
+    protocol = UseProtocol.choose(trained_length=trained, target=target, texts=("words",), windows=windows, seed=seed)
     return UseRun.prepare(protocol, reader, [UseText("words", contents, tokens, starts)], **more)
 
 

@@ -94,11 +94,11 @@ def test_a_trend_by_position_is_no_gain() -> None:
     """Of a reader that cannot copy, but whose loss falls by position, the paired gain is 0, the unpaired is not."""
     reader = CopyReader(0, trend=0.002)
     found = measured(reader)
-    assert all(row.gain == pytest.approx(0.0, abs=2e-6) for row in found.rows if row.test == "copy")
+    assert all(row.gain == pytest.approx(0.0, abs=2e-6) for row in found.rows)
     run = prepared(reader)
     unpaired = []
     for block in run.inputs.blocks("far", 0):
-        ids = run.inputs.ids(Reading("far", "copy", block.half), 0)
+        ids = run.inputs.ids(Reading("far", block.half), 0)
         losses = np.concatenate([[0.0], reader.window_losses(ids)])
         first, again = (losses[at + CUE : at + BLOCK].mean() for at in (block.source, block.start))
         assert ids[block.source : block.source + BLOCK].tolist() == ids[block.start : block.start + BLOCK].tolist()

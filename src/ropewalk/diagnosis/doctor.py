@@ -28,7 +28,6 @@ def doctor(
     methods: str | Sequence[str] | None = None,
     unscaled_tokens: int = 0,
     measure: str | Sequence[str] = ("loss", "use"),
-    evaluator: Any = None,
     retrieval: str | Sequence[str] | None = None,
     retrieval_lengths: Sequence[int] | None = None,
     retrieval_samples: int = 4,
@@ -61,9 +60,8 @@ def doctor(
     - `methods`: names, "all" for those in attention as well; None: those that a config can hold. plain and crop are
       always measured with them.
     - `unscaled_tokens`: so many first tokens keep their angles under changed frequencies.
-    - `measure`: "loss" (always), "use" (the copy test and the exchange test, for plain, the best method and crop) and
-      "retrieval", with commas. `evaluator`: another model, or its path, which chooses the key tokens of the exchange
-      test as LongPPL does; None: there are none.
+    - `measure`: "loss" (always), "use" (the copy test, for plain, the best method and crop) and "retrieval", with
+      commas.
     - `retrieval`: tasks, or "all"; None: none. `retrieval_lengths` in tokens, `retrieval_samples` texts for each task
       and length. `retrieval_form`: "many" questions after each text, or "one"; `retrieval_chat`: in the frame of the
       model's chat template. `scoring`: "choice", or with one question "generate".

@@ -33,7 +33,7 @@ from ropewalk.progress import Display, Progress
 from ropewalk.progress.shown import expect, say, shown
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.pace import Clock, Trial
-from ropewalk.readers.reader import Losses, Reader
+from ropewalk.readers.reader import Reader
 from ropewalk.retrieval.measure import RetrievalRun
 from ropewalk.retrieval.result import RetrievalMeasurement
 from ropewalk.use.result import UseMeasurement
@@ -132,16 +132,10 @@ class DoctorRun:
                 chunk=self.settings.chunk,
                 workers=workers,
                 progress=progress,
-                keep=self.keep_for_use,
             )
         except KeyboardInterrupt as stop:
             raise RunInterrupted("measurements", len(self.ledger), len(self.plan.due(self.ledger))) from stop
         return dataclasses.replace(measured, frequencies=self.frequencies)
-
-    def keep_for_use(self, method: str, window: int, losses: Losses) -> None:
-        """Keep what the exchange test needs of a window's losses, so that it does not read the window again."""
-        if self.use is not None:
-            self.use.keep(use_model(method, self.reader, self.plan), window, losses)
 
     def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
         """What distant tokens are worth to plain, the best method and crop; None where it was not asked for."""

@@ -53,7 +53,7 @@ class Outlook:
         seconds = estimate_losses(jobs, self.plan.protocol, pace, workers=workers, chunk=chunk)
         if self.use is not None:
             models = self._models(examined)
-            seconds += use_seconds(self.use, models, pace, workers=workers, losses_due=bool(jobs), windows=windows)
+            seconds += use_seconds(self.use, models, pace, workers=workers, windows=windows)
         if self.retrieval is not None:
             measured = {job.method for job in jobs}
             asked = [name for name in self._asked(examined) if windows is None or name in measured]

@@ -22,10 +22,7 @@ from ropewalk.diagnosis.reading import ScalingReading, settle_reading
 from ropewalk.diagnosis.retrieval import prepare_retrieval
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
 from ropewalk.diagnosis.token_frequencies import frequency_losses
-from ropewalk.diagnosis.use import (
-    open_evaluator,
-    prepare_use,
-)
+from ropewalk.diagnosis.use import prepare_use
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.ledger import fingerprint as hash_of
@@ -63,7 +60,6 @@ def prepare(
     texts = texts_of(settings.text)
     texts = [(name, contents[max(settings.start_char, 0) :]) for name, contents in texts]
     tokens = [tokenizer.encode(contents) for _, contents in texts]
-    evaluator = open_evaluator(settings, str(reader.device))
     reader, reading = _settle(reader, tokens, settings, progress)
     source = source.known_from(reader)
     protocol = Protocol.choose(
@@ -96,7 +92,7 @@ def prepare(
     trial, left_out = None, tuple[str, ...]()
     folder = state_folder(settings.state, key if settings.minutes is None else hash_of(key, settings.minutes))
     if settings.minutes is not None:
-        use = prepare_use(reader, protocol, settings, texts, tokens, None, evaluator=evaluator)
+        use = prepare_use(reader, protocol, settings, texts, tokens, None)
         retrieval = prepare_retrieval(reader, work, settings, parts, None)
         outlook = Outlook(reader, work, settings, use=use, retrieval=retrieval)
         fitted, trial = fit_minutes(outlook, windows[0], folder, key=key, began=began, clock=clock)
@@ -104,7 +100,7 @@ def prepare(
         windows, work = take_windows(tokens, protocol), plan(reader, protocol, fitted.methods)
         key = fingerprint(reader, windows, protocol)
     chosen = {} if settings.minutes is None else {"methods": [name for name in work.methods if name != "plain"]}
-    use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use", evaluator=evaluator)
+    use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use")
     retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
     ledger = Ledger(folder / "losses", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()

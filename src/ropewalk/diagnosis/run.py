@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,6 @@ from ropewalk.readers.losses import cropped_losses
 from ropewalk.readers.reader import CHUNK, Losses, Reader, ReadingOn
 from ropewalk.readers.workers import WorkersProgress, complete
 
-Keep = Callable[[str, int, Losses], None]
-"""Called with a method, a window, and the losses of all its tokens but the first."""
-
 
 def run(
     reader: Reader,
@@ -35,12 +31,11 @@ def run(
     chunk: int = CHUNK,
     workers: int = 1,
     progress: Progress | None = None,
-    keep: Keep | None = None,
 ) -> Measurement:
     """Do every job of the plan that is due, keeping each result in the ledger as soon as it is there, and gather them.
 
     `workers` jobs go on at once, each on its share of the cores. Jobs that another process has leased are waited for.
-    `keep` is called in a worker's thread with what was found, token by token. A KeyboardInterrupt passes through: what
+    A KeyboardInterrupt passes through: what
     was done is in the ledger. Raises `RopeError` where a loss is not finite.
     """
     protocol, stop, due = plan.protocol, threading.Event(), plan.due(ledger)
@@ -75,10 +70,7 @@ def run(
             losses = variant.window_losses(ids, chunk=chunk, advance=shown.advance)
         if job.method == "plain":
             plain[job.window] = losses
-        found = _sums(losses, protocol, job.method, time.perf_counter() - started + spent_before)
-        if keep is not None:
-            keep(job.method, job.window, losses)
-        return found.to_json()
+        return _sums(losses, protocol, job.method, time.perf_counter() - started + spent_before).to_json()
 
     complete(ledger, due, lambda job: plan.key(job.method, job.window), measure, workers=workers, stop=stop)
     return gather(plan, ledger)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.readers.defaults import CHUNK
@@ -85,14 +84,6 @@ class DoctorSettings:
             "help": "What is measured, with commas: loss (always), use (of far tokens), retrieval.",
             "type": tuple[str, ...],
             "commas": True,
-        },
-    )
-    evaluator: Any = field(
-        default=None,
-        metadata={
-            "help": "Another model that chooses the key tokens of the test of use: a folder or a .gguf file.",
-            "type": Path | None,
-            "metavar": "MODEL",
         },
     )
     retrieval: str | Sequence[str] | None = field(
@@ -207,7 +198,7 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
             )
-        alone = [name for name in ("workers", "minutes", "evaluator") if getattr(self, name) is not None]
+        alone = [name for name in ("workers", "minutes") if getattr(self, name) is not None]
         alone += ["retrieval"] if "retrieval" in self.measured and self.shard_window else []
         if self.together and alone:
             raise RopeError(
@@ -230,9 +221,6 @@ class DoctorSettings:
                 facts={"measure": ",".join(self.measured)},
                 cure=f"Choose from {', '.join(MEASURED)}: --measure loss,use.",
             )
-        refuse_ignored(
-            ["evaluator"] if self.evaluator is not None else [], "use" in self.measured, "--measure use", "Add use"
-        )
         if self.retrieval_form not in FORMS:
             raise RopeError(
                 "retrieval: unknown form.",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from ropewalk.diagnosis.estimate import IN_ATTENTION, seconds_at_once
 from ropewalk.diagnosis.evidence import TOLERATED, forgets
 from ropewalk.diagnosis.measurement import Measurement
@@ -14,12 +12,11 @@ from ropewalk.diagnosis.plan import Plan
 from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.methods import METHODS
-from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.pace import Pace
 from ropewalk.readers.reader import Reader
 from ropewalk.use.inputs import UseText
 from ropewalk.use.protocol import UseProtocol
-from ropewalk.use.run import EVALUATOR, REAL, UseModel, UseRun
+from ropewalk.use.run import UseModel, UseRun
 
 
 def prepare_use(
@@ -29,8 +26,6 @@ def prepare_use(
     texts: Sequence[tuple[str, str]],
     tokens: Sequence[Sequence[int]],
     folder: Path | None,
-    *,
-    evaluator: Reader | None = None,
 ) -> UseRun | None:
     """The measurement of use that the settings ask for, on the protocol's windows; None where they do not ask for it.
 
@@ -50,21 +45,8 @@ def prepare_use(
         texts=protocol.texts,
         windows=protocol.windows,
         seed=protocol.seed,
-        evaluator=None if evaluator is None else evaluator.name,
     )
-    return UseRun.prepare(
-        of_use, reader, parts, evaluator=evaluator, state=folder, resume=settings.resume, chunk=settings.chunk
-    )
-
-
-def open_evaluator(settings: DoctorSettings, device: str) -> Reader | None:
-    """The model that chooses key tokens, where one is named or given."""
-    given = settings.evaluator
-    if given is None:
-        return None
-    if isinstance(given, str | Path):
-        return open_reader(given, dtype=torch.float32, device=device)
-    return reader_of(given)
+    return UseRun.prepare(of_use, reader, parts, state=folder, resume=settings.resume, chunk=settings.chunk)
 
 
 def examined_methods(measurement: Measurement) -> tuple[str, ...]:
@@ -98,28 +80,14 @@ def likely_methods(methods: Sequence[str]) -> tuple[str, ...]:
 
 
 def use_seconds(
-    run: UseRun,
-    models: Mapping[str, UseModel],
-    pace: Pace,
-    *,
-    workers: int,
-    losses_due: bool,
-    windows: int | None = None,
+    run: UseRun, models: Mapping[str, UseModel], pace: Pace, *, workers: int, windows: int | None = None
 ) -> float:
-    """About how long the readings that are due will take, in seconds.
-
-    - `losses_due`: without those that come with the losses. `windows`: only so many in all.
-
-    The evaluator's part goes by its number of parameters.
-    """
-    seconds = []
-    for job in run.due(models):
-        if (losses_due and job.method != EVALUATOR and job.reading == REAL) or (windows and job.window >= windows):
-            continue
-        each = pace.seconds(job.work)
-        if job.method == EVALUATOR and run.evaluator is not None:
-            each *= run.evaluator.parameters / models["plain"].reader.parameters
-        elif METHODS[job.method].in_attention:
-            each *= IN_ATTENTION
-        seconds.append(each)
-    return seconds_at_once(seconds, workers)
+    """Return about how many seconds the readings that are due will take; `windows`: only of so many in all."""
+    return seconds_at_once(
+        (
+            pace.seconds(job.work) * (IN_ATTENTION if METHODS[job.method].in_attention else 1.0)
+            for job in run.due(models)
+            if windows is None or job.window < windows
+        ),
+        workers,
+    )

@@ -1,1 +1,1 @@
-"""Does a model use far tokens? The copy test and the exchange test, each with a control within the trained length."""
+"""Measure whether a model uses far tokens: the copy test, with a control within the trained length."""

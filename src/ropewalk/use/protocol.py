@@ -1,4 +1,4 @@
-"""How the use of far tokens is measured: the blocks, distances and windows of both tests, chosen from the lengths."""
+"""The copy test's blocks, distances and windows, chosen from the lengths."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ BLOCK, LEAST_BLOCK = 32, 8  # tokens
 MOST_DISTANCES = 6  # more would make intervals that hold for all of them wide: at three windows, Student's t is 11
 PER_DISTANCE = ((48, 8), (16, 4), (2, 2))
 """Where there is room for so many blocks, so many of them at one distance; half of them are present at a time."""
-MOST_SCORED = 1024  # tokens at a window's end that the exchange test scores
-LEAST_SCORED = 8
-NGRAM = 2  # tokens of the n-grams by which rare tokens are found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,38 +46,11 @@ class CopyDesign:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExchangeDesign:
-    """One window of the exchange test; lengths in tokens.
-
-    The last `scored` tokens of the window are scored; everything that lies more than `distance` before the first of
-    them is exchanged.
-
-    >>> ExchangeDesign(window=1024, scored=64, distance=256).exchanged
-    704
-    """
-
-    window: int
-    scored: int
-    distance: int
-
-    @property
-    def first(self) -> int:
-        """The first scored token."""
-        return self.window - self.scored
-
-    @property
-    def exchanged(self) -> int:
-        """How many tokens at the window's beginning are exchanged."""
-        return self.window - self.scored - self.distance
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class UseProtocol:
-    """How far use is measured; lengths in tokens. The far tests read windows of the target, the controls windows of
-    the trained length; a test that does not fit is None.
+    """The settings of the copy test; lengths in tokens. It reads windows of the target, its control windows of the
+    trained length; a design that does not fit is None.
 
-    - `windows`: of each text. `seed` draws words, their order and the stretches that are exchanged.
-    - `evaluator`: the name of the model that chooses key tokens, or None. `shuffled`: also read the far part shuffled.
+    - `windows`: number of windows of each text. `seed` draws the words and their order.
     """
 
     trained_length: int
@@ -90,10 +60,6 @@ class UseProtocol:
     seed: int
     copy: CopyDesign | None
     copy_control: CopyDesign | None
-    exchange: ExchangeDesign | None
-    exchange_control: ExchangeDesign | None
-    evaluator: str | None = None
-    shuffled: bool = False
 
     @classmethod
     def choose(
@@ -104,8 +70,6 @@ class UseProtocol:
         texts: tuple[str, ...],
         windows: int,
         seed: int = 0,
-        evaluator: str | None = None,
-        shuffled: bool = False,
     ) -> UseProtocol:
         """Blocks and distances for these lengths.
 
@@ -115,8 +79,8 @@ class UseProtocol:
         crop sees only some tokens so far back.
 
         >>> found = UseProtocol.choose(trained_length=256, target=1024, texts=("t",), windows=2)
-        >>> found.copy.distances, found.copy_control.distances, found.exchange.distance
-        ((128, 176, 464, 880), (64, 176), 256)
+        >>> found.copy.distances, found.copy_control.distances
+        ((128, 176, 464, 880), (64, 176))
         """
         if trained_length < 1 or target < 1 or windows < 1:
             raise RopeError(
@@ -135,7 +99,6 @@ class UseProtocol:
             if copy is not None:
                 moved = (seen // block * block if seen < at <= trained_length else at for at in copy.distances)
                 copy = dataclasses.replace(copy, distances=tuple(sorted(set(moved))))
-        scored = min(MOST_SCORED, near // 4)
         return cls(
             trained_length=trained_length,
             target=target,
@@ -144,10 +107,6 @@ class UseProtocol:
             seed=seed,
             copy=copy,
             copy_control=control,
-            exchange=_exchange_design(target, min(scored, beyond // 2), trained_length),
-            exchange_control=_exchange_design(near, scored, near // 4),
-            evaluator=evaluator,
-            shuffled=shuffled,
         )
 
     @property
@@ -165,12 +124,6 @@ class UseProtocol:
                 "every other block also stands at its distance and fresh words stand in the place of the others, once "
                 f"the reverse; gain = loss where absent - loss where present of the same tokens, the first {CUE} of a "
                 "block left out."
-            )
-        if self.exchange or self.exchange_control:
-            parts.append(
-                "Exchange test: the same last tokens after the real beginning of the window, and after a distant "
-                "stretch of the same text in its place; gain = loss with the stretch - loss with the real text. Rare "
-                f"tokens complete {NGRAM} tokens in a row that the exchanged part alone holds."
             )
         parts.append(
             f"Control: plain, in windows of {min(self.trained_length, self.target):,} tokens. Intervals: "
@@ -200,12 +153,6 @@ def _spaced(shortest: int, longest: int, count: int, *, step: int) -> tuple[int,
     low, high = -(-shortest // step), longest // step
     values = np.geomspace(low, high, count) if count > 1 else [high]
     return tuple(sorted({step * round(float(value)) for value in values}))
-
-
-def _exchange_design(window: int, scored: int, distance: int) -> ExchangeDesign | None:
-    """The design; None where too little would be scored or exchanged."""
-    design = ExchangeDesign(window=window, scored=scored, distance=distance)
-    return design if scored >= LEAST_SCORED and design.exchanged >= scored // 2 else None
 
 
 def to_json(protocol: UseProtocol) -> dict[str, Any]:

@@ -11,23 +11,18 @@ from ropewalk.statistics import Interval, signed
 
 LEAST_COPY_GAIN = 0.1
 """Nats per token: below it the copy test says nothing about a model, because it cannot copy."""
-MARGIN = 0.02
-"""Nats per token: an exchange gain shown to be below it is none."""
 SHARE = 0.5
 """Of the gain within the trained length: what a distance must be shown to reach."""
-EXCHANGES = ("exchange", "exchange-rare", "exchange-key")
-SHUFFLED = "shuffled"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UseRow:
     """The gain of one method at one distance: loss(absent) - loss(present) of the same tokens at the same positions.
 
-    - `test`: "copy", "exchange", "exchange-rare", "exchange-key", or "shuffled", which only describes.
-    - `distance`: tokens. How far back the copied block stands; in the exchange test, how much before the scored tokens
-      the exchanged part ends.
+    - `test`: always "copy"; old records also hold rows of the exchange test.
+    - `distance`: tokens from the block back to its copy.
     - `gain`: nats per token, the mean over windows. `interval`: between windows, simultaneous over the distances of one
-      method's copy test, and over the tokens that its exchange tests score; None for one window.
+      method; None for one window.
     - `window`: tokens of each window. `control`: whether it is the control, in windows of the trained length.
     - `windows`, `tokens`: how many windows and scored tokens there are in all.
     """
@@ -109,11 +104,6 @@ class UseMeasurement:
         """Half of the copy test's gain within the trained length, in nats per token; None where it is not measured."""
         return SHARE * self.controls["copy"].gain if self.can_copy else None
 
-    @property
-    def working_exchanges(self) -> list[str]:
-        """The exchange tests whose control shows a gain."""
-        return [test for test in EXCHANGES if test in self.controls and self.controls[test].shows(0.0, share=0.0)]
-
     def reach(self, method: str) -> int | None:
         """The largest distance in tokens up to which the copy test shows use.
 
@@ -138,22 +128,14 @@ class UseMeasurement:
     def shows_use(self, method: str) -> bool | None:
         """Whether the method uses tokens that lie beyond the trained length.
 
-        The copy test decides where its control works: True where at a distance beyond the trained length the gain is
-        shown to be above half of that within, False where at every such distance it is shown to be below. Else the
-        exchange test, where its control shows a gain: True where a gain is shown beyond the trained length, False where
-        every gain there is shown to be below 0.02 nats. None: not measured, or too few windows to tell.
+        True if at a distance beyond the trained length the gain is shown to be above half of that within, False if at
+        every such distance it is shown to be below, None if the control does not work or the windows are too few.
 
         A method may use far tokens and have no `reach`, where it uses nearer ones less than that.
         """
-        if self.needed is not None:
-            return self._copy_shows(method, self.needed)
-        judged = [row.interval for test in self.working_exchanges for row in self.of(method, test)]
-        if any(interval is not None and interval[0] > 0 for interval in judged):
-            return True
-        refuted = judged and all(interval is not None and interval[1] < MARGIN for interval in judged)
-        return False if refuted else None
-
-    def _copy_shows(self, method: str, needed: float) -> bool | None:
+        needed = self.needed
+        if needed is None:
+            return None
         beyond = [row.interval for row in self.of(method, "copy") if row.distance > self.trained_length]
         if any(interval is not None and interval[0] > needed for interval in beyond):
             return True
@@ -162,12 +144,11 @@ class UseMeasurement:
 
     def sentences(self) -> list[str]:
         """What was found, in words."""
-        return [*_copy_lines(self), *_exchange_lines(self), *self.notes]
+        return [*_copy_lines(self), *self.notes]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Every row as JSON holds it; those of the copy test with `needed`, half of the gain within."""
-        extra = {"copy": {"needed": self.needed}}
-        return [{**row.to_json(), **extra.get(row.test, {})} for row in self.rows]
+        """Return every row as JSON holds it, with `needed`: half of the gain within."""
+        return [{**row.to_json(), "needed": self.needed} for row in self.rows]
 
 
 def span_of(shown: Sequence[int], measured: Sequence[int]) -> str:
@@ -230,24 +211,3 @@ def _listed(distances: list[int]) -> str:
     """Distances in a sentence: 1, 2 and 3."""
     *most, last = [f"{distance:,}" for distance in distances]
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def _exchange_lines(found: UseMeasurement) -> Iterator[str]:
-    """What each method gains from the real text far back."""
-    for method in found.methods:
-        rows = [row for test in EXCHANGES for row in found.of(method, test)]
-        if rows:
-            gains = ", ".join(f"{_SCORED[row.test]} {signed(row.gain, row.interval)}" for row in rows)
-            yield (
-                f"Exchange test, {method}: gain in nats per token from the real text more than {rows[0].distance:,} "
-                f"tokens back, against another stretch in its place: {gains}."
-            )
-    if found.methods and found.controls.keys() & set(EXCHANGES) and not found.working_exchanges:
-        yield "Within the trained length the exchange test shows no gain either, so it says nothing about use."
-    if not found.can_copy and found.methods:
-        shown = [method for method in found.methods if found.shows_use(method)]
-        if shown:
-            yield f"By the exchange test these use tokens beyond the trained length: {', '.join(shown)}."
-
-
-_SCORED = {"exchange": "all tokens", "exchange-rare": "rare tokens", "exchange-key": "key tokens"}

@@ -20,16 +20,12 @@ from ropewalk.readers.losses import crop_steps, cropped_losses
 from ropewalk.readers.pace import NOTHING, Workload
 from ropewalk.readers.reader import CHUNK, Losses, Reader
 from ropewalk.readers.workers import WorkersProgress, complete, fitting_workers
-from ropewalk.use.exchange import Mask
 from ropewalk.use.gather import gather
-from ropewalk.use.inputs import PLACES, Reading, UseInputs, UseText, Where
-from ropewalk.use.key_tokens import check_evaluator, key_tokens, same_tokenizer
+from ropewalk.use.inputs import PLACES, Reading, UseInputs, UseText
 from ropewalk.use.protocol import UseProtocol
 from ropewalk.use.result import UseMeasurement
 
-FORMAT = 1  # of the results and of how readings are made: a change of either takes the next number
-EVALUATOR = "evaluator"
-REAL = Reading("far", "exchange", "real")
+FORMAT = 2  # of the results and of how readings are made: a change of either takes the next number
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class UseModel:
 
 @dataclass(frozen=True)
 class UseJob:
-    """One reading of one window by one method, or the evaluator's choice of its key tokens; `work` is what it reads."""
+    """One reading of one window by one method; `work` is what goes through the model for it."""
 
     method: str
     reading: Reading
@@ -64,7 +60,6 @@ class UseRun:
 
     inputs: UseInputs
     ledger: Ledger
-    evaluator: Reader | None = None
     chunk: int = CHUNK
 
     @classmethod
@@ -74,7 +69,6 @@ class UseRun:
         reader: Reader,
         texts: Sequence[UseText],
         *,
-        evaluator: Reader | None = None,
         state: Path | None = None,
         resume: bool = False,
         chunk: int = CHUNK,
@@ -83,12 +77,10 @@ class UseRun:
 
         **Arguments:**
         - `reader`: the model, under any positions. `texts`: with the windows of the protocol.
-        - `evaluator`: another model, which chooses the key tokens; None: there are none.
         - `state`: a folder that keeps each reading as soon as it is there; None: in memory. With `resume` what it
           holds is taken up; else it begins again. `chunk`: tokens of one forward.
 
-        **Raises:** `RopeError` for a model without a tokenizer, an evaluator that cannot choose, and a state of
-        another run.
+        **Raises:** `RopeError` for a model without a tokenizer, and a state of another run.
         """
         tokenizer = reader.tokenizer
         if tokenizer is None:
@@ -97,14 +89,12 @@ class UseRun:
                 facts={"model": reader.name},
                 cure="Put its tokenizer.json beside the weights.",
             )
-        if evaluator is not None:
-            check_evaluator(evaluator, reader, protocol.target)
         inputs = UseInputs(protocol=protocol, texts=tuple(texts), tokenizer=tokenizer)
         made = [(text.contents, tuple(text.tokens), text.starts) for text in texts]
         key = fingerprint(FORMAT, torch.__version__, reader.digest(), protocol, made, tokenizer.tokenizer.to_str())
         ledger = Ledger(state, kind="use", key=key)
         _ = ledger.resume() if resume else ledger.begin()
-        return cls(inputs=inputs, ledger=ledger, evaluator=evaluator, chunk=chunk)
+        return cls(inputs=inputs, ledger=ledger, chunk=chunk)
 
     def due(self, methods: Mapping[str, UseModel]) -> tuple[UseJob, ...]:
         """Every reading without a result, window by window; the control is read by plain alone."""
@@ -116,26 +106,11 @@ class UseRun:
                     for method in (methods if where == "far" else ("plain",))
                     for reading in self.inputs.readings(where)
                 ]
-                if self.evaluator is not None and self.inputs.exchange(where) is not None:
-                    reading = Reading(where, "exchange", "real")
-                    jobs.append(UseJob(EVALUATOR, reading, window, self._work(reading, None).times(2)))
         return tuple(job for job in jobs if self.key(job, methods) not in self.ledger)
 
     def key(self, job: UseJob, methods: Mapping[str, UseModel]) -> str:
         """A job's key in the ledger."""
-        if job.method == EVALUATOR:
-            assert self.evaluator is not None, "only then are there such jobs"
-            return f"{EVALUATOR}/{self.evaluator.digest()}/{job.reading.where}/{job.window}"
         return _key(methods[job.method], job.reading, job.window)
-
-    def keep(self, model: UseModel, window: int, losses: Losses) -> None:
-        """Keep what a loss measurement of the same window has found of the real reading, so that it is not read again.
-
-        - `losses`: nats of every token of the window but the first.
-        """
-        key = _key(model, REAL, window)
-        if self.inputs.exchange("far") is not None and key not in self.ledger:
-            self.ledger.add(key, {"losses": _rounded(losses[self.inputs.first(REAL) - 1 :]), "seconds": 0.0})
 
     def measure(
         self, methods: Mapping[str, UseModel], *, workers: int | None = None, progress: Progress | None = None
@@ -160,9 +135,6 @@ class UseRun:
                 f"{job.method}, window {job.window + 1} of {windows}: {job.reading.description}", job.work.tokens
             )
             started = time.perf_counter()
-            if job.method == EVALUATOR:
-                key = self._choose(job.reading.where, job.window, shown)
-                return {"key": np.flatnonzero(key).tolist(), "seconds": time.perf_counter() - started}
             losses = self._losses(job, methods[job.method], shown)
             return {"losses": _rounded(losses), "seconds": time.perf_counter() - started}
 
@@ -204,24 +176,6 @@ class UseRun:
             )
         return losses
 
-    def _choose(self, where: Where, window: int, shown: WorkersProgress) -> Mask:
-        """The evaluator's key tokens among the scored ones of a window."""
-        design, evaluator = self.inputs.exchange(where), self.evaluator
-        assert design is not None, "only then are there such jobs"
-        assert evaluator is not None, "only then are there such jobs"
-        assert evaluator.tokenizer is not None, "checked before"
-        text, spans = self.inputs.window_text(where, window)
-        same = same_tokenizer(evaluator.tokenizer, self.inputs.tokenizer)
-        return key_tokens(
-            evaluator,
-            design,
-            text=text,
-            spans=spans,
-            input_ids=self.inputs.real(where, window).tolist() if same else None,
-            chunk=self.chunk,
-            advance=shown.advance,
-        )
-
     def _gathered(self, methods: Mapping[str, UseModel]) -> UseMeasurement:
         """The measurement, from the ledger."""
 
@@ -231,15 +185,8 @@ class UseRun:
         def losses_of(method: str, reading: Reading, window: int) -> Losses:
             return np.asarray(result(method, reading, window)["losses"], dtype=np.float64)
 
-        def key_of(where: Where, window: int) -> Mask:
-            design = self.inputs.exchange(where)
-            assert design is not None, "only then is it asked for"
-            chosen = np.zeros(design.scored, dtype=np.bool_)
-            chosen[result(EVALUATOR, Reading(where, "exchange", "real"), window)["key"]] = True
-            return chosen
-
         protocol = self.inputs.protocol
-        rows, controls = gather(self.inputs, list(methods), losses_of, None if self.evaluator is None else key_of)
+        rows, controls = gather(self.inputs, list(methods), losses_of)
         windows = range(protocol.total_windows)
         seconds = {
             method: sum(
@@ -249,15 +196,12 @@ class UseRun:
             )
             for method in methods
         }
-        notes = self.inputs.notes()
-        if self.evaluator is None:
-            notes.append("No row for key tokens: another model has to choose them (--evaluator MODEL).")
         return UseMeasurement(
             trained_length=protocol.trained_length,
             target=protocol.target,
             rows=rows,
             controls=controls,
-            notes=tuple(notes),
+            notes=tuple(self.inputs.notes()),
             seconds=seconds,
         )
 
