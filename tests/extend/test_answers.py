@@ -95,7 +95,7 @@ def test_the_loss_is_that_of_the_answers_tokens() -> None:
 
 
 def test_tasks_take_turns() -> None:
-    """Every length is kept, the same seed gives the same texts, and another one others; lists have one question."""
+    """Every length is kept, the same seed gives the same texts, and another one others."""
     tokenizer = TextTokenizer.bytes()
 
     def made(seed: int) -> list[QuestionSet]:
@@ -107,10 +107,8 @@ def test_tasks_take_turns() -> None:
     assert digest(found) == digest(made(1)) != digest(made(2))
     assert {tokenizer.decode(list(one.input_ids)).count("pass key") > 0 for one in found[::2]} == {True}
     assert {tokenizer.decode(list(one.input_ids)).count("pass key") > 0 for one in found[1::2]} == {False}
-    [one] = answer_texts(tokenizer, ["fwe"], TEXT, length=900, count=1, seed=0)
-    assert len(one.questions) == 1
     with pytest.raises(RopeError, match="fewer texts than tasks"):
-        answer_texts(tokenizer, ["passkey", "vt"], TEXT, length=700, count=1, seed=0)
+        answer_texts(tokenizer, ["passkey", "numbers"], TEXT, length=700, count=1, seed=0)
     with pytest.raises(RopeError, match="unknown task"):
         answer_texts(tokenizer, ["pass"], TEXT, length=700, count=1, seed=0)
 

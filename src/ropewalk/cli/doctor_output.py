@@ -12,7 +12,7 @@ from ropewalk.diagnosis.document import shared_sentences
 from ropewalk.diagnosis.standings import standing_rows, used_in_words
 from ropewalk.methods import METHODS
 from ropewalk.report.verdict import headline, reaches
-from ropewalk.retrieval.summary import accuracy_rows, sentences
+from ropewalk.retrieval.result import accuracy_rows, sentences
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,8 +20,7 @@ from ropewalk.diagnosis.standings import standing_rows
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.report.verdict import headline
 from ropewalk.report.write import report_figure, report_page
-from ropewalk.retrieval.result import RetrievalMeasurement
-from ropewalk.retrieval.summary import sentences
+from ropewalk.retrieval.result import RetrievalMeasurement, sentences
 from ropewalk.use.result import UseMeasurement
 
 if TYPE_CHECKING:

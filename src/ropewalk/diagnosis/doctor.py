@@ -31,9 +31,7 @@ def doctor(
     retrieval: str | Sequence[str] | None = None,
     retrieval_lengths: Sequence[int] | None = None,
     retrieval_samples: int = 4,
-    retrieval_form: str = "many",
     retrieval_chat: bool = False,
-    scoring: str = "choice",
     seed: int = 0,
     chunk: int = CHUNK,
     workers: int | None = None,
@@ -62,9 +60,9 @@ def doctor(
     - `unscaled_tokens`: so many first tokens keep their angles under changed frequencies.
     - `measure`: "loss" (always), "use" (the copy test, for plain, the best method and crop) and "retrieval", with
       commas.
-    - `retrieval`: tasks, or "all"; None: none. `retrieval_lengths` in tokens, `retrieval_samples` texts for each task
-      and length. `retrieval_form`: "many" questions after each text, or "one"; `retrieval_chat`: in the frame of the
-      model's chat template. `scoring`: "choice", or with one question "generate".
+    - `retrieval`: "numbers", "passkey", or "all" (those that fit); None: none. `retrieval_lengths` in tokens,
+      `retrieval_samples` texts for each task and length. `retrieval_chat`: put the questions into the frame of the
+      model's chat template.
     - `seed` draws the windows and the texts. `chunk`: tokens of one forward. `workers`: windows at one time.
     - `minutes`: measure the windows and methods that fit, by an estimate; plain and crop always. None: all.
     - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own. "auto" is bfloat16

@@ -98,7 +98,7 @@ class DoctorRun:
     def at_work(self) -> Iterator[None]:
         """For the time of the block no other process may begin this run again; it may join it."""
         ledgers = [self.ledger, *(() if self.use is None else (self.use.ledger,))]
-        ledgers += [] if self.retrieval is None else [self.retrieval.outcomes.ledger]
+        ledgers += [] if self.retrieval is None else [self.retrieval.ledger]
         with ExitStack() as held:
             for ledger in ledgers:
                 held.enter_context(ledger.at_work())
@@ -156,12 +156,12 @@ class DoctorRun:
         if self.retrieval is None:
             return None
         methods = asked_methods(self.retrieval, self.settings, self.plan, examined_methods(losses))
-        expect(progress, sum(one.cell.length for one in self.retrieval.due_of(methods)))
+        expect(progress, sum(one.cell.length for one in self.retrieval.due(methods)))
         try:
             return self.retrieval.measure(progress, methods=methods)
         except KeyboardInterrupt as stop:
-            kept = len(self.retrieval.outcomes.ledger)
-            raise RunInterrupted("texts", kept, len(self.retrieval.due_of(methods))) from stop
+            kept = len(self.retrieval.ledger)
+            raise RunInterrupted("texts", kept, len(self.retrieval.due(methods))) from stop
 
     def diagnosis(
         self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None

@@ -43,7 +43,7 @@ class Outlook:
     def due_of(self, examined: Sequence[str]) -> bool:
         """Whether anything is due besides the losses; `examined`: the methods whose use of far tokens is measured."""
         of_use = self.use is not None and self.use.due(self._models(examined))
-        return bool(of_use or (self.retrieval is not None and self.retrieval.due_of(self._asked(examined))))
+        return bool(of_use or (self.retrieval is not None and self.retrieval.due(self._asked(examined))))
 
     def seconds(
         self, jobs: Sequence[Job], examined: Sequence[str], trial: Trial, *, windows: int | None = None

@@ -13,10 +13,8 @@ from ropewalk.methods import METHODS
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.pace import Pace, Workload
 from ropewalk.readers.reader import Reader
-from ropewalk.retrieval.example import Example
 from ropewalk.retrieval.measure import RetrievalRun, fitting_tasks
 from ropewalk.retrieval.protocol import Cell, RetrievalProtocol
-from ropewalk.retrieval.questions import QuestionSet
 
 SHORTEST = 256
 ONE_ON_ALL_CORES = 0.8  # speed of one reader on all cores over that of one on each core
@@ -35,13 +33,11 @@ def prepare_retrieval(
     assert tokenizer is not None, "the doctor refuses models without one"
     lengths = lengths_of(settings.retrieval_lengths, trained_length=trained, target=plan.protocol.target)
     protocol = RetrievalProtocol(
-        tasks=_tasks(settings.task_names, tokenizer, lengths, text, settings.retrieval_form),
+        tasks=_tasks(settings.task_names, tokenizer, lengths, text),
         lengths=lengths,
-        form=settings.retrieval_form,
         chat=settings.retrieval_chat,
         samples=settings.retrieval_samples,
         seed=settings.seed,
-        scoring=settings.scoring,
         text=text[0],
         trained_length=trained,
     )
@@ -75,9 +71,9 @@ def retrieval_seconds(run: RetrievalRun, methods: Sequence[str], pace: Pace, *, 
     `pace` is that of one of so many `workers`. One text of each kind is made, to count the tokens that are asked.
     """
     alone = max(1.0, ONE_ON_ALL_CORES * workers)
-    asked = {cell: _tokens_asked(run, cell) for cell in {job.cell for job in run.due_of(methods)}}
+    asked = {cell: _tokens_asked(run, cell) for cell in {job.cell for job in run.due(methods)}}
     seconds = 0.0
-    for job in run.due_of(methods):
+    for job in run.due(methods):
         length = min(job.cell.length, run.crop.get(job.method, job.cell.length))
         questions = Workload(calls=1, tokens=asked[job.cell], pairs=asked[job.cell] * length, scored=asked[job.cell])
         slower = IN_ATTENTION if METHODS[job.method].in_attention else 1.0
@@ -87,18 +83,16 @@ def retrieval_seconds(run: RetrievalRun, methods: Sequence[str], pace: Pace, *, 
 
 def _tokens_asked(run: RetrievalRun, cell: Cell) -> int:
     """Tokens of all questions and candidates after one text of a cell."""
-    made = run.tasks[cell.task].make(run.tokenizer, cell.length, cell.depth or 0.0, run.protocol.draws(cell, 0))
-    questions = (QuestionSet.of(made) if isinstance(made, Example) else made).questions
-    return sum(len(one.input_ids) + sum(map(len, one.continuations)) for one in questions)
+    return sum(len(one.input_ids) + sum(map(len, one.continuations)) for one in run.text(cell, 0).questions)
 
 
 def _tasks(
-    names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], text: tuple[str, str], form: str
+    names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], text: tuple[str, str]
 ) -> tuple[str, ...]:
     """The tasks of these names; "all" is every one whose texts fit into the shortest length."""
     if tuple(names) != (ALL,):
         return tuple(names)
-    fitting = fitting_tasks(tokenizer, min(lengths), form=form, text=text)
+    fitting = fitting_tasks(tokenizer, min(lengths), text=text)
     if not fitting:
         raise RopeError(
             "doctor: no retrieval task fits into the shortest length.",

@@ -18,11 +18,9 @@ from ropewalk.ledger import fingerprint
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import CHUNK, Advance, Reader
-from ropewalk.retrieval.example import Example
-from ropewalk.retrieval.protocol import DEPTHS, Cell, draws
-from ropewalk.retrieval.questions import QuestionSet
+from ropewalk.retrieval.protocol import draws
+from ropewalk.retrieval.questions import QuestionSet, make_tasks
 from ropewalk.retrieval.scoring import answers_of, candidate_log_probs
-from ropewalk.retrieval.tasks import make_tasks
 from ropewalk.statistics import Interval, difference, signed
 
 FOUND = "the share of far answers found differs by"
@@ -57,14 +55,11 @@ def answer_texts(
     made = []
     for number in range(count):
         task = tasks[number % len(tasks)]
-        depth = DEPTHS[number // len(tasks) % len(DEPTHS)]
-        cell = Cell(task=task.name, length=length, depth=depth, examples=count)
-        one = task.make(tokenizer, length, depth, draws(seed, cell, number))
-        asked = (QuestionSet.of(one) if isinstance(one, Example) else one).beyond(beyond)
+        asked = task.make(tokenizer, length, draws(seed, task.name, length, number)).beyond(beyond)
         if not asked.questions:
             raise RopeError(
                 f"search: no answer of `{task.name}` lies beyond the trained length.",
-                facts={"trained_length": beyond, "target": length, "depth": depth},
+                facts={"trained_length": beyond, "target": length},
                 cure="Ask for a longer --target, or for --answers numbers.",
             )
         made.append(asked)

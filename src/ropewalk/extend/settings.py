@@ -308,9 +308,7 @@ class SearchSettings(OutputSettings):
     monotone: bool = setting(
         "With --over factors: divisors never decrease towards slower pairs (LongRoPE's constraint).", default=False
     )
-    answers: str | None = setting(
-        "Search on far answers of retrieval tasks instead: passkey,niah_single,...", default=None
-    )
+    answers: str | None = setting("Search on far answers of retrieval tasks instead: numbers, passkey.", default=None)
     device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto")
     seed: int = setting("Seed of windows, texts and the search.", default=0)
 

@@ -1,1 +1,1 @@
-"""Retrieval from long inputs: passkey and RULER's kinds of tasks, made offline, scored with intervals."""
+"""Measure retrieval from long inputs: hidden numbers and pass keys, made offline, scored with intervals."""

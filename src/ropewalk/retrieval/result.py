@@ -1,4 +1,4 @@
-"""What was measured: accuracies with intervals by cell, length, task and distance, and how far a method reaches."""
+"""What was measured: accuracies with intervals by cell, length, task and distance, their rows and sentences."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class RetrievalMeasurement:
                 chances += [1 / answer.choices for answer in chosen]
         if not texts:
             return None
-        return Accuracy(tuple(texts), sum(chances) / len(chances) if self.protocol.scoring == "choice" else 0.0)
+        return Accuracy(tuple(texts), sum(chances) / len(chances))
 
     def effective_length(self, method: str, threshold: float = THRESHOLD) -> int | None:
         """The longest measured length up to which the accuracy over all tasks stays at or above `threshold`.
@@ -117,35 +117,30 @@ class RetrievalMeasurement:
             reached = length
         return reached
 
-    def depth_edges(self, task: str) -> tuple[float, ...] | None:
-        """Where depths are cut into up to five parts, so that every cell of every length has at least 20 answers.
-
-        One part where there are fewer answers; None for a task without depths.
-        """
-        of_length = [
+    def depth_edges(self, task: str) -> tuple[float, ...]:
+        """Return the edges of up to five parts of the depths, so that every cell of every length has 20 answers."""
+        rows = [
             [answer.depth for texts in self._texts(self.methods[0], length, task) for answer in texts]
             for length in self.protocol.lengths
         ]
-        depths = [[depth for depth in row if depth is not None] for row in of_length]
-        return even_edges([row for row in depths if row], 1.0, _DEPTHS)
+        return even_edges(rows, 1.0, _DEPTHS)
 
-    def distance_edges(self, task: str, length: int) -> tuple[float, ...] | None:
-        """Where distances are cut into up to eight parts in the same way, in tokens; None for a task without them."""
-        found = [answer.distance for texts in self._texts(self.methods[0], length, task) for answer in texts]
-        distances = [float(one) for one in found if one is not None]
-        return even_edges([distances] if distances else [], float(length), _DISTANCES)
+    def distance_edges(self, task: str, length: int) -> tuple[float, ...]:
+        """Return the edges of up to eight parts of the distances in the same way, in tokens."""
+        found = [float(one.distance) for texts in self._texts(self.methods[0], length, task) for one in texts]
+        return even_edges([found], float(length), _DISTANCES)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every cell as JSON holds it: {method, task, length, depth, asked, found, interval, ...}.
+        """Return every cell as JSON holds it: {method, task, length, depth, asked, found, interval, ...}.
 
-        `depth` is the middle of the part `depths`; None for a task without depths.
+        `depth` is the middle of the part `depths`.
         """
         rows = []
         for method, task, length in self._each():
             for part, inside in _parts(self.depth_edges(task), lambda answer: answer.depth):
                 found = self.accuracy(method, length=length, task=task, where=inside)
                 if found is not None:
-                    depth = None if part is None else (part[0] + part[1]) / 2
+                    depth = (part[0] + part[1]) / 2
                     raw = self.accuracy(method, length=length, task=task, where=inside, raw=True)
                     more = {"depths": part, "found_raw": None if raw is None else raw.correct}
                     row: dict[str, Any] = {"method": method, "task": task, "length": length, "depth": depth}
@@ -164,7 +159,7 @@ class RetrievalMeasurement:
                         means.append({**head, **found.to_json(), "found_raw": raw.correct})
         for method, task, length in self._each():
             edges = self.distance_edges(task, length)
-            for part, inside in _parts(edges, lambda answer: answer.distance) if edges else ():
+            for part, inside in _parts(edges, lambda answer: float(answer.distance)):
                 found = self.accuracy(method, length=length, task=task, where=inside)
                 if found is not None:
                     at = {"method": method, "task": task, "length": length}
@@ -192,7 +187,7 @@ class RetrievalMeasurement:
                 yield from texts
 
 
-def even_edges(rows: Sequence[Sequence[float]], end: float, most: int) -> tuple[float, ...] | None:
+def even_edges(rows: Sequence[Sequence[float]], end: float, most: int) -> tuple[float, ...]:
     """The edges of the most even parts of 0 .. end, at most `most`, that each hold 20 numbers of every row, or of one.
 
     >>> even_edges([[n / 48 for n in range(48)]], 1.0, 5)
@@ -200,8 +195,6 @@ def even_edges(rows: Sequence[Sequence[float]], end: float, most: int) -> tuple[
     >>> even_edges([[0.1, 0.9]], 1.0, 5)
     (0.0, 1.0)
     """
-    if not rows:
-        return None
     for parts in range(most, 1, -1):
         edges = tuple(end * part / parts for part in range(parts + 1))
         if all(min(_counts(row, edges)) >= LEAST for row in rows):
@@ -222,15 +215,78 @@ def _part(value: float, edges: Sequence[float]) -> int:
 
 
 def _parts(
-    edges: Sequence[float] | None, of: Callable[[Answer], float | None]
-) -> Iterator[tuple[tuple[float, float] | None, Callable[[Answer], bool]]]:
-    """Each part with whether an answer lies in it; without edges the one part None, in which all lie."""
-    if edges is None:
-        yield None, lambda answer: True
-        return
+    edges: Sequence[float], of: Callable[[Answer], float]
+) -> Iterator[tuple[tuple[float, float], Callable[[Answer], bool]]]:
+    """Yield each part with a function that tells whether an answer lies in it."""
 
     def inside(number: int) -> Callable[[Answer], bool]:
-        return lambda answer: (value := of(answer)) is not None and _part(value, edges) == number
+        return lambda answer: _part(of(answer), edges) == number
 
     for number, part in enumerate(pairwise(edges)):
         yield part, inside(number)
+
+
+def accuracy_rows(measurement: RetrievalMeasurement, task: str | None = None) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: each method's accuracy with its interval at each length, over all tasks or for one of them."""
+    heads = ["method", *(f"{length:,}" for length in measurement.protocol.lengths)]
+    rows = [
+        [method, *(_cell(measurement.accuracy(method, length=at, task=task)) for at in measurement.protocol.lengths)]
+        for method in measurement.methods
+    ]
+    return heads, rows
+
+
+def sentences(measurement: RetrievalMeasurement, threshold: float = THRESHOLD) -> Iterator[str]:
+    """What chance finds, how far each method reaches, whether any is distinguishable from guessing, and the cost."""
+    protocol = measurement.protocol
+    of_tasks = [found for task in protocol.tasks if (found := measurement.accuracy(measurement.methods[0], task=task))]
+    low, high = (end(found.chance for found in of_tasks) for end in (min, max))
+    yield f"Chance finds {low:.1%}." if f"{low:.1%}" == f"{high:.1%}" else f"Chance finds {low:.1%} to {high:.1%}."
+    longest = protocol.lengths[-1]
+    for method in measurement.methods:
+        reached = measurement.effective_length(method, threshold)
+        reach = "at no measured length" if reached is None else f"up to {reached:,} tokens"
+        sentence = f"{method} finds {threshold:.1%} or more {reach}"
+        found, raw = (measurement.accuracy(method, length=longest, raw=raw) for raw in (False, True))
+        if found is not None and raw is not None:
+            as_it_is = f", raw {raw.value:.2f}" if raw.correct != found.correct else ""
+            sentence += f"; {_cell(found)}{as_it_is} at {longest:,}{_doubt(found)}"
+        yield f"{sentence}."
+    if any(found.interval is None for found in _cells(measurement)):
+        yield "One text of a task and length gives no interval, as its answers belong together: ask for more texts."
+    yield from _costs(measurement)
+
+
+def _cells(measurement: RetrievalMeasurement) -> list[Accuracy]:
+    """Each task at each length, of the first method."""
+    found = [
+        measurement.accuracy(measurement.methods[0], length=length, task=task)
+        for length in measurement.protocol.lengths
+        for task in measurement.protocol.tasks
+    ]
+    return [one for one in found if one is not None]
+
+
+def _costs(measurement: RetrievalMeasurement) -> Iterator[str]:
+    """How many answers a text gave, and what an answer took."""
+    found = [one for method in measurement.methods if (one := measurement.accuracy(method)) is not None]
+    answers, texts, seconds = sum(one.n for one in found), sum(len(one.texts) for one in found), measurement.seconds
+    if seconds:
+        yield f"{answers / texts:.3g} answers for each text, {sum(seconds.values()) / answers:.2g} seconds each."
+
+
+def _doubt(found: Accuracy) -> str:
+    """Say that an accuracy may be guessing; nothing without an interval."""
+    if found.interval is None:
+        return ""
+    return ", not distinguishable from guessing" if found.interval[0] <= found.chance else ""
+
+
+def _cell(found: Accuracy | None) -> str:
+    """An accuracy with its interval: 0.90 (0.60 to 0.98); without one: 0.90."""
+    if found is None:
+        return "\u2013"
+    if found.interval is None:
+        return f"{found.value:.2f}"
+    low, high = found.interval
+    return f"{found.value:.2f} ({low:.2f} to {high:.2f})"

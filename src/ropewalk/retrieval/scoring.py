@@ -1,32 +1,29 @@
-"""Is the answer found? By its log-probability against distractors, or by the words of a greedy completion."""
+"""Decide whether an answer is found, by its log-probability compared with those of other candidates."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 from ropewalk.errors import RopeError
-from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.reader import CHUNK, Advance, Reader
-from ropewalk.retrieval.example import Example
 from ropewalk.retrieval.questions import QuestionSet
 
 
 class Answer(NamedTuple):
     """Whether one answer was found, among how many choices.
 
-    `found` by the calibrated log-probabilities, `raw` by those as they are; the same where a text has one question.
-    `depth` and `distance` are `Wanted`'s: the part of the text before the needle, and tokens back from the question.
+    `found` by the calibrated log-probabilities, `raw` by those as they are. `depth` is the part of the text before the
+    needle; `distance` the tokens from there to the end of the question.
     """
 
     found: bool
     raw: bool
     choices: int
-    depth: float | None
-    distance: int | None
+    depth: float
+    distance: int
 
 
 def candidate_log_probs(
@@ -87,50 +84,14 @@ def choose(log_probs: list[float]) -> bool:
     return log_probs[0] > max(log_probs[1:])
 
 
-def names_all(completion: str, answers: tuple[str, ...]) -> bool:
-    """Whether every answer stands in the completion as a whole word.
-
-    >>> names_all(" 123, and 45.", ("45", "123")), names_all(" 1234", ("123",))
-    (True, False)
-    """
-    return all(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", completion) for answer in answers)
-
-
-def completes(reader: Reader, tokenizer: Tokenizer, example: Example) -> bool:
-    """Whether the greedy completion, of as many tokens as the full answer has, names all of it."""
-    length = example.tokens if reader.positions.needs_seq_len else None
-    [new] = reader.generate([example.input_ids], max_new_tokens=example.new_tokens, seq_len=length)
-    return names_all(tokenizer.decode(new), example.answers)
-
-
 def score(
     reader: Reader,
-    tokenizer: Tokenizer,
-    made: Example | QuestionSet,
+    asked: QuestionSet,
     *,
-    scoring: str,
     crop: int | None = None,
     chunk: int = CHUNK,
     advance: Advance | None = None,
 ) -> list[Answer]:
-    """What the model answers after one text; `scoring` is one of `SCORINGS`.
-
-    With `crop` it reads only the last so many tokens of the text with a question and its answer. Raises `RopeError`
-    where a set of many questions is to be answered in words.
-    """
-    asked = QuestionSet.of(made) if isinstance(made, Example) else made
-    if scoring == "choice":
-        asked = asked if crop is None else asked.cropped(crop)
-        return answers_of(asked, candidate_log_probs(reader, asked, chunk=chunk, advance=advance))
-    if not isinstance(made, Example):
-        raise RopeError(
-            "retrieval: many questions after one text are answered by choice.",
-            facts={"scoring": scoring},
-            cure='Ask one question for each text: form="one", on the command line --retrieval-form one.',
-        )
-    [question] = asked.questions
-    [wanted] = question.wanted
-    correct = completes(reader, tokenizer, made if crop is None else made.cropped(crop))
-    if advance is not None:
-        advance(len(made.input_ids))
-    return [Answer(correct, correct, 1 + len(wanted.others), wanted.depth, wanted.distance)]
+    """Return what the model answers after one text; with `crop` it reads only the text's last so many tokens."""
+    asked = asked if crop is None else asked.cropped(crop)
+    return answers_of(asked, candidate_log_probs(reader, asked, chunk=chunk, advance=advance))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.retrieval.material import passage, words_of
+from ropewalk.retrieval.questions import passage, words_of
 from ropewalk.use.protocol import CopyDesign
 
 Half = Literal["odd", "even"]
