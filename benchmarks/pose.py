@@ -29,25 +29,22 @@ import torch
 from ropewalk import extend
 from ropewalk.atomic_io import finite, write_json
 from ropewalk.builtin.texts import read_text
-from ropewalk.diagnosis.plan import plan, trained_length_of
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.held_out_text import HeldOutText, refuse_seen
 from ropewalk.extend.outcome import CROP, PLAIN, TUNED, TUNED_CROP, Variant, after, interaction, measure
 from ropewalk.extend.source import SourceModel
 from ropewalk.figures.extension import pose_figure
 from ropewalk.figures.style import render
+from ropewalk.measure.answers import Answer, RetrievalMeasurement
+from ropewalk.measure.copy_test import UseModel, UseRun
+from ropewalk.measure.copy_windows import UseProtocol, UseText
+from ropewalk.measure.plan import Protocol, plan, trained_length_of
+from ropewalk.measure.retrieval import measure_retrieval
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress.bar import ProgressBar
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Reader
-from ropewalk.retrieval.measure import measure_retrieval
-from ropewalk.retrieval.result import RetrievalMeasurement
-from ropewalk.retrieval.scoring import Answer
 from ropewalk.statistics import difference
 from ropewalk.training import Housekeeping
-from ropewalk.use.inputs import UseText
-from ropewalk.use.protocol import UseProtocol
-from ropewalk.use.run import UseModel, UseRun
 
 UNTUNED, UNTUNED_CROP = f"un{TUNED}", f"un{TUNED_CROP}"
 ARMS: dict[str, str] = {

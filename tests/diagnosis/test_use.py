@@ -13,19 +13,18 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.diagnosis.diagnosis import Diagnosis
-from ropewalk.diagnosis.doctor_run import RunInterrupted
-from ropewalk.diagnosis.measurement import Measurement, WindowResult
+from ropewalk.diagnosis.doctor_run import RunInterrupted, examined_methods
 from ropewalk.diagnosis.prepare import prepare
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.diagnosis.use import examined_methods, use_model, use_seconds
 from ropewalk.errors import RopeError
+from ropewalk.measure.estimate import Outlook, Pace, Trial, seconds_at_once
+from ropewalk.measure.losses import Measurement, WindowResult
+from ropewalk.measure.plan import Protocol
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.positions import Positions
 from ropewalk.readers.decoder import DecoderReader
-from ropewalk.readers.pace import Pace
 from tests.diagnosis.models import ROPE, tiny_decoder
-from tests.use.readers import text_of
+from tests.measure.copy_readers import text_of
 
 TEXT = [("words", text_of(700))]
 TRAINED, TARGET = 128, 256
@@ -195,20 +194,17 @@ def test_the_estimate_counts_what_will_be_read(tmp_path: Path) -> None:
     """At a second for each token: the tokens of every reading that is due."""
     run = prepare(model(), DoctorSettings(target=TARGET, text=TEXT, methods="yarn", windows=2, state=tmp_path))
     assert run.use is not None
-    models = {name: use_model(name, run.reader, run.plan) for name in run.plan.methods}
-    pace = Pace(0.0, 1.0, 0.0, 0.0)
-    due = run.use.due(models)
-    whole = use_seconds(run.use, models, pace, workers=1)
-    assert whole == sum(job.work.tokens for job in due) > 2 * 2 * TARGET
-    assert use_seconds(run.use, models, pace, workers=1, windows=1) == whole / 2
+    outlook, trial = run.outlook, Trial(Pace(0.0, 1.0, 0.0, 0.0), 0)
+    due = outlook.others(run.plan.methods)
+    whole = outlook.seconds([], run.plan.methods, trial)
+    assert sum(job.work.tokens for job in due) > 2 * 2 * TARGET
+    assert seconds_at_once([float(job.work.tokens) for job in due], outlook.workers(2)) == whole
+    assert outlook.seconds([], run.plan.methods, trial, windows=1) < whole
 
 
 def test_minutes_leave_room_for_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer windows fit into the same minutes where use is measured as well."""
-    from ropewalk.diagnosis import outlook as module
-    from ropewalk.readers.pace import Trial
-
-    monkeypatch.setattr(module, "try_out", lambda *given, **more: Trial(Pace(0.0, 1e-2, 0.0, 0.0), 0))
+    monkeypatch.setattr(Outlook, "try_out", lambda *given, **more: Trial(Pace(0.0, 1e-2, 0.0, 0.0), 0))
     counts = {}
     for measure in ("loss", "loss,use"):
         settings = DoctorSettings(

@@ -21,10 +21,10 @@ from ropewalk.extend.answers import (
 )
 from ropewalk.extend.factors import factor_space
 from ropewalk.extend.point_search import SearchResult, search_points
+from ropewalk.measure.questions import Question, QuestionSet, Wanted
+from ropewalk.measure.retrieval import answers_of, candidate_log_probs
 from ropewalk.methods import Reach
 from ropewalk.readers.decoder import DecoderReader
-from ropewalk.retrieval.questions import Question, QuestionSet, Wanted
-from ropewalk.retrieval.scoring import answers_of, candidate_log_probs
 from tests.diagnosis.models import random_ids, tiny_decoder
 
 pytest.importorskip("cma")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.card import card
 from ropewalk.extend.outcome import Variant, record
+from ropewalk.measure.plan import Protocol
 from ropewalk.statistics import interval_sentence, mean_and_interval, over_windows
 
 PROTOCOL = Protocol.choose(trained_length=8, text="held_out", target=32, windows=2)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.card import card
 from ropewalk.extend.outcome import Variant, before, interaction, measure, record, untuned_crop, verdict
+from ropewalk.measure.plan import Protocol
 from tests.extend.material import TARGET, TRAINED, checkpoint, reader_under, token_ids
 
 NAMES = ("plain", "crop", "yarn", "yarn crop", "tuned", "tuned crop")

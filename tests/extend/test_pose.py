@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.outcome import Variant
 from ropewalk.figures.extension import pose_figure
+from ropewalk.measure.plan import Protocol
 from ropewalk.statistics import difference
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"

@@ -8,8 +8,8 @@ from typing import Any
 from ropewalk.audit.audit import audit
 from ropewalk.diagnosis.decide import decide
 from ropewalk.diagnosis.evidence import TOLERATED, Evidence
-from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.measure.losses import WindowLosses
+from ropewalk.measure.plan import Protocol
 from ropewalk.methods import METHODS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.statistics import mean_and_interval

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from ropewalk.cli.tables import SEVERITIES, finding_line, stacked
 from ropewalk.diagnosis.document import shared_sentences
 from ropewalk.diagnosis.standings import standing_rows, used_in_words
+from ropewalk.measure.answers import accuracy_rows, sentences
 from ropewalk.methods import METHODS
 from ropewalk.report.verdict import headline, reaches
-from ropewalk.retrieval.result import accuracy_rows, sentences
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ropewalk.diagnosis.diagnosis import Diagnosis
-    from ropewalk.retrieval.result import RetrievalMeasurement
+    from ropewalk.measure.answers import RetrievalMeasurement
 
 _COLORS = {"extend": "green", "keep": "green", "cut": "yellow", "undecided": "yellow", "unfit": "red"}
 

@@ -15,12 +15,12 @@ from ropewalk.extend.held_out import SEARCHED, Contest, measure_points, points_o
 from ropewalk.extend.jobs import open_ledger
 from ropewalk.extend.point_search import SearchResult
 from ropewalk.ledger import fingerprint
+from ropewalk.measure.answers import draws
+from ropewalk.measure.questions import QuestionSet, make_tasks
+from ropewalk.measure.retrieval import answers_of, candidate_log_probs
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import CHUNK, Advance, Reader
-from ropewalk.retrieval.protocol import draws
-from ropewalk.retrieval.questions import QuestionSet, make_tasks
-from ropewalk.retrieval.scoring import answers_of, candidate_log_probs
 from ropewalk.statistics import Interval, difference, signed
 
 FOUND = "the share of far answers found differs by"

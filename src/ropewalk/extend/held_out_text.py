@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ropewalk.builtin.texts import read_text
-from ropewalk.diagnosis.plan import take_windows
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.extend.overlap import check_unseen
+from ropewalk.measure.plan import Protocol, take_windows
 from ropewalk.methods import Reach
 from ropewalk.models.tokens import Tokenizer
 

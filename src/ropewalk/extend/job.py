@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ropewalk.builtin.texts import read_text
-from ropewalk.diagnosis.plan import Plan
 from ropewalk.distributed.mesh import ALONE, Mesh
 from ropewalk.errors import RopeError
 from ropewalk.extend.card import card
@@ -22,6 +21,7 @@ from ropewalk.extend.outcome import Variant, after, before, measure, record, unt
 from ropewalk.extend.settings import MethodSettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
 from ropewalk.extend.work_folder import WorkFolder
+from ropewalk.measure.plan import Plan
 from ropewalk.methods import METHODS
 from ropewalk.models.precision import dtype_named
 from ropewalk.progress import Progress

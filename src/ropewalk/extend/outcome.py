@@ -14,10 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from ropewalk.atomic_io import finite
-from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan
-from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.diagnosis.run import run
 from ropewalk.ledger import Ledger
+from ropewalk.measure.loss_run import run
+from ropewalk.measure.plan import KIND, Plan, Protocol, fingerprint, plan
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import Reader
 from ropewalk.statistics import Interval, difference, over_windows
@@ -66,7 +65,7 @@ def measure(
     """The losses of a model by the doctor's run, one result for each entry of `names`.
 
     **Arguments:**
-    - `windows`: int64 `[windows, target]`, of `diagnosis.plan.take_windows`. `plan`: what is measured of the reader.
+    - `windows`: int64 `[windows, target]`, of `measure.plan.take_windows`. `plan`: what is measured of the reader.
     - `names`: for each result its name, and the plan's method that it comes from.
     - `folder`: keeps each window's result, in a ledger named by its fingerprint, so that a stopped measurement
       continues.

@@ -305,7 +305,7 @@ def text_objective(
         raise RopeError(
             "search: `windows` must be int64 [windows, target], at least one.",
             facts={"windows": windows, "target": reach.target},
-            cure="Take them from a text with diagnosis.plan.take_windows.",
+            cure="Take them from a text with measure.plan.take_windows.",
         )
 
     def cost(reader: Reader, item: int) -> float:

@@ -31,6 +31,7 @@ from ropewalk.extend.settings import SearchSettings
 from ropewalk.extend.source import Model, SourceModel, reach_of
 from ropewalk.extend.spaces import space_named
 from ropewalk.launch.processes import current
+from ropewalk.measure.questions import QuestionSet
 from ropewalk.methods import Reach
 from ropewalk.models.precision import dtype_named
 from ropewalk.models.tokens import Tokenizer
@@ -38,7 +39,6 @@ from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Advance
-from ropewalk.retrieval.questions import QuestionSet
 from ropewalk.training.settings import on_machine
 
 WINDOWS = 4  # of the search text: an evaluation that is not left early reads them all

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ropewalk.diagnosis.plan import trained_length_of
 from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_tuning import tunable
 from ropewalk.extend.settings import OutputSettings
+from ropewalk.measure.plan import trained_length_of
 from ropewalk.methods import Reach, settled, settled_by_length, unsettled
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.adapters import open_reader, reader_of

@@ -10,9 +10,9 @@ from typing import Any
 
 from ropewalk import ledger as ledgers
 from ropewalk.atomic_io import remove_folder, sha256
-from ropewalk.diagnosis.plan import KIND
 from ropewalk.errors import RopeError
 from ropewalk.extend.tuning import TuningRecipe
+from ropewalk.measure.plan import KIND
 from ropewalk.training.run_folder import RUN, RunFolder
 
 _RUN, _LOSSES = "run", "losses"

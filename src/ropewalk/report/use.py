@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ropewalk.measure.copy_test import span_of
 from ropewalk.report.drawing import Drawing
 from ropewalk.report.record import Document, short_name
 from ropewalk.report.tables import Table
 from ropewalk.statistics import signed
-from ropewalk.use.result import span_of
 
 Row = dict[str, Any]
 
