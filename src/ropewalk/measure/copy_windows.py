@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.measure.questions import passage, words_of
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.statistics import CONFIDENCE
 
 CUE = 4
 """First tokens of a block that are not scored: until they have been read, nothing says which block it is."""
@@ -121,23 +120,6 @@ class UseProtocol:
         """Windows of all texts."""
         return self.windows * len(self.texts)
 
-    def sentence(self) -> str:
-        """The protocol in words."""
-        parts = []
-        if self.copy or self.copy_control:
-            blocks = next(one for one in (self.copy, self.copy_control) if one)
-            parts.append(
-                f"Copy test: each window ends with blocks of {blocks.block} tokens of random words, read twice: once "
-                "every other block also stands at its distance and fresh words stand in the place of the others, once "
-                f"the reverse; gain = loss where absent - loss where present of the same tokens, the first {CUE} of a "
-                "block left out."
-            )
-        parts.append(
-            f"Control: plain, in windows of {min(self.trained_length, self.target):,} tokens. Intervals: "
-            f"{CONFIDENCE:.0%}, between windows, simultaneous over the distances of a method."
-        )
-        return " ".join(parts)
-
 
 def _copy_design(window: int, block: int, *, closing: int, shortest: int) -> CopyDesign | None:
     """The design with as many distances as fit, up to six; None where not one does."""
@@ -160,11 +142,6 @@ def _spaced(shortest: int, longest: int, count: int, *, step: int) -> tuple[int,
     low, high = -(-shortest // step), longest // step
     values = np.geomspace(low, high, count) if count > 1 else [high]
     return tuple(sorted({step * round(float(value)) for value in values}))
-
-
-def to_json(protocol: UseProtocol) -> dict[str, Any]:
-    """The protocol as JSON holds it, with its sentence."""
-    return {**dataclasses.asdict(protocol), "confidence": CONFIDENCE, "sentence": protocol.sentence()}
 
 
 Half = Literal["odd", "even"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -129,12 +129,6 @@ class Measurement:
             [total / count for total, count in zip(result.block_sums, counts, strict=True)]
             for result in self.results[method]
         ]
-
-    def mean_over(self, method: str, blocks: Iterable[int]) -> float:
-        """Mean loss over some blocks, by their numbers, and over all windows."""
-        chosen, counts = list(blocks), _block_counts(self.protocol)
-        total = sum(result.block_sums[index] for result in self.results[method] for index in chosen)
-        return total / (sum(counts[index] for index in chosen) * len(self.results[method]))
 
     def within(self, method: str) -> list[float]:
         """For each window, the mean loss of tokens 1 .. trained_length - 1."""
