@@ -52,8 +52,8 @@ def main() -> None:
 def ours(folder: Path, task: dict[str, Any], dtype: torch.dtype) -> Measure:
     """ids -> losses, by ropewalk: plain, a method, attention by torch, or another version of the package."""
     if task["contender"] == "baseline":
-        from ropewalk.context.measure import window_losses as measure  # type: ignore[import-not-found]
-        from ropewalk.models.checkpoint import load as load_model  # type: ignore[import-not-found]
+        from ropewalk.checkpoints.load import load as load_model
+        from ropewalk.readers.losses import window_losses as measure
 
         old = load_model(folder / "model", dtype=dtype)
         return lambda ids: measure(old, ids)  # type: ignore[no-any-return]

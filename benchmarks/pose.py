@@ -29,8 +29,6 @@ import torch
 from ropewalk import extend
 from ropewalk.atomic_io import finite, write_json
 from ropewalk.builtin.texts import read_text
-from ropewalk.diagnosis.plan import plan, trained_length_of
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.job import SourceModel
 from ropewalk.extend.measurement import (
     CROP,
@@ -46,18 +44,17 @@ from ropewalk.extend.measurement import (
 )
 from ropewalk.figures.extension import pose_figure
 from ropewalk.figures.style import render
+from ropewalk.measure.answers import Answer, RetrievalMeasurement
+from ropewalk.measure.copy_test import UseModel, UseRun
+from ropewalk.measure.copy_windows import UseProtocol, UseText
+from ropewalk.measure.plan import Protocol, plan, trained_length_of
+from ropewalk.measure.retrieval import measure_retrieval
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import ProgressBar
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Reader
-from ropewalk.retrieval.measure import measure_retrieval
-from ropewalk.retrieval.result import RetrievalMeasurement
-from ropewalk.retrieval.scoring import Answer
 from ropewalk.statistics import difference
 from ropewalk.training import Housekeeping
-from ropewalk.use.inputs import UseText
-from ropewalk.use.protocol import UseProtocol
-from ropewalk.use.run import UseModel, UseRun
 
 UNTUNED, UNTUNED_CROP = f"un{TUNED}", f"un{TUNED_CROP}"
 ARMS: dict[str, str] = {
@@ -226,13 +223,12 @@ def copying(reader: Reader, source: Reader, options: argparse.Namespace) -> list
         ids = tokenizer.encode(contents)
         protocol = UseProtocol.choose(trained_length=text.protocol.trained_length, target=length, texts=(text.name,),
                                       windows=options.use_windows)  # fmt: skip
-        protocol = dataclasses.replace(protocol, exchange=None, exchange_control=None)
         starts = dataclasses.replace(text.protocol, windows=options.use_windows).starts(len(ids))
         run = UseRun.prepare(protocol, reader, [UseText(text.name, contents, ids, starts)], resume=True,
                              state=options.out / "use" / f"{reader.digest()}-{length}")  # fmt: skip
         with ProgressBar("copy test", every=10) as progress:
             found = run.measure({"plain": UseModel(reader)}, workers=1, progress=progress)
-        rows += [row.to_json() for row in found.rows if row.test == "copy" and not row.control]
+        rows += [row.to_json() for row in found.rows if not row.control]
         rows.append({"length": length, "control": dataclasses.asdict(found.controls["copy"])})
     return rows
 

@@ -27,7 +27,7 @@ from ropewalk.atomic_io import write_whole
 from ropewalk.diagnosis.evidence import MARGIN, NEAR, TOLERATED, TOLERATED_END, Evidence
 from ropewalk.diagnosis.rules import apply_rules
 from ropewalk.diagnosis.verdict import Comparison
-from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.measure.losses import WindowLosses
 from ropewalk.statistics import t_quantile
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks/results"

@@ -24,21 +24,17 @@ import torch
 
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.diagnosis.conclude import conclude
-from ropewalk.diagnosis.doctor_run import DoctorRun
+from ropewalk.diagnosis.doctor_run import DoctorRun, examined_methods
 from ropewalk.diagnosis.evidence import TOLERATED, forgets
-from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.diagnosis.use import examined_methods, use_model
 from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.measure.copy_test import UseMeasurement, UseRun, gather
+from ropewalk.measure.copy_windows import Reading, UseInputs, Where
+from ropewalk.measure.losses import Measurement, WindowLosses
 from ropewalk.progress import SilentProgress
 from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import Losses
-from ropewalk.use.gather import gather
-from ropewalk.use.inputs import Reading, UseInputs, Where
-from ropewalk.use.result import UseMeasurement
-from ropewalk.use.run import UseJob
 
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/verdicts-tiny.json"
 WINDOWS, COUNTS, SEEDS = 64, (1, 2, 3, 4, 8, 16), range(10)
@@ -81,26 +77,20 @@ class SomeInputs(UseInputs):
     def copy(self, where: Where) -> Any:
         return self.whole.copy(where)
 
-    def exchange(self, where: Where) -> Any:
-        return self.whole.exchange(where)
-
     def blocks(self, where: Where, window: int) -> Any:
         return self.whole.blocks(where, self.chosen[window])
-
-    def rare(self, where: Where, window: int) -> Any:
-        return self.whole.rare(where, self.chosen[window])
 
 
 def use_of(run: DoctorRun, methods: Sequence[str], chosen: Sequence[int]) -> UseMeasurement:
     """The use of far tokens as these windows show it, from the readings in the ledger."""
     assert run.use is not None
-    models = {name: use_model(name, run.reader, run.plan) for name in methods}
+    models = {name: UseRun.model(name, run.reader, run.plan) for name in methods}
 
     def losses_of(method: str, reading: Reading, window: int) -> Losses:
-        job = UseJob(method, reading, chosen[window])
-        return np.asarray(run.use.ledger[run.use.key(job, models)]["losses"], dtype=np.float64)  # type: ignore[union-attr]
+        key = run.use.key(models[method], reading, chosen[window])  # type: ignore[union-attr]
+        return np.asarray(run.use.ledger[key]["losses"], dtype=np.float64)  # type: ignore[union-attr]
 
-    rows, controls = gather(SomeInputs.of(run.use.inputs, chosen), list(methods), losses_of, None)
+    rows, controls = gather(SomeInputs.of(run.use.inputs, chosen), list(methods), losses_of)
     protocol = run.use.inputs.protocol
     return UseMeasurement(trained_length=protocol.trained_length, target=protocol.target, rows=rows, controls=controls)
 
@@ -123,7 +113,7 @@ def measured(run: DoctorRun) -> tuple[Measurement, tuple[str, ...]]:
     draws = [range(WINDOWS), *(drawn(count, seed) for count in COUNTS for seed in SEEDS)]
     wanted = {name for chosen in draws for name in examined_methods(some_windows(whole, chosen))}
     names = tuple(name for name in whole.results if name in wanted)
-    run.use.measure({name: use_model(name, run.reader, run.plan) for name in names}, workers=1)
+    run.use.measure({name: UseRun.model(name, run.reader, run.plan) for name in names}, workers=1)
     return whole, names
 
 

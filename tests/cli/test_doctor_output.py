@@ -13,8 +13,8 @@ from rich.console import Console
 from ropewalk.cli.doctor import print_diagnosis
 from ropewalk.diagnosis.diagnosis import Diagnosis
 from ropewalk.diagnosis.verdict import NextRun, Verdict
+from ropewalk.measure.copy_test import Control, UseMeasurement, UseRow
 from ropewalk.methods import METHODS
-from ropewalk.use.result import Control, UseMeasurement, UseRow
 from tests.diagnosis.test_diagnosis import diagnose
 
 CONFIG = {"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 64}

@@ -47,7 +47,7 @@ def test_bad_input_is_a_message_and_status_2(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--scoring", "generate"], "belong to --retrieval"),
+        (["--retrieval-samples", "9"], "belong to --retrieval"),
         (["--retrieval-lengths", "64"], "belong to --retrieval"),
         (["--retrieval-samples", "3"], "belong to --retrieval"),
         (["--methods", "plain", "--target", "32", "--stride", "4"], "belong to crop"),

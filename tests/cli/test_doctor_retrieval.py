@@ -85,15 +85,12 @@ def test_retrieval_of_the_methods_that_matter(text: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--retrieval", "needles"), "unknown task"),
+        (("--retrieval", "vt"), "RULER's tasks are in lm-eval"),
         (
             ("--retrieval", "passkey", "--retrieval-lengths", "600,many"),
             "--retrieval-lengths must be a whole number of tokens",
         ),
         (("--retrieval", "all", "--retrieval-lengths", "20"), "no retrieval task fits"),
-        (("--retrieval", "passkey", "--scoring", "guess"), "scoring"),
-        (("--retrieval", "passkey", "--scoring", "generate"), "answered by choice"),
-        (("--retrieval", "passkey", "--retrieval-form", "two"), "unknown form"),
         (("--retrieval", "passkey", "--retrieval-chat"), "no chat template"),
         (("--retrieval-chat",), "belong to --retrieval"),
     ],

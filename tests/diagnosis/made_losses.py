@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.measure.losses import WindowLosses
 
 FAR = 4.0  # nats: crop's loss beyond the trained length
 STRETCHES = ((256, 448), (448, 640), (640, 832), (832, 1024))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.plan import KIND, plan, take_windows
-from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.diagnosis.run import run
 from ropewalk.ledger import Ledger
+from ropewalk.measure.engine import NOTHING, Job, Workload
+from ropewalk.measure.loss_run import run
+from ropewalk.measure.losses import Measurement
+from ropewalk.measure.plan import KIND, Protocol, plan, take_windows
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
 from tests.diagnosis.models import random_ids
@@ -41,6 +41,13 @@ def ledger_at(folder: Path | None, key: str = "key", *, resume: bool = True) -> 
     ledger = Ledger(folder, kind=KIND, key=key)
     _ = ledger.resume() if resume else ledger.begin()
     return ledger
+
+
+def loss_job(method: str, window: int, tokens: int, work: Workload = NOTHING, part: int = 0) -> Job:
+    """A job of a loss run that nobody measures."""
+    return Job(
+        method=method, window=window, key=f"{method}/{window}", description=method, tokens=tokens, work=work, part=part
+    )
 
 
 def planned(model: Any, of: Protocol, methods: list[str] | None = None) -> Any:

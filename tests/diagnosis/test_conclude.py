@@ -11,13 +11,13 @@ import pytest
 
 from ropewalk.diagnosis.conclude import conclude, doctor_command
 from ropewalk.diagnosis.document import at_run_time, config_changes, recommendation
-from ropewalk.diagnosis.measurement import Measurement, WindowResult
-from ropewalk.diagnosis.next_step import next_step
-from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.diagnosis.next_run import next_step
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.diagnosis.standings import standings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.errors import RopeError
+from ropewalk.measure.losses import Measurement, WindowResult
+from ropewalk.measure.plan import Protocol
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.positions import Positions
 from tests.diagnosis.models import ROPE

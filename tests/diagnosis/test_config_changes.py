@@ -14,9 +14,8 @@ from ropewalk.attachment.layers import config_form_of, positions_of
 from ropewalk.checkpoints.export import same_rope
 from ropewalk.diagnosis.conclude import conclude
 from ropewalk.diagnosis.document import at_run_time, config_changes
-from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.plan import take_windows
-from ropewalk.diagnosis.protocol import Protocol
+from ropewalk.measure.losses import Measurement
+from ropewalk.measure.plan import Protocol, take_windows
 from ropewalk.methods import METHODS, ConfigForm, Reach, settled, trained_length_of
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 from tests.diagnosis.small_runs import measure, protocol

@@ -13,8 +13,8 @@ from scipy import stats
 from ropewalk.diagnosis.decide import decide
 from ropewalk.diagnosis.next_run import RunFacts
 from ropewalk.diagnosis.rules import Use
-from ropewalk.diagnosis.window_losses import WindowLosses
 from ropewalk.errors import RopeError
+from ropewalk.measure.losses import WindowLosses
 from tests.diagnosis.made_losses import MadeUse, made
 
 USED, UNUSED = MadeUse({"yarn": True, "plain": False}), MadeUse({"yarn": False, "plain": False, "ntk": False})

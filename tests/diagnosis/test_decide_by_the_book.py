@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ropewalk.diagnosis.decide import decide
-from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.measure.losses import WindowLosses
 from ropewalk.methods import METHODS
 from tests.diagnosis.made_losses import MadeUse
 

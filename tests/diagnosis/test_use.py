@@ -13,20 +13,18 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.diagnosis.diagnosis import Diagnosis
-from ropewalk.diagnosis.doctor_run import RunInterrupted
-from ropewalk.diagnosis.measurement import Measurement, WindowResult
+from ropewalk.diagnosis.doctor_run import RunInterrupted, examined_methods
 from ropewalk.diagnosis.prepare import prepare
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.diagnosis.use import examined_methods, use_model, use_seconds
 from ropewalk.errors import RopeError
+from ropewalk.measure.estimate import Outlook, Pace, Trial, seconds_at_once
+from ropewalk.measure.losses import Measurement, WindowResult
+from ropewalk.measure.plan import Protocol
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.positions import Positions
 from ropewalk.readers.decoder import DecoderReader
-from ropewalk.readers.pace import Pace
-from ropewalk.use.run import REAL
 from tests.diagnosis.models import ROPE, tiny_decoder
-from tests.use.readers import text_of
+from tests.measure.copy_readers import text_of
 
 TEXT = [("words", text_of(700))]
 TRAINED, TARGET = 128, 256
@@ -57,7 +55,7 @@ def test_use_is_measured_beside_the_loss(tmp_path: Path) -> None:
     assert list(found.use.methods) == list(examined_methods(found.measurement))
     assert set(found.use.methods) <= set(examined)
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert {row["test"] for row in document["use"]} == {"copy", "exchange", "exchange-rare"}
+    assert {row["test"] for row in document["use"]} == {"copy"}
     assert {row["method"] for row in document["use"] if row["control"]} == {"plain"}
     assert {row["windows"] for row in document["use"]} == {2}
     assert set(found.use.sentences()) <= set(found.sentences())
@@ -74,7 +72,7 @@ def test_it_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_the_losses_of_the_same_windows_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exchange test's real reading comes from the losses: no window of the text is read twice by a method."""
+    """Both measure on the same windows of the text, and a method reads none of them twice."""
     read: list[tuple[Positions, tuple[int, ...]]] = []
     whole = DecoderReader.window_losses
 
@@ -132,23 +130,12 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     with pytest.raises(RunInterrupted) as stop:
         diagnose(tmp_path, progress=Stopping())
     assert stop.value.kind == "readings"
-    assert stop.value.kept > 3
+    assert stop.value.kept == 3
     assert stop.value.due > 0
     whole, other = diagnose(tmp_path, resume=True), diagnose(tmp_path / "other")
     assert whole.use is not None
     assert other.use is not None
     assert whole.use.rows == other.use.rows
-
-
-def test_another_model_chooses_key_tokens(tmp_path: Path) -> None:
-    """An evaluator that is passed as an object; the model itself is refused, and so is one that nothing would read."""
-    found = diagnose(tmp_path, evaluator=model(seed=2, trained=TARGET))
-    assert found.use is not None
-    assert not any("--evaluator" in note for note in found.use.notes)
-    with pytest.raises(RopeError, match="must not be the model"):
-        diagnose(tmp_path, evaluator=model())
-    with pytest.raises(RopeError, match="belong to --measure use"):
-        diagnose(tmp_path, evaluator=model(), measure="loss")
 
 
 @pytest.mark.parametrize("measure", ["use", "loss,speed", "retrieval", ""])
@@ -170,7 +157,7 @@ def test_within_the_trained_length_there_is_little_to_say(tmp_path: Path) -> Non
     found = diagnose(tmp_path, target=TRAINED, methods=None)
     assert found.use is not None
     assert found.use.methods == ()
-    assert "within the trained length" in found.use.sentences()[-2]
+    assert "within the trained length" in found.use.sentences()[-1]
 
 
 def measured(losses: dict[str, tuple[float, float]]) -> Measurement:
@@ -204,26 +191,20 @@ def test_the_best_method_neither_forgets_nor_costs_much(losses: Any, expected: t
 
 
 def test_the_estimate_counts_what_will_be_read(tmp_path: Path) -> None:
-    """At a second for each token: the tokens of every reading that is due, without those that the losses bring."""
+    """At a second for each token: the tokens of every reading that is due."""
     run = prepare(model(), DoctorSettings(target=TARGET, text=TEXT, methods="yarn", windows=2, state=tmp_path))
     assert run.use is not None
-    models = {name: use_model(name, run.reader, run.plan) for name in run.plan.methods}
-    pace = Pace(0.0, 1.0, 0.0, 0.0)
-    due = run.use.due(models)
-    whole = use_seconds(run.use, models, pace, workers=1, losses_due=False)
-    assert whole == sum(job.work.tokens for job in due)
-    with_losses = sum(job.work.tokens for job in due if job.reading == REAL)
-    assert with_losses > 2 * 2 * TARGET
-    assert use_seconds(run.use, models, pace, workers=1, losses_due=True) == whole - with_losses
-    assert use_seconds(run.use, models, pace, workers=1, losses_due=False, windows=1) == whole / 2
+    outlook, trial = run.outlook, Trial(Pace(0.0, 1.0, 0.0, 0.0), 0)
+    due = outlook.others(run.plan.methods)
+    whole = outlook.seconds([], run.plan.methods, trial)
+    assert sum(job.work.tokens for job in due) > 2 * 2 * TARGET
+    assert seconds_at_once([float(job.work.tokens) for job in due], outlook.workers(2)) == whole
+    assert outlook.seconds([], run.plan.methods, trial, windows=1) < whole
 
 
 def test_minutes_leave_room_for_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer windows fit into the same minutes where use is measured as well."""
-    from ropewalk.diagnosis import outlook as module
-    from ropewalk.readers.pace import Trial
-
-    monkeypatch.setattr(module, "try_out", lambda *given, **more: Trial(Pace(0.0, 1e-2, 0.0, 0.0), 0))
+    monkeypatch.setattr(Outlook, "try_out", lambda *given, **more: Trial(Pace(0.0, 1e-2, 0.0, 0.0), 0))
     counts = {}
     for measure in ("loss", "loss,use"):
         settings = DoctorSettings(

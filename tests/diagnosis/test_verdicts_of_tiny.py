@@ -13,7 +13,7 @@ import torch
 
 from ropewalk.diagnosis.decide import decide
 from ropewalk.diagnosis.evidence import TOLERATED
-from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.measure.losses import WindowLosses
 from ropewalk.readers.adapters import open_reader
 
 RECORD: dict[str, Any] = json.loads(

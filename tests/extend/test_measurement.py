@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.card import card
 from ropewalk.extend.measurement import Variant, before, interaction, measure, record, untuned_crop, verdict
 from ropewalk.statistics import interval_sentence, mean_and_interval, over_windows

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.diagnosis.protocol import Protocol
 from ropewalk.extend.measurement import Variant
 from ropewalk.figures.extension import pose_figure
+from ropewalk.measure.plan import Protocol
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"
 if not SCRIPT.exists():

@@ -28,7 +28,7 @@ SETTINGS = {
 CODE = """
 import json, os, signal, sys
 import ropewalk as rw
-from ropewalk.diagnosis import run
+from ropewalk.measure import loss_run as run
 from ropewalk import processes
 settings, state = json.loads(sys.argv[1]), sys.argv[2].replace("RANK", os.environ["RANK"])
 processes.LEAVE_SECONDS = float(os.environ.get("LEAVES", 200))

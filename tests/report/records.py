@@ -8,8 +8,8 @@ from typing import Any
 from ropewalk.audit.audit import audit
 from ropewalk.diagnosis.decide import decide
 from ropewalk.diagnosis.evidence import TOLERATED, Evidence
-from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.diagnosis.window_losses import WindowLosses
+from ropewalk.measure.losses import WindowLosses
+from ropewalk.measure.plan import Protocol
 from ropewalk.methods import METHODS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.statistics import mean_and_interval
@@ -34,7 +34,10 @@ EXTEND: dict[str, Any] = {
 
 
 def use_rows() -> list[dict[str, Any]]:
-    """Copies and the real far text for three methods, and the copies' control; 6.5 nats for all but crop beyond 16."""
+    """Copies for three methods, and their control; 6.5 nats for all but crop beyond 16.
+
+    Rows of the exchange test, which old records contain, are among them.
+    """
     shared = {"window": 64, "windows": 3, "tokens": 90}
     rows: list[dict[str, Any]] = [
         {"method": method, "test": "copy", "distance": distance, "control": False, "needed": 3.2, **shared,

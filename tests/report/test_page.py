@@ -76,6 +76,7 @@ def test_use_where_it_was_measured():
     assert "a block of random words, copied" in page.of("text")
     assert "+6.500 [+6.000, +7.000]" in page.of("td")
     assert "plain, control" in page.of("th")
+    assert "exchange-rare" in page.of("td")  # old records also contain the exchange test
     without = page_of(record())
     assert "Whether the model uses far tokens was not measured" in without.words
     assert "use" not in {one.name for one in drawings(record())}

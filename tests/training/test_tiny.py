@@ -17,14 +17,13 @@ import torch
 import ropewalk
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load
+from ropewalk.measure.copy_test import UseModel, UseRun
+from ropewalk.measure.copy_windows import UseProtocol, UseText
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generate import generate
 from ropewalk.readers.adapters import reader_of
 from ropewalk.training.data import TokenStream, validation_batches
 from ropewalk.training.objective import loss_by_position
-from ropewalk.use.inputs import UseText
-from ropewalk.use.protocol import UseProtocol
-from ropewalk.use.run import UseModel, UseRun
 
 FOLDER = Path(str(files("ropewalk.builtin"))) / "tiny"
 TRAINED = 256

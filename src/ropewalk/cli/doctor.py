@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ropewalk.diagnosis.diagnosis import Diagnosis
-    from ropewalk.retrieval.result import RetrievalMeasurement
+    from ropewalk.measure.answers import RetrievalMeasurement
 
 _COLORS = {"extend": "green", "keep": "green", "cut": "yellow", "undecided": "yellow", "unfit": "red"}
 
@@ -168,7 +168,7 @@ def print_next(console: Console, found: Diagnosis, command: str | None) -> None:
 def print_retrieval(console: Console, measurement: RetrievalMeasurement) -> None:
     """Print the accuracy by length, over all tasks and for each task, and how far each method reaches."""
     from ropewalk.cli.tables import stacked
-    from ropewalk.retrieval.summary import accuracy_rows, sentences
+    from ropewalk.measure.answers import accuracy_rows, sentences
 
     tasks = measurement.protocol.tasks
     several = len(tasks) > 1

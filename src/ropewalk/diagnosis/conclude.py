@@ -10,11 +10,11 @@ from typing import Any
 
 from ropewalk.diagnosis.decide import decide
 from ropewalk.diagnosis.document import at_run_time, config_changes
-from ropewalk.diagnosis.measurement import Measurement
 from ropewalk.diagnosis.next_run import RunFacts, plain_command
 from ropewalk.diagnosis.rules import Use
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.diagnosis.verdict import Verdict
+from ropewalk.measure.losses import Measurement
 
 NOT_REPEATED = ("state", "resume", "minutes")  # which change no number of a run with given windows and methods
 

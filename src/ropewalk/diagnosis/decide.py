@@ -6,8 +6,8 @@ from ropewalk.diagnosis.evidence import Evidence
 from ropewalk.diagnosis.next_run import RunFacts, next_run
 from ropewalk.diagnosis.rules import Use, apply_rules, every_comparison, open_comparisons
 from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.diagnosis.window_losses import PLAIN, WindowLosses
 from ropewalk.diagnosis.wording import sentence, with_next
+from ropewalk.measure.losses import PLAIN, WindowLosses
 
 
 def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = None) -> Verdict:

@@ -13,16 +13,15 @@ from ropewalk.atomic_io import finite, write_whole
 from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.document import document, shared_sentences
-from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.next_step import next_step
-from ropewalk.diagnosis.reading import ScalingReading
+from ropewalk.diagnosis.next_run import next_step
 from ropewalk.diagnosis.standings import standing_rows
 from ropewalk.diagnosis.verdict import Verdict
+from ropewalk.measure.answers import RetrievalMeasurement, sentences
+from ropewalk.measure.copy_test import UseMeasurement
+from ropewalk.measure.losses import Measurement
+from ropewalk.measure.scaling import ScalingReading
 from ropewalk.report.verdict import headline
 from ropewalk.report.write import report_figure, report_page
-from ropewalk.retrieval.result import RetrievalMeasurement
-from ropewalk.retrieval.summary import sentences
-from ropewalk.use.result import UseMeasurement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -28,13 +28,10 @@ def doctor(
     methods: str | Sequence[str] | None = None,
     unscaled_tokens: int = 0,
     measure: str | Sequence[str] = ("loss", "use"),
-    evaluator: Any = None,
     retrieval: str | Sequence[str] | None = None,
     retrieval_lengths: Sequence[int] | None = None,
     retrieval_samples: int = 4,
-    retrieval_form: str = "many",
     retrieval_chat: bool = False,
-    scoring: str = "choice",
     seed: int = 0,
     chunk: int = CHUNK,
     workers: int | None = None,
@@ -61,12 +58,11 @@ def doctor(
     - `methods`: names, "all" for those in attention as well; None: those that a config can hold. plain and crop are
       always measured with them.
     - `unscaled_tokens`: so many first tokens keep their angles under changed frequencies.
-    - `measure`: "loss" (always), "use" (the copy test and the exchange test, for plain, the best method and crop) and
-      "retrieval", with commas. `evaluator`: another model, or its path, which chooses the key tokens of the exchange
-      test as LongPPL does; None: there are none.
-    - `retrieval`: tasks, or "all"; None: none. `retrieval_lengths` in tokens, `retrieval_samples` texts for each task
-      and length. `retrieval_form`: "many" questions after each text, or "one"; `retrieval_chat`: in the frame of the
-      model's chat template. `scoring`: "choice", or with one question "generate".
+    - `measure`: "loss" (always), "use" (the copy test, for plain, the best method and crop) and "retrieval", with
+      commas.
+    - `retrieval`: "numbers", "passkey", or "all" (those that fit); None: none. `retrieval_lengths` in tokens,
+      `retrieval_samples` texts for each task and length. `retrieval_chat`: put the questions into the frame of the
+      model's chat template.
     - `seed` draws the windows and the texts. `chunk`: tokens of one forward. `workers`: windows at one time.
     - `minutes`: measure the windows and methods that fit, by an estimate; plain and crop always. None: all.
     - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own. "auto" is bfloat16

@@ -13,30 +13,23 @@ from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.conclude import conclude
 from ropewalk.diagnosis.diagnosis import Diagnosis
-from ropewalk.diagnosis.estimate import Estimate
-from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.outlook import Outlook
-from ropewalk.diagnosis.plan import Plan
-from ropewalk.diagnosis.reading import ScalingReading
-from ropewalk.diagnosis.retrieval import asked_methods
-from ropewalk.diagnosis.run import gather, run
+from ropewalk.diagnosis.evidence import TOLERATED, forgets
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.diagnosis.use import (
-    examined_methods,
-    likely_methods,
-    use_model,
-)
 from ropewalk.ledger import Ledger
+from ropewalk.measure.answers import RetrievalMeasurement
+from ropewalk.measure.copy_test import UseMeasurement, UseRun
+from ropewalk.measure.estimate import Clock, Estimate, Outlook, Trial, likely_methods
+from ropewalk.measure.loss_run import gather, run
+from ropewalk.measure.losses import Measurement
+from ropewalk.measure.plan import Plan
+from ropewalk.measure.retrieval import RetrievalRun
+from ropewalk.measure.scaling import ScalingReading
+from ropewalk.methods import METHODS
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.processes import current
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.environment import environment_of
-from ropewalk.readers.pace import Clock, Trial
-from ropewalk.readers.reader import Losses, Reader
-from ropewalk.retrieval.measure import RetrievalRun
-from ropewalk.retrieval.result import RetrievalMeasurement
-from ropewalk.use.result import UseMeasurement
-from ropewalk.use.run import UseRun
+from ropewalk.readers.reader import Reader
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -97,7 +90,7 @@ class DoctorRun:
     def at_work(self) -> Iterator[None]:
         """For the time of the block no other process may begin this run again; it may join it."""
         ledgers = [self.ledger, *(() if self.use is None else (self.use.ledger,))]
-        ledgers += [] if self.retrieval is None else [self.retrieval.outcomes.ledger]
+        ledgers += [] if self.retrieval is None else [self.retrieval.ledger]
         with ExitStack() as held:
             for ledger in ledgers:
                 held.enter_context(ledger.at_work())
@@ -106,20 +99,28 @@ class DoctorRun:
     @property
     def outlook(self) -> Outlook:
         """What tells how long this takes."""
-        return Outlook(self.reader, self.plan, self.settings, use=self.use, retrieval=self.retrieval)
+        return Outlook(
+            reader=self.reader,
+            plan=self.plan,
+            chunk=self.settings.chunk,
+            most_workers=self.settings.workers,
+            use=self.use,
+            retrieval=self.retrieval,
+            every=self.settings.names_methods,
+        )
 
     def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
         """How long the work that is due will take, and its memory, from a short trial; None where all is done."""
-        due, outlook = self.plan.due(self.ledger), self.outlook
+        due, outlook = self.plan.due(self.ledger, chunk=self.settings.chunk), self.outlook
         examined = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
-        if not due and not outlook.due_of(examined):
+        if not due and not outlook.others(examined):
             return None
         trial = self.trial or outlook.try_out(self.windows[0], due, clock)
         return outlook.estimate(due, examined, trial)
 
     def measure_losses(self, progress: Progress) -> Measurement:
         """The losses of every method on every window."""
-        due = self.plan.due(self.ledger)
+        due = self.plan.due(self.ledger, chunk=self.settings.chunk)
         workers = self.outlook.workers(len(due))
         expect(progress, sum(job.tokens for job in due))
         try:
@@ -131,24 +132,20 @@ class DoctorRun:
                 chunk=self.settings.chunk,
                 workers=workers,
                 progress=progress,
-                keep=self.keep_for_use,
             )
         except KeyboardInterrupt as stop:
-            raise RunInterrupted("measurements", len(self.ledger), len(self.plan.due(self.ledger))) from stop
+            raise RunInterrupted(
+                "measurements", len(self.ledger), len(self.plan.due(self.ledger, chunk=self.settings.chunk))
+            ) from stop
         return dataclasses.replace(measured, frequencies=self.frequencies)
-
-    def keep_for_use(self, method: str, window: int, losses: Losses) -> None:
-        """Keep what the exchange test needs of a window's losses, so that it does not read the window again."""
-        if self.use is not None:
-            self.use.keep(use_model(method, self.reader, self.plan), window, losses)
 
     def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
         """What distant tokens are worth to plain, the best method and crop; None where it was not asked for."""
         if self.use is None:
             return None
-        models = {name: use_model(name, self.reader, self.plan) for name in examined_methods(losses)}
+        models = {name: UseRun.model(name, self.reader, self.plan) for name in examined_methods(losses)}
         due = self.use.due(models)
-        expect(progress, sum(job.work.tokens for job in due))
+        expect(progress, sum(job.tokens for job in due))
         try:
             workers = self.outlook.workers(len(due))
             return self.use.measure(models, workers=workers, progress=progress)
@@ -160,13 +157,13 @@ class DoctorRun:
         not asked for."""
         if self.retrieval is None:
             return None
-        methods = asked_methods(self.retrieval, self.settings, self.plan, examined_methods(losses))
-        expect(progress, sum(one.cell.length for one in self.retrieval.due_of(methods)))
+        methods = self.retrieval.asked_methods(self.plan, examined_methods(losses), every=self.settings.names_methods)
+        expect(progress, sum(job.tokens for job in self.retrieval.due(methods)))
         try:
             return self.retrieval.measure(progress, methods=methods)
         except KeyboardInterrupt as stop:
-            kept = len(self.retrieval.outcomes.ledger)
-            raise RunInterrupted("texts", kept, len(self.retrieval.due_of(methods))) from stop
+            kept = len(self.retrieval.ledger)
+            raise RunInterrupted("texts", kept, len(self.retrieval.due(methods))) from stop
 
     def diagnosis(
         self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None
@@ -202,3 +199,16 @@ class DoctorRun:
             environment=environment,
             left_out=self.left_out,
         )
+
+
+def examined_methods(measurement: Measurement) -> tuple[str, ...]:
+    """The methods whose use of far tokens is measured: plain, the best method, and crop.
+
+    The best has the lowest mean loss beyond the trained length of those that do not forget and whose mean within it is
+    at most 0.05 nats above plain's; it may be plain.
+    """
+    beyond = {name: sum(found) for name in measurement.results if (found := measurement.beyond(name)) is not None}
+    most = sum(measurement.within("plain")) + TOLERATED * measurement.protocol.total_windows
+    able = [name for name in beyond if not forgets(name) and sum(measurement.within(name)) <= most]
+    best = min(able, key=lambda name: beyond[name], default="plain")
+    return tuple(name for name in measurement.results if name in ("plain", best) or METHODS[name].crops)

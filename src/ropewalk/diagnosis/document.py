@@ -9,11 +9,11 @@ from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.evidence import BEATS_CROP, Evidence
-from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.next_step import attach_call
+from ropewalk.diagnosis.next_run import attach_call
 from ropewalk.diagnosis.standings import standings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.errors import RopeError
+from ropewalk.measure.losses import Measurement
 from ropewalk.methods import METHODS, main_rope, rope_parameters
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import first_columns_of

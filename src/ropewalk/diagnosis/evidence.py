@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from ropewalk.diagnosis.verdict import TOKEN_FREQUENCIES, Comparison, Result, Where
-from ropewalk.diagnosis.window_losses import CROP, PLAIN, WindowLosses
+from ropewalk.measure.losses import CROP, PLAIN, WindowLosses
 from ropewalk.methods import METHODS
 from ropewalk.statistics import Interval, mean_and_interval, t_quantile, windows_needed
 

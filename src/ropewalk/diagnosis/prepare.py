@@ -14,28 +14,26 @@ from ropewalk.audit.sources import Source, read_source, source_of
 from ropewalk.builtin.texts import read_text
 from ropewalk.diagnosis.conclude import doctor_command
 from ropewalk.diagnosis.doctor_run import DoctorRun
-from ropewalk.diagnosis.minutes import fit_minutes
-from ropewalk.diagnosis.outlook import Outlook
-from ropewalk.diagnosis.plan import KIND, fingerprint, plan, take_windows, trained_length_of
-from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.diagnosis.reading import ScalingReading, settle_reading
-from ropewalk.diagnosis.retrieval import prepare_retrieval
-from ropewalk.diagnosis.settings import DoctorSettings, TextSource, refuse_ignored
-from ropewalk.diagnosis.token_frequencies import frequency_losses
-from ropewalk.diagnosis.use import (
-    open_evaluator,
-    prepare_use,
-)
+from ropewalk.diagnosis.settings import ALL, DoctorSettings, TextSource, refuse_ignored
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.ledger import fingerprint as hash_of
+from ropewalk.measure.answers import RetrievalProtocol
+from ropewalk.measure.copy_test import UseRun
+from ropewalk.measure.copy_windows import UseProtocol, UseText
+from ropewalk.measure.estimate import Clock, Outlook, fit_minutes
+from ropewalk.measure.losses import frequency_losses
+from ropewalk.measure.plan import KIND, Plan, Protocol, fingerprint, plan, take_windows, trained_length_of
+from ropewalk.measure.retrieval import RetrievalRun, fitting_tasks
+from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.methods import METHODS, unsettled
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import open_reader, reader_of
-from ropewalk.readers.pace import Clock
 from ropewalk.readers.reader import Reader
+
+SHORTEST = 256  # tokens: of the shortest text of retrieval that is chosen here
 
 
 def prepare(
@@ -62,7 +60,6 @@ def prepare(
     texts = texts_of(settings.text)
     texts = [(name, contents[max(settings.start_char, 0) :]) for name, contents in texts]
     tokens = [tokenizer.encode(contents) for _, contents in texts]
-    evaluator = open_evaluator(settings, str(reader.device))
     reader, reading = _settle(reader, tokens, settings, progress)
     source = source.known_from(reader)
     protocol = Protocol.choose(
@@ -95,15 +92,32 @@ def prepare(
     trial, left_out = None, tuple[str, ...]()
     folder = state_folder(settings.state, key if settings.minutes is None else hash_of(key, settings.minutes))
     if settings.minutes is not None:
-        use = prepare_use(reader, protocol, settings, texts, tokens, None, evaluator=evaluator)
+        use = prepare_use(reader, protocol, settings, texts, tokens, None)
         retrieval = prepare_retrieval(reader, work, settings, parts, None)
-        outlook = Outlook(reader, work, settings, use=use, retrieval=retrieval)
-        fitted, trial = fit_minutes(outlook, windows[0], folder, key=key, began=began, clock=clock)
+        outlook = Outlook(
+            reader=reader,
+            plan=work,
+            chunk=settings.chunk,
+            most_workers=settings.workers,
+            use=use,
+            retrieval=retrieval,
+            every=settings.names_methods,
+        )
+        fitted, trial = fit_minutes(
+            outlook,
+            windows[0],
+            folder,
+            minutes=settings.minutes,
+            resume=settings.resume,
+            key=key,
+            began=began,
+            clock=clock,
+        )
         protocol, left_out = dataclasses.replace(protocol, windows=fitted.windows), fitted.left_out
         windows, work = take_windows(tokens, protocol), plan(reader, protocol, fitted.methods)
         key = fingerprint(reader, windows, protocol)
     chosen = {} if settings.minutes is None else {"methods": [name for name in work.methods if name != "plain"]}
-    use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use", evaluator=evaluator)
+    use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use")
     retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
     ledger = Ledger(folder / "losses", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
@@ -229,3 +243,102 @@ def state_folder(state: str | Path | None, key: str) -> Path:
             cure="Name a new folder: --state DIR.",
         )
     return folder
+
+
+def prepare_use(
+    reader: Reader,
+    protocol: Protocol,
+    settings: DoctorSettings,
+    texts: Sequence[tuple[str, str]],
+    tokens: Sequence[Sequence[int]],
+    folder: Path | None,
+) -> UseRun | None:
+    """The measurement of use that the settings ask for, on the protocol's windows; None where they do not ask for it.
+
+    - `texts`, `tokens`: each text's name and contents, and their tokens. `folder`: of its results; None: in memory.
+
+    Raises `RopeError` for what cannot be measured, before anything is.
+    """
+    if "use" not in settings.measured:
+        return None
+    parts = [
+        UseText(name, contents, ids, protocol.starts(len(ids), number))
+        for number, ((name, contents), ids) in enumerate(zip(texts, tokens, strict=True))
+    ]
+    of_use = UseProtocol.choose(
+        trained_length=protocol.trained_length,
+        target=protocol.target,
+        texts=protocol.texts,
+        windows=protocol.windows,
+        seed=protocol.seed,
+    )
+    return UseRun.prepare(of_use, reader, parts, state=folder, resume=settings.resume, chunk=settings.chunk)
+
+
+def prepare_retrieval(
+    reader: Reader, plan: Plan, settings: DoctorSettings, text: tuple[str, str], folder: Path | None
+) -> RetrievalRun | None:
+    """The retrieval run that the settings ask for, None for none; crop reads the last trained length of a text.
+
+    Raises `RopeError` for what cannot be measured, before anything is.
+    """
+    if "retrieval" not in settings.measured:
+        return None
+    tokenizer, trained = reader.tokenizer, plan.protocol.trained_length
+    assert tokenizer is not None, "the doctor refuses models without one"
+    lengths = lengths_of(settings.retrieval_lengths, trained_length=trained, target=plan.protocol.target)
+    protocol = RetrievalProtocol(
+        tasks=_tasks(settings.task_names, tokenizer, lengths, text),
+        lengths=lengths,
+        chat=settings.retrieval_chat,
+        samples=settings.retrieval_samples,
+        seed=settings.seed,
+        text=text[0],
+        trained_length=trained,
+    )
+    return RetrievalRun.prepare(
+        protocol,
+        {
+            name: reader.under(positions)
+            for name, positions in plan.positions.items()
+            # frequencies that follow the length are another method's at the target alone, and texts are shorter
+            if name not in plan.same_as or positions.needs_seq_len
+        },
+        tokenizer,
+        text[1],
+        crop={name: trained for name in plan.methods if METHODS[name].crops},
+        state=folder,
+        resume=settings.resume,
+        chunk=settings.chunk,
+    )
+
+
+def _tasks(
+    names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], text: tuple[str, str]
+) -> tuple[str, ...]:
+    """The tasks of these names; "all" is every one whose texts fit into the shortest length."""
+    if tuple(names) != (ALL,):
+        return tuple(names)
+    fitting = fitting_tasks(tokenizer, min(lengths), text=text)
+    if not fitting:
+        raise RopeError(
+            "doctor: no retrieval task fits into the shortest length.",
+            facts={"lengths": list(lengths)},
+            cure="Name longer ones with --retrieval-lengths.",
+        )
+    return fitting
+
+
+def lengths_of(given: Sequence[int] | None, *, trained_length: int, target: int) -> tuple[int, ...]:
+    """The lengths given; else half the trained length, it, and its doubles up to the target.
+
+    >>> lengths_of(None, trained_length=8192, target=30000)
+    (4096, 8192, 16384, 30000)
+    """
+    if given is not None:
+        return tuple(sorted(set(given)))
+    doubles, length = [], trained_length
+    while length < target:
+        doubles.append(length)
+        length *= 2
+    return tuple(sorted({*[half for half in (trained_length // 2,) if half >= SHORTEST], *doubles, target}))

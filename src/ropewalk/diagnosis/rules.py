@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from ropewalk.diagnosis.evidence import TOLERATED, Evidence
 from ropewalk.diagnosis.verdict import Action, Comparison
-from ropewalk.diagnosis.window_losses import CROP, PLAIN
+from ropewalk.measure.losses import CROP, PLAIN
 
 
 @runtime_checkable

@@ -9,11 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ropewalk.errors import RopeError
+from ropewalk.measure.choices import DEFAULT_TASKS, SAMPLES, TASKS
 from ropewalk.readers.defaults import CHUNK
-from ropewalk.retrieval.choices import DEFAULT_TASKS, FORMS, SAMPLES, SCORINGS, TASKS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
@@ -87,20 +86,12 @@ class DoctorSettings:
             "commas": True,
         },
     )
-    evaluator: Any = field(
-        default=None,
-        metadata={
-            "help": "Another model that chooses the key tokens of the test of use: a folder or a .gguf file.",
-            "type": Path | None,
-            "metavar": "MODEL",
-        },
-    )
     retrieval: str | Sequence[str] | None = field(
         default=None,
         metadata={
             "help": "Also measure retrieval of distant facts, for plain, the best method and crop unless methods are "
-            "named: numbers (named numbers, the plainest), all, or passkey,niah_single,... [default with --measure "
-            "retrieval: numbers].",
+            "named: numbers (named numbers, the plainest), passkey or all [default with --measure retrieval: "
+            "numbers].",
             "type": tuple[str, ...],
             "commas": True,
         },
@@ -116,20 +107,10 @@ class DoctorSettings:
     )
     retrieval_samples: int = field(
         default=SAMPLES,
-        metadata={"help": "Texts for each task and length; where each has one question, for each depth as well."},
-    )
-    retrieval_form: str = field(
-        default="many",
-        metadata={"help": "many questions after each text, which is read once, or one, at the end of its own text."},
+        metadata={"help": "Texts for each task and length."},
     )
     retrieval_chat: bool = field(
         default=False, metadata={"help": "Put the questions into the frame of the model's chat template."}
-    )
-    scoring: str = field(
-        default="choice",
-        metadata={
-            "help": "Scoring of retrieval: choice (log-probability against others) or, with one question, generate."
-        },
     )
     seed: int = field(default=0, metadata={"help": "Seed of the windows and the retrieval texts."})
     chunk: int = field(
@@ -186,11 +167,7 @@ class DoctorSettings:
             raise RopeError(
                 "retrieval: unknown task.",
                 facts={"task": ", ".join(unknown)},
-                cure=f"Choose from {ALL}, {', '.join(TASKS)}.",
-            )
-        if self.scoring not in SCORINGS:
-            raise RopeError(
-                "doctor: unknown scoring.", facts={"scoring": self.scoring}, cure=f"Choose from {', '.join(SCORINGS)}."
+                cure=f"Choose from {ALL}, {', '.join(TASKS)}; RULER's tasks are in lm-eval (see docs/extending.md).",
             )
         if self.dtype not in DTYPES:
             raise RopeError(
@@ -207,7 +184,7 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
             )
-        alone = [name for name in ("workers", "minutes", "evaluator") if getattr(self, name) is not None]
+        alone = [name for name in ("workers", "minutes") if getattr(self, name) is not None]
         alone += ["retrieval"] if "retrieval" in self.measured and self.shard_window else []
         if self.together and alone:
             raise RopeError(
@@ -230,16 +207,7 @@ class DoctorSettings:
                 facts={"measure": ",".join(self.measured)},
                 cure=f"Choose from {', '.join(MEASURED)}: --measure loss,use.",
             )
-        refuse_ignored(
-            ["evaluator"] if self.evaluator is not None else [], "use" in self.measured, "--measure use", "Add use"
-        )
-        if self.retrieval_form not in FORMS:
-            raise RopeError(
-                "retrieval: unknown form.",
-                facts={"retrieval_form": self.retrieval_form},
-                cure=f"Choose from {', '.join(FORMS)}.",
-            )
-        of_retrieval = ("retrieval_lengths", "retrieval_samples", "retrieval_form", "retrieval_chat", "scoring")
+        of_retrieval = ("retrieval_lengths", "retrieval_samples", "retrieval_chat")
         given = [name for name in of_retrieval if self.changes(name)]
         refuse_ignored(given, "retrieval" in self.measured, "--retrieval", "Add --retrieval numbers")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from ropewalk.diagnosis.evidence import TOLERATED, Evidence
-from ropewalk.diagnosis.measurement import Measurement
-from ropewalk.diagnosis.window_losses import CROP, PLAIN
+from ropewalk.measure.copy_test import UseMeasurement, span_of
+from ropewalk.measure.losses import CROP, PLAIN, Measurement
 from ropewalk.statistics import Interval, plus_minus
-from ropewalk.use.result import UseMeasurement, span_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from ropewalk.diagnosis.evidence import (
 from ropewalk.diagnosis.next_run import RunFacts
 from ropewalk.diagnosis.rules import Decision, Use, affordable_methods, apply_rules, awaits_use, shows_use
 from ropewalk.diagnosis.verdict import Comparison, NextRun
-from ropewalk.diagnosis.window_losses import CROP, PLAIN
+from ropewalk.measure.losses import CROP, PLAIN
 from ropewalk.statistics import signed
 
 QUESTIONS = {

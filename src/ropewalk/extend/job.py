@@ -15,7 +15,6 @@ import torch
 from ropewalk import ledger as ledgers
 from ropewalk.atomic_io import remove_folder, sha256
 from ropewalk.builtin.texts import read_text
-from ropewalk.diagnosis.plan import KIND, Plan, trained_length_of
 from ropewalk.distributed.mesh import ALONE, Mesh
 from ropewalk.errors import RopeError
 from ropewalk.extend.card import card
@@ -24,6 +23,7 @@ from ropewalk.extend.output import CARD, FIGURE, LOG, RECORD, Exported, check_ou
 from ropewalk.extend.settings import MethodSettings, OutputSettings
 from ropewalk.extend.tunable import tunable
 from ropewalk.extend.tuning import TuningRecipe
+from ropewalk.measure.plan import KIND, Plan, trained_length_of
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.models.precision import dtype_named
 from ropewalk.models.tokens import Tokenizer

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ropewalk.atomic_io import finite
 from ropewalk.builtin.texts import read_text
-from ropewalk.diagnosis.plan import KIND, Plan, fingerprint, plan, take_windows
-from ropewalk.diagnosis.protocol import Protocol
-from ropewalk.diagnosis.run import run
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
+from ropewalk.measure.loss_run import run
+from ropewalk.measure.plan import KIND, Plan, Protocol, fingerprint, plan, take_windows
 from ropewalk.methods import Reach
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.progress import Progress

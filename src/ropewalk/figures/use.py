@@ -1,4 +1,4 @@
-"""Whether far tokens are used: what a copy far back gains by its distance, and what the real far part gains."""
+"""Draw the gain from a copy far back by its distance."""
 
 from __future__ import annotations
 
@@ -34,13 +34,10 @@ class Gain(NamedTuple):
 
 Copies = Mapping[str, Mapping[int, Gain]]
 """By method, the gain at each distance in tokens."""
-Exchanges = Mapping[str, Mapping[str, Gain]]
-"""By method, the gain of each kind of tokens."""
 
 
 def gain_by_distance(
     copies: Copies,
-    exchanges: Exchanges,
     *,
     trained_length: int,
     control: Mapping[int, Gain] | None = None,
@@ -49,24 +46,16 @@ def gain_by_distance(
     title: str = "Use of far tokens",
     narrow: bool = False,
 ) -> Figure:
-    """The copy test's gain of each method by distance, and beside it the exchange test's; nats per token.
+    """Draw the copy test's gain of each method by distance, in nats per token.
 
     - `control`: the copy test's gain within the trained length. `needed`: half of it, which counts as use.
-    - `narrow`: for a phone's width: the copy test alone, or the exchange test where there is no other.
+    - `narrow`: for a phone's width.
     """
     with style():
         from matplotlib.figure import Figure
 
-        shown = [name for name, there in (("copy", bool(copies)), ("exchange", bool(exchanges))) if there]
-        shown = shown[:1] if narrow else shown
         figure = Figure(figsize=NARROW if narrow else WIDE)
-        ratios = [2.2, 1.0] if len(shown) == 2 else [1.0]
-        panels = figure.subplots(1, len(shown), squeeze=False, width_ratios=ratios)[0]
-        for name, axes in zip(shown, panels, strict=True):
-            if name == "copy":
-                _draw_copies(axes, copies, control or {}, trained_length, needed, recommended)
-            else:
-                _draw_exchanges(axes, exchanges, recommended)
+        _draw_copies(figure.subplots(), copies, control or {}, trained_length, needed, recommended)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         _legend(figure, narrow)
         return figure
@@ -141,29 +130,6 @@ def _draw_copies(
     axes.set_xticks(_doublings(distances[0], distances[-1]))
     axes.minorticks_off()
     length_ticks(axes)
-
-
-def _draw_exchanges(axes: Axes, exchanges: Exchanges, recommended: str | None) -> None:
-    """A point with its interval for each method and kind of tokens."""
-    kinds = list(dict.fromkeys(kind for gains in exchanges.values() for kind in gains))
-    for number, (name, gains) in enumerate(exchanges.items()):
-        look, apart = look_of(name), 0.16 * (number - (len(exchanges) - 1) / 2)
-        axes.errorbar(
-            [kinds.index(kind) + apart for kind in gains],
-            [gain.value for gain in gains.values()],
-            yerr=_reach_of(list(gains.values())),
-            color=look.color,
-            linestyle="none",
-            marker=look.marker,
-            elinewidth=1,
-            capsize=2,
-            label=_label(name, recommended),
-        )
-    axes.axhline(0.0, color=QUIET, linewidth=0.8)
-    panel(axes, "the real far text")
-    axes.set_xticks(range(len(kinds)), kinds)
-    axes.set_xlim(-0.6, len(kinds) - 0.4)
-    axes.set_ylabel("gain (nats per token)")
 
 
 def _reach_of(gains: Sequence[Gain]) -> list[list[float]] | None:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ropewalk.measure.answers import CONFIDENCE, LEAST, Accuracy
 from ropewalk.report.drawing import Drawing
 from ropewalk.report.record import Document, printable
 from ropewalk.report.tables import Table
-from ropewalk.retrieval.protocol import CONFIDENCE
-from ropewalk.retrieval.result import LEAST, Accuracy
 
 Row = dict[str, Any]
 _LONGEST = 6  # lengths whose curves are drawn

@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ropewalk.measure.copy_test import span_of
 from ropewalk.report.drawing import Drawing
 from ropewalk.report.record import Document, short_name
 from ropewalk.report.tables import Table
 from ropewalk.statistics import signed
-from ropewalk.use.result import span_of
 
-KINDS = {"exchange": "all", "exchange-rare": "rare", "exchange-key": "key", "shuffled": "shuffled"}
-"""The exchange test's rows, and the tokens that they score."""
 Row = dict[str, Any]
 
 
@@ -31,28 +29,26 @@ def used_span(document: Document, method: str) -> str:
 
 
 def use(document: Document) -> Iterator[Drawing]:
-    """Gain by distance; nothing where the use of far tokens was not measured."""
+    """Yield the gain by distance; nothing if the copy test was not measured.
+
+    Rows of other tests, which old records contain, are in the table only.
+    """
     from ropewalk.figures.use import Gain, gain_by_distance
 
-    rows = [row for row in rows_of(document) if row["test"] != "shuffled"]
+    rows = [row for row in rows_of(document) if row["test"] == "copy"]
     far, control = ([row for row in rows if bool(row.get("control")) == within] for within in (False, True))
     if not far:
         return
     copies: dict[str, dict[int, Any]] = {}
-    exchanges: dict[str, dict[str, Any]] = {}
     for row in sorted(far, key=lambda row: row["distance"]):
         gain = Gain(row["gain"], None if row["interval"] is None else tuple(row["interval"]))
-        if row["test"] == "copy":
-            copies.setdefault(row["method"], {})[row["distance"]] = gain
-        elif row["test"] in KINDS:
-            exchanges.setdefault(row["method"], {})[KINDS[row["test"]]] = gain
+        copies.setdefault(row["method"], {})[row["distance"]] = gain
     needed = next((row["needed"] for row in far if row.get("needed") is not None), None)
-    within = {row["distance"]: Gain(row["gain"], None) for row in control if row["test"] == "copy"}
+    within = {row["distance"]: Gain(row["gain"], None) for row in control}
 
     def draw(narrow: bool) -> Any:
         return gain_by_distance(
             copies,
-            exchanges,
             trained_length=document["trained_length"],
             control=within,
             needed=needed,
@@ -66,7 +62,7 @@ def use(document: Document) -> Iterator[Drawing]:
         "How much lower the loss of the same tokens is when what they repeat stands far back than when it does not. "
         "Zero beyond the trained length (shaded): what stands there is not used.",
         "Gain in nats per token by distance: "
-        + "; ".join(f"{row['method']}, {row['test']} at {row['distance']:,}: {row['gain']:.3f}" for row in far)
+        + "; ".join(f"{row['method']} at {row['distance']:,}: {row['gain']:.3f}" for row in far)
         + ".",
         draw(False),
         draw(True),

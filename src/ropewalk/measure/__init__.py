@@ -1,0 +1,1 @@
+"""Measure a model on texts: losses by position, use of far tokens, and retrieval."""

@@ -1,0 +1,386 @@
+"""Answers of retrieval: the protocol, accuracies with intervals by length, task and distance, rows and sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any, NamedTuple
+
+from ropewalk.errors import RopeError
+from ropewalk.measure.choices import SAMPLES
+from ropewalk.statistics import Interval, share_of_clusters
+
+THRESHOLD = 0.856
+"""RULER's bar for an effective length: what Llama-2-7B reaches at 4,096 tokens (Hsieh et al. 2024, section 4)."""
+CONFIDENCE = 0.95
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One task at one length."""
+
+    task: str
+    length: int
+
+
+def draws(seed: int, task: str, length: int, sample: int) -> Random:
+    """Return the random numbers of one text: the same in every run and for every method."""
+    return Random(f"{seed}:{task}:{length}:None:{sample}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetrievalProtocol:
+    """One protocol; lengths are in tokens with a question and its answer.
+
+    - `samples`: number of texts for each task and length.
+    - `chat`: whether the questions are in the frame of the model's chat template.
+
+    Raises `RopeError` for numbers out of range.
+    """
+
+    tasks: tuple[str, ...]
+    lengths: tuple[int, ...]
+    samples: int = SAMPLES
+    seed: int = 0
+    text: str
+    haystack: str | None = None
+    chat: bool = False
+    trained_length: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "lengths"):
+            values = getattr(self, name)
+            object.__setattr__(self, name, tuple(values) if name == "tasks" else tuple(sorted(values)))
+            if not values or len(set(values)) < len(values):
+                raise RopeError(
+                    f"retrieval: `{name}` must be given, each once.", facts={name: values}, cure="Name at least one."
+                )
+        if min(self.lengths) < 1 or self.samples < 1:
+            raise RopeError(
+                "retrieval: lengths and samples are at least 1.",
+                facts={"lengths": self.lengths, "samples": self.samples},
+                cure="Give lengths in tokens.",
+            )
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield every cell, short inputs first."""
+        for length in self.lengths:
+            for task in self.tasks:
+                yield Cell(task=task, length=length)
+
+    def sentence(self) -> str:
+        """Return the protocol in words."""
+        fillers = {None: f"repeated noise or {self.text}", "noise": "repeated noise", "text": self.text}
+        lengths = ", ".join(f"{length:,}" for length in self.lengths)
+        frame = ", in the frame of the model's chat template" if self.chat else ""
+        return (
+            f"Retrieval: {', '.join(self.tasks)}, made from seed {self.seed}, the same texts for every method; "
+            f"{self.samples} texts of at most {lengths} tokens for each task and length, needles spread evenly over "
+            f"the filler ({fillers[self.haystack]}). Each text is read once, and every question is asked after it as "
+            f"if it were the only one{frame}. An answer is found if its log-probability, less the mean that it has "
+            "after all questions, is above that of every other candidate: the answers of other questions. Raw: "
+            f"without the mean taken off. Intervals: {CONFIDENCE:.0%}. Answers after one text belong together: whole "
+            "texts are resampled, and intervals are nowhere narrower than Wilson's with Student's t over texts; one "
+            "text gives none. They speak of such texts, made of this filler."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the protocol as JSON holds it, with its sentence."""
+        return {**dataclasses.asdict(self), "confidence": CONFIDENCE, "sentence": self.sentence()}
+
+
+class Answer(NamedTuple):
+    """Whether one answer was found, among how many choices.
+
+    `found` by the calibrated log-probabilities, `raw` by those as they are. `depth` is the part of the text before the
+    needle; `distance` the tokens from there to the end of the question.
+    """
+
+    found: bool
+    raw: bool
+    choices: int
+    depth: float
+    distance: int
+
+
+LEAST = 20
+"""Answers in a cell of a map or a step of a curve: with fewer, neighbours are put together."""
+_DEPTHS, _DISTANCES = 5, 8  # at most so many parts
+Texts = Sequence[Sequence[Answer]]
+"""The answers after each text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """How many answers were found, text by text (found, answers); `chance` is what guessing would find, as a fraction.
+
+    >>> found = Accuracy(((20, 24), (18, 24)), 1 / 12)
+    >>> round(found.value, 3), found.n, [round(bound, 2) for bound in found.interval]
+    (0.792, 48, [0.15, 0.99])
+    >>> Accuracy.independent(9, 10, 0.125).interval[0] > 0.59
+    True
+    """
+
+    texts: tuple[tuple[int, int], ...]
+    chance: float
+
+    @classmethod
+    def independent(cls, correct: int, n: int, chance: float) -> Accuracy:
+        """Of answers that are each of a text of its own."""
+        return cls(((1, 1),) * correct + ((0, 1),) * (n - correct), chance)
+
+    @property
+    def correct(self) -> int:
+        """Answers that were found."""
+        return sum(found for found, _ in self.texts)
+
+    @property
+    def n(self) -> int:
+        """Answers that were looked for."""
+        return sum(of for _, of in self.texts)
+
+    @property
+    def value(self) -> float:
+        """correct / n."""
+        return self.correct / self.n
+
+    @property
+    def interval(self) -> Interval:
+        """95 %, by `share_of_clusters`: Wilson's for independent answers, None for one text with several."""
+        return share_of_clusters(self.texts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        interval = self.interval
+        return {
+            "asked": self.n,
+            "found": self.correct,
+            "interval": None if interval is None else list(interval),
+            "texts": len(self.texts),
+            "chance": self.chance,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetrievalMeasurement:
+    """The answers of every method, cell by cell and text by text; `seconds` is what each method's answers took."""
+
+    protocol: RetrievalProtocol
+    answers: Mapping[str, Mapping[Cell, Texts]]
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods in the order in which they were given."""
+        return tuple(self.answers)
+
+    def accuracy(
+        self,
+        method: str,
+        *,
+        length: int | None = None,
+        task: str | None = None,
+        where: Callable[[Answer], bool] | None = None,
+        raw: bool = False,
+    ) -> Accuracy | None:
+        """All answers of a method together, or those of one length or task, or those of which `where` is true; None
+        where there are none. `raw`: by the log-probabilities as they are."""
+        texts, chances = [], []
+        for answers in self._texts(method, length, task):
+            chosen = [answer for answer in answers if where is None or where(answer)]
+            if chosen:
+                texts.append((sum(answer.raw if raw else answer.found for answer in chosen), len(chosen)))
+                chances += [1 / answer.choices for answer in chosen]
+        if not texts:
+            return None
+        return Accuracy(tuple(texts), sum(chances) / len(chances))
+
+    def effective_length(self, method: str, threshold: float = THRESHOLD) -> int | None:
+        """The longest measured length up to which the accuracy over all tasks stays at or above `threshold`.
+
+        None where it is below at the shortest. RULER's bar is 0.856, for its own 13 tasks scored by words.
+        """
+        reached = None
+        for length in self.protocol.lengths:
+            found = self.accuracy(method, length=length)
+            if found is None or found.value < threshold:
+                break
+            reached = length
+        return reached
+
+    def depth_edges(self, task: str) -> tuple[float, ...]:
+        """Return the edges of up to five parts of the depths, so that every cell of every length has 20 answers."""
+        rows = [
+            [answer.depth for texts in self._texts(self.methods[0], length, task) for answer in texts]
+            for length in self.protocol.lengths
+        ]
+        return even_edges(rows, 1.0, _DEPTHS)
+
+    def distance_edges(self, task: str, length: int) -> tuple[float, ...]:
+        """Return the edges of up to eight parts of the distances in the same way, in tokens."""
+        found = [float(one.distance) for texts in self._texts(self.methods[0], length, task) for one in texts]
+        return even_edges([found], float(length), _DISTANCES)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every cell as JSON holds it: {method, task, length, depth, asked, found, interval, ...}.
+
+        `depth` is the middle of the part `depths`.
+        """
+        rows = []
+        for method, task, length in self._each():
+            for part, inside in _parts(self.depth_edges(task), lambda answer: answer.depth):
+                found = self.accuracy(method, length=length, task=task, where=inside)
+                if found is not None:
+                    depth = (part[0] + part[1]) / 2
+                    raw = self.accuracy(method, length=length, task=task, where=inside, raw=True)
+                    more = {"depths": part, "found_raw": None if raw is None else raw.correct}
+                    row: dict[str, Any] = {"method": method, "task": task, "length": length, "depth": depth}
+                    rows.append({**row, **found.to_json(), **more})
+        return rows
+
+    def details(self) -> dict[str, Any]:
+        """All that the rows leave out: the protocol, means by length and task, distances, reaches and costs."""
+        means, distances = [], []
+        for method in self.methods:
+            for length in self.protocol.lengths:
+                for task in (None, *self.protocol.tasks):
+                    found, raw = (self.accuracy(method, length=length, task=task, raw=raw) for raw in (False, True))
+                    if found is not None and raw is not None:
+                        head = {"method": method, "task": task, "length": length}
+                        means.append({**head, **found.to_json(), "found_raw": raw.correct})
+        for method, task, length in self._each():
+            edges = self.distance_edges(task, length)
+            for part, inside in _parts(edges, lambda answer: float(answer.distance)):
+                found = self.accuracy(method, length=length, task=task, where=inside)
+                if found is not None:
+                    at = {"method": method, "task": task, "length": length}
+                    distances.append({**at, "distances": part, **found.to_json()})
+        return {
+            "protocol": self.protocol.to_json(),
+            "means": means,
+            "by_distance": distances,
+            "effective_length": {
+                "threshold": THRESHOLD,
+                "methods": {method: self.effective_length(method) for method in self.methods},
+            },
+            "seconds": dict(self.seconds),
+        }
+
+    def _each(self) -> Iterator[tuple[str, str, int]]:
+        for method in self.methods:
+            for task in self.protocol.tasks:
+                for length in self.protocol.lengths:
+                    yield method, task, length
+
+    def _texts(self, method: str, length: int | None, task: str | None) -> Iterator[Sequence[Answer]]:
+        for cell, texts in self.answers[method].items():
+            if length in (None, cell.length) and task in (None, cell.task):
+                yield from texts
+
+
+def even_edges(rows: Sequence[Sequence[float]], end: float, most: int) -> tuple[float, ...]:
+    """The edges of the most even parts of 0 .. end, at most `most`, that each hold 20 numbers of every row, or of one.
+
+    >>> even_edges([[n / 48 for n in range(48)]], 1.0, 5)
+    (0.0, 0.5, 1.0)
+    >>> even_edges([[0.1, 0.9]], 1.0, 5)
+    (0.0, 1.0)
+    """
+    for parts in range(most, 1, -1):
+        edges = tuple(end * part / parts for part in range(parts + 1))
+        if all(min(_counts(row, edges)) >= LEAST for row in rows):
+            return edges
+    return 0.0, end
+
+
+def _counts(row: Sequence[float], edges: Sequence[float]) -> list[int]:
+    counts = [0] * (len(edges) - 1)
+    for value in row:
+        counts[_part(value, edges)] += 1
+    return counts
+
+
+def _part(value: float, edges: Sequence[float]) -> int:
+    """The part that holds a value; the last one holds its end as well."""
+    return min(bisect_right(edges, value), len(edges) - 1) - 1
+
+
+def _parts(
+    edges: Sequence[float], of: Callable[[Answer], float]
+) -> Iterator[tuple[tuple[float, float], Callable[[Answer], bool]]]:
+    """Yield each part with a function that tells whether an answer lies in it."""
+
+    def inside(number: int) -> Callable[[Answer], bool]:
+        return lambda answer: _part(of(answer), edges) == number
+
+    for number, part in enumerate(pairwise(edges)):
+        yield part, inside(number)
+
+
+def accuracy_rows(measurement: RetrievalMeasurement, task: str | None = None) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: each method's accuracy with its interval at each length, over all tasks or for one of them."""
+    heads = ["method", *(f"{length:,}" for length in measurement.protocol.lengths)]
+    rows = [
+        [method, *(_cell(measurement.accuracy(method, length=at, task=task)) for at in measurement.protocol.lengths)]
+        for method in measurement.methods
+    ]
+    return heads, rows
+
+
+def sentences(measurement: RetrievalMeasurement, threshold: float = THRESHOLD) -> Iterator[str]:
+    """What chance finds, how far each method reaches, whether any is distinguishable from guessing, and the cost."""
+    protocol = measurement.protocol
+    of_tasks = [found for task in protocol.tasks if (found := measurement.accuracy(measurement.methods[0], task=task))]
+    low, high = (end(found.chance for found in of_tasks) for end in (min, max))
+    yield f"Chance finds {low:.1%}." if f"{low:.1%}" == f"{high:.1%}" else f"Chance finds {low:.1%} to {high:.1%}."
+    longest = protocol.lengths[-1]
+    for method in measurement.methods:
+        reached = measurement.effective_length(method, threshold)
+        reach = "at no measured length" if reached is None else f"up to {reached:,} tokens"
+        sentence = f"{method} finds {threshold:.1%} or more {reach}"
+        found, raw = (measurement.accuracy(method, length=longest, raw=raw) for raw in (False, True))
+        if found is not None and raw is not None:
+            as_it_is = f", raw {raw.value:.2f}" if raw.correct != found.correct else ""
+            sentence += f"; {_cell(found)}{as_it_is} at {longest:,}{_doubt(found)}"
+        yield f"{sentence}."
+    if any(found.interval is None for found in _cells(measurement)):
+        yield "One text of a task and length gives no interval, as its answers belong together: ask for more texts."
+    yield from _costs(measurement)
+
+
+def _cells(measurement: RetrievalMeasurement) -> list[Accuracy]:
+    """Each task at each length, of the first method."""
+    found = [
+        measurement.accuracy(measurement.methods[0], length=length, task=task)
+        for length in measurement.protocol.lengths
+        for task in measurement.protocol.tasks
+    ]
+    return [one for one in found if one is not None]
+
+
+def _costs(measurement: RetrievalMeasurement) -> Iterator[str]:
+    """How many answers a text gave, and what an answer took."""
+    found = [one for method in measurement.methods if (one := measurement.accuracy(method)) is not None]
+    answers, texts, seconds = sum(one.n for one in found), sum(len(one.texts) for one in found), measurement.seconds
+    if seconds:
+        yield f"{answers / texts:.3g} answers for each text, {sum(seconds.values()) / answers:.2g} seconds each."
+
+
+def _doubt(found: Accuracy) -> str:
+    """Say that an accuracy may be guessing; nothing without an interval."""
+    if found.interval is None:
+        return ""
+    return ", not distinguishable from guessing" if found.interval[0] <= found.chance else ""
+
+
+def _cell(found: Accuracy | None) -> str:
+    """An accuracy with its interval: 0.90 (0.60 to 0.98); without one: 0.90."""
+    if found is None:
+        return "\u2013"
+    if found.interval is None:
+        return f"{found.value:.2f}"
+    low, high = found.interval
+    return f"{found.value:.2f} ({low:.2f} to {high:.2f})"

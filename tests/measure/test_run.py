@@ -1,0 +1,267 @@
+"""The run: what is due, what is shared, and how it is summed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.attention import extensions
+from ropewalk.diagnosis.document import at_run_time, config_changes, turning
+from ropewalk.errors import RopeError
+from ropewalk.families import Trained
+from ropewalk.measure.loss_run import run
+from ropewalk.measure.plan import Protocol, take_windows, trained_length_of
+from ropewalk.methods import METHODS
+from ropewalk.readers.adapters import reader_of
+from ropewalk.readers.losses import window_losses
+from ropewalk.rope import scaling
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.scaling import NTK, YaRN
+from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
+from tests.diagnosis.small_runs import EXTENSIONS, IN_ATTENTION, ledger_at, measure, planned, protocol
+
+
+def test_every_method_is_measured_once() -> None:
+    """What a config can hold, and crop; dynamic has ntk's frequencies at this length and shares its numbers."""
+    found = measure(tiny_decoder(), protocol())
+    assert list(found.results) == ["plain", *EXTENSIONS, "crop"]
+    assert found.same_as == {"dynamic": "ntk", "abf": "plain"}  # theta 10,000 suffices for 64 tokens
+    assert found.results["dynamic"] is not None
+    assert found.block_means("dynamic") == found.block_means("ntk")
+
+
+def test_block_means_are_the_means_of_the_losses() -> None:
+    """Blocks by predicted position, the first one short by one; within and beyond are their own means."""
+    model, of = tiny_decoder(), protocol(block=24)
+    found = measure(model, of)
+    for index, ids in enumerate(take_windows(random_ids(200).tolist(), of)):
+        losses = window_losses(model.with_positions(rope=found.positions["yarn"].ropes), ids)
+        by_hand = [losses[:23].mean(), losses[23:47].mean(), losses[47:].mean()]
+        assert found.block_means("yarn")[index] == pytest.approx(by_hand)
+        assert found.within("yarn")[index] == pytest.approx(losses[:15].mean())
+        assert found.beyond("yarn")[index] == pytest.approx(losses[15:].mean())  # type: ignore[index]
+
+
+def test_crop_equals_plain_within_and_not_beyond() -> None:
+    """The first trained length of crop is plain's."""
+    found = measure(tiny_decoder(), protocol())
+    assert found.within("crop") == found.within("plain")
+    assert found.beyond("crop") != found.beyond("plain")
+
+
+def test_a_scaling_in_the_checkpoint_is_measured_as_is_and_removed_elsewhere() -> None:
+    """plain is the rope at its trained length; the checkpoint's own YaRN x4, for inference, is the method yarn."""
+    scaled = dataclasses.replace(ROPE, scaling=YaRN(4.0, 16), max_position_embeddings=64, trained=Trained(False))
+    model = tiny_decoder(scaled)
+    assert trained_length_of(reader_of(model), None) == 16
+    found = measure(model, protocol())
+    assert found.same_as == {"yarn": "as-is", "dynamic": "ntk", "abf": "plain"}
+    unscaled = measure(tiny_decoder(ROPE), protocol())
+    assert found.block_means("plain") == unscaled.block_means("plain")
+    assert found.block_means("yarn") == unscaled.block_means("yarn")
+
+
+def test_a_scaling_that_the_model_was_trained_with_is_plain() -> None:
+    """Its trained length is the long one, it is measured as it is, and the methods act on top of it."""
+    scaled = dataclasses.replace(ROPE, scaling=YaRN(4.0, 4), max_position_embeddings=16, trained=Trained(True))
+    model = tiny_decoder(scaled)
+    assert trained_length_of(reader_of(model), None) == 16
+    found = measure(model, protocol())
+    assert "as-is" not in found.results
+    ids = take_windows(random_ids(200).tolist(), protocol())[0]
+    assert found.within("plain")[0] == pytest.approx(window_losses(model, ids)[:15].mean())
+    block = config_changes("yarn", found)
+    assert (block["rope_parameters"]["rope_type"], block["max_position_embeddings"]) == ("longrope", 64)
+    assert config_changes("plain", found) == {"rope_parameters": scaled.to_hf(), "max_position_embeddings": 16}
+    assert config_changes("dynamic", found)["rope_parameters"] is None
+    assert "Stacked(of=YaRN(" in str(at_run_time("dynamic", found))
+    assert turning("plain", found)["inv_freq"] == turning("plain", found)["inv_freq_unscaled"]
+
+
+def test_a_scaling_of_which_nothing_is_known_is_not_guessed() -> None:
+    """Only the doctor can say; what a person states about the length it takes."""
+    scaled = dataclasses.replace(ROPE, scaling=YaRN(4.0, 16), max_position_embeddings=64)
+    with pytest.raises(RopeError, match=r"(?s)not known whether.*with it +64.*without it +16.*ropewalk doctor"):
+        trained_length_of(reader_of(tiny_decoder(scaled)), None)
+
+
+def test_layers_without_rope_and_short_windows_keep_what_they_have() -> None:
+    """Only the full layer is extended."""
+    model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, None))
+    ropes = planned(model, protocol(), ["ntk"]).positions["ntk"].ropes
+    assert ropes == (ROPE, None, dataclasses.replace(ROPE, scaling=NTK(4.0)))
+
+
+def test_plain_is_always_measured() -> None:
+    """Differences are paired to it; the order is METHODS', not the caller's."""
+    assert list(measure(tiny_decoder(), protocol(), ["crop", "yarn"]).results) == ["plain", "yarn", "crop"]
+
+
+def test_within_the_trained_length_only_plain_applies() -> None:
+    """Nothing to extend: an extension asked for by name is refused."""
+    model, of = tiny_decoder(), protocol(target=12, block=4)
+    found = measure(model, of)
+    assert list(found.results) == ["plain"]
+    for name, message in [("yarn", "the target is within the trained length"), ("crop", "only beyond the trained")]:
+        with pytest.raises(RopeError, match=message):
+            planned(model, of, [name])
+
+
+def test_an_unknown_method_is_refused() -> None:
+    """The message lists the known ones."""
+    with pytest.raises(RopeError, match=r"unknown method[\s\S]*plain, as-is, pi,[\s\S]*p-rope, cope,[\s\S]*crop"):
+        planned(tiny_decoder(), protocol(), ["alibi"])
+
+
+def test_a_model_without_rope_is_refused() -> None:
+    """There is nothing to extend."""
+    with pytest.raises(RopeError, match="no rotary embedding in any layer"):
+        trained_length_of(reader_of(tiny_decoder(None)), 16)
+
+
+def test_a_silent_trained_length_must_be_given() -> None:
+    """And what is given counts, whatever the config says."""
+    silent = tiny_decoder(dataclasses.replace(ROPE, max_position_embeddings=None))
+    with pytest.raises(RopeError, match="--trained-length"):
+        trained_length_of(reader_of(silent), None)
+    assert trained_length_of(reader_of(silent), 32) == 32
+    assert trained_length_of(reader_of(tiny_decoder()), 32) == 32
+
+
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    """Broken weights are named, not averaged."""
+    model = tiny_decoder()
+    with torch.no_grad():
+        model.norm.weight.fill_(math.nan)
+    with pytest.raises(RopeError, match=r"not a finite number[\s\S]*plain"):
+        measure(model, protocol())
+
+
+def test_methods_by_name_by_comma_and_all() -> None:
+    """Names in any form, in one order; all adds every other that needs no tuning."""
+
+    def chosen(*asked: str) -> tuple[str, ...]:
+        return planned(tiny_decoder(), protocol(), list(asked)).methods
+
+    assert chosen("crop", "yarn,pi") == ("plain", "pi", "yarn", "crop")
+    others = ("mrrope", "rerope", "self-extend", "string", "lampe", "jet-long", "dca", "log-n", "streaming")
+    assert chosen("all") == ("plain", *EXTENSIONS, *others, "crop")
+    assert chosen("all", "drope", "p-rope", "cope") == tuple(name for name in METHODS if name != "as-is")
+    assert chosen(" , ") == chosen()
+
+
+def test_methods_in_attention_are_measured_as_they_run() -> None:
+    """Each one's losses are those of the model that `applied` gives, in one full forward."""
+    model, of = tiny_decoder(), protocol()
+    found = measure(model, of, ["all,drope,p-rope"])
+    windows = take_windows(random_ids(200).tolist(), of)
+    for name in ("p-rope", *IN_ATTENTION):
+        other = under_method(model, name, trained=16, target=64)
+        with torch.no_grad():
+            logits = other(windows)
+        losses = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none")
+        want = [row[15:].mean().item() for row in losses]
+        assert found.beyond(name) == pytest.approx(want, abs=1e-4)
+        assert name == "p-rope" or any(found.positions[name].extensions)
+    assert found.positions["drope"].ropes == (None, None)
+    last = {round(sum(row[15] for row in found.block_means(name)), 6) for name in ("plain", *IN_ATTENTION)}
+    assert len(last) == 1 + len(IN_ATTENTION)
+
+
+def test_first_tokens_can_keep_their_angles() -> None:
+    """LongRoPE's n-hat: below it a position turns by the plain frequencies, from it on by the method's, and the losses
+    are those of exactly that rotation; plain and methods in attention are left as they are."""
+    model, of = tiny_decoder(), protocol(unscaled_tokens=5)
+    found, scaled = measure(model, of, ["pi,yarn,dca"]), measure(model, protocol(), ["pi,yarn,dca"])
+    plain = columns_of(ROPE)
+    for name in ("pi", "yarn"):
+        rope, whole = found.positions[name].ropes[0], scaled.positions[name].ropes[0]
+        assert rope is not None
+        assert whole is not None
+        cos, _ = rw.RotaryEmbedding(rope).cos_sin(torch.arange(64), 64)
+        positions = np.arange(64.0)[:, None]
+        angles = np.where(positions < 5, positions * plain, positions * columns_of(whole, 64))
+        np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=1e-6)
+        assert attention_factor_of(rope, 64) == attention_factor_of(whole, 64)
+        assert found.beyond(name) != scaled.beyond(name)
+    for name in ("plain", "dca"):
+        assert found.beyond(name) == scaled.beyond(name)
+    assert (
+        under_method(model, "yarn", trained=16, target=64, unscaled_tokens=5).config.ropes
+        == found.positions["yarn"].ropes
+    )
+    assert config_changes("yarn", found)["rope_parameters"] is None
+    assert str(at_run_time("yarn", found)).startswith("model.with_positions(rope=RopeConfig(")
+    call = str(at_run_time("yarn", found))
+    arguments = eval(
+        call.replace("model.with_positions", "dict"),
+        {**{name: getattr(rw, name) for name in rw.__all__}, **vars(scaling)},
+    )
+    assert arguments == {"rope": found.positions["yarn"].ropes[0]}
+    chunks = "DualChunk(chunk=12, trained_length=16, log_n=None)"
+    assert at_run_time("dca", found) == f"model.with_positions(extension={chunks})"
+    assert at_run_time("plain", found) is None
+    names = {**vars(rw), **vars(scaling), **vars(extensions)}
+    scaled_model = tiny_decoder(sliding_window=(None, 8)).with_positions(
+        rope=dataclasses.replace(ROPE, scaling=YaRN(4.0, 16))
+    )
+    for model in (tiny_decoder(), tiny_decoder(sliding_window=(None, 8)), scaled_model):
+        found = measure(model, of, ["all,drope,p-rope"])
+        for name in ("pi", *IN_ATTENTION):
+            meant = under_method(model, name, trained=16, target=64, unscaled_tokens=5).config
+            called = eval(str(at_run_time(name, found)), {**names, "model": model}).config
+            assert (called.ropes, called.extensions) == (meant.ropes, meant.extensions)
+    assert "The first 5 tokens of a window keep their angles" in of.sentence()
+    for wrong in (-1, 64, 1.5):
+        with pytest.raises(RopeError, match="`unscaled_tokens` must be a whole number"):
+            protocol(unscaled_tokens=wrong)  # type: ignore[arg-type]
+
+
+def test_layers_with_short_windows_stay_out_of_attention_methods() -> None:
+    """They never see further than they were trained to."""
+    model = tiny_decoder(sliding_window=(None, 8))
+    for name in IN_ATTENTION:
+        config = under_method(model, name, trained=16, target=64).config
+        assert config.extensions[0] is not None
+        assert config.extensions[1] is None
+        assert config.ropes[1] == ROPE
+
+
+def test_within_the_trained_length_no_method_in_attention_applies() -> None:
+    """As those on frequencies."""
+    with pytest.raises(RopeError, match="`dca` extends, but the target is within"):
+        planned(tiny_decoder(), protocol(target=16), ["dca"])
+    assert planned(tiny_decoder(), protocol(target=16), ["all"]).methods == ("plain",)
+
+
+def test_windows_of_several_texts_come_from_each() -> None:
+    """In the texts' order, each at its own places, and the same again under the same seed."""
+    of = Protocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=3)
+    texts = [list(range(300)), list(range(1000, 1200))]
+    windows = take_windows(texts, of)
+    assert windows.shape == (4, 64)
+    assert (windows[:2] < 300).all()
+    assert (windows[2:] >= 1000).all()
+    assert torch.equal(windows, take_windows(texts, of))
+    again = Protocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=4)
+    assert not torch.equal(windows, take_windows(texts, again))
+    found = run(reader_of(tiny_decoder()), windows % 50, planned(tiny_decoder(), of, ["pi"]), ledger_at(None))
+    assert len(found.within("pi")) == 4
+    with pytest.raises(RopeError, match=r"too short[\s\S]*text +'b'"):
+        take_windows([texts[0], texts[1][:100]], of)
+
+
+def test_a_models_own_extension_is_measured_as_is() -> None:
+    """What was extended in attention is measured as it is, beside its plain self."""
+    from ropewalk.attention.extensions import ReRoPE
+
+    extended = tiny_decoder().with_positions(extension=ReRoPE(window=8))
+    work = planned(extended, protocol())
+    assert work.methods[:2] == ("plain", "as-is")
+    assert work.positions["as-is"].extensions == (ReRoPE(window=8),) * 2
+    assert work.positions["plain"].extensions == (None, None)

@@ -1,0 +1,46 @@
+"""A model that can copy and answer: SmolLM2-135M."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import ropewalk as rw
+from ropewalk.checkpoints.load import load
+from ropewalk.measure.retrieval import measure_retrieval
+from ropewalk.readers.adapters import reader_of
+
+FILE = os.environ.get("ROPEWALK_SMOLLM2", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path(FILE).is_file(), reason="set ROPEWALK_SMOLLM2 to the GGUF file")
+def test_a_model_that_can_copy_is_seen_to(tmp_path: Path) -> None:
+    """Said to be trained to 256 of its 8,192 tokens, plain uses all of 1,024, crop only what it sees."""
+    found = rw.doctor(
+        FILE, trained_length=256, target=1024, windows=3, methods="crop", start_char=30_000, state=tmp_path
+    ).use
+    assert found is not None
+    assert all(row.gain > 4 for row in found.of("plain", "copy"))
+    assert found.controls["copy"].gain > 4
+    assert found.shows_use("plain") is True
+    assert (found.reach("plain") or 0) > 256
+    assert found.shows_use("crop") is False
+    assert all(abs(row.gain) < 1 for row in found.of("crop", "copy") if row.distance > 256)
+
+
+FILE = os.environ.get("ROPEWALK_SMOLLM2", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path(FILE).is_file(), reason="set ROPEWALK_SMOLLM2 to the GGUF file")
+def test_the_passkey_is_found_within_the_trained_length() -> None:
+    """Eight of ten at 1,024 tokens, where guessing would find one in twelve."""
+    reader = reader_of(load(FILE))
+    assert reader.tokenizer is not None
+    found = measure_retrieval({"plain": reader}, reader.tokenizer, tasks=["passkey"], lengths=[1024], samples=2)
+    accuracy = found.accuracy("plain")
+    assert accuracy is not None
+    assert accuracy.value >= 0.8
