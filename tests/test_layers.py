@@ -10,7 +10,7 @@ import ropewalk
 PACKAGE = Path(ropewalk.__file__).parent
 ORDER = ["version", "lazy", "shapes", "errors", "optional", "atomic_io", "launch", "ledger", "statistics", "progress",
          "eager", "compiled", "families", "rope",
-         "backends", "rotation", "encodings", "attention", "models", "methods", "attachment", "integrations",
+         "backends", "rotation", "encodings", "attention", "models", "methods", "attachment",
          "checkpoints", "builtin", "readers", "audit", "distributed", "training", "retrieval", "use", "figures",
          "report", "diagnosis", "verification", "extend", "bench", "comparison", "gallery", "explorer", "cli",
          "__main__"]  # fmt: skip

@@ -13,7 +13,6 @@ import transformers
 from torch import Tensor
 
 from ropewalk.attention.extensions import ReRoPE
-from ropewalk.distributed.mesh import ALONE
 from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_tuning import TunableDecoder
 from ropewalk.extend.settings import TuneSettings
@@ -296,11 +295,11 @@ def test_settings_that_do_not_fit(text: Path, source: TunableDecoder, changes: d
 def test_models_whose_positions_cannot_move(text: Path, source: TunableDecoder) -> None:
     """Without a rope, and with a rule in attention of the checkpoint's own."""
     recipe = recipe_of(text, source, method="as-is")
-    check_tunable(source, recipe, ALONE)
+    check_tunable(source, recipe)
     bare = TunableDecoder(Decoder(small("unused", encoding="alibi").decoder_config(300)))
     with pytest.raises(RopeError, match="this model has no rope"):
-        check_tunable(bare, recipe, ALONE)
+        check_tunable(bare, recipe)
     own = TunableDecoder(source.module.with_positions(extension=ReRoPE(window=8)))
     with pytest.raises(RopeError, match="this model counts each row's tokens itself"):
-        check_tunable(own, recipe, ALONE)
-    check_tunable(own, replace(recipe, self_distillation=0.0), ALONE)
+        check_tunable(own, recipe)
+    check_tunable(own, replace(recipe, self_distillation=0.0))

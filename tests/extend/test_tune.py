@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.distributed.mesh import Mesh
 from ropewalk.errors import RopeError
 from ropewalk.extend.decoder_tuning import TunableDecoder, tunable
 from ropewalk.extend.parts import parts_of
 from ropewalk.extend.settings import ApplySettings, TuneSettings
-from ropewalk.extend.tuning import TuningTask, check_tunable, tune_reader, tuning_positions
+from ropewalk.extend.tuning import TuningTask, tune_reader, tuning_positions
 from ropewalk.methods import Reach
 from ropewalk.training import Housekeeping
 from ropewalk.training.data import Batch
@@ -282,31 +281,3 @@ def test_settings_that_would_be_ignored(settings: dict[str, Any], message: str) 
     if "seed" not in settings and "validation" not in settings:
         with pytest.raises(RopeError, match=message):
             TuneSettings(text=("a.txt",), steps=3, **{"measure": False, **settings})
-
-
-class Foreign(TunableDecoder):
-    """As a model that another library computes."""
-
-    library = "other"
-
-
-@pytest.mark.parametrize(
-    ("cut", "changes", "rule"),
-    [
-        ({"cp": 2}, {"token_weights": "longce"}, "whole windows"),
-        ({"tp": 2}, {"train": "lora", "rank": 4}, "adapters"),
-    ],
-)
-def test_what_processes_cannot_tune_together_is_refused(
-    text: str, source: TunableDecoder, cut: dict[str, int], changes: dict[str, Any], rule: str
-) -> None:
-    """Weights of tokens within a window that is cut, adapters around layers that are cut; other meshes may."""
-    recipe, mesh = small(text, source, **changes), Mesh()
-    check_tunable(source, recipe, mesh)
-    vars(mesh).update(cut, device_mesh=object())
-    with pytest.raises(RopeError, match=rule):
-        check_tunable(source, recipe, mesh)
-    vars(mesh).update(dict.fromkeys(cut, 1))
-    check_tunable(source, recipe, mesh)
-    with pytest.raises(RopeError, match="another library"):
-        check_tunable(Foreign(source.model, source.name), recipe, mesh)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention.norm import RMSNorm
-from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.materialize import without_values
 from ropewalk.errors import RopeError
@@ -107,10 +106,9 @@ class TunableDecoder(DecoderReader):
         token_weights: str | None = None,
         perturbed_ids: Tensor | None = None,
         distillation_weights: Tensor | None = None,
-        shard: SequenceShard | None = None,
     ) -> Tensor:
-        """As `TunableReader.next_token_loss`; with `shard` these are one process's tokens of whole windows."""
-        batch = Batch(inputs, targets, document_ids, position_ids, seq_len, shard, perturbed_ids, distillation_weights)
+        """As `TunableReader.next_token_loss`."""
+        batch = Batch(inputs, targets, document_ids, position_ids, seq_len, perturbed_ids, distillation_weights)
         weights = longce_weights(self.model, batch, precision=precision) if token_weights == "longce" else None
         return next_token_loss(self.model, batch, precision=precision, token_weights=weights)
 

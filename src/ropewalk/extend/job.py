@@ -13,7 +13,6 @@ import torch
 
 from ropewalk.builtin.texts import read_text
 from ropewalk.diagnosis.plan import Plan
-from ropewalk.distributed.mesh import ALONE, Mesh
 from ropewalk.errors import RopeError
 from ropewalk.extend.card import card
 from ropewalk.extend.export import CARD, FIGURE, LOG, RECORD, Exported, check_out, export, hub_of
@@ -137,26 +136,12 @@ class ExtendJob:
         windows = self.held_out.windows
         self.variants += measure(reader, windows, plan, names, self.work.losses, progress=self.progress)
 
-    def export(self, final: TunableReader, mesh: Mesh = ALONE) -> Extended:
-        """Write the folder, whole or not at all; of several processes the first does."""
-        written: list[Extended] = []
-
-        def write() -> Mapping[str, Any]:
-            written.append(self._export(final))
-            return written[0].exported.config
-
-        config = mesh.first(write)
-        if written:
-            return written[0]
-        hub = None if self.settings.native else hub_of(final, self.settings.method, self.reach)
-        exported = Exported(folder=self.out, config=config, rope=hub, dtype=self._dtype)
-        return Extended(exported=exported, record=self._record(exported))
-
     @property
     def _dtype(self) -> torch.dtype:
         return self.source.stored if self.settings.dtype is None else dtype_named(self.settings.dtype)
 
-    def _export(self, final: TunableReader) -> Extended:
+    def export(self, final: TunableReader) -> Extended:
+        """Write the folder, whole or not at all."""
         records: list[dict[str, Any]] = []
 
         def more_files(exported: Exported) -> dict[str, str | bytes]:

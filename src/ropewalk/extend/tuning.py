@@ -10,8 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ropewalk.distributed.mesh import ALONE, Mesh
-from ropewalk.distributed.sharding import put_whole, reshard, spread, whole
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import TrainingSettings, check_at_least, setting
 from ropewalk.methods import METHODS, Reach
@@ -130,12 +128,11 @@ class TuningTask(LanguageModelTask):
         source: TunableReader,
         recipe: TuningRecipe,
         housekeeping: Housekeeping | None = None,
-        mesh: Mesh = ALONE,
     ) -> None:
-        super().__init__(cast(WindowSettings, recipe), housekeeping, mesh)
+        super().__init__(cast(WindowSettings, recipe), housekeeping)
         self.source, self.recipe = source, recipe
         self.copy = source
-        check_tunable(source, recipe, mesh)
+        check_tunable(source, recipe)
 
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> Tokenizer:
         """The model's own."""
@@ -151,12 +148,6 @@ class TuningTask(LanguageModelTask):
         """The copy that is trained."""
         self.copy = self.source.trainable_copy(self.recipe.train, rank=self.recipe.rank or 1)
         return self.copy.module
-
-    def place_model(self, vocab_size: int) -> Any:
-        """The copy on its device; of several processes each keeps its part of it."""
-        if not self.mesh.several:
-            return super().place_model(vocab_size)
-        return spread(self.make_model(vocab_size), self.mesh)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """Windows of the text; where the recipe says so some with repeated blocks, and with positions that skip."""
@@ -178,7 +169,7 @@ class TuningTask(LanguageModelTask):
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """The reader's own: the model need not be a decoder of ours."""
-        options = ("shard", "perturbed_ids", "distillation_weights")
+        options = ("perturbed_ids", "distillation_weights")
         more: dict[str, Any] = {name: getattr(batch, name) for name in options if getattr(batch, name) is not None}
         return self.copy.next_token_loss(
             batch.inputs,
@@ -190,17 +181,6 @@ class TuningTask(LanguageModelTask):
             token_weights=self.recipe.token_weights,
             **more,
         )
-
-    def gather(self) -> None:
-        """Of several processes each has the whole tuned model from now on."""
-        if not self.mesh.several:
-            return
-        reshard(self.model)
-        trained = {name: whole(each) for name, each in self.model.named_parameters() if each.requires_grad}
-        self.copy = self.source.trainable_copy(self.recipe.train, rank=self.recipe.rank or 1)
-        for name, parameter in self.copy.module.named_parameters():
-            if parameter.requires_grad:
-                put_whole(parameter, trained[name])
 
     def write_weights(self, folder: Path) -> None:
         """The tensors that are trained: the rest comes from the checkpoint."""
@@ -214,8 +194,8 @@ class TuningTask(LanguageModelTask):
         """Nothing: what was tuned is exported, not kept in the run's folder."""
 
 
-def check_tunable(source: TunableReader, recipe: TuningRecipe, mesh: Mesh) -> None:
-    """Refuse models whose positions cannot skip, and what several processes cannot tune together."""
+def check_tunable(source: TunableReader, recipe: TuningRecipe) -> None:
+    """Refuse models whose positions cannot skip."""
     positions = source.positions
     if recipe.self_distillation and not positions.present_ropes:
         raise RopeError(
@@ -228,24 +208,6 @@ def check_tunable(source: TunableReader, recipe: TuningRecipe, mesh: Mesh) -> No
             f"extend: positions skip under {recipe.skips}, and this model counts each row's tokens itself.",
             facts={"method": recipe.method, "extensions": positions.extensions},
             cure=f"Choose a method of frequencies, or leave out {recipe.skips}.",
-        )
-    if mesh.several and source.library != "ropewalk":
-        raise RopeError(
-            "extend: several processes tune models that ropewalk computes, and this one another library computes.",
-            facts={"model": source.name, "computed by": source.library},
-            cure="Start it without torchrun.",
-        )
-    if mesh.cp > 1 and recipe.token_weights is not None:
-        raise RopeError(
-            "extend: these weights of tokens are found by reading parts of whole windows.",
-            facts={"token_weights": recipe.token_weights, "cp": mesh.cp},
-            cure="Leave out --cp: --dp and --tp work with --token-weights.",
-        )
-    if mesh.tp > 1 and "lora" in recipe.train:
-        raise RopeError(
-            "extend: tensor parallelism cuts plain layers, and lora puts adapters around them.",
-            facts={"train": recipe.train, "tp": mesh.tp},
-            cure="Leave out --tp: --dp and --cp work with lora.",
         )
 
 
@@ -268,7 +230,6 @@ def tune_reader(
     restart: bool = False,
     housekeeping: Housekeeping | None = None,
     report: Report | None = None,
-    mesh: Mesh = ALONE,
 ) -> TunableReader:
     """Train a copy of a model; returns it in eval mode, adapters merged, in float32.
 
@@ -277,18 +238,16 @@ def tune_reader(
     - `folder`: keeps the run: its log, and checkpoints of what is trained. With an equal recipe in it the run continues
       from the last checkpoint, to the same bits as one that was never stopped. `restart` throws it away first.
     - `report`: called with each `training.Event`.
-    - `mesh`: the processes that tune together; each makes this call, and gets the whole tuned model.
 
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt. **Raises:** `RopeError` for bad texts or settings, for a
     run with other settings in the folder, and where the loss or a gradient is not finite.
     """
     kept = RunFolder(folder)
-    with mesh.holding(kept.locked()), torch.random.fork_rng():
+    with kept.locked(), torch.random.fork_rng():
         here = replace(recipe.on_this_machine(), source=source.digest())
-        task = TuningTask(source, here, housekeeping, mesh)
-        run = Run(task, kept, report, mesh)
+        task = TuningTask(source, here, housekeeping)
+        run = Run(task, kept, report)
         run.prepare(resume=False, restart=restart)
         with task.copy.activation_checkpointing(here.activation_checkpointing):
             run.train()
-        task.gather()
     return task.copy.merged().to(device=source.device)

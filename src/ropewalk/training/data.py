@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.attention.masks import lay_out
-from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.errors import RopeError
 
 
@@ -60,8 +58,8 @@ class TokenStream:
 class Batch:
     """Token ids `inputs` and next tokens `targets`, int64 `[windows, seq]`; `document_ids` (same shape) only where a
     window spans two documents, else None. `position_ids` (same shape) where positions skip, and `seq_len`, the length
-    in tokens that they belong to; None: they count from 0 in each document, and the length is the window's. `shard`:
-    these are one process's tokens of windows that several hold together. For self-distillation (`PerturbedSampler`):
+    in tokens that they belong to; None: they count from 0 in each document, and the length is the window's. For
+    self-distillation (`PerturbedSampler`):
     `perturbed_ids`, other positions (same shape), and `distillation_weights`, float32 (same shape)."""
 
     inputs: Tensor
@@ -69,7 +67,6 @@ class Batch:
     document_ids: Tensor | None
     position_ids: Tensor | None = None
     seq_len: int | None = None
-    shard: SequenceShard | None = None
     perturbed_ids: Tensor | None = None
     distillation_weights: Tensor | None = None
 
@@ -78,40 +75,12 @@ class Batch:
         """How many tokens are predicted."""
         return self.targets.numel()
 
-    def part(self, shard: SequenceShard) -> Batch:
-        """One process's tokens of whole windows: each with its own next token, and its position in the whole window."""
-        positions = self.position_ids
-        if positions is None:
-            (windows, seq), device = self.inputs.shape, self.inputs.device
-            positions = lay_out(windows, seq, device, document_ids=self.document_ids, where="train").position_ids()
-        whole = replace(self, position_ids=positions.expand(len(self.inputs), -1), seq_len=self.seq_len or shard.total)
-        return replace(whole._each(shard.own), shard=shard)
-
-    def check_targets(self) -> None:
-        """Refuse tokens whose targets are not the tokens after them in the whole window; for all processes together."""
-        if self.shard is None:
-            return
-        inputs, targets = self.shard.whole(self.inputs), self.shard.whole(self.targets)
-        if not torch.equal(inputs[:, 1:], targets[:, :-1]):
-            raise RopeError(
-                "train: targets are the next tokens of the whole window, not of a process's part of it.",
-                facts={"tokens here": len(self.shard.index), "of a window": self.shard.total},
-                cure="Shift the labels first, then deal out both: Batch.part.",
-            )
-
-    def rows(self, rows: Sequence[int]) -> Batch:
-        """Some of its windows."""
-        return self._each(lambda values: values[rows])
-
     def to(self, device: str) -> Batch:
         """The batch on another device."""
-        return self._each(lambda values: values.to(device))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """A batch whose tensors are what `change` makes of them."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
-        return replace(self, **changed)
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
 
 @runtime_checkable

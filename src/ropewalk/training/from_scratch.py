@@ -10,10 +10,6 @@ from torch import Tensor
 
 from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.distributed.mesh import ALONE, Mesh, joined_mesh
-from ropewalk.distributed.meta import built
-from ropewalk.distributed.settings import MeshSettings
-from ropewalk.distributed.sharding import put_whole, whole_state
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.precision import dtype_named
@@ -39,7 +35,6 @@ def train(
     dtype: str = "bfloat16",
     housekeeping: Housekeeping | None = None,
     report: Report | None = None,
-    mesh: MeshSettings | None = None,
 ) -> Path:
     """Train a decoder from scratch, or continue the run that `out` holds; returns `out`, a Hugging Face folder.
 
@@ -48,8 +43,6 @@ def train(
     - `resume`: insist that there is a run to continue. `restart`: throw the run in `out` away first.
     - `dtype`: of the finished model's weights, "bfloat16", "float32" or "float16"; training weights are float32.
     - `report`: called with each `Event`.
-    - `mesh`: how the processes of the launch (torchrun, `rw.distributed.joined`) or of torch's process group are laid
-      out; every process makes the same call. None: each has windows of its own, weights are cut over all.
 
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for bad texts or settings, for a run
     with other settings in `out`, and where the loss or a gradient is not finite.
@@ -57,14 +50,13 @@ def train(
     if dtype not in DTYPES:
         raise RopeError("train: unknown `dtype`.", facts={"dtype": dtype, "known": DTYPES}, cure="Pass one of these.")
     folder, here = RunFolder(out), settings.on_this_machine()
-    with joined_mesh(mesh, here.device) as ranks, ranks.holding(folder.locked()), torch.random.fork_rng():
-        task = FromScratch(here, housekeeping, dtype=dtype_named(dtype), mesh=ranks)
-        run = Run(task, folder, report, ranks)
+    with folder.locked(), torch.random.fork_rng():
+        run = Run(FromScratch(here, housekeeping, dtype=dtype_named(dtype)), folder, report)
         unfinished = run.prepare(resume=resume, restart=restart)
         if unfinished:
             run.train()
             run.finish()
-        if report is not None and ranks.is_first:
+        if report is not None:
             steps = int(run.record["steps"])
             report(Event("done", steps, steps, {"out": str(folder.path), "already": not unfinished}))
     return folder.path
@@ -79,11 +71,9 @@ class FromScratch(LanguageModelTask):
         housekeeping: Housekeeping | None = None,
         *,
         dtype: torch.dtype = torch.float32,
-        mesh: Mesh = ALONE,
     ) -> None:
-        super().__init__(settings, housekeeping, mesh)
+        super().__init__(settings, housekeeping)
         self.train_settings, self.dtype = settings, dtype
-        self._gathered: dict[str, Tensor] = {}
 
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> TextTokenizer:
         """The tokenizer of the run that continues, or a new one."""
@@ -92,12 +82,6 @@ class FromScratch(LanguageModelTask):
     def make_model(self, vocab_size: int) -> Decoder:
         """Random weights, by torch's generator."""
         return Decoder(self.train_settings.decoder_config(vocab_size))
-
-    def place_model(self, vocab_size: int) -> Decoder:
-        """Of several processes none ever holds the whole model."""
-        if not self.mesh.several:
-            return super().place_model(vocab_size)
-        return built(lambda: self.make_model(vocab_size), self.mesh, self.settings.device)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """Windows of the text, some with repeated blocks if `repeat_share`, after periodic ones if `copy_warmup`."""
@@ -122,17 +106,11 @@ class FromScratch(LanguageModelTask):
         save(self.model, folder / MODEL)
 
     def read_weights(self, folder: Path) -> None:
-        weights = load(folder / MODEL, dtype=torch.float32).state_dict()
-        for name, parameter in self.model.named_parameters():
-            put_whole(parameter, weights[name])
-
-    def gather(self) -> None:
-        """The finished weights, on the first process."""
-        self._gathered = whole_state(self.model, self.mesh) if self.mesh.several else {}
+        self.model.load_state_dict(load(folder / MODEL, dtype=torch.float32).state_dict())
 
     def write_model(self, folder: Path) -> None:
         """The model in the dtype asked for, with its tokenizer."""
         cast = Decoder(self.model.config)
-        cast.load_state_dict(self._gathered or self.model.state_dict())
+        cast.load_state_dict(self.model.state_dict())
         assert isinstance(self.tokenizer, TextTokenizer)
         save(cast.to(self.dtype), folder, tokenizer=self.tokenizer)

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from ropewalk.builtin.texts import read_text
-from ropewalk.distributed.mesh import ALONE, Mesh
-from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
@@ -60,11 +58,10 @@ class LanguageModelTask(ABC):
     tokenizer: Tokenizer
     model: Decoder
 
-    def __init__(self, settings: WindowSettings, housekeeping: Housekeeping | None = None, mesh: Mesh = ALONE) -> None:
-        self.settings, self.housekeeping, self.mesh = settings, housekeeping or Housekeeping(), mesh
-        check_windows(settings, mesh)
+    def __init__(self, settings: WindowSettings, housekeeping: Housekeeping | None = None) -> None:
+        self.settings, self.housekeeping = settings, housekeeping or Housekeeping()
         self.validation: list[Batch] = []
-        self.steps, self._checked = 0, False
+        self.steps = 0
 
     @abstractmethod
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> Tokenizer:
@@ -73,10 +70,6 @@ class LanguageModelTask(ABC):
     @abstractmethod
     def make_model(self, vocab_size: int) -> Decoder:
         """The model before its first update, in float32; what requires a gradient is trained."""
-
-    def place_model(self, vocab_size: int) -> Decoder:
-        """The same on its device; of several processes each has its part."""
-        return self.make_model(vocab_size).to(self.settings.device)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """The windows of `stream`, which holds the tokens of `texts`, in the order in which they are trained on."""
@@ -118,9 +111,7 @@ class LanguageModelTask(ABC):
         self.tokenizer = self.make_tokenizer(texts, folder, begun=begun)
         self._build_windows(texts, held_out)
         torch.manual_seed(settings.seed)
-        self.model = self.place_model(self.tokenizer.vocab_size).train()
-        if self.mesh.part:
-            torch.manual_seed(settings.seed + self.mesh.part)  # dropout of its own for each part of a batch
+        self.model = self.make_model(self.tokenizer.vocab_size).to(settings.device).train()
 
     def _build_windows(self, texts: list[str], held_out: list[str]) -> None:
         settings, tokenizer = self.settings, self.tokenizer
@@ -160,16 +151,7 @@ class LanguageModelTask(ABC):
     def loss(self, step: int, part: int) -> Tensor:
         settings = self.settings
         number = (step * settings.accumulation + part) * settings.batch_size
-        count = settings.batch_size // self.mesh.dp
-        batch = self.sampler.batch(number + self.mesh.dp_rank * count, count).to(settings.device)
-        shard = self.mesh.shard(settings.seq_len)
-        if shard is not None:
-            batch = batch.part(shard)
-            if not self._checked:
-                batch.check_targets()
-                self._checked = True
-        loss = self.batch_loss(batch)
-        return loss * (batch.tokens / self.mesh.sum(batch.tokens)[0]) if self.mesh.several else loss
+        return self.batch_loss(self.sampler.batch(number, settings.batch_size).to(settings.device))
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """The mean loss of a batch, nats per token: a float32 scalar to call `backward` on."""
@@ -183,7 +165,7 @@ class LanguageModelTask(ABC):
         return {"tokens_per_second": round(tokens / seconds, 1)}
 
     def validate(self, step: int) -> dict[str, Any]:
-        by_position = loss_by_position(self.model, self.validation, precision=self.settings.precision, mesh=self.mesh)
+        by_position = loss_by_position(self.model, self.validation, precision=self.settings.precision)
         within = [nats for _, end, nats in by_position if end <= self.settings.seq_len] or [by_position[0][2]]
         return {
             "validation_by_position": [[a, b, round(nats, 4)] for a, b, nats in by_position],
@@ -198,24 +180,3 @@ class LanguageModelTask(ABC):
 
     def outcome(self, step: int) -> dict[str, Any]:
         return {}
-
-    def gather(self) -> None:
-        return None
-
-
-def check_windows(settings: WindowSettings, mesh: Mesh) -> None:
-    """Refuse windows and batches that cannot be dealt out to the processes of a mesh in equal parts."""
-    if settings.batch_size % mesh.dp:
-        raise RopeError(
-            "train: each of the --dp processes has an equal part of a batch.",
-            facts={"batch_size": settings.batch_size, "dp": mesh.dp},
-            cure="Choose a --batch-size that is a multiple of --dp.",
-        )
-    parts = mesh.cp * (2 if mesh.settings.cp_layout == "head-tail" else 1)
-    lengths = {"seq_len": settings.seq_len, "validation_length": settings.validation_length or settings.seq_len}
-    if mesh.cp > 1 and any(length % parts for length in lengths.values()):
-        raise RopeError(
-            f"train: context parallelism deals out {parts} equal parts of a window.",
-            facts={**lengths, "cp": mesh.cp, "cp_layout": mesh.settings.cp_layout},
-            cure=f"Choose windows of a multiple of {parts} tokens.",
-        )

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ropewalk.atomic_io import read_json, sha256
-from ropewalk.distributed.mesh import ALONE, Mesh
-from ropewalk.distributed.sharding import clip_gradients
 from ropewalk.errors import RopeError
 from ropewalk.training.checkpoint import check_rotations, read_training_state, write_training_state
 from ropewalk.training.clock import Clock
 from ropewalk.training.events import Event, Report
 from ropewalk.training.interrupt import polite_interrupt
 from ropewalk.training.optimizer import make_optimizer
-from ropewalk.training.run_folder import CHECKPOINTS, SHARDS, STATE, RunFolder
+from ropewalk.training.run_folder import STATE, RunFolder
 from ropewalk.training.schedule import learning_rate
 from ropewalk.training.task import TrainingTask
-
-if TYPE_CHECKING:
-    from ropewalk.training.sharded_checkpoint import ShardedCheckpoints
 
 
 class Run:
@@ -33,23 +26,15 @@ class Run:
 
     `prepare`, then `train`, then `finish`; or `train` alone where what was trained is used in this process. `report`
     is called with each `Event`. The caller holds `folder.locked()`.
-
-    On a `mesh` every process makes the same calls. The first alone writes the folder and reports; what it finds there
-    decides for all.
     """
 
-    def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None, mesh: Mesh = ALONE) -> None:
-        self.task, self.folder, self.mesh = task, folder, mesh
-        self.report: Report = report if report is not None and mesh.is_first else (lambda event: None)
+    def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None) -> None:
+        self.task, self.folder = task, folder
+        self.report: Report = report if report is not None else (lambda event: None)
         self.step, self.loss_sum, self.loss_count = 0, 0.0, 0
         self.clock = Clock()
         self.record: dict[str, Any] = {}
         """The content of run.json."""
-        self.shards: ShardedCheckpoints | None = None
-        if mesh.several:
-            from ropewalk.training.sharded_checkpoint import ShardedCheckpoints
-
-            self.shards = ShardedCheckpoints(folder, mesh.part)
 
     def prepare(self, *, resume: bool, restart: bool) -> bool:
         """Read the files, find or begin the run, build the model; False where the run is finished already."""
@@ -59,26 +44,24 @@ class Run:
             "settings": task.settings.to_json(),
             "sha256": {kind: [sha256(path) for path in paths] for kind, paths in task.files.items()},
         }
-        begun = self.mesh.first(lambda: folder.find(asked, resume=resume, restart=restart))
-        self.mesh.check_same(asked["sha256"])
+        begun = folder.find(asked, resume=resume, restart=restart)
         if begun is not None and begun.get("finished"):
             self.record = begun
             return False
-        self.mesh.first(folder.remove_leftovers)
+        folder.remove_leftovers()
         task.build(folder.path, begun=begun is not None)
-        self.mesh.check_same(task.run_facts())
         self.optimizer = make_optimizer(task.model, task.settings)
         warmup = task.settings.warmup
         self.warmup = min(200, task.steps // 20) if warmup is None else warmup
         if begun is None:
             self.record = self._record(asked)
-            self.mesh.first(lambda: self._begin(restart=restart))
+            self._begin(restart=restart)
         else:
             self.record = {**self._record(asked), **{key: begun[key] for key in ("torch", "threads")}}
-        checkpoints = self.mesh.first(lambda: [path.name for path in folder.checkpoints()])
+        checkpoints = folder.checkpoints()
         if checkpoints:
-            self._restore(folder.path / CHECKPOINTS / checkpoints[-1])
-        self.mesh.first(lambda: folder.cut_log(self.step if checkpoints else -1))
+            self._restore(checkpoints[-1])
+        folder.cut_log(self.step if checkpoints else -1)
         return True
 
     def _begin(self, *, restart: bool) -> None:
@@ -96,7 +79,6 @@ class Run:
             **self.task.run_facts(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
-            **({"mesh": self.mesh.settings.to_json()} if self.mesh.several else {}),
             "finished": False,
         }
 
@@ -109,7 +91,7 @@ class Run:
         updates, seconds = 0, 0.0
         saved, patience = time.monotonic(), 60.0 * keeping.checkpoint_minutes
         self.clock.begin()
-        with polite_interrupt() as interrupted, self._saving():
+        with polite_interrupt() as interrupted:
             while self.step < task.steps and not task.ended:
                 started = time.perf_counter()
                 loss, rate = self._update()
@@ -122,14 +104,12 @@ class Run:
                 if validate or last or self.step % keeping.log_every == 0:
                     self._log(rate, task.speed(updates, seconds), validate=validate)
                     updates, seconds = 0, 0.0
-                done, late = last or task.ended, time.monotonic() - saved > patience
-                stop, late = self.mesh.any(interrupted(), late and self.mesh.is_first)
-                due = late or self.step % checkpoint_every == 0
-                if due or done or stop:
+                done, stop = last or task.ended, interrupted()
+                late = time.monotonic() - saved > patience
+                if late or done or stop or self.step % checkpoint_every == 0:
                     self._checkpoint()
                     saved = time.monotonic()
                 if stop and not done:
-                    self._await_save()
                     raise KeyboardInterrupt(f"stopped at step {self.step} of {task.steps}; the checkpoint is written")
 
     def _update(self) -> tuple[float, float]:
@@ -141,9 +121,9 @@ class Run:
             mean = task.loss(self.step, part) / task.accumulation
             loss += float(mean.detach())
             mean.backward()  # type: ignore[no-untyped-call]
-        (loss,) = self.mesh.sum(loss)
         self._finite("loss", loss)
-        self._finite("gradient norm", clip_gradients(task.model.parameters(), settings.clip, self.mesh))
+        norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip)
+        self._finite("gradient norm", float(norm))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -175,7 +155,7 @@ class Run:
         if validate:
             line |= self.task.validate(self.step)
         line |= {**speed, "seconds": self.clock.read()["seconds"]}
-        self.mesh.first(lambda: self.folder.append_log(line))
+        self.folder.append_log(line)
         self._report("log", line)
 
     def _checkpoint(self) -> None:
@@ -186,58 +166,32 @@ class Run:
             **self.clock.read(),
             **self.task.carried(),
         }
-        keep = self.task.housekeeping.keep
-        if self.shards is not None:
-            self._await_save()
-            self.shards.save(self.step, self.task.model, self.optimizer, state, keep=keep)
-            return
 
         def write(folder: Path) -> None:
             self.task.write_weights(folder)
             write_training_state(folder, self.task.model, self.optimizer)
 
-        path = self.folder.write_checkpoint(self.step, write, state, keep=keep)
+        path = self.folder.write_checkpoint(self.step, write, state, keep=self.task.housekeeping.keep)
         self._report("checkpoint", {"path": str(path)})
-
-    def _await_save(self) -> None:
-        """Wait until the save in hand is committed."""
-        path = self.shards.wait() if self.shards is not None else None
-        if path is not None:
-            self._report("checkpoint", {"path": str(path)})
-
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """At the end of the block no save is in hand, whatever ends it: where a process is gone it is given up."""
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):
-                self._await_save()
-            raise
-        self._await_save()
 
     def _restore(self, checkpoint: Path) -> None:
         task, state = self.task, read_json(checkpoint / STATE)
         check_rotations(checkpoint, state.get("rotations"), task.rotations())
-        if (checkpoint / SHARDS).is_dir():
-            from ropewalk.training.sharded_checkpoint import read_sharded
-
-            group = None if self.shards is None else self.shards.group
-            read_sharded(checkpoint, state, task.model, self.optimizer, part=self.mesh.part, group=group)
-        else:
-            task.read_weights(checkpoint)
-            read_training_state(checkpoint, task.model, self.optimizer, part=self.mesh.part)
+        if (checkpoint / "shards").is_dir():
+            raise RopeError(
+                "train: the checkpoint was written by several processes, which this version does not read.",
+                facts={"checkpoint": str(checkpoint)},
+                cure="Begin again (--restart), or finish the run with the version that began it (commit d970beb).",
+            )
+        task.read_weights(checkpoint)
+        read_training_state(checkpoint, task.model, self.optimizer)
         self.task.restore(state)
         self.step, self.loss_sum, self.loss_count = state["step"], state["loss_sum"], state["loss_count"]
         self.clock = Clock(state["seconds"], state.get("cpu_seconds", 0.0))
 
     def finish(self) -> None:
         """Write the model where the run is, and mark the run finished."""
-        self.task.gather()
         self.record |= {"finished": True, **self.task.outcome(self.step), **self.clock.read()}
-        self.mesh.first(self._finish)
-
-    def _finish(self) -> None:
         self.folder.write_model(self.task.write_model)
         self.folder.write_run(self.record)
 

@@ -7,8 +7,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from ropewalk.distributed.sharding import of_meshes
-
 
 @runtime_checkable
 class Rates(Protocol):
@@ -30,12 +28,9 @@ class Rates(Protocol):
 def make_optimizer(model: nn.Module, settings: Rates) -> torch.optim.AdamW:
     """Fused AdamW over what is trained; weight decay on matrices alone, not on norms and biases.
 
-    Parameters that are cut over different meshes are in different groups: torch steps through each by one kernel.
-
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices, others = ([each for each in trained if (each.ndim >= 2) == kind] for kind in (True, False))
-    groups = [{"params": group, "weight_decay": settings.weight_decay} for group in of_meshes(matrices)]
-    groups += [{"params": group, "weight_decay": 0.0} for group in of_meshes(others)]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)

@@ -13,7 +13,6 @@ from ropewalk.atomic_io import read_json, remove_folder, whole_folder, write_jso
 from ropewalk.errors import RopeError
 
 RUN, LOG, CHECKPOINTS = "run.json", "training-log.jsonl", "checkpoints"
-SHARDS = "shards"  # within a checkpoint that several processes wrote
 STATE = "state.json"
 _MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 _STAGING = ".model.new"

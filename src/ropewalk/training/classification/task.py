@@ -229,9 +229,6 @@ class ClassifierTask:
         if (folder / BEST).is_file():
             self.best_weights = read_tensors(folder / BEST)
 
-    def gather(self) -> None:
-        """Nothing: one process has it."""
-
     def write_model(self, folder: Path) -> None:
         """The best weights; without validation the last."""
         if self.best_weights:
