@@ -57,14 +57,12 @@ class ClassifierProgress:
     """Shows the events of a classifier's run in a bar that is open; `already`: the run was finished before."""
 
     def __init__(self, bar: ProgressBar) -> None:
-        self.bar, self.already, self._stage = bar, False, ""
+        self.bar, self.already = bar, False
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
         facts = event.facts
-        if event.kind in ("features", "head"):
-            self._before(event)
-        elif event.kind == "start":
+        if event.kind == "start":
             self._start(event)
         elif event.kind == "step":
             self.bar.advance_to(event.step)
@@ -80,16 +78,6 @@ class ClassifierProgress:
         elif event.kind == "done":
             self.already = facts["already"]
 
-    def _before(self, event: Event) -> None:
-        """Texts read through a frozen checkpoint, and fits of the head."""
-        if self._stage != event.kind:
-            self._stage = event.kind
-            if event.kind == "features":
-                layers = ", ".join(map(str, event.facts["layers"]))
-                self.bar.line(f"classify reads {event.steps:,} texts through the checkpoint, after layers {layers}")
-            self.bar.begin("features" if event.kind == "features" else "fits of the head", event.steps)
-        self.bar.advance_to(event.step)
-
     def _start(self, event: Event) -> None:
         facts = event.facts
         self.bar.line(
@@ -98,12 +86,6 @@ class ClassifierProgress:
             f"{facts['classes']} classes, {facts['parameters']:,} parameters, {event.steps:,} steps at most, "
             f"{facts['precision']} on {facts['device']}, {facts['threads']} threads"
         )
-        if "head" in facts:
-            head = facts["head"]
-            self.bar.line(
-                f"classify: layer {head['layer']}, pooling {head['pooling']}, C {head['C']:g}; "
-                f"{facts['trained_parameters']:,} parameters of {facts['init']['checkpoint']} and its head are trained"
-            )
         if facts["cut"]:
             self.bar.line(f"classify: {facts['cut']:,} texts reach --max-length and may have been cut")
         self.bar.begin("training", event.steps)

@@ -9,16 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ropewalk.models.checkpoint_classifier import CheckpointClassifier
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.training.classification.batches import by_length, pad
 from ropewalk.training.objective import autocast
 
-Classifier = TextClassifier | CheckpointClassifier
-
 
 def logits_of(
-    model: Classifier,
+    model: TextClassifier,
     ids: Sequence[Sequence[int]],
     *,
     batch_size: int = 128,
@@ -43,7 +40,7 @@ def logits_of(
 
 
 def predict(
-    model: Classifier, texts: Sequence[str], *, report: Callable[[int], None] | None = None
+    model: TextClassifier, texts: Sequence[str], *, report: Callable[[int], None] | None = None
 ) -> list[tuple[str, float]]:
     """The likeliest label of each text, and its probability."""
     probabilities = logits_of(model, [model.encode(text) for text in texts], report=report).softmax(-1)

@@ -8,10 +8,7 @@ from typing import Any, cast
 import torch
 
 from ropewalk.atomic_io import read_json, sha256, write_json
-from ropewalk.checkpoints.classifier_files import BODY
-from ropewalk.readers.classifier import open_classifier
-from ropewalk.training.classification.checkpoint_task import CheckpointTask
-from ropewalk.training.classification.features import forget_features
+from ropewalk.checkpoints.load import load_classifier
 from ropewalk.training.classification.score import score
 from ropewalk.training.classification.settings import ClassifySettings
 from ropewalk.training.classification.task import ClassifierTask
@@ -44,23 +41,18 @@ def train_classifier(
     - `resume`: insist that there is a run to continue. `restart`: throw the run in `out` away first.
     - `report`: called with each `ropewalk.training.Event`.
 
-    With `settings.init` the features of that checkpoint are kept in `out` until the run is finished, as they come.
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for bad files or settings, for a run
     with other settings in `out`, and where the loss or a gradient is not finite.
     """
-    folder = RunFolder(out, results=(RESULT, BODY))
+    folder = RunFolder(out, results=(RESULT,))
     report = report or (lambda event: None)
     with folder.locked(), torch.random.fork_rng():
-        here = settings.on_this_machine()
-        task = ClassifierTask(here, test, against) if here.init is None else CheckpointTask(here, test, against, report)
+        task = ClassifierTask(settings.on_this_machine(), test, against)
         run = Run(cast(TrainingTask, task), folder, report)
-        if restart:
-            forget_features(folder.path)
         unfinished = run.prepare(resume=resume, restart=restart)
         if unfinished:
             run.train()
             run.finish()
-        forget_features(folder.path)
         result = None if task.test is None else _scored(run, task, baseline, against, report)
         report(Event("done", run.step, task.steps, {"out": str(folder.path), "already": not unfinished}))
     return result
@@ -78,7 +70,7 @@ def _scored(
         asked["against"] = sha256(Path(against) / "model.safetensors")
     if result is None or result["asked"] != asked:
         report(Event("score", run.step, task.steps, {"rows": len(task.test)}))
-        models = [open_classifier(folder) for folder in (run.folder.path, against) if folder is not None]
+        models = [load_classifier(folder) for folder in (run.folder.path, against) if folder is not None]
         result = {"asked": asked, **score(models, run.record, task.train, task.validation, task.test, baseline)}
         write_json(path, result)
     return result

@@ -26,11 +26,11 @@ from ropewalk.training.classification.metrics import (
     per_class,
     scores_of,
 )
-from ropewalk.training.classification.predict import Classifier, logits_of
+from ropewalk.training.classification.predict import logits_of
 
 
 def score(
-    models: Sequence[Classifier],
+    models: Sequence[TextClassifier],
     run: Mapping[str, Any],
     train: Rows,
     validation: Rows | None,
@@ -63,7 +63,6 @@ def score(
         "training": {
             key: run[key] for key in ("parameters", "epochs_run", "best", "seconds", "cpu_seconds", "threads", "torch")
         }
-        | {key: run[key] for key in ("init", "head", "trained_parameters") if key in run}
         | {"processor": _processor(), "settings": _relative(settings)},
         "intervals": f"{CONFIDENCE:.0%} bootstrap percentile, {RESAMPLES} resamples of the test rows",
         "classes": labels,
@@ -81,14 +80,14 @@ def score(
         result["against"], result["difference_against"] = _beside(
             truth, predicted, _predicted(other, test, index), len(labels)
         )
-        result["against"] |= {"model": _kind(other), "parameters": other.num_parameters()}
+        result["against"] |= {"model": "other classifier", "parameters": other.num_parameters()}
     result["per_class"] = per_class(truth, predicted, labels)
     wrong = [(int(a), int(b), int(counts[a, b])) for a, b in np.argwhere(counts) if a != b]
     result["confusion"] = [list(cell) for cell in sorted(wrong, key=lambda cell: (-cell[2], cell))]
     return result
 
 
-def _predicted(model: Classifier, test: Rows, index: Mapping[str, int]) -> Classes:
+def _predicted(model: TextClassifier, test: Rows, index: Mapping[str, int]) -> Classes:
     """The classes that a model gives the test rows, as `index` counts them."""
     own = np.array([index[label] for label in model.config.labels], dtype=np.int64)
     found: Classes = own[logits_of(model, [model.encode(text) for text in test.texts]).argmax(-1).numpy()]
@@ -102,13 +101,6 @@ def _beside(truth: Classes, ours: Classes, theirs: Classes, classes: int) -> tup
     gained = {name: own[name] - scores[name] for name in SCORES}
     test = {"mcnemar": mcnemar(ours == truth, theirs == truth)}
     return _with_intervals(scores, other), _with_intervals(gained, difference) | test
-
-
-def _kind(model: Classifier) -> str:
-    """What another classifier is, in a few words."""
-    if isinstance(model, TextClassifier):
-        return "encoder from scratch"
-    return f"head on {model.config.checkpoint}"
 
 
 def counts_of(result: Mapping[str, Any]) -> list[list[int]]:
@@ -132,7 +124,7 @@ def _with_intervals(scores: Mapping[str, float], intervals: Intervals) -> dict[s
 
 def _relative(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with file names alone: a record that is shared tells no folders."""
-    names = ("data", "validation", "tokenizer", "init")
+    names = ("data", "validation", "tokenizer")
     return {key: value.rpartition("/")[2] if key in names and value else value for key, value in settings.items()}
 
 

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.checkpoints.load import save
+from ropewalk.checkpoints.load import load_classifier, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
-from ropewalk.readers.classifier import open_classifier
 from ropewalk.training.checkpoint import read_tensors, write_tensors
 from ropewalk.training.classification.batches import epoch_order, leave_out, pad
 from ropewalk.training.classification.dataset import Rows, balanced_weights, check_known, classes_of, read_rows, split
@@ -67,18 +66,13 @@ class ClassifierTask:
         return self.validation is not None
 
     @property
-    def token_dropout(self) -> float:
-        """Probability that a token is left out in training."""
-        return self.settings.token_dropout
-
-    @property
     def updates_per_epoch(self) -> int:
         """Batches of one epoch."""
         return -(-len(self.train) // self.settings.batch_size)
 
     @property
     def steps(self) -> int:
-        return (self.settings.epochs or 0) * self.updates_per_epoch
+        return self.settings.epochs * self.updates_per_epoch
 
     @property
     def housekeeping(self) -> Housekeeping:
@@ -110,7 +104,7 @@ class ClassifierTask:
 
     def _check_against(self, folder: str | Path) -> None:
         """Refuse another classifier that has other labels, or no test file to compare on."""
-        labels = open_classifier(folder).config.labels
+        labels = load_classifier(folder).config.labels
         if self.test is None or set(labels) != set(self.labels):
             raise RopeError(
                 "classify: the other classifier cannot be compared on these rows.",
@@ -156,11 +150,11 @@ class ClassifierTask:
     def loss(self, step: int, part: int) -> Tensor:
         settings = self.settings
         batch = self._batch(step)
-        ids, mask = pad(leave_out([self.ids[i] for i in batch], self.token_dropout))
+        ids, mask = pad(leave_out([self.ids[i] for i in batch], settings.token_dropout))
         mask = None if mask is None else mask.to(settings.device)
         with autocast(settings.precision, torch.device(settings.device)):
             logits = self.model(ids.to(settings.device), attention_mask=mask)
-        return self._mean_loss(logits.float(), self.targets[batch].to(settings.device), settings.label_smoothing or 0.0)
+        return self._mean_loss(logits.float(), self.targets[batch].to(settings.device), settings.label_smoothing)
 
     def _batch(self, step: int) -> list[int]:
         """The rows of one update."""
@@ -195,18 +189,17 @@ class ClassifierTask:
         is_best = self.best is None or rank > tuple(self.best["rank"])
         if is_best:
             self.best = {"epoch": epoch, "rank": rank, **scores}
-            self.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in self._state().items()}
+            self.best_weights = {
+                name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()
+            }
         assert self.best is not None
-        self.ended = epoch - self.best["epoch"] >= (self.settings.patience or 1)
+        self.ended = epoch - self.best["epoch"] >= self.settings.patience
         return {f"validation_{name}": value for name, value in scores.items()} | {"best": is_best}
 
     def _rank(self, scores: Mapping[str, float]) -> tuple[float, float]:
         """What is compared between epochs, higher is better: the score asked for, then the loss."""
         first = -scores["loss"] if self.settings.select == "loss" else scores[self.settings.select]
         return first, -scores["loss"]
-
-    def _state(self) -> dict[str, Tensor]:
-        return self.model.state_dict()
 
     def rotations(self) -> list[str]:
         """None: the settings say all of a classifier's positions."""
@@ -220,7 +213,7 @@ class ClassifierTask:
 
     def write_weights(self, folder: Path) -> None:
         """The weights as they are, and the best."""
-        write_tensors(folder / WEIGHTS, self._state())
+        write_tensors(folder / WEIGHTS, self.model.state_dict())
         if self.best_weights:
             write_tensors(folder / BEST, self.best_weights)
 
