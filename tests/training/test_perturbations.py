@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.training.data import Batch, TokenStream, WindowSampler
+from ropewalk.training.data import Batch, SkipSampler, TokenStream, WindowSampler
 from ropewalk.training.perturbations import PerturbedSampler
-from ropewalk.training.skips import SkipSampler
 from tests.training.material import own_positions
 
 
@@ -75,14 +74,6 @@ def test_positions_begin_again_in_each_document() -> None:
         steps = batch.perturbed_ids.diff(dim=1)
         assert (steps[same] > 1).sum() <= 1
         assert batch.perturbed_ids[0, 0] == 0
-
-
-def test_parts_of_a_batch_keep_the_view() -> None:
-    """Chosen rows, and another device."""
-    batch = perturbed(8).batch(0, 4)
-    for part in (batch.rows([2]), batch.to("cpu").rows([2])):
-        for found, expected in zip(view(part), view(batch), strict=True):
-            assert torch.equal(found, expected[2:3])
 
 
 def test_a_window_of_one_token_cannot_be_cut() -> None:

@@ -74,8 +74,8 @@ def predict(
     from ropewalk.checkpoints.load import load_classifier
     from ropewalk.progress.bar import ProgressBar
     from ropewalk.training.classification.dataset import read_rows
-    from ropewalk.training.classification.predict import predict as label
-    from ropewalk.training.classification.predict import predictions_csv
+    from ropewalk.training.classification.score import predict as label
+    from ropewalk.training.classification.score import predictions_csv
 
     if out is not None:
         check_writable(out)

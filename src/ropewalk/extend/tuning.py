@@ -17,15 +17,13 @@ from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.reader import TunableReader
 from ropewalk.training.checkpoint import read_trained, write_trained
-from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler
+from ropewalk.training.data import Batch, RepeatSampler, SkipSampler, TokenStream, Windows, WindowSampler, word_tokens
 from ropewalk.training.events import Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask, WindowSettings
 from ropewalk.training.loop import Run
 from ropewalk.training.perturbations import PerturbedSampler
-from ropewalk.training.repeats import RepeatSampler, word_tokens
 from ropewalk.training.run_folder import RunFolder
 from ropewalk.training.settings import on_machine
-from ropewalk.training.skips import SkipSampler
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,22 +3,95 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ropewalk.atomic_io import read_json, sha256
 from ropewalk.errors import RopeError
 from ropewalk.training.checkpoint import check_rotations, read_training_state, write_training_state
-from ropewalk.training.clock import Clock
 from ropewalk.training.events import Event, Report
-from ropewalk.training.interrupt import polite_interrupt
-from ropewalk.training.optimizer import make_optimizer
 from ropewalk.training.run_folder import STATE, RunFolder
-from ropewalk.training.schedule import learning_rate
-from ropewalk.training.task import TrainingTask
+from ropewalk.training.task import LoopSettings, TrainingTask
+
+
+def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: float = 0.1) -> float:
+    """The learning rate of update `step`, counted from 0.
+
+    It rises linearly over `warmup` updates to `peak`, then falls along half a cosine to `final` * peak at the last of
+    `steps` updates.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.
+
+    >>> [round(learning_rate(step, peak=1.0, warmup=2, steps=6, final=0.0), 2) for step in range(6)]
+    [0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup + 1) / max(1, steps - warmup)
+    return peak * (final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))))
+
+
+def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
+    """Fused AdamW over what is trained; weight decay on matrices alone, not on norms and biases.
+
+    Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices, others = ([each for each in trained if (each.ndim >= 2) == kind] for kind in (True, False))
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)
+
+
+@contextmanager
+def polite_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM set a flag, so that the step in hand ends whole; a second one acts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+        restore()
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield lambda: bool(received)
+    finally:
+        restore()
+
+
+class Clock:
+    """Seconds on the wall, and of the processors (all threads of this process), which other work does not lengthen."""
+
+    def __init__(self, seconds: float = 0.0, cpu_seconds: float = 0.0) -> None:
+        self._before = seconds, cpu_seconds
+        self._started: tuple[float, float] | None = None
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._started = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """`seconds` and `cpu_seconds` until now, those of earlier starts included."""
+        wall, cpu = self._before
+        if self._started is not None:
+            wall, cpu = wall + time.perf_counter() - self._started[0], cpu + time.process_time() - self._started[1]
+        return {"seconds": round(wall, 2), "cpu_seconds": round(cpu, 2)}
 
 
 class Run:
@@ -61,6 +134,7 @@ class Run:
         checkpoints = folder.checkpoints()
         if checkpoints:
             self._restore(checkpoints[-1])
+            folder.remove_checkpoints(keep=task.housekeeping.keep)  # a kill may have come before the last removal
         folder.cut_log(self.step if checkpoints else -1)
         return True
 

@@ -143,9 +143,10 @@ class RunFolder:
         """Where the checkpoint of a step is, or would be."""
         return self.path / CHECKPOINTS / f"step-{step:08d}"
 
-    def remove_checkpoints(self) -> None:
-        """Remove all checkpoints."""
-        for checkpoint in self.checkpoints():
+    def remove_checkpoints(self, *, keep: int = 0) -> None:
+        """Remove all checkpoints but the newest `keep`."""
+        checkpoints = self.checkpoints()
+        for checkpoint in checkpoints[: len(checkpoints) - keep]:
             remove_folder(checkpoint)
         with suppress(OSError):  # it is not there, or holds something else
             (self.path / CHECKPOINTS).rmdir()
@@ -165,8 +166,7 @@ class RunFolder:
         with whole_folder(target, frozenset()) as staging:
             write(staging)
             write_json(staging / STATE, {"step": step, **state})
-        for old in self.checkpoints()[:-keep]:
-            remove_folder(old)
+        self.remove_checkpoints(keep=keep)
         return target
 
     def remove_leftovers(self) -> None:

@@ -10,13 +10,20 @@ from torch import Tensor, nn
 
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.training.events import Housekeeping
-from ropewalk.training.optimizer import Rates
 
 
 @runtime_checkable
-class LoopSettings(Rates, Protocol):
+class LoopSettings(Protocol):
     """What the loop reads of any task's settings; see `TrainSettings` for what each means."""
 
+    @property
+    def lr(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
     @property
     def final_lr(self) -> float: ...
     @property
