@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # the compiled extension is built in pip's own environment: the pins hold there too
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: plan web test-web test-node demo test test-rest test-shapes test-all check lint types parity bench figures docs docs-serve dist slow sanitize format clean
+.PHONY: web test-web test-node demo test test-rest test-shapes test-all check lint types parity bench figures docs docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
@@ -67,9 +67,6 @@ test-web: $(READY) test-node
 	command -v chromium || apt-get install -y chromium
 	$(BIN)/python -m pytest -q -rs tests/explorer tests/report/test_interactive.py
 
-# What a rank holds and sends on meshes of up to 4,096, into docs/scale.md: on the meta device, in seconds.
-plan: $(READY)
-	$(BIN)/python scripts/plan_scale.py
 
 # The site, into build/site: opened from the folder, it fetches nothing.
 docs: $(READY)

@@ -25,8 +25,8 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load_decoder, write_config
 from ropewalk.models.decoder import Decoder
 from ropewalk.training.data import Batch
+from ropewalk.training.loop import make_optimizer
 from ropewalk.training.objective import next_token_loss
-from ropewalk.training.optimizer import make_optimizer
 from ropewalk.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(text=("-",))

@@ -40,7 +40,6 @@ def test_all_is_literal_sorted_and_true():
 LAZY = [
     "ropewalk",
     "ropewalk.comparison",
-    "ropewalk.distributed",
     "ropewalk.extend",
     "ropewalk.training",
     "ropewalk.training.classification",

@@ -102,10 +102,7 @@ def test_every_setting_is_an_option_with_the_same_default(monkeypatch: pytest.Mo
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--encoding", "xpos"], "XPos: it is for causal"),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--epochs", "0"], "--epochs 1 or more"),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--resume"], "classify: there is no run to resume"),
-        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--init", "nowhere"], "no such file or folder"),
-        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--init", "tiny", "--layers", "3"], "say nothing here"),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--against", "MODEL"], "cannot be compared"),
-        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--tune", "layers"], "only with --init"),
         (["predict", "nowhere", "TRAIN"], "no such folder"),
         (["predict", "MODEL", "nowhere.csv"], "cannot be read"),
         (["predict", "MODEL", "TRAIN"], "no such column"),
@@ -133,36 +130,6 @@ def test_bad_input_is_a_message_and_status_2(
     assert not Path("run").exists()
 
 
-INIT = ["--init", "tiny", "--feature-layers", "2", "--pooling", "mean", "--device", "cpu", "--precision", "float32"]
-
-
-def test_train_from_a_checkpoint_then_predict(
-    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What it reads, which head it chose, the scores of all three; the folder labels texts like any other."""
-    out = str(tmp_path / "run")
-    common = ["--data", files[0], "--test", files[1], *COLUMNS, "--no-baseline"]
-    assert run("train", *common, "--out", str(tmp_path / "scratch"), *SHAPE, "--epochs", "1") == 0
-    capsys.readouterr()
-    arguments = ["train", *common, "--out", out, *INIT, "--against", str(tmp_path / "scratch")]
-    assert run(*arguments) == 0
-    printed = capsys.readouterr()
-    assert "classify reads 120 texts through the checkpoint, after layers 2" in printed.err
-    assert "classify: layer 2, pooling mean, C " in printed.err
-    assert "579 parameters of tiny and its head are trained" in printed.err
-    assert "encoder from scratch" in printed.out
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    for key in ("test", "against"):
-        assert f"{result[key]['accuracy']['value']:.3f} (" in printed.out
-    assert {"checkpoint", "confusion.png", "model.safetensors", "config.json"} <= set(os.listdir(out))
-    assert run(*arguments) == 0
-    assert "held this finished run already" in capsys.readouterr().err
-    assert run("predict", out, files[1], "--text-column", "question") == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    right = [row["label"] == label for row, (_, label) in zip(rows, texts(60, seed=1), strict=True)]
-    assert sum(right) / 60 == pytest.approx(result["test"]["accuracy"]["value"])
-
-
 @pytest.mark.parametrize("more", [[], ["--no-baseline"]])
 def test_missing_scikit_learn_is_reported_before_the_training(
     files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -178,14 +145,19 @@ def test_missing_scikit_learn_is_reported_before_the_training(
     assert not (tmp_path / "run").exists()
 
 
-def test_without_a_baseline_no_row_is_shown_for_it(
+def test_another_classifier_instead_of_the_baseline(
     files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--no-baseline` leaves it out of the table and of result.json."""
-    arguments = ["train", "--data", files[0], "--test", files[1], "--out", str(tmp_path / "run"), *COLUMNS, *SHAPE]
-    assert run(*arguments, "--epochs", "1", "--no-baseline") == 0
+    """`--no-baseline` leaves TF-IDF out of table and result.json; `--against` scores another folder's classifier."""
+    arguments = ["train", "--data", files[0], "--test", files[1], *COLUMNS, *SHAPE, "--epochs", "1", "--no-baseline"]
+    assert run(*arguments, "--out", str(tmp_path / "first")) == 0
     assert "TF-IDF" not in capsys.readouterr().out
-    assert "baseline" not in json.loads((tmp_path / "run" / "result.json").read_text())
+    first = json.loads((tmp_path / "first" / "result.json").read_text())
+    assert {"baseline", "against"}.isdisjoint(first)
+    assert run(*arguments, "--out", str(tmp_path / "second"), "--against", str(tmp_path / "first")) == 0
+    assert "other classifier" in capsys.readouterr().out
+    second = json.loads((tmp_path / "second" / "result.json").read_text())
+    assert second["against"]["accuracy"] == first["test"]["accuracy"]
 
 
 def test_ctrl_c_without_a_reason_is_stopped(

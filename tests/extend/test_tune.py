@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.distributed.mesh import Mesh
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import ApplySettings, TuneSettings, parts_of
 from ropewalk.extend.tunable import TunableDecoder, tunable
-from ropewalk.extend.tuning import TuningRecipe, TuningTask, check_tunable, tune_reader, tuning_positions
+from ropewalk.extend.tuning import TuningRecipe, TuningTask, tune_reader, tuning_positions
 from ropewalk.methods import Reach
 from ropewalk.training import Event, Housekeeping
 from ropewalk.training.data import Batch
@@ -306,31 +305,6 @@ class Foreign(TunableDecoder):
     """As a model that another library computes."""
 
     library = "other"
-
-
-def test_what_processes_cannot_tune_together_is_refused(text: str, source: TunableDecoder) -> None:
-    """Adapters around layers that are cut; other meshes may."""
-    recipe, mesh = small(text, source, train="lora", rank=4), Mesh()
-    check_tunable(source, recipe, mesh)
-    vars(mesh).update(tp=2, device_mesh=object())
-    with pytest.raises(RopeError, match="adapters"):
-        check_tunable(source, recipe, mesh)
-    vars(mesh).update(tp=1)
-    check_tunable(source, recipe, mesh)
-    with pytest.raises(RopeError, match="another library"):
-        check_tunable(Foreign(source.model, source.name), recipe, mesh)
-
-
-EVERY = Housekeeping(log_every=2, checkpoint_every=3)
-
-
-class Stop(Exception):
-    """What a test raises to break a run off."""
-
-
-STOPS = [(train, *stop) for train in ("all", "lora+norms") for stop in [("step", 2), ("step", 4), ("checkpoint", 6),
-                                                                        ("step", 8)]]  # fmt: skip
-EVERY_TIME = (("all", "checkpoint", 6), ("lora+norms", "step", 4))
 
 
 @pytest.mark.parametrize(

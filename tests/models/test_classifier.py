@@ -139,6 +139,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     for change, message in (
         ({"model_type": "llama"}, "no text classifier of ropewalk"),
+        ({"model_type": "ropewalk-checkpoint-classifier"}, "(?s)head on a language model.*d970beb"),
         ({"labels": ["a", "b"]}, "another shape than the config says"),
         ({"labels": None}, "config.json is damaged"),
         ({"pooling": "last"}, "unknown `pooling`"),

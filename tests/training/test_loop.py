@@ -1,8 +1,9 @@
-"""What the loop computes: updates, clipping, accumulation, the stop on NaN, the log, the finished folder."""
+"""The loop: the loss falls, the log is true, the learning rate follows its definition."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
 from ropewalk.models.generate import generate
 from ropewalk.training import Housekeeping, language_model, train
+from ropewalk.training.loop import learning_rate
 from ropewalk.training.run_folder import RunFolder
-from ropewalk.training.schedule import learning_rate
 from ropewalk.training.settings import TEXT_ENCODINGS
 from tests.training.material import EVERY, prose, small
 
@@ -210,3 +211,28 @@ def test_every_encoding_is_trained_saved_and_continued(text: str, tmp_path: Path
         while len(alone) < 9:
             alone.append(int(model(torch.tensor([alone]))[0, -1].argmax()))
     assert new == alone[3:]
+
+
+def test_warm_up_is_linear_and_reaches_the_peak() -> None:
+    """Update w of a warm-up over w updates is the first at the peak."""
+    rates = [learning_rate(step, peak=2.0, warmup=4, steps=20) for step in range(4)]
+    assert rates == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_cosine_halves_in_the_middle_and_ends_at_the_final_rate() -> None:
+    """Ten updates of warm-up, a hundred of cosine: half-way it is the mean of peak and final."""
+    rates = [learning_rate(step, peak=1.0, warmup=10, steps=110, final=0.2) for step in range(110)]
+    assert rates[59] == pytest.approx(0.6)
+    assert rates[109] == pytest.approx(0.2)
+    assert rates[34] == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+def test_no_warm_up_begins_just_below_the_peak() -> None:
+    """Without warm-up the first update is the first point of the cosine."""
+    assert learning_rate(0, peak=1.0, warmup=0, steps=4, final=0.0) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+
+
+def test_a_run_shorter_than_its_warm_up_never_passes_the_peak() -> None:
+    """Three updates of a warm-up over ten stay on the line."""
+    assert [learning_rate(step, peak=1.0, warmup=10, steps=3) for step in range(3)] == pytest.approx([0.1, 0.2, 0.3])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ropewalk.errors import RopeError
-from ropewalk.training import repeats, train
-from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler
-from ropewalk.training.from_scratch import FromScratch
-from ropewalk.training.repeats import CopyWarmup, RepeatSampler, word_tokens
+from ropewalk.training import data as repeats
+from ropewalk.training import train
+from ropewalk.training.data import Batch, CopyWarmup, RepeatSampler, TokenStream, Windows, WindowSampler, word_tokens
+from ropewalk.training.language_model import FromScratch
 from ropewalk.training.settings import TrainSettings
 from tests.training.material import EVERY, prose, small
 

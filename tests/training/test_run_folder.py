@@ -38,15 +38,26 @@ def stop_at(step: int, kind: str = "step"):
     return report
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
+    """A text, and the digest of a run on it that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "text.txt").write_text(prose(1200), encoding="utf-8")
+    train(small(str(folder / "text.txt")), folder / "run", housekeeping=EVERY)
+    return str(folder / "text.txt"), digest(folder / "run")
+
+
 @pytest.mark.parametrize(("kind", "step"), [("step", 2), ("step", 3), ("checkpoint", 6), ("log", 8), ("step", 12)])
-def test_a_resumed_run_is_the_same_bit_for_bit(text: str, tmp_path: Path, kind: str, step: int) -> None:
+def test_a_resumed_run_is_the_same_bit_for_bit(
+    whole: tuple[str, dict[str, str]], tmp_path: Path, kind: str, step: int
+) -> None:
     """Broken off before, at and after checkpoints: weights, optimizer, random state and log all equal."""
-    train(small(text), tmp_path / "whole", housekeeping=EVERY)
+    text, expected = whole
     with pytest.raises(Stop):
         train(small(text), tmp_path / "stopped", housekeeping=EVERY, report=stop_at(step, kind))
     assert not (tmp_path / "stopped" / "config.json").exists()
     train(small(text), tmp_path / "stopped", housekeeping=EVERY)
-    assert digest(tmp_path / "stopped") == digest(tmp_path / "whole")
+    assert digest(tmp_path / "stopped") == expected
 
 
 def raising(error: BaseException):
@@ -189,11 +200,12 @@ def test_killed_at_any_line_it_resumes_bit_for_bit(open_folder: Path, privileged
 
 
 def test_a_checkpoint_is_written_whole_or_not_at_all(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[str, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save that fails half-way (a full disk) leaves the earlier checkpoint the last, and nothing under its name."""
     from ropewalk.training import run_folder
 
+    text, expected = whole
     write = run_folder.write_json
 
     def full_disk(path: Path, content: dict[str, object]) -> None:
@@ -207,8 +219,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(
     assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step-00000003"]
     monkeypatch.undo()
     train(small(text), tmp_path / "run", housekeeping=EVERY)
-    train(small(text), tmp_path / "whole", housekeeping=EVERY)
-    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
+    assert digest(tmp_path / "run") == expected
 
 
 def test_ctrl_c_ends_the_step_and_writes_a_checkpoint(text: str, tmp_path: Path) -> None:
@@ -348,3 +359,34 @@ def test_somebody_elses_checkpoints_are_not_removed(text: str, tmp_path: Path) -
     with pytest.raises(RopeError, match=r"(?s)no run here made.*checkpoints/step-5"):
         train(small(text), tmp_path / "run")
     assert theirs.read_bytes() == b"mine"
+
+
+def test_a_checkpoint_of_several_processes_is_refused(text: str, tmp_path: Path) -> None:
+    """Older versions wrote shards: the message names the folder and what to do."""
+    with pytest.raises(Stop):
+        train(small(text), tmp_path / "run", housekeeping=EVERY, report=stop_at(5))
+    (tmp_path / "run" / "checkpoints" / "step-00000003" / "shards").mkdir()
+    with pytest.raises(RopeError, match=r"(?s)several processes.*step-00000003.*--restart"):
+        train(small(text), tmp_path / "run", housekeeping=EVERY)
+
+
+def test_a_kill_between_a_save_and_the_removal_of_old_checkpoints(
+    whole: tuple[str, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last save nothing else is saved: the resumed run removes the checkpoint that should have gone."""
+    from ropewalk.training import run_folder
+
+    text, expected = whole
+    remove = run_folder.remove_folder
+
+    def die(folder: Path) -> None:
+        if folder.name == "step-00000006":
+            raise Stop
+        remove(folder)
+
+    monkeypatch.setattr(run_folder, "remove_folder", die)
+    with pytest.raises(Stop):
+        train(small(text), tmp_path / "run", housekeeping=EVERY)
+    monkeypatch.undo()
+    train(small(text), tmp_path / "run", housekeeping=EVERY)
+    assert digest(tmp_path / "run") == expected

@@ -1,7 +1,8 @@
-"""What settings accept, resolve and refuse."""
+"""Settings: what is refused, and that every field has its help."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from ropewalk.training import SIZES, TrainSettings
+from ropewalk.training import SIZES, Housekeeping, TrainSettings
+from ropewalk.training.classification import ClassifySettings
 from ropewalk.training.settings import TEXT_ENCODINGS
 from tests.training.material import small
 
@@ -80,3 +82,11 @@ def test_auto_is_resolved_on_the_machine() -> None:
 def test_every_encoding_can_be_trained() -> None:
     """The settings name rope and each of its rivals, in their order, without importing them."""
     assert ("rope", *ENCODINGS) == TEXT_ENCODINGS
+
+
+@pytest.mark.parametrize("settings", [TrainSettings, ClassifySettings, Housekeeping])
+def test_every_field_has_its_help(settings: Any) -> None:
+    """One sentence as `metadata["help"]`."""
+    for each in fields(settings):
+        assert each.metadata["help"].endswith("."), each.name
+        assert each.metadata["help"].count(". ") == 0, each.name

@@ -135,7 +135,7 @@ class ForwardInputs:
             raise RopeError(
                 "Attention: this counts the tokens of whole rows, and a process has a part of them.",
                 facts={"it": reader, "tokens here": self.layout.seq, "of a row": self.layout.total},
-                cure="Give each process whole rows (--cp 1).",
+                cure="Give each process whole rows (leave out --shard-window).",
             )
 
     @property

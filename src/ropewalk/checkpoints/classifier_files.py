@@ -1,19 +1,13 @@
-"""Text classifiers on disk: config.json of their own, safetensors, tokenizer.json; never a pickle.
-
-One that was trained on a checkpoint holds that, as far as it reads it, in a folder of its own within, `checkpoint`: a
-whole model with its tokenizer.
-"""
+"""Text classifiers on disk: config.json of their own, safetensors, tokenizer.json; never a pickle."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ropewalk.atomic_io import read_json, whole_folder, write_json
 from ropewalk.checkpoints.hugging_face import stored_tensors
@@ -21,14 +15,11 @@ from ropewalk.checkpoints.materialize import fill
 from ropewalk.checkpoints.ropewalk_config import config_from_native, config_to_native
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
-from ropewalk.models.checkpoint_classifier import CheckpointClassifier, CheckpointClassifierConfig
 from ropewalk.models.classifier import SHARED, TextClassifier, TextClassifierConfig
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
 
 CLASSIFIER, ON_CHECKPOINT = "ropewalk-classifier", "ropewalk-checkpoint-classifier"
-BODY = "checkpoint"
-"""The folder of the language model, within that of a classifier on a checkpoint."""
 FILES = frozenset({"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
 _OWN = ("pooling", "max_length", "dropout", "embedding_range")
 
@@ -48,6 +39,12 @@ def config_to_json(config: TextClassifierConfig) -> dict[str, Any]:
 
 def config_from_json(content: dict[str, Any], where: str) -> TextClassifierConfig:
     """The reverse of `config_to_json`; `where` names it in errors."""
+    if content.get("model_type") == ON_CHECKPOINT:
+        raise RopeError(
+            "TextClassifier: this classifier is a head on a language model, which this version does not read.",
+            facts={"file": where},
+            cure="Read it with the version that trained it (commit d970beb), or use examples/classify_checkpoint.py.",
+        )
     if not is_classifier(content):
         raise RopeError(
             "TextClassifier: this is no text classifier of ropewalk's.",
@@ -73,13 +70,8 @@ def config_from_json(content: dict[str, Any], where: str) -> TextClassifierConfi
 
 
 def is_classifier(content: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a text classifier."""
+    """Tell whether a config.json is that of a text classifier."""
     return content.get("model_type") in (CLASSIFIER, ON_CHECKPOINT)
-
-
-def is_on_checkpoint(content: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a classifier that was trained on a checkpoint."""
-    return content.get("model_type") == ON_CHECKPOINT
 
 
 def save_classifier(model: TextClassifier, folder: Path, tokenizer: Tokenizer | None) -> None:
@@ -100,44 +92,3 @@ def read_classifier(folder: Path, dtype: torch.dtype | None) -> TextClassifier:
     if (folder / "tokenizer.json").is_file():
         model.tokenizer = TextTokenizer.from_folder(folder)
     return model
-
-
-def save_on_checkpoint(model: CheckpointClassifier, folder: Path, write_body: Callable[[Path], None]) -> None:
-    """Write the folder of a classifier on a checkpoint, whole or not at all; `write_body` writes the model within."""
-    head = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-        if not name.startswith("body.")
-    }
-    content = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(model.config)}
-    content = {key: list(value) if key == "labels" else value for key, value in content.items() if key != "_"}
-    with whole_folder(folder, FILES | {BODY}) as staging:
-        need("safetensors.torch").save_file(head, staging / "model.safetensors", metadata={"format": "pt"})
-        named = {"architectures": ["RopewalkCheckpointClassifier"], "model_type": ON_CHECKPOINT}
-        write_json(staging / "config.json", named | content)
-        write_body(staging / BODY)
-
-
-def read_on_checkpoint(folder: Path, body: nn.Module, tokenizer: Tokenizer | None) -> CheckpointClassifier:
-    """The classifier of a folder that `save_on_checkpoint` wrote, on the body that was read from within it."""
-    path = folder / "config.json"
-    content = {key: value for key, value in read_json(path).items() if key not in ("architectures", "model_type")}
-    try:
-        model = CheckpointClassifier(CheckpointClassifierConfig(**content), body)
-        found = need("safetensors.torch").load_file(folder / "model.safetensors")
-    except Exception as error:  # safetensors has its own exception, which is not importable when it is missing
-        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
-    wanted = {name: value.shape for name, value in model.state_dict().items() if not name.startswith("body.")}
-    if {name: value.shape for name, value in found.items()} != wanted:
-        raise _damaged(folder, "the tensors of model.safetensors are not those of the head")
-    model.load_state_dict(found, strict=False)
-    model.tokenizer = tokenizer
-    return model.eval()
-
-
-def _damaged(folder: Path, error: str) -> RopeError:
-    return RopeError(
-        "load: the classifier's folder is damaged.",
-        facts={"folder": str(folder), "error": error},
-        cure="Fetch the folder again, or train it anew.",
-    )

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.classifier_files import (
-    BODY,
-    is_classifier,
-    is_on_checkpoint,
-    read_classifier,
-    read_on_checkpoint,
-    save_classifier,
-    save_on_checkpoint,
-)
+from ropewalk.checkpoints.classifier_files import is_classifier, read_classifier, save_classifier
 from ropewalk.checkpoints.decoder_config import config_from_hf, config_to_hf
 from ropewalk.checkpoints.hugging_face import read_decoder, save_decoder
 from ropewalk.checkpoints.materialize import FLOATS
@@ -29,15 +19,13 @@ from ropewalk.checkpoints.sources import as_path, find, refuse_bare_weights
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS
-from ropewalk.models.checkpoint_classifier import CheckpointClassifier, DecoderBody
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.tokens import Tokenizer
 
 
 def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Any:
-    """A `Decoder`, `TextClassifier` or `CheckpointClassifier` in eval mode, with its tokenizer, from disk.
+    """A `Decoder` or `TextClassifier` in eval mode, with its tokenizer, from disk.
 
     - `source`: a Hugging Face folder (config.json and model.safetensors, single or sharded), a .gguf file, what
       `save` or `ropewalk classify train` wrote, or the name of the built-in model, "tiny".
@@ -97,17 +85,8 @@ def builds(path: Path) -> bool:
     return content.get("model_type") in (NATIVE, *DECODERS) or is_classifier(content)
 
 
-OpenBody = Callable[[Path, torch.dtype | None], tuple[nn.Module, Tokenizer | None]]
-"""From the folder of a model that is not built here, and a dtype, to the body of a classifier and its tokenizer."""
-
-
-def load_classifier(
-    source: str | os.PathLike[str], *, dtype: torch.dtype | None = None, open_body: OpenBody | None = None
-) -> TextClassifier | CheckpointClassifier:
-    """As `load`, for code that needs a text classifier; raises `RopeError` for anything else.
-
-    `open_body` reads the model within a classifier's folder where that is of a family which is not built here.
-    """
+def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> TextClassifier:
+    """Read a text classifier, as `load`; raises `RopeError` for anything else."""
     _check_dtype(dtype)
     path = Path(as_path(source, "load"))
     refuse_bare_weights(path)
@@ -117,22 +96,11 @@ def load_classifier(
             facts={"folder": str(path)},
             cure="Pass the --out of `ropewalk classify train`.",
         )
-    if not is_on_checkpoint(read_json(path / "config.json")):
-        return read_classifier(path, dtype)
-    if builds(path / BODY):
-        decoder = load_decoder(path / BODY, dtype=dtype)
-        return read_on_checkpoint(path, DecoderBody(decoder), decoder.tokenizer)
-    if open_body is None:
-        raise RopeError(
-            "load: the language model within this classifier is of a family that transformers reads.",
-            facts={"folder": str(path / BODY)},
-            cure="Use `ropewalk.readers.classifier.open_classifier(folder)`.",
-        )
-    return read_on_checkpoint(path, *open_body(path / BODY, dtype))
+    return read_classifier(path, dtype)
 
 
 def save(
-    model: Decoder | TextClassifier | CheckpointClassifier,
+    model: Decoder | TextClassifier,
     folder: str | os.PathLike[str],
     *,
     tokenizer: TextTokenizer | None = None,
@@ -157,18 +125,8 @@ def save(
     chosen = model.tokenizer if tokenizer is None else tokenizer
     if isinstance(model, TextClassifier):
         save_classifier(model, place, chosen)
-    elif isinstance(model, CheckpointClassifier):
-        save_on_checkpoint(model, place, partial(_write_body, model.body, chosen))
     else:
         save_decoder(model, place, chosen)
-
-
-def _write_body(body: nn.Module, tokenizer: Tokenizer | None, folder: Path) -> None:
-    """The model within a classifier's folder: ours, or one that writes itself."""
-    if isinstance(body, DecoderBody):
-        save_decoder(body.decoder, folder, tokenizer)
-    else:
-        body.write(folder, tokenizer)  # type: ignore[operator]
 
 
 def _check_dtype(dtype: torch.dtype | None) -> None:

@@ -38,7 +38,7 @@ COMMANDS = {
 A command is imported when it runs: most of them import torch, which takes seconds, and the help needs none of it.
 """
 
-SHARED = (("doctor",), ("compare",), ("extend", "tune"), ("train",))
+SHARED = (("doctor",), ("compare",))
 """The commands whose work several processes share, where torchrun or another launcher starts them."""
 _NOT_SHARED = (
     "ropewalk: this command runs in one process. Start it without torchrun; shared out are "

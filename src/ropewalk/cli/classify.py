@@ -31,8 +31,7 @@ def train(
 ) -> None:
     """Train a text classifier on the texts of a CSV file.
 
-    It is a bidirectional encoder, trained from scratch; with --init MODEL, a head on the features of that checkpoint,
-    whose layers --tune can train further. The same command continues a run that was stopped, from where it was. --out
+    It is a bidirectional encoder, trained from scratch. The same command continues a run that was stopped. --out
     becomes the classifier's folder; with --test it also holds result.json (scores with intervals, each class's own, the
     baseline's) and confusion.png and .svg.
     """
@@ -75,15 +74,15 @@ def predict(
     The result is CSV with the columns text, label and probability (of the label), in the order of the file.
     """
     from ropewalk.atomic_io import check_writable, write_whole
+    from ropewalk.checkpoints.load import load_classifier
     from ropewalk.progress import ProgressBar
-    from ropewalk.readers.classifier import open_classifier
     from ropewalk.training.classification.dataset import read_rows
-    from ropewalk.training.classification.predict import predict as label
-    from ropewalk.training.classification.predict import predictions_csv
+    from ropewalk.training.classification.score import predict as label
+    from ropewalk.training.classification.score import predictions_csv
 
     if out is not None:
         check_writable(out)
-    classifier = open_classifier(model)
+    classifier = load_classifier(model)
     rows = read_rows(file, text_column=text_column, label_column=None)
     with ProgressBar("classify", total=len(rows), lines=False) as bar:
         predictions = label(classifier, rows.texts, report=bar.advance_to)

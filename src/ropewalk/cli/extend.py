@@ -9,7 +9,6 @@ import typer
 
 from ropewalk.cli.extend_output import MODEL, OUT, OUT_OR_FILE, OVERWRITE, drawing, print_extended, stopped
 from ropewalk.cli.options import with_options
-from ropewalk.distributed.settings import MeshSettings
 from ropewalk.extend.settings import ApplySettings, TuneSettings
 
 
@@ -62,7 +61,6 @@ def tune(
     model: Annotated[str, MODEL],
     out: Annotated[Path, OUT],
     settings: TuneSettings,
-    mesh: MeshSettings,
     overwrite: Annotated[bool, OVERWRITE] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away the stopped run beside --out.")] = False,
     log_every: Annotated[int, typer.Option(help="Updates between lines of the log.")] = 10,
@@ -73,8 +71,7 @@ def tune(
     """Apply a method, train at the target length, and write the result.
 
     The result is a Hugging Face folder. The loss by position is measured before and after, beside crop. The folder
-    appears when all of it is done, with README.md and extend.json. Stopped, the same command continues. Started by
-    torchrun, all processes tune one model.
+    appears when all of it is done, with README.md and extend.json. Stopped, the same command continues.
     """
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.extend import tune as run
@@ -94,7 +91,6 @@ def tune(
                 report=TrainingProgress("extend", progress),
                 progress=progress,
                 draw=drawing("extension_figure"),
-                mesh=mesh,
             )
     except KeyboardInterrupt as stop:
         raise stopped(stop) from None

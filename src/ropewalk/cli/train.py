@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.distributed.settings import MeshSettings
 from ropewalk.training import Housekeeping, TrainSettings
 
 
@@ -15,7 +14,6 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder of the run, and of the finished model.")],
     settings: TrainSettings,
     housekeeping: Housekeeping,
-    mesh: MeshSettings,
     resume: Annotated[bool, typer.Option("--resume", help="Insist that --out holds a run to continue.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the run that --out holds.")] = False,
     dtype: Annotated[str, typer.Option(help="Dtype of the finished weights: bfloat16, float32, float16.")] = "bfloat16",
@@ -24,7 +22,6 @@ def train(
 
     The same command continues a run that was stopped, from its last checkpoint. --out becomes a Hugging Face folder:
     `ropewalk generate OUT "..."`, ropewalk.load and transformers read it. The log is OUT/training-log.jsonl.
-    Started by torchrun, all processes train one model.
     """
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.progress import ProgressBar
@@ -40,7 +37,6 @@ def train(
                 dtype=dtype,
                 housekeeping=housekeeping,
                 report=TrainingProgress("train", bar),
-                mesh=mesh,
             )
     except KeyboardInterrupt as stop:
         typer.echo(f"train: {str(stop) or 'stopped'}. The same command continues from the last checkpoint.", err=True)

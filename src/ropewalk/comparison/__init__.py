@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from ropewalk.comparison.record import Curve, Row, convergence, summarise
     from ropewalk.comparison.run import compare, packaged_text
     from ropewalk.comparison.settings import PRESETS, CompareSettings
-    from ropewalk.comparison.summary import Curve, Row, convergence, summarise
 
 __all__ = ["PRESETS", "CompareSettings", "Curve", "Row", "compare", "convergence", "packaged_text", "summarise"]
 
 _HOMES = {
     "CompareSettings": "ropewalk.comparison.settings",
-    "Curve": "ropewalk.comparison.summary",
+    "Curve": "ropewalk.comparison.record",
     "PRESETS": "ropewalk.comparison.settings",
-    "Row": "ropewalk.comparison.summary",
+    "Row": "ropewalk.comparison.record",
     "compare": "ropewalk.comparison.run",
-    "convergence": "ropewalk.comparison.summary",
+    "convergence": "ropewalk.comparison.record",
     "packaged_text": "ropewalk.comparison.run",
-    "summarise": "ropewalk.comparison.summary",
+    "summarise": "ropewalk.comparison.record",
 }
 
 if not TYPE_CHECKING:

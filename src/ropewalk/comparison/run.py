@@ -17,15 +17,14 @@ from typing import Any
 from ropewalk.atomic_io import sha256, write_whole
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.comparison.measure import held_out
 from ropewalk.comparison.record import RECORD, begin_record, job_name, open_ledger, write_record
 from ropewalk.comparison.settings import CompareSettings
-from ropewalk.comparison.worker import CONTINUE, END, GRACE, PAUSE, STOP, run_job, start_worker
+from ropewalk.comparison.worker import CONTINUE, END, GRACE, PAUSE, STOP, held_out, run_job, start_worker
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.processes import current
 from ropewalk.training.data import split_text
-from ropewalk.training.interrupt import polite_interrupt
+from ropewalk.training.loop import polite_interrupt
 
 RETRY = 5.0  # seconds until a run that another process has is tried again
 Job = tuple[str, int]

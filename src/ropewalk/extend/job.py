@@ -15,7 +15,6 @@ import torch
 from ropewalk import ledger as ledgers
 from ropewalk.atomic_io import remove_folder, sha256
 from ropewalk.builtin.texts import read_text
-from ropewalk.distributed.mesh import ALONE, Mesh
 from ropewalk.errors import RopeError
 from ropewalk.extend.card import card
 from ropewalk.extend.measurement import HeldOutText, Variant, after, before, measure, record, refuse_seen, untuned_crop
@@ -320,26 +319,12 @@ class ExtendJob:
         windows = self.held_out.windows
         self.variants += measure(reader, windows, plan, names, self.work.losses, progress=self.progress)
 
-    def export(self, final: TunableReader, mesh: Mesh = ALONE) -> Extended:
-        """Write the folder, whole or not at all; of several processes only the first writes."""
-        written: list[Extended] = []
-
-        def write() -> Mapping[str, Any]:
-            written.append(self._export(final))
-            return written[0].exported.config
-
-        config = mesh.first(write)
-        if written:
-            return written[0]
-        hub = None if self.settings.native else hub_of(final, self.settings.method, self.reach)
-        exported = Exported(folder=self.out, config=config, rope=hub, dtype=self._dtype)
-        return Extended(exported=exported, record=self._record(exported))
-
     @property
     def _dtype(self) -> torch.dtype:
         return self.source.stored if self.settings.dtype is None else dtype_named(self.settings.dtype)
 
-    def _export(self, final: TunableReader) -> Extended:
+    def export(self, final: TunableReader) -> Extended:
+        """Write the folder, whole or not at all."""
         records: list[dict[str, Any]] = []
 
         def more_files(exported: Exported) -> dict[str, str | bytes]:

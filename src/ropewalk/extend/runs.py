@@ -16,8 +16,6 @@ from ropewalk.checkpoints.gguf_keys import gguf_rope
 from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_gguf
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
-from ropewalk.distributed.mesh import joined_mesh
-from ropewalk.distributed.settings import MeshSettings
 from ropewalk.errors import RopeError
 from ropewalk.extend.job import Draw, Extended, ExtendJob, Model, SourceModel, reach_of, tuning_record
 from ropewalk.extend.measurement import record as record_of
@@ -32,7 +30,6 @@ from ropewalk.readers.environment import environment_of
 from ropewalk.readers.reader import TunableReader
 from ropewalk.report.record import read_record, understood
 from ropewalk.training.events import Housekeeping, Report
-from ropewalk.training.settings import on_machine
 
 CHOSEN = ("method", "target", "trained_length", "unscaled_tokens")
 """The settings that a record holds."""
@@ -309,42 +306,36 @@ def tune(
     report: Report | None = None,
     progress: Progress | None = None,
     draw: Draw | None = None,
-    mesh: MeshSettings | None = None,
 ) -> Extended:
     """Apply an extension method to a checkpoint, train at the target length, and write a folder.
 
     **Arguments:** as `apply`; `report` is called with each `training.Event`, `housekeeping` says how often is written.
     Unfinished work stands beside `out`, in a folder of the same name and `.tuning`: stopped, the same call continues,
-    to the same bits; `restart` throws it away. Of the processes of a launch, laid out as `mesh` says, each makes this
-    call: they measure in turns and tune together, and the first writes.
+    to the same bits; `restart` throws it away.
 
     **Returns:** an `Extended`. Ctrl-C writes a checkpoint and raises KeyboardInterrupt. **Raises:** `RopeError` as
     `apply`, for a held-out text that shares passages with those to tune on, and where a loss is not finite.
     """
     if "lora" in settings.train:
         need("peft", extra="tune")
-    device, _ = on_machine(settings.device, "float32")
-    with joined_mesh(mesh, device) as ranks:
-        job = ExtendJob(model, out, settings, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
-        positions = tuning_positions(job.adapted.positions, settings.method)
-        source = job.adapted.under(positions)
-        recipe = TuningRecipe(
-            **{field.name: getattr(settings, field.name) for field in dataclasses.fields(TrainingSettings)},
-            source=source.digest(),
-            method=settings.method,
-            reach=job.reach,
-            validation=() if settings.validation is None else (str(settings.validation),),
-        )
-        job.refuse_seen(settings.text)
-        check_tunable(source, recipe, ranks)
-        with ranks.holding(job.work.claimed(recipe, restart=restart)):
-            job.measure_before()
-            folder = job.work.run.path
-            how: dict[str, Any] = {"restart": restart, "housekeeping": housekeeping, "report": report, "mesh": ranks}
-            tuned = tune_reader(source, recipe, folder, **how)
-            final = tuned.under(job.adapted.positions)
-            count = source.trained_count(recipe.train, rank=recipe.rank or 1)
-            job.tuning = tuning_record(folder, recipe.to_json(), count)
-            job.measure_after(final)
-            ranks.any(False)  # all have read what was measured, before the first takes it away
-            return job.export(final, ranks)
+    job = ExtendJob(model, out, settings, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
+    positions = tuning_positions(job.adapted.positions, settings.method)
+    source = job.adapted.under(positions)
+    recipe = TuningRecipe(
+        **{field.name: getattr(settings, field.name) for field in dataclasses.fields(TrainingSettings)},
+        source=source.digest(),
+        method=settings.method,
+        reach=job.reach,
+        validation=() if settings.validation is None else (str(settings.validation),),
+    )
+    job.refuse_seen(settings.text)
+    check_tunable(source, recipe)
+    with job.work.claimed(recipe, restart=restart):
+        job.measure_before()
+        folder = job.work.run.path
+        tuned = tune_reader(source, recipe, folder, restart=restart, housekeeping=housekeeping, report=report)
+        final = tuned.under(job.adapted.positions)
+        count = source.trained_count(recipe.train, rank=recipe.rank or 1)
+        job.tuning = tuning_record(folder, recipe.to_json(), count)
+        job.measure_after(final)
+        return job.export(final)

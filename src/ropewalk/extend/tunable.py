@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.attachment import attachment_of
 from ropewalk.attention.norm import HALF, RMSNorm
-from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.checkpoints.export import COMPANIONS, write_decoder
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.materialize import without_values
@@ -107,10 +106,9 @@ class TunableDecoder(DecoderReader):
         precision: str,
         position_ids: Tensor | None = None,
         seq_len: int | None = None,
-        shard: SequenceShard | None = None,
     ) -> Tensor:
-        """Return the loss of a batch; with `shard` these are one process's tokens of whole windows."""
-        batch = Batch(inputs, targets, document_ids, position_ids, seq_len, shard)
+        """Return the loss of a batch."""
+        batch = Batch(inputs, targets, document_ids, position_ids, seq_len)
         return next_token_loss(self.model, batch, precision=precision)
 
     @contextmanager

@@ -10,8 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ropewalk.distributed.mesh import ALONE, Mesh
-from ropewalk.distributed.sharding import put_whole, reshard, spread, whole
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import TrainingSettings, check_at_least, setting
 from ropewalk.methods import METHODS, Reach
@@ -19,14 +17,12 @@ from ropewalk.models.positions import Positions
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.reader import TunableReader
 from ropewalk.training.checkpoint import read_trained, write_trained
-from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler
+from ropewalk.training.data import Batch, RepeatSampler, SkipSampler, TokenStream, Windows, WindowSampler, word_tokens
 from ropewalk.training.events import Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask, WindowSettings
 from ropewalk.training.loop import Run
-from ropewalk.training.repeats import RepeatSampler, word_tokens
 from ropewalk.training.run_folder import RunFolder
 from ropewalk.training.settings import on_machine
-from ropewalk.training.skips import SkipSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +120,11 @@ class TuningTask(LanguageModelTask):
         source: TunableReader,
         recipe: TuningRecipe,
         housekeeping: Housekeeping | None = None,
-        mesh: Mesh = ALONE,
     ) -> None:
-        super().__init__(cast(WindowSettings, recipe), housekeeping, mesh)
+        super().__init__(cast(WindowSettings, recipe), housekeeping)
         self.source, self.recipe = source, recipe
         self.copy = source
-        check_tunable(source, recipe, mesh)
+        check_tunable(source, recipe)
 
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> Tokenizer:
         """The model's own."""
@@ -145,12 +140,6 @@ class TuningTask(LanguageModelTask):
         """The copy that is trained."""
         self.copy = self.source.trainable_copy(self.recipe.train, rank=self.recipe.rank or 1)
         return self.copy.module
-
-    def place_model(self, vocab_size: int) -> Any:
-        """The copy on its device; of several processes each keeps its part of it."""
-        if not self.mesh.several:
-            return super().place_model(vocab_size)
-        return spread(self.make_model(vocab_size), self.mesh)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """Return windows of the text, with repeated blocks and skipping positions if the recipe has them."""
@@ -170,7 +159,6 @@ class TuningTask(LanguageModelTask):
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """The reader's own: the model need not be a decoder of ours."""
-        more: dict[str, Any] = {} if batch.shard is None else {"shard": batch.shard}
         return self.copy.next_token_loss(
             batch.inputs,
             batch.targets,
@@ -178,19 +166,7 @@ class TuningTask(LanguageModelTask):
             precision=self.settings.precision,
             position_ids=batch.position_ids,
             seq_len=batch.seq_len,
-            **more,
         )
-
-    def gather(self) -> None:
-        """Of several processes each has the whole tuned model from now on."""
-        if not self.mesh.several:
-            return
-        reshard(self.model)
-        trained = {name: whole(each) for name, each in self.model.named_parameters() if each.requires_grad}
-        self.copy = self.source.trainable_copy(self.recipe.train, rank=self.recipe.rank or 1)
-        for name, parameter in self.copy.module.named_parameters():
-            if parameter.requires_grad:
-                put_whole(parameter, trained[name])
 
     def write_weights(self, folder: Path) -> None:
         """The tensors that are trained: the rest comes from the checkpoint."""
@@ -204,26 +180,14 @@ class TuningTask(LanguageModelTask):
         """Nothing: what was tuned is exported, not kept in the run's folder."""
 
 
-def check_tunable(source: TunableReader, recipe: TuningRecipe, mesh: Mesh) -> None:
-    """Refuse models whose positions cannot skip, and what several processes cannot tune together."""
+def check_tunable(source: TunableReader, recipe: TuningRecipe) -> None:
+    """Refuse models whose positions cannot skip."""
     positions = source.positions
     if recipe.window is not None and any(extension is not None for extension in positions.extensions):
         raise RopeError(
             "extend: positions skip under --window, and this model counts each row's tokens itself.",
             facts={"method": recipe.method, "extensions": positions.extensions},
             cure="Choose a method that scales frequencies, or leave out --window.",
-        )
-    if mesh.several and source.library != "ropewalk":
-        raise RopeError(
-            "extend: several processes tune models that ropewalk computes, and this one another library computes.",
-            facts={"model": source.name, "computed by": source.library},
-            cure="Start it without torchrun.",
-        )
-    if mesh.tp > 1 and "lora" in recipe.train:
-        raise RopeError(
-            "extend: tensor parallelism cuts plain layers, and lora puts adapters around them.",
-            facts={"train": recipe.train, "tp": mesh.tp},
-            cure="Leave out --tp: --dp and --cp work with lora.",
         )
 
 
@@ -246,7 +210,6 @@ def tune_reader(
     restart: bool = False,
     housekeeping: Housekeeping | None = None,
     report: Report | None = None,
-    mesh: Mesh = ALONE,
 ) -> TunableReader:
     """Train a copy of a model; returns it in eval mode, adapters merged, in float32.
 
@@ -255,18 +218,16 @@ def tune_reader(
     - `folder`: keeps the run: its log, and checkpoints of what is trained. With an equal recipe in it the run continues
       from the last checkpoint, to the same bits as one that was never stopped. `restart` throws it away first.
     - `report`: called with each `training.Event`.
-    - `mesh`: the processes that tune together; each makes this call, and gets the whole tuned model.
 
     Ctrl-C writes a checkpoint and raises KeyboardInterrupt. **Raises:** `RopeError` for bad texts or settings, for a
     run with other settings in the folder, and where the loss or a gradient is not finite.
     """
     kept = RunFolder(folder)
-    with mesh.holding(kept.locked()), torch.random.fork_rng():
+    with kept.locked(), torch.random.fork_rng():
         here = replace(recipe.on_this_machine(), source=source.digest())
-        task = TuningTask(source, here, housekeeping, mesh)
-        run = Run(task, kept, report, mesh)
+        task = TuningTask(source, here, housekeeping)
+        run = Run(task, kept, report)
         run.prepare(resume=False, restart=restart)
         with task.copy.activation_checkpointing(here.activation_checkpointing):
             run.train()
-        task.gather()
     return task.copy.merged().to(device=source.device)

@@ -19,9 +19,9 @@ from ropewalk.attachment import Attachment, attach, attachment_of
 from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
 from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm, trained_length_of
+from ropewalk.models.generate import draws_of, sample
 from ropewalk.models.positions import Positions
 from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
-from ropewalk.models.sampling import draws_of, sample
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.readers.digest import digest_of
 from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses

@@ -8,7 +8,7 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.training.events import Event, Housekeeping
-    from ropewalk.training.from_scratch import train
+    from ropewalk.training.language_model import train
     from ropewalk.training.settings import SIZES, TrainSettings
 
 __all__ = ["SIZES", "Event", "Housekeeping", "TrainSettings", "train"]
@@ -18,7 +18,7 @@ _HOMES = {
     "Housekeeping": "ropewalk.training.events",
     "SIZES": "ropewalk.training.settings",
     "TrainSettings": "ropewalk.training.settings",
-    "train": "ropewalk.training.from_scratch",
+    "train": "ropewalk.training.language_model",
 }
 
 if not TYPE_CHECKING:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ropewalk.distributed.sharding import put_whole
 from ropewalk.errors import RopeError
 from ropewalk.optional import need
 
@@ -38,19 +37,30 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the optimizer's state and the states of torch's generators into a checkpoint's folder."""
-    write_tensors(folder / OPTIMIZER, {**optimizer_tensors(model, optimizer), **random_states()})
+    """Write AdamW's state by parameter (`exp_avg.NAME`, ...) and torch's generators' into a checkpoint's folder."""
+    tensors = {
+        f"{kind}.{name}": value
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        for kind, value in optimizer.state[parameter].items()
+    }
+    tensors["random.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    write_tensors(folder / OPTIMIZER, tensors)
 
 
-def read_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, part: int = 0) -> None:
-    """Restore what `write_training_state` wrote. Call it last: making or loading a model draws random numbers.
-
-    On a mesh each process takes its part of the optimizer's state; the generators' states are those of `part` 0.
-    """
+def read_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restore what `write_training_state` wrote. Call it last: making or loading a model draws random numbers."""
     tensors = read_tensors(folder / OPTIMIZER)
-    restore_optimizer(model, optimizer, tensors)
-    if part == 0:
-        restore_random(tensors)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            optimizer.state[parameter] = {
+                kind: tensors[f"{kind}.{name}"].to(parameter.device) for kind in ("step", "exp_avg", "exp_avg_sq")
+            }
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])
 
 
 def write_trained(folder: Path, model: nn.Module) -> None:
@@ -73,50 +83,7 @@ def read_trained(folder: Path, model: nn.Module) -> None:
             cure="Begin again (--restart), or continue with the settings that the run began with.",
         )
     for name, parameter in wanted.items():
-        put_whole(parameter, tensors[name])
-
-
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's state by parameter: `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`."""
-    return {
-        f"{kind}.{name}": value
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-        for kind, value in optimizer.state[parameter].items()
-    }
-
-
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put into the optimizer what `optimizer_tensors` gave, on any mesh."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            optimizer.state[parameter] = {
-                kind: _beside(parameter, tensors[f"{kind}.{name}"]) for kind in ("step", "exp_avg", "exp_avg_sq")
-            }
-
-
-def _beside(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """A state on its parameter's device, and cut as the parameter is."""
-    if tensor.ndim == 0 or hasattr(parameter, "placements") == hasattr(tensor, "placements"):
-        return tensor.to(parameter.device)
-    place = torch.zeros_like(parameter.detach())
-    put_whole(place, tensor)
-    return place
-
-
-def random_states() -> dict[str, Tensor]:
-    """The states of torch's generators."""
-    states = {"random.cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["random.cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def restore_random(tensors: Mapping[str, Tensor]) -> None:
-    """Put torch's generators into the states that `random_states` gave."""
-    torch.set_rng_state(tensors["random.cpu"])
-    if "random.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random.cuda"])
+        parameter.copy_(tensors[name])
 
 
 def check_rotations(checkpoint: Path, stored: Sequence[str] | None, now: Sequence[str]) -> None:

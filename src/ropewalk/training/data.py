@@ -1,8 +1,10 @@
-"""Texts to token windows: each file one document, in an order that depends on the seed and the step alone."""
+"""Windows of tokens to train on: which ones depends on the seed and the window's number only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.attention.masks import lay_out
-from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.errors import RopeError
 
 
@@ -60,55 +60,25 @@ class TokenStream:
 class Batch:
     """Token ids `inputs` and next tokens `targets`, int64 `[windows, seq]`; `document_ids` (same shape) only where a
     window spans two documents, else None. `position_ids` (same shape) where positions skip, and `seq_len`, the length
-    in tokens that they belong to; None: they count from 0 in each document, and the length is the window's. `shard`:
-    these are one process's tokens of windows that several hold together."""
+    in tokens that they belong to; None: they count from 0 in each document, and the length is the window's."""
 
     inputs: Tensor
     targets: Tensor
     document_ids: Tensor | None
     position_ids: Tensor | None = None
     seq_len: int | None = None
-    shard: SequenceShard | None = None
 
     @property
     def tokens(self) -> int:
         """How many tokens are predicted."""
         return self.targets.numel()
 
-    def part(self, shard: SequenceShard) -> Batch:
-        """One process's tokens of whole windows: each with its own next token, and its position in the whole window."""
-        positions = self.position_ids
-        if positions is None:
-            (windows, seq), device = self.inputs.shape, self.inputs.device
-            positions = lay_out(windows, seq, device, document_ids=self.document_ids, where="train").position_ids()
-        whole = replace(self, position_ids=positions.expand(len(self.inputs), -1), seq_len=self.seq_len or shard.total)
-        return replace(whole._each(shard.own), shard=shard)
-
-    def check_targets(self) -> None:
-        """Refuse tokens whose targets are not the tokens after them in the whole window; for all processes together."""
-        if self.shard is None:
-            return
-        inputs, targets = self.shard.whole(self.inputs), self.shard.whole(self.targets)
-        if not torch.equal(inputs[:, 1:], targets[:, :-1]):
-            raise RopeError(
-                "train: targets are the next tokens of the whole window, not of a process's part of it.",
-                facts={"tokens here": len(self.shard.index), "of a window": self.shard.total},
-                cure="Shift the labels first, then deal out both: Batch.part.",
-            )
-
-    def rows(self, rows: Sequence[int]) -> Batch:
-        """Some of its windows."""
-        return self._each(lambda values: values[rows])
-
     def to(self, device: str) -> Batch:
         """The batch on another device."""
-        return self._each(lambda values: values.to(device))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """A batch whose tensors are what `change` makes of them."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
-        return replace(self, **changed)
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
 
 @runtime_checkable
@@ -196,3 +166,159 @@ def validation_batches(stream: TokenStream, *, seq_len: int, limit: int, batch_s
     chosen = torch.tensor([starts[i * len(starts) // count] for i in range(count)])
     indices = chosen[:, None] + torch.arange(seq_len + 1)
     return [cut_batch(stream, indices[i : i + batch_size]) for i in range(0, count, batch_size)]
+
+
+LEAST = 8  # tokens of the shortest block; the longest is a quarter of the window
+TEXT_BLOCKS = 0.5  # this share of the blocks repeats text of the window, the others are of random words
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def word_tokens(texts: Iterable[str], encode: Callable[[str], list[int]]) -> list[list[int]]:
+    """The tokens of every distinct word in the texts, with a space before it, in alphabetical order.
+
+    >>> word_tokens(["a rose, a Rose"], lambda text: list(text.encode()))[0]
+    [32, 82, 111, 115, 101]
+    """
+    words = sorted({word for text in texts for word in _WORD.findall(text)})
+    if not words:
+        raise RopeError(
+            "train: the text has no words to draw repeated blocks from.",
+            cure="Pass a text with letters in it, or leave out --repeat-share.",
+        )
+    return [encode(" " + word) for word in words]
+
+
+class RepeatSampler:
+    """The windows of a `WindowSampler`, in a share of which blocks occur twice.
+
+    Each window is changed with probability `share`, by a random generator of its own, which depends on `seed` and the
+    window's number alone. A changed window is cut into slots of one length, drawn from 8 tokens to a quarter of the
+    window (short ones more often). A random number of disjoint pairs of slots is drawn, and the later slot of each pair
+    repeats the earlier. With probability 1/2 the earlier one is first overwritten by random words, drawn from `words`,
+    each as often as any other. Windows that span two documents stay as they are.
+
+    >>> from ropewalk.training.data import TokenStream
+    >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=16, seed=0)
+    >>> RepeatSampler(windows, [[200], [201, 202]], share=1.0, seed=0).batch(0, 1).targets.unique().numel() < 16
+    True
+    """
+
+    def __init__(self, windows: WindowSampler, words: list[list[int]], *, share: float, seed: int) -> None:
+        self.windows, self.words, self.share, self.seed = windows, words, share, seed
+        self.stream, self.windows_per_epoch = windows.stream, windows.windows_per_epoch
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Windows number `first` to `first + count` of the endless sequence."""
+        batch = self.windows.batch(first, count)
+        tokens = torch.cat((batch.inputs, batch.targets[:, -1:]), 1)
+        for row in range(count):
+            random = np.random.Generator(np.random.PCG64([self.seed, first + row, 1]))
+            documents = None if batch.document_ids is None else batch.document_ids[row]
+            whole = documents is None or bool((documents == documents[0]).all())
+            if random.random() < self.share and whole:
+                self._repeat(tokens[row].numpy(), random)
+        return Batch(tokens[:, :-1], tokens[:, 1:], batch.document_ids)  # the windows of a WindowSampler do not skip
+
+    def _repeat(self, window: np.ndarray, random: np.random.Generator) -> None:
+        """Write repeated blocks into a window, `int64 [tokens]`, in place."""
+        shortest = min(LEAST, len(window) // 2)
+        longest = max(shortest, len(window) // 4)
+        length = int(np.exp(random.uniform(np.log(shortest), np.log(longest + 1))))
+        begin = int(random.integers(min(length, len(window) - 2 * length + 1)))
+        slots = (len(window) - begin) // length
+        order = begin + length * random.permutation(slots)
+        for pair in range(int(random.integers(1, slots // 2 + 1))):
+            early, late = sorted(order[2 * pair : 2 * pair + 2])
+            if random.random() >= TEXT_BLOCKS:
+                window[early : early + length] = self._random_words(length, random)
+            window[late : late + length] = window[early : early + length]
+
+    def _random_words(self, length: int, random: np.random.Generator) -> list[int]:
+        """`length` tokens of random words; the last word may be cut."""
+        tokens: list[int] = []
+        while len(tokens) < length:
+            tokens += self.words[int(random.integers(len(self.words)))]
+        return tokens[:length]
+
+
+class CopyWarmup:
+    """Another sampler's windows, the first `count` of them filled with one block of random tokens, again and again.
+
+    The block's length is log-uniform from 8 tokens to half the window, and its tokens are uniform below `vocab_size`:
+    after the first period each token can be known, by copying alone. Which tokens depends on `seed` and the window's
+    number alone. The other windows, and the numbers of all, are those of `windows`.
+
+    >>> from ropewalk.training.data import TokenStream
+    >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=16, seed=0)
+    >>> CopyWarmup(windows, vocab_size=50, count=1, seed=0).batch(0, 1).inputs.unique().numel()
+    8
+    """
+
+    def __init__(self, windows: Windows, *, vocab_size: int, count: int, seed: int) -> None:
+        self.windows, self.vocab_size, self.count, self.seed = windows, vocab_size, count, seed
+        self.stream, self.windows_per_epoch = windows.stream, windows.windows_per_epoch
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Windows number `first` to `first + count` of the endless sequence."""
+        batch = self.windows.batch(first, count)
+        filled = max(0, min(count, self.count - first))
+        if not filled:
+            return batch
+        tokens = torch.cat((batch.inputs, batch.targets[:, -1:]), 1)
+        for row in range(filled):
+            tokens[row] = self._periodic(first + row, tokens.shape[1])
+        documents = batch.document_ids
+        if documents is not None:
+            whole = torch.arange(count)[:, None] < filled
+            documents = None if filled == count else documents.masked_fill(whole, 0)
+        return Batch(tokens[:, :-1], tokens[:, 1:], documents)
+
+    def _periodic(self, number: int, length: int) -> Tensor:
+        """Window `number`, int64 `[length]`."""
+        random = np.random.Generator(np.random.PCG64([self.seed, number, 2]))
+        longest = max(1, (length - 1) // 2)
+        shortest = min(LEAST, longest)
+        period = int(np.exp(random.uniform(np.log(shortest), np.log(longest + 1))))
+        return torch.from_numpy(np.resize(random.integers(self.vocab_size, size=period), length))
+
+
+class SkipSampler:
+    """Another sampler's windows, cut in two: the positions of the second part begin up to `seq_len` - window later.
+
+    The text stays as it is. Where it is cut, and how far positions skip, is uniform and depends on `seed` and the
+    window's number alone, so that a resumed run sees what an uninterrupted one sees. A window that spans two documents
+    skips as well: distances within each are what they are under the window's positions.
+
+    Source: Zhu et al. 2023, arXiv:2309.10400 (PoSE), section 3.2, with two chunks and the text in one piece.
+    **Raises:** `RopeError` where the windows are longer than `seq_len`.
+
+    >>> from ropewalk.training.data import TokenStream, WindowSampler
+    >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=4, seed=0)
+    >>> SkipSampler(windows, seq_len=16, seed=0).batch(0, 1).position_ids.tolist()
+    [[0, 1, 2, 12]]
+    """
+
+    def __init__(self, windows: Windows, *, seq_len: int, seed: int) -> None:
+        self.windows, self.seq_len, self.seed = windows, seq_len, seed
+        self.stream, self.windows_per_epoch = windows.stream, windows.windows_per_epoch
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Windows number `first` to `first + count` of the endless sequence."""
+        batch = self.windows.batch(first, count)
+        window = batch.inputs.shape[1]
+        if window > self.seq_len:
+            raise RopeError(
+                "train: positions cannot skip in windows that are longer than the length wanted.",
+                facts={"window": window, "seq_len": self.seq_len},
+                cure="Pass a shorter window.",
+            )
+        positions = torch.stack([self._positions(number, window) for number in range(first, first + count)])
+        return dataclasses.replace(batch, position_ids=positions, seq_len=self.seq_len)
+
+    def _positions(self, number: int, window: int) -> Tensor:
+        """Of window `number`, int64 `[window]`."""
+        random = np.random.Generator(np.random.PCG64([self.seed, number, 3]))
+        cut = int(random.integers(1, window)) if window > 1 else 0
+        skip = int(random.integers(self.seq_len - window + 1))
+        indices = torch.arange(window)
+        return indices + skip * (indices >= cut)

@@ -11,10 +11,7 @@ from ropewalk.errors import RopeError
 
 @dataclass(frozen=True)
 class Event:
-    """What a run reports: `kind` is "start", "step", "log", "checkpoint", "score" or "done".
-
-    Before "start" a classifier on a checkpoint reports "features" and "head": `step` of `steps` texts or fits are done.
-    """
+    """What a run reports: `kind` is "start", "step", "log", "checkpoint", "score" or "done"."""
 
     kind: str
     step: int

@@ -1,4 +1,4 @@
-"""Language models as tasks of the training loop: windows of tokens, the next-token loss, validation by position."""
+"""Language models on windows of tokens, and `train`: a decoder from scratch, from texts to a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,59 @@ import torch
 from torch import Tensor
 
 from ropewalk.builtin.texts import read_text
-from ropewalk.distributed.mesh import ALONE, Mesh
+from ropewalk.checkpoints.load import load, save
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.positions import Positions
+from ropewalk.models.precision import dtype_named
 from ropewalk.models.tokens import Tokenizer
-from ropewalk.training.data import Batch, TokenStream, Windows, WindowSampler, split_text, validation_batches
-from ropewalk.training.events import Housekeeping
+from ropewalk.training.data import (
+    Batch,
+    CopyWarmup,
+    RepeatSampler,
+    TokenStream,
+    Windows,
+    WindowSampler,
+    split_text,
+    validation_batches,
+    word_tokens,
+)
+from ropewalk.training.events import Event, Housekeeping, Report
+from ropewalk.training.loop import Run
 from ropewalk.training.objective import loss_by_position, next_token_loss
+from ropewalk.training.run_folder import RunFolder
+from ropewalk.training.settings import DTYPES, TrainSettings
 from ropewalk.training.task import LoopSettings
+
+
+@runtime_checkable
+class Asked(Protocol):
+    """The settings that say which tokenizer."""
+
+    @property
+    def tokenizer(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+def make_tokenizer(settings: Asked, texts: Sequence[str]) -> TextTokenizer:
+    """The tokenizer that the settings ask for: trained on the texts, bytes, or read from a tokenizer.json."""
+    if settings.tokenizer == "bpe":
+        return TextTokenizer.train(texts, settings.vocab_size)
+    if settings.tokenizer == "bytes":
+        return TextTokenizer.bytes()
+    path = Path(settings.tokenizer)
+    if path.name == "tokenizer.json" and path.is_file():
+        return TextTokenizer.from_folder(path.parent)
+    if path.is_dir():
+        return TextTokenizer.from_folder(path)
+    raise RopeError(
+        "train: unknown tokenizer.",
+        facts={"tokenizer": settings.tokenizer},
+        cure='Pass "bpe", "bytes", or the path of a tokenizer.json.',
+    )
 
 
 @runtime_checkable
@@ -60,11 +104,10 @@ class LanguageModelTask(ABC):
     tokenizer: Tokenizer
     model: Decoder
 
-    def __init__(self, settings: WindowSettings, housekeeping: Housekeeping | None = None, mesh: Mesh = ALONE) -> None:
-        self.settings, self.housekeeping, self.mesh = settings, housekeeping or Housekeeping(), mesh
-        check_windows(settings, mesh)
+    def __init__(self, settings: WindowSettings, housekeeping: Housekeeping | None = None) -> None:
+        self.settings, self.housekeeping = settings, housekeeping or Housekeeping()
         self.validation: list[Batch] = []
-        self.steps, self._checked = 0, False
+        self.steps = 0
 
     @abstractmethod
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> Tokenizer:
@@ -73,10 +116,6 @@ class LanguageModelTask(ABC):
     @abstractmethod
     def make_model(self, vocab_size: int) -> Decoder:
         """The model before its first update, in float32; what requires a gradient is trained."""
-
-    def place_model(self, vocab_size: int) -> Decoder:
-        """The same on its device; of several processes each has its part."""
-        return self.make_model(vocab_size).to(self.settings.device)
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """The windows of `stream`, which holds the tokens of `texts`, in the order in which they are trained on."""
@@ -118,9 +157,7 @@ class LanguageModelTask(ABC):
         self.tokenizer = self.make_tokenizer(texts, folder, begun=begun)
         self._build_windows(texts, held_out)
         torch.manual_seed(settings.seed)
-        self.model = self.place_model(self.tokenizer.vocab_size).train()
-        if self.mesh.part:
-            torch.manual_seed(settings.seed + self.mesh.part)  # dropout of its own for each part of a batch
+        self.model = self.make_model(self.tokenizer.vocab_size).to(settings.device).train()
 
     def _build_windows(self, texts: list[str], held_out: list[str]) -> None:
         settings, tokenizer = self.settings, self.tokenizer
@@ -160,16 +197,7 @@ class LanguageModelTask(ABC):
     def loss(self, step: int, part: int) -> Tensor:
         settings = self.settings
         number = (step * settings.accumulation + part) * settings.batch_size
-        count = settings.batch_size // self.mesh.dp
-        batch = self.sampler.batch(number + self.mesh.dp_rank * count, count).to(settings.device)
-        shard = self.mesh.shard(settings.seq_len)
-        if shard is not None:
-            batch = batch.part(shard)
-            if not self._checked:
-                batch.check_targets()
-                self._checked = True
-        loss = self.batch_loss(batch)
-        return loss * (batch.tokens / self.mesh.sum(batch.tokens)[0]) if self.mesh.several else loss
+        return self.batch_loss(self.sampler.batch(number, settings.batch_size).to(settings.device))
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """The mean loss of a batch, nats per token: a float32 scalar to call `backward` on."""
@@ -183,7 +211,7 @@ class LanguageModelTask(ABC):
         return {"tokens_per_second": round(tokens / seconds, 1)}
 
     def validate(self, step: int) -> dict[str, Any]:
-        by_position = loss_by_position(self.model, self.validation, precision=self.settings.precision, mesh=self.mesh)
+        by_position = loss_by_position(self.model, self.validation, precision=self.settings.precision)
         within = [nats for _, end, nats in by_position if end <= self.settings.seq_len] or [by_position[0][2]]
         return {
             "validation_by_position": [[a, b, round(nats, 4)] for a, b, nats in by_position],
@@ -199,23 +227,96 @@ class LanguageModelTask(ABC):
     def outcome(self, step: int) -> dict[str, Any]:
         return {}
 
-    def gather(self) -> None:
-        return None
+
+MODEL = "model"
+"""The folder of the weights, within a checkpoint."""
 
 
-def check_windows(settings: WindowSettings, mesh: Mesh) -> None:
-    """Refuse windows and batches that cannot be dealt out to the processes of a mesh in equal parts."""
-    if settings.batch_size % mesh.dp:
-        raise RopeError(
-            "train: each of the --dp processes has an equal part of a batch.",
-            facts={"batch_size": settings.batch_size, "dp": mesh.dp},
-            cure="Choose a --batch-size that is a multiple of --dp.",
-        )
-    parts = mesh.cp * (2 if mesh.settings.cp_layout == "head-tail" else 1)
-    lengths = {"seq_len": settings.seq_len, "validation_length": settings.validation_length or settings.seq_len}
-    if mesh.cp > 1 and any(length % parts for length in lengths.values()):
-        raise RopeError(
-            f"train: context parallelism deals out {parts} equal parts of a window.",
-            facts={**lengths, "cp": mesh.cp, "cp_layout": mesh.settings.cp_layout},
-            cure=f"Choose windows of a multiple of {parts} tokens.",
-        )
+def train(
+    settings: TrainSettings,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    restart: bool = False,
+    dtype: str = "bfloat16",
+    housekeeping: Housekeeping | None = None,
+    report: Report | None = None,
+) -> Path:
+    """Train a decoder from scratch, or continue the run that `out` holds; returns `out`, a Hugging Face folder.
+
+    - `settings`: what to compute. `out`: the run's folder; a run with equal settings in it is continued from its last
+      checkpoint, to the same bits as one that was never stopped (same machine, same number of threads).
+    - `resume`: insist that there is a run to continue. `restart`: throw the run in `out` away first.
+    - `dtype`: of the finished model's weights, "bfloat16", "float32" or "float16"; training weights are float32.
+    - `report`: called with each `Event`.
+
+    Ctrl-C writes a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for bad texts or settings, for a run
+    with other settings in `out`, and where the loss or a gradient is not finite.
+    """
+    if dtype not in DTYPES:
+        raise RopeError("train: unknown `dtype`.", facts={"dtype": dtype, "known": DTYPES}, cure="Pass one of these.")
+    folder, here = RunFolder(out), settings.on_this_machine()
+    with folder.locked(), torch.random.fork_rng():
+        run = Run(FromScratch(here, housekeeping, dtype=dtype_named(dtype)), folder, report)
+        unfinished = run.prepare(resume=resume, restart=restart)
+        if unfinished:
+            run.train()
+            run.finish()
+        if report is not None:
+            steps = int(run.record["steps"])
+            report(Event("done", steps, steps, {"out": str(folder.path), "already": not unfinished}))
+    return folder.path
+
+
+class FromScratch(LanguageModelTask):
+    """A decoder with random weights, and the tokenizer that the settings ask for."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        housekeeping: Housekeeping | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(settings, housekeeping)
+        self.train_settings, self.dtype = settings, dtype
+
+    def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> TextTokenizer:
+        """The tokenizer of the run that continues, or a new one."""
+        return TextTokenizer.from_folder(folder) if begun else make_tokenizer(self.train_settings, texts)
+
+    def make_model(self, vocab_size: int) -> Decoder:
+        """Random weights, by torch's generator."""
+        return Decoder(self.train_settings.decoder_config(vocab_size))
+
+    def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
+        """Windows of the text, some with repeated blocks if `repeat_share`, after periodic ones if `copy_warmup`."""
+        settings = self.train_settings
+        plain = WindowSampler(stream, seq_len=settings.seq_len, seed=settings.seed)
+        windows: Windows = plain
+        if settings.repeat_share:
+            words = word_tokens(texts, self.tokenizer.encode)
+            windows = RepeatSampler(plain, words, share=settings.repeat_share, seed=settings.seed)
+        if settings.copy_warmup:
+            count = settings.copy_warmup * self._windows_per_update
+            windows = CopyWarmup(windows, vocab_size=self.tokenizer.vocab_size, count=count, seed=settings.seed)
+        return windows
+
+    def loss(self, step: int, part: int) -> Tensor:
+        """The base's; without dropout while the model learns to copy, which needs every layer at once."""
+        self.model.train(step >= self.train_settings.copy_warmup)
+        return super().loss(step, part)
+
+    def write_weights(self, folder: Path) -> None:
+        """The whole model, as a Hugging Face folder in float32."""
+        save(self.model, folder / MODEL)
+
+    def read_weights(self, folder: Path) -> None:
+        self.model.load_state_dict(load(folder / MODEL, dtype=torch.float32).state_dict())
+
+    def write_model(self, folder: Path) -> None:
+        """The model in the dtype asked for, with its tokenizer."""
+        cast = Decoder(self.model.config)
+        cast.load_state_dict(self.model.state_dict())
+        assert isinstance(self.tokenizer, TextTokenizer)
+        save(cast.to(self.dtype), folder, tokenizer=self.tokenizer)

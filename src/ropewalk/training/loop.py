@@ -3,29 +3,95 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from ropewalk.atomic_io import read_json, sha256
-from ropewalk.distributed.mesh import ALONE, Mesh
-from ropewalk.distributed.sharding import clip_gradients
 from ropewalk.errors import RopeError
 from ropewalk.training.checkpoint import check_rotations, read_training_state, write_training_state
-from ropewalk.training.clock import Clock
 from ropewalk.training.events import Event, Report
-from ropewalk.training.interrupt import polite_interrupt
-from ropewalk.training.optimizer import make_optimizer
-from ropewalk.training.run_folder import CHECKPOINTS, SHARDS, STATE, RunFolder
-from ropewalk.training.schedule import learning_rate
-from ropewalk.training.task import TrainingTask
+from ropewalk.training.run_folder import STATE, RunFolder
+from ropewalk.training.task import LoopSettings, TrainingTask
 
-if TYPE_CHECKING:
-    from ropewalk.training.sharded_checkpoint import ShardedCheckpoints
+
+def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: float = 0.1) -> float:
+    """The learning rate of update `step`, counted from 0.
+
+    It rises linearly over `warmup` updates to `peak`, then falls along half a cosine to `final` * peak at the last of
+    `steps` updates.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.
+
+    >>> [round(learning_rate(step, peak=1.0, warmup=2, steps=6, final=0.0), 2) for step in range(6)]
+    [0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup + 1) / max(1, steps - warmup)
+    return peak * (final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))))
+
+
+def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
+    """Fused AdamW over what is trained; weight decay on matrices alone, not on norms and biases.
+
+    Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices, others = ([each for each in trained if (each.ndim >= 2) == kind] for kind in (True, False))
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)
+
+
+@contextmanager
+def polite_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM set a flag, so that the step in hand ends whole; a second one acts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+        restore()
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield lambda: bool(received)
+    finally:
+        restore()
+
+
+class Clock:
+    """Seconds on the wall, and of the processors (all threads of this process), which other work does not lengthen."""
+
+    def __init__(self, seconds: float = 0.0, cpu_seconds: float = 0.0) -> None:
+        self._before = seconds, cpu_seconds
+        self._started: tuple[float, float] | None = None
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._started = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """`seconds` and `cpu_seconds` until now, those of earlier starts included."""
+        wall, cpu = self._before
+        if self._started is not None:
+            wall, cpu = wall + time.perf_counter() - self._started[0], cpu + time.process_time() - self._started[1]
+        return {"seconds": round(wall, 2), "cpu_seconds": round(cpu, 2)}
 
 
 class Run:
@@ -33,23 +99,15 @@ class Run:
 
     `prepare`, then `train`, then `finish`; or `train` alone where what was trained is used in this process. `report`
     is called with each `Event`. The caller holds `folder.locked()`.
-
-    On a `mesh` every process makes the same calls. The first alone writes the folder and reports; what it finds there
-    decides for all.
     """
 
-    def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None, mesh: Mesh = ALONE) -> None:
-        self.task, self.folder, self.mesh = task, folder, mesh
-        self.report: Report = report if report is not None and mesh.is_first else (lambda event: None)
+    def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None) -> None:
+        self.task, self.folder = task, folder
+        self.report: Report = report if report is not None else (lambda event: None)
         self.step, self.loss_sum, self.loss_count = 0, 0.0, 0
         self.clock = Clock()
         self.record: dict[str, Any] = {}
         """The content of run.json."""
-        self.shards: ShardedCheckpoints | None = None
-        if mesh.several:
-            from ropewalk.training.sharded_checkpoint import ShardedCheckpoints
-
-            self.shards = ShardedCheckpoints(folder, mesh.part)
 
     def prepare(self, *, resume: bool, restart: bool) -> bool:
         """Read the files, find or begin the run, build the model; False where the run is finished already."""
@@ -59,26 +117,25 @@ class Run:
             "settings": task.settings.to_json(),
             "sha256": {kind: [sha256(path) for path in paths] for kind, paths in task.files.items()},
         }
-        begun = self.mesh.first(lambda: folder.find(asked, resume=resume, restart=restart))
-        self.mesh.check_same(asked["sha256"])
+        begun = folder.find(asked, resume=resume, restart=restart)
         if begun is not None and begun.get("finished"):
             self.record = begun
             return False
-        self.mesh.first(folder.remove_leftovers)
+        folder.remove_leftovers()
         task.build(folder.path, begun=begun is not None)
-        self.mesh.check_same(task.run_facts())
         self.optimizer = make_optimizer(task.model, task.settings)
         warmup = task.settings.warmup
         self.warmup = min(200, task.steps // 20) if warmup is None else warmup
         if begun is None:
             self.record = self._record(asked)
-            self.mesh.first(lambda: self._begin(restart=restart))
+            self._begin(restart=restart)
         else:
             self.record = {**self._record(asked), **{key: begun[key] for key in ("torch", "threads")}}
-        checkpoints = self.mesh.first(lambda: [path.name for path in folder.checkpoints()])
+        checkpoints = folder.checkpoints()
         if checkpoints:
-            self._restore(folder.path / CHECKPOINTS / checkpoints[-1])
-        self.mesh.first(lambda: folder.cut_log(self.step if checkpoints else -1))
+            self._restore(checkpoints[-1])
+            folder.remove_checkpoints(keep=task.housekeeping.keep)  # a kill may have come before the last removal
+        folder.cut_log(self.step if checkpoints else -1)
         return True
 
     def _begin(self, *, restart: bool) -> None:
@@ -96,7 +153,6 @@ class Run:
             **self.task.run_facts(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
-            **({"mesh": self.mesh.settings.to_json()} if self.mesh.several else {}),
             "finished": False,
         }
 
@@ -109,7 +165,7 @@ class Run:
         updates, seconds = 0, 0.0
         saved, patience = time.monotonic(), 60.0 * keeping.checkpoint_minutes
         self.clock.begin()
-        with polite_interrupt() as interrupted, self._saving():
+        with polite_interrupt() as interrupted:
             while self.step < task.steps and not task.ended:
                 started = time.perf_counter()
                 loss, rate = self._update()
@@ -122,14 +178,12 @@ class Run:
                 if validate or last or self.step % keeping.log_every == 0:
                     self._log(rate, task.speed(updates, seconds), validate=validate)
                     updates, seconds = 0, 0.0
-                done, late = last or task.ended, time.monotonic() - saved > patience
-                stop, late = self.mesh.any(interrupted(), late and self.mesh.is_first)
-                due = late or self.step % checkpoint_every == 0
-                if due or done or stop:
+                done, stop = last or task.ended, interrupted()
+                late = time.monotonic() - saved > patience
+                if late or done or stop or self.step % checkpoint_every == 0:
                     self._checkpoint()
                     saved = time.monotonic()
                 if stop and not done:
-                    self._await_save()
                     raise KeyboardInterrupt(f"stopped at step {self.step} of {task.steps}; the checkpoint is written")
 
     def _update(self) -> tuple[float, float]:
@@ -141,9 +195,9 @@ class Run:
             mean = task.loss(self.step, part) / task.accumulation
             loss += float(mean.detach())
             mean.backward()  # type: ignore[no-untyped-call]
-        (loss,) = self.mesh.sum(loss)
         self._finite("loss", loss)
-        self._finite("gradient norm", clip_gradients(task.model.parameters(), settings.clip, self.mesh))
+        norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip)
+        self._finite("gradient norm", float(norm))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -175,7 +229,7 @@ class Run:
         if validate:
             line |= self.task.validate(self.step)
         line |= {**speed, "seconds": self.clock.read()["seconds"]}
-        self.mesh.first(lambda: self.folder.append_log(line))
+        self.folder.append_log(line)
         self._report("log", line)
 
     def _checkpoint(self) -> None:
@@ -186,58 +240,32 @@ class Run:
             **self.clock.read(),
             **self.task.carried(),
         }
-        keep = self.task.housekeeping.keep
-        if self.shards is not None:
-            self._await_save()
-            self.shards.save(self.step, self.task.model, self.optimizer, state, keep=keep)
-            return
 
         def write(folder: Path) -> None:
             self.task.write_weights(folder)
             write_training_state(folder, self.task.model, self.optimizer)
 
-        path = self.folder.write_checkpoint(self.step, write, state, keep=keep)
+        path = self.folder.write_checkpoint(self.step, write, state, keep=self.task.housekeeping.keep)
         self._report("checkpoint", {"path": str(path)})
-
-    def _await_save(self) -> None:
-        """Wait until the save in hand is committed."""
-        path = self.shards.wait() if self.shards is not None else None
-        if path is not None:
-            self._report("checkpoint", {"path": str(path)})
-
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """At the end of the block no save is in hand, whatever ends it: where a process is gone it is given up."""
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):
-                self._await_save()
-            raise
-        self._await_save()
 
     def _restore(self, checkpoint: Path) -> None:
         task, state = self.task, read_json(checkpoint / STATE)
         check_rotations(checkpoint, state.get("rotations"), task.rotations())
-        if (checkpoint / SHARDS).is_dir():
-            from ropewalk.training.sharded_checkpoint import read_sharded
-
-            group = None if self.shards is None else self.shards.group
-            read_sharded(checkpoint, state, task.model, self.optimizer, part=self.mesh.part, group=group)
-        else:
-            task.read_weights(checkpoint)
-            read_training_state(checkpoint, task.model, self.optimizer, part=self.mesh.part)
+        if (checkpoint / "shards").is_dir():
+            raise RopeError(
+                "train: the checkpoint was written by several processes, which this version does not read.",
+                facts={"checkpoint": str(checkpoint)},
+                cure="Begin again (--restart), or finish the run with the version that began it (commit d970beb).",
+            )
+        task.read_weights(checkpoint)
+        read_training_state(checkpoint, task.model, self.optimizer)
         self.task.restore(state)
         self.step, self.loss_sum, self.loss_count = state["step"], state["loss_sum"], state["loss_count"]
         self.clock = Clock(state["seconds"], state.get("cpu_seconds", 0.0))
 
     def finish(self) -> None:
         """Write the model where the run is, and mark the run finished."""
-        self.task.gather()
         self.record |= {"finished": True, **self.task.outcome(self.step), **self.clock.read()}
-        self.mesh.first(self._finish)
-
-    def _finish(self) -> None:
         self.folder.write_model(self.task.write_model)
         self.folder.write_run(self.record)
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.compiled import fresh
-from ropewalk.distributed.mesh import ALONE, Mesh
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import HeadFunction, ResultT
 from ropewalk.models.precision import to_float64
@@ -126,39 +125,19 @@ def token_losses(model: Decoder, batch: Batch, *, precision: str = "float32") ->
 
 
 def loss_by_position(
-    model: Decoder, batches: list[Batch], *, blocks: int = 4, precision: str = "float32", mesh: Mesh = ALONE
+    model: Decoder, batches: list[Batch], *, blocks: int = 4, precision: str = "float32"
 ) -> list[tuple[int, int, float]]:
-    """Mean loss by block of positions: (start, end, nats) for each of at most `blocks` equal blocks, dropout off.
-
-    On a mesh every dp process reads every batch's rows that it has; all get the same result.
-    """
+    """Return the mean loss by position: (start, end, nats) for each of at most `blocks` equal blocks, dropout off."""
     was_training = model.training
     model.eval()
     try:
-        sums = [_summed(model, batch, precision, mesh) for batch in batches]
+        sums = [to_float64(token_losses(model, batch, precision=precision)).sum(0) for batch in batches]
     finally:
         model.train(was_training)
-    total = torch.stack(sums).sum(0)
-    if mesh.several:
-        total = torch.tensor(mesh.sum(*total.tolist()), dtype=torch.float64)
-    mean = total / sum(len(batch.inputs) for batch in batches)
+    mean = torch.stack(sums).sum(0) / sum(len(batch.inputs) for batch in batches)
     count = min(blocks, len(mean))
     edges = [round(i * len(mean) / count) for i in range(count + 1)]
     return [(a, b, float(mean[a:b].mean())) for a, b in pairwise(edges)]
-
-
-def _summed(model: Decoder, batch: Batch, precision: str, mesh: Mesh) -> Tensor:
-    """The losses of a batch's windows, summed by position, float64 `[seq]`; on a mesh those of this process alone."""
-    if not mesh.several:
-        return to_float64(token_losses(model, batch, precision=precision)).sum(0)
-    rows = range(mesh.dp_rank, len(batch.inputs), mesh.dp)
-    shard = mesh.shard(batch.inputs.shape[1])
-    mine = batch.rows(list(rows) or [0])  # every process takes part in each forward
-    losses = to_float64(token_losses(model, mine if shard is None else mine.part(shard), precision=precision)).sum(0)
-    whole = losses.new_zeros(batch.inputs.shape[1])
-    if rows:
-        whole[slice(None) if shard is None else shard.index] = losses
-    return whole
 
 
 def _mean_loss(hidden: Tensor, weight: Tensor, *, targets: Tensor, dtype: torch.dtype) -> Tensor:
@@ -180,7 +159,6 @@ def _read(model: Decoder, batch: Batch, head_fn: HeadFunction[ResultT]) -> Resul
         position_ids=batch.position_ids,
         document_ids=batch.document_ids,
         seq_len=length,
-        shard=batch.shard,
         head_fn=head_fn,
     )
     return result

@@ -15,7 +15,6 @@ from ropewalk.atomic_io import read_json, remove_folder, whole_folder, write_jso
 from ropewalk.errors import RopeError
 
 RUN, LOG, CHECKPOINTS = "run.json", "training-log.jsonl", "checkpoints"
-SHARDS = "shards"  # within a checkpoint that several processes wrote
 STATE = "state.json"
 _MODEL = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 _STAGING = ".model.new"
@@ -147,9 +146,10 @@ class RunFolder:
         """Where the checkpoint of a step is, or would be."""
         return self.path / CHECKPOINTS / f"step-{step:08d}"
 
-    def remove_checkpoints(self) -> None:
-        """Remove all checkpoints."""
-        for checkpoint in self.checkpoints():
+    def remove_checkpoints(self, *, keep: int = 0) -> None:
+        """Remove all checkpoints but the newest `keep`."""
+        checkpoints = self.checkpoints()
+        for checkpoint in checkpoints[: len(checkpoints) - keep]:
             remove_folder(checkpoint)
         with suppress(OSError):  # it is not there, or holds something else
             (self.path / CHECKPOINTS).rmdir()
@@ -169,8 +169,7 @@ class RunFolder:
         with whole_folder(target, frozenset()) as staging:
             write(staging)
             write_json(staging / STATE, {"step": step, **state})
-        for old in self.checkpoints()[:-keep]:
-            remove_folder(old)
+        self.remove_checkpoints(keep=keep)
         return target
 
     def remove_leftovers(self) -> None:

@@ -10,13 +10,20 @@ from torch import Tensor, nn
 
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.training.events import Housekeeping
-from ropewalk.training.optimizer import Rates
 
 
 @runtime_checkable
-class LoopSettings(Rates, Protocol):
+class LoopSettings(Protocol):
     """What the loop reads of any task's settings; see `TrainSettings` for what each means."""
 
+    @property
+    def lr(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
     @property
     def final_lr(self) -> float: ...
     @property
@@ -91,10 +98,7 @@ class TrainingTask(Protocol):
         """What each layer makes of positions, in words: no tensor of a checkpoint holds it, so checkpoints name it."""
 
     def loss(self, step: int, part: int) -> Tensor:
-        """The mean loss of batch `part` of update `step` (from 0), nats: a float32 scalar to call `backward` on.
-
-        Of several processes each gives its share: the shares of all add up to the mean.
-        """
+        """The mean loss of batch `part` of update `step` (from 0), nats: a float32 scalar to call `backward` on."""
 
     def progress(self, step: int) -> dict[str, Any]:
         """How far a run has come after `step` updates, for its log: tokens, or epochs."""
@@ -116,9 +120,6 @@ class TrainingTask(Protocol):
 
     def read_weights(self, folder: Path) -> None:
         """Restore what `write_weights` wrote."""
-
-    def gather(self) -> None:
-        """Of several processes: from now on the first has the finished model in full. All call this together."""
 
     def write_model(self, folder: Path) -> None:
         """Write the finished model as a folder of its own; `folder` does not exist yet."""

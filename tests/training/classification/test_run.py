@@ -18,8 +18,7 @@ from ropewalk.errors import RopeError
 from ropewalk.training import Event
 from ropewalk.training.classification import ClassifySettings, train_classifier
 from ropewalk.training.classification.dataset import read_rows, split
-from ropewalk.training.classification.predict import logits_of, predict
-from ropewalk.training.classification.score import counts_of
+from ropewalk.training.classification.score import counts_of, logits_of, predict
 from tests.training.classification.material import small, texts, write
 
 

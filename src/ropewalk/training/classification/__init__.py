@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.training.classification.run import train_classifier
     from ropewalk.training.classification.settings import ClassifySettings
+    from ropewalk.training.classification.task import train_classifier
 
 __all__ = ["ClassifySettings", "train_classifier"]
 
 _HOMES = {
     "ClassifySettings": "ropewalk.training.classification.settings",
-    "train_classifier": "ropewalk.training.classification.run",
+    "train_classifier": "ropewalk.training.classification.task",
 }
 
 if not TYPE_CHECKING:

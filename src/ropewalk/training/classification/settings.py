@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
 CLASS_WEIGHTS = ("none", "balanced")
 SELECT = ("accuracy", "macro_f1", "loss")
-TUNE = ("none", "layers", "adapters")
-_FROM_SCRATCH = (
-    "tokenizer", "vocab_size", "lowercase", "layers", "hidden_size", "heads", "intermediate_size", "encoding",
-    "initializer_range", "embedding_range", "dropout", "attention_dropout", "token_dropout",
-)  # fmt: skip
-_OF_INIT = ("tune", "feature_layers", "tuned_layers", "rank")
-_OF_TUNING = ("epochs", "patience", "lr", "label_smoothing")
-_DEFAULTS: dict[str, tuple[Any, Any]] = {  # from scratch, and from a checkpoint
-    "pooling": ("mean", None), "label_smoothing": (0.1, 0.0), "epochs": (16, 3), "patience": (8, 2), "lr": (2e-3, 2e-4),
-    "tune": (None, "none"), "tuned_layers": (None, 4), "rank": (None, 16),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,14 +36,6 @@ class ClassifySettings:
     - `layers`, `hidden_size`, `heads`, `intermediate_size`; `encoding`: a name of `ropewalk.encodings`; `pooling`.
     - `initializer_range`, `embedding_range`: standard deviations of matrices and embeddings before training.
 
-    From a checkpoint
-    - `init`: what `rw.load` or transformers reads; it brings the shape and the tokenizer. Its states after some layers
-      (`feature_layers`, none: four around the middle), pooled over each text ("mean", "last" token, "mean+last"),
-      are the features of a logistic regression. Layer, pooling (None) and regularisation are chosen by
-      cross-validation over training rows.
-    - `tune`: "none" stops there, and training and validation part are fitted together; "layers" goes on with the last
-      `tuned_layers` of the layers that are read, "adapters" with low-rank adapters of `rank`, from that head.
-
     Optimisation (AdamW; decay on matrices only)
     - `batch_size` texts of like length; at most `epochs` over them. After each, validation; where `select` (of
       validation) has not improved for `patience` epochs, training ends. The best epoch's weights are kept.
@@ -70,27 +51,6 @@ class ClassifySettings:
 
     data: str = field(metadata={"help": "CSV file (UTF-8, with a header) to train on.", "metavar": "FILE"})
     _: KW_ONLY
-    init: str | None = field(
-        default=None,
-        metadata={"help": "Start from this checkpoint: folder, .gguf file, hub name, or tiny.", "metavar": "MODEL"},
-    )
-    tune: str | None = field(
-        default=None,
-        metadata={
-            "help": f"With --init, after the head: {', '.join(TUNE)} [default: none, features stay as they are]."
-        },
-    )
-    feature_layers: tuple[int, ...] = field(
-        default=(),
-        metadata={
-            "help": "With --init: layers to choose from, counted from 1 [default: four around the middle].",
-            "commas": True,
-        },
-    )
-    tuned_layers: int | None = field(
-        default=None, metadata={"help": "With --tune layers: so many, the last that are read [default: 4]."}
-    )
-    rank: int | None = field(default=None, metadata={"help": "With --tune adapters: their rank [default: 16]."})
     text_column: str = field(default="text", metadata={"help": "Column of the texts."})
     label_column: str = field(default="label", metadata={"help": "Column of the labels."})
     validation: str | None = field(default=None, metadata={"help": "CSV file to validate on.", "metavar": "FILE"})
@@ -109,13 +69,7 @@ class ClassifySettings:
     heads: int = field(default=3, metadata={"help": "Attention heads."})
     intermediate_size: int = field(default=512, metadata={"help": "Features inside the feed-forward."})
     encoding: str = field(default="rope", metadata={"help": f"Position encoding: {', '.join(TEXT_ENCODINGS)}."})
-    pooling: str | None = field(
-        default=None,
-        metadata={
-            "help": '"mean" of the tokens, or the "first" [default: mean]; with --init "mean", "last" or "mean+last" '
-            "[default: the best of them]."
-        },
-    )
+    pooling: str = field(default="mean", metadata={"help": '"mean" of the tokens, or the "first".'})
     initializer_range: float = field(default=0.04, metadata={"help": "Standard deviation of the initial matrices."})
     embedding_range: float = field(default=0.3, metadata={"help": "Standard deviation of the initial embeddings."})
     dropout: float = field(
@@ -125,26 +79,19 @@ class ClassifySettings:
     token_dropout: float = field(
         default=0.1, metadata={"help": "Probability that a whole token is left out in training."}
     )
-    label_smoothing: float | None = field(
-        default=None, metadata={"help": "Label smoothing [default: 0.1; with --init 0]."}
-    )
+    label_smoothing: float = field(default=0.1, metadata={"help": "Label smoothing."})
     class_weights: str = field(
         default="none", metadata={"help": f"Weights of the classes in the loss: {' or '.join(CLASS_WEIGHTS)}."}
     )
     batch_size: int = field(default=64, metadata={"help": "Texts of one batch."})
-    epochs: int | None = field(
-        default=None, metadata={"help": "Passes over the texts, at most [default: 16; with --tune 3]."}
-    )
-    patience: int | None = field(
-        default=None,
-        metadata={
-            "help": "Training ends after this many epochs without a better validation score [default: 8; --tune 2]."
-        },
+    epochs: int = field(default=16, metadata={"help": "Passes over the texts, at most."})
+    patience: int = field(
+        default=8, metadata={"help": "Training ends after this many epochs without a better validation score."}
     )
     select: str = field(
         default="accuracy", metadata={"help": f"The validation score that selects the best epoch: {', '.join(SELECT)}."}
     )
-    lr: float | None = field(default=None, metadata={"help": "Peak learning rate [default: 2e-3; with --tune 2e-4]."})
+    lr: float = field(default=2e-3, metadata={"help": "Peak learning rate."})
     final_lr: float = field(default=0.01, metadata={"help": "Last learning rate, as a fraction of the peak."})
     warmup: int | None = field(
         default=None, metadata={"help": "Updates until the peak [default: a twentieth of all, at most 200]."}
@@ -158,18 +105,13 @@ class ClassifySettings:
     seed: int = field(default=0, metadata={"help": "Seed of split, weights, order and dropout."})
 
     def __post_init__(self) -> None:
-        from ropewalk.models.checkpoint_classifier import STATE_POOLINGS
         from ropewalk.models.classifier import POOLINGS
 
-        self._resolve()
         object.__setattr__(self, "data", str(self.data))
         if self.validation is not None:
             object.__setattr__(self, "validation", str(self.validation))
-        for name, known in (
-            ("pooling", POOLINGS if self.init is None else (*STATE_POOLINGS, None)),
-            ("tune", (None,) if self.init is None else TUNE), ("class_weights", CLASS_WEIGHTS), ("select", SELECT),
-            ("precision", PRECISIONS),
-        ):  # fmt: skip
+        choices = {"pooling": POOLINGS, "class_weights": CLASS_WEIGHTS, "select": SELECT, "precision": PRECISIONS}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise RopeError(
                     f"classify: unknown `{name}`.",
@@ -177,35 +119,6 @@ class ClassifySettings:
                     cure="Pass one of these.",
                 )
         self._check_numbers()
-
-    def _resolve(self) -> None:
-        """Refuse what says nothing beside the rest, then put the defaults in."""
-        refused: tuple[str, ...]
-        if self.init is None:
-            refused, reason = _OF_INIT, "only with --init MODEL"
-        else:
-            refused, reason = _FROM_SCRATCH, "only without --init: the checkpoint brings its own"
-        own = {each.name: each.default for each in fields(self)}
-        for name, (scratch, checkpoint) in _DEFAULTS.items():
-            own[name] = scratch if self.init is None else checkpoint
-        given = [name for name in refused if getattr(self, name) not in (None, own[name])]
-        if self.init is not None and self.tune in (None, "none") and not given:
-            given = [n for n in (*_OF_TUNING, "tuned_layers", "rank") if getattr(self, n) not in (None, own[n])]
-            reason = "only with --tune layers or adapters"
-        if given:
-            raise RopeError(
-                "classify: a setting that would say nothing here.",
-                facts={name: getattr(self, name) for name in given},
-                cure=f"Leave it out; it is for use {reason}.",
-            )
-        for name in _DEFAULTS:
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, own[name])
-
-    @property
-    def tuned(self) -> bool:
-        """Whether anything of a checkpoint is trained but a head on its features."""
-        return self.tune not in (None, "none")
 
     def _check_numbers(self) -> None:
         whole = (
@@ -218,12 +131,7 @@ class ClassifySettings:
             "epochs",
             "patience",
         )
-        for name, low in {
-            **dict.fromkeys((*whole, "tuned_layers", "rank"), 1),
-            "vocab_size": 257,
-            "warmup": 0,
-            "seed": 0,
-        }.items():
+        for name, low in (dict.fromkeys(whole, 1) | {"vocab_size": 257, "warmup": 0, "seed": 0}).items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise RopeError(
@@ -262,7 +170,7 @@ class ClassifySettings:
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             encoding=self.encoding,
-            pooling=self.pooling or "mean",
+            pooling=self.pooling,
             max_length=self.max_length,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
@@ -282,9 +190,6 @@ class ClassifySettings:
             plain[name] = None if plain[name] is None else str(Path(plain[name]).resolve())
         if Path(self.tokenizer).suffix == ".json":
             plain["tokenizer"] = str(Path(self.tokenizer).resolve())
-        if self.init is not None and Path(self.init).exists():
-            plain["init"] = str(Path(self.init).resolve())
-        plain["feature_layers"] = list(self.feature_layers) or None
         return plain
 
     @classmethod

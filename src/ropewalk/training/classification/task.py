@@ -1,31 +1,59 @@
-"""A text classifier as a task of the training loop: batches of like length, early stopping, the best weights."""
+"""Train a text classifier: early stopping, the best weights, predictions and scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.checkpoints.load import save
+from ropewalk.atomic_io import read_json, sha256, write_json
+from ropewalk.checkpoints.load import load_classifier, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.models.tokens import Tokenizer
 from ropewalk.optional import need
-from ropewalk.readers.classifier import open_classifier
 from ropewalk.training.checkpoint import read_tensors, write_tensors
-from ropewalk.training.classification.batches import epoch_order, leave_out, pad
-from ropewalk.training.classification.dataset import Rows, balanced_weights, check_known, classes_of, read_rows, split
-from ropewalk.training.classification.metrics import scores_of
-from ropewalk.training.classification.predict import logits_of
+from ropewalk.training.classification.dataset import (
+    Rows,
+    balanced_weights,
+    check_known,
+    classes_of,
+    epoch_order,
+    leave_out,
+    pad,
+    read_rows,
+    split,
+)
+from ropewalk.training.classification.score import logits_of, score, scores_of
 from ropewalk.training.classification.settings import ClassifySettings
-from ropewalk.training.classification.tokenizers import text_tokenizer
-from ropewalk.training.events import Housekeeping
+from ropewalk.training.events import Event, Housekeeping, Report
+from ropewalk.training.language_model import make_tokenizer
+from ropewalk.training.loop import Run
 from ropewalk.training.objective import autocast
+from ropewalk.training.run_folder import RunFolder
+from ropewalk.training.task import TrainingTask
+
+
+def text_tokenizer(settings: ClassifySettings, texts: Sequence[str]) -> TextTokenizer:
+    """The tokenizer that the settings ask for, trained on the texts where it is "bpe".
+
+    A trained one puts a space before the text, so that its first word is the token that it is elsewhere, and with
+    `lowercase` folds case: both are in tokenizer.json.
+    """
+    if settings.tokenizer != "bpe":
+        return make_tokenizer(settings, texts)
+    normalizers = need("tokenizers").normalizers
+    fold = [normalizers.Lowercase()] if settings.lowercase else []
+    normalizer = normalizers.Sequence([*fold, normalizers.Prepend(" ")])
+    tokenizer = make_tokenizer(settings, [normalizer.normalize_str(text) for text in texts])
+    tokenizer.tokenizer.normalizer = normalizer
+    return tokenizer
+
 
 CHECKPOINT_MINUTES = 2.0
 WEIGHTS, BEST = "model.safetensors", "best.safetensors"
@@ -67,18 +95,13 @@ class ClassifierTask:
         return self.validation is not None
 
     @property
-    def token_dropout(self) -> float:
-        """Probability that a token is left out in training."""
-        return self.settings.token_dropout
-
-    @property
     def updates_per_epoch(self) -> int:
         """Batches of one epoch."""
         return -(-len(self.train) // self.settings.batch_size)
 
     @property
     def steps(self) -> int:
-        return (self.settings.epochs or 0) * self.updates_per_epoch
+        return self.settings.epochs * self.updates_per_epoch
 
     @property
     def housekeeping(self) -> Housekeeping:
@@ -110,7 +133,7 @@ class ClassifierTask:
 
     def _check_against(self, folder: str | Path) -> None:
         """Refuse another classifier that has other labels, or no test file to compare on."""
-        labels = open_classifier(folder).config.labels
+        labels = load_classifier(folder).config.labels
         if self.test is None or set(labels) != set(self.labels):
             raise RopeError(
                 "classify: the other classifier cannot be compared on these rows.",
@@ -156,11 +179,11 @@ class ClassifierTask:
     def loss(self, step: int, part: int) -> Tensor:
         settings = self.settings
         batch = self._batch(step)
-        ids, mask = pad(leave_out([self.ids[i] for i in batch], self.token_dropout))
+        ids, mask = pad(leave_out([self.ids[i] for i in batch], settings.token_dropout))
         mask = None if mask is None else mask.to(settings.device)
         with autocast(settings.precision, torch.device(settings.device)):
             logits = self.model(ids.to(settings.device), attention_mask=mask)
-        return self._mean_loss(logits.float(), self.targets[batch].to(settings.device), settings.label_smoothing or 0.0)
+        return self._mean_loss(logits.float(), self.targets[batch].to(settings.device), settings.label_smoothing)
 
     def _batch(self, step: int) -> list[int]:
         """The rows of one update."""
@@ -195,18 +218,17 @@ class ClassifierTask:
         is_best = self.best is None or rank > tuple(self.best["rank"])
         if is_best:
             self.best = {"epoch": epoch, "rank": rank, **scores}
-            self.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in self._state().items()}
+            self.best_weights = {
+                name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()
+            }
         assert self.best is not None
-        self.ended = epoch - self.best["epoch"] >= (self.settings.patience or 1)
+        self.ended = epoch - self.best["epoch"] >= self.settings.patience
         return {f"validation_{name}": value for name, value in scores.items()} | {"best": is_best}
 
     def _rank(self, scores: Mapping[str, float]) -> tuple[float, float]:
         """What is compared between epochs, higher is better: the score asked for, then the loss."""
         first = -scores["loss"] if self.settings.select == "loss" else scores[self.settings.select]
         return first, -scores["loss"]
-
-    def _state(self) -> dict[str, Tensor]:
-        return self.model.state_dict()
 
     def rotations(self) -> list[str]:
         """None: the settings say all of a classifier's positions."""
@@ -220,7 +242,7 @@ class ClassifierTask:
 
     def write_weights(self, folder: Path) -> None:
         """The weights as they are, and the best."""
-        write_tensors(folder / WEIGHTS, self._state())
+        write_tensors(folder / WEIGHTS, self.model.state_dict())
         if self.best_weights:
             write_tensors(folder / BEST, self.best_weights)
 
@@ -228,9 +250,6 @@ class ClassifierTask:
         self.model.load_state_dict(read_tensors(folder / WEIGHTS))
         if (folder / BEST).is_file():
             self.best_weights = read_tensors(folder / BEST)
-
-    def gather(self) -> None:
-        """Nothing: one process has it."""
 
     def write_model(self, folder: Path) -> None:
         """The best weights; without validation the last."""
@@ -241,3 +260,62 @@ class ClassifierTask:
     def outcome(self, step: int) -> dict[str, Any]:
         best = self.best and {key: value for key, value in self.best.items() if key != "rank"}
         return {"epochs_run": step // self.updates_per_epoch, "best": best}
+
+
+RESULT = "result.json"
+
+
+def train_classifier(
+    settings: ClassifySettings,
+    out: str | Path,
+    *,
+    test: str | Path | None = None,
+    baseline: bool = True,
+    against: str | Path | None = None,
+    resume: bool = False,
+    restart: bool = False,
+    report: Report | None = None,
+) -> dict[str, Any] | None:
+    """Train a classifier, or continue the run that `out` holds; with `test` score it, and return the result.
+
+    - `out`: the run's folder; a run with equal settings in it is continued from its last checkpoint, to the same bits
+      as one that was never stopped (same machine and threads). In the end `ropewalk.load` reads it.
+    - `test`: a CSV file with the same columns; the scores are written to result.json and returned. `baseline`: score
+      TF-IDF and logistic regression (scikit-learn) on the same rows beside it. `against`: the folder of another
+      classifier, of the same labels, to score beside it.
+    - `resume`: insist that there is a run to continue. `restart`: throw the run in `out` away first.
+    - `report`: called with each `ropewalk.training.Event`.
+
+    Ctrl-C writes a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for bad files or settings, for a run
+    with other settings in `out`, and where the loss or a gradient is not finite.
+    """
+    folder = RunFolder(out, results=(RESULT,))
+    report = report or (lambda event: None)
+    with folder.locked(), torch.random.fork_rng():
+        task = ClassifierTask(settings.on_this_machine(), test, against)
+        run = Run(cast(TrainingTask, task), folder, report)
+        unfinished = run.prepare(resume=resume, restart=restart)
+        if unfinished:
+            run.train()
+            run.finish()
+        result = None if task.test is None else _scored(run, task, baseline, against, report)
+        report(Event("done", run.step, task.steps, {"out": str(folder.path), "already": not unfinished}))
+    return result
+
+
+def _scored(
+    run: Run, task: ClassifierTask, baseline: bool, against: str | Path | None, report: Report
+) -> dict[str, Any]:
+    """The scores on the test rows, computed unless result.json has those of the same file already."""
+    assert task.test is not None
+    path = run.folder.path / RESULT
+    result = read_json(path) if path.is_file() else None
+    asked: dict[str, Any] = {"sha256": sha256(task.test.path), "baseline": baseline}
+    if against is not None:
+        asked["against"] = sha256(Path(against) / "model.safetensors")
+    if result is None or result["asked"] != asked:
+        report(Event("score", run.step, task.steps, {"rows": len(task.test)}))
+        models = [load_classifier(folder) for folder in (run.folder.path, against) if folder is not None]
+        result = {"asked": asked, **score(models, run.record, task.train, task.validation, task.test, baseline)}
+        write_json(path, result)
+    return result

@@ -1,7 +1,19 @@
-"""torchtitan's rope configs in ours, and the rotation that its attention layers call; torchtitan is not imported."""
+"""Rotate torchtitan's language models by ropewalk: overrides for torchtitan 0.3 (pip install torchtitan==0.3.0).
+
+    export PYTHONPATH=examples
+    torchtitan ... --override.imports torchtitan_rope.complex_rope
+    torchtitan ... --override.imports 'torchtitan_rope.cos_sin_rope={"method": "yarn", "trained_length": 8192,
+        "target": 131072}'
+
+`complex_rope` is for models with `ComplexRoPE` (Llama 3, DeepSeek-V3, Kimi K2), `cos_sin_rope` for models with
+`CosSinRoPE` (Qwen3, gpt-oss). Angles are formed in float64 from each call's positions, so no table is rounded by a
+cast and no position is too large.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,7 +27,7 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 
 
 def rope_of_titan(config: Any, *, interleaved: bool) -> RopeConfig:
-    """The rope that a torchtitan `RoPE.Config` describes, without a table and so without a largest position.
+    """Return the rope that a torchtitan `RoPE.Config` describes, without a table and so without a largest position.
 
     - `config`: with torchtitan's fields (`dim`, `theta`, `scaling`, ...), and `method`, `target` and `trained_length`
       (tokens) of the override; an empty `method` is the config's own rope.
@@ -32,10 +44,10 @@ def rope_of_titan(config: Any, *, interleaved: bool) -> RopeConfig:
 
 
 def rotate_titan(query: Tensor, key: Tensor, positions: Tensor | None, rope: RopeConfig) -> tuple[Tensor, Tensor]:
-    """Queries and keys `[batch, seq, heads, head_dim]`, rotated at `positions` `[batch or 1, seq]`, or at 0, 1, 2, ...
+    """Rotate queries and keys `[batch, seq, heads, head_dim]` at `positions` `[batch or 1, seq]`, or at 0, 1, 2, ...
 
     A DTensor is rotated shard by shard: it may be sharded over batch, sequence and heads, and plain positions are those
-    of its own shard, as in torchtitan. Raises `RopeError` where head_dim is sharded, or the sequence without positions.
+    of its own shard, as in torchtitan. Raises `RopeError` if head_dim is sharded, or the sequence without positions.
     """
     dtensor = _dtensor_type()
     if dtensor is None or not isinstance(query, dtensor):
@@ -110,3 +122,54 @@ def _under(rope: RopeConfig, config: Any) -> RopeConfig:
         raise RopeError("torchtitan: this method's frequencies depend on the length of each text.", facts=facts,
                         cure="Choose one whose frequencies are fixed: yarn, pi, ntk, llama3.")  # fmt: skip
     return extended
+
+
+def _rotating(base: Any, *, interleaved: bool) -> Any:
+    """One of torchtitan's ropes without its cache: it rotates from the positions of each call."""
+
+    from torchtitan.protocols.module import Module
+
+    class RopewalkRoPE(base):
+        __qualname__ = f"Ropewalk{base.__name__}"
+
+        @dataclass(kw_only=True, slots=True)
+        class Config(base.Config):
+            """torchtitan's, and a method of ropewalk with its lengths in tokens."""
+
+            __qualname__ = f"Ropewalk{base.__name__}.Config"
+            method: str = ""
+            target: int = 0
+            trained_length: int = 0
+
+        def __init__(self, config: Any) -> None:
+            Module.__init__(self)  # not the base's own, which fills a table of max_seq_len rows
+            self.config = config
+            self.register_buffer("cache", None, persistent=False)  # torchtitan shards it by its name
+            self.rope_config = rope_of_titan(config, interleaved=interleaved)
+
+        def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
+            """There is none."""
+
+        def forward(self, query: Tensor, key: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            """Both rotated at `positions`; shapes as for `rotate_titan`."""
+            return rotate_titan(query, key, positions, self.rope_config)
+
+    return RopewalkRoPE
+
+
+if find_spec("torchtitan") is not None:
+    from torchtitan.config import derive, override
+    from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
+
+    RopewalkComplexRoPE = _rotating(ComplexRoPE, interleaved=True)
+    RopewalkCosSinRoPE = _rotating(CosSinRoPE, interleaved=False)
+
+    @override(target=ComplexRoPE.Config, exact=True, description="Rotation by ropewalk, interleaved pairs.")
+    def complex_rope(config: Any, **changes: Any) -> Any:
+        """Replace `ComplexRoPE`'s config by `RopewalkComplexRoPE`'s; `changes`: method, target, trained_length."""
+        return derive(config, RopewalkComplexRoPE.Config, **changes)
+
+    @override(target=CosSinRoPE.Config, exact=True, description="Rotation by ropewalk, half-split pairs.")
+    def cos_sin_rope(config: Any, **changes: Any) -> Any:
+        """Replace `CosSinRoPE`'s config by `RopewalkCosSinRoPE`'s; `changes`: method, target, trained_length."""
+        return derive(config, RopewalkCosSinRoPE.Config, **changes)

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence each rank of a context-parallel group holds, and so at which positions they stand."""
+"""Work on several processes: `joined` shares measurements out, `positions_for_rank` deals a sequence out to ranks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
+from ropewalk.processes import Launch, joined
 from ropewalk.rope.positions import positions_from
 from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Int
+
+__all__ = ["LAYOUTS", "Launch", "joined", "positions_for_rank"]
 
 _Layout = Callable[[Tensor, int, int, int], Tensor]
 """From all positions, the rank, the ring's size and the Ulysses degree to the rank's own."""

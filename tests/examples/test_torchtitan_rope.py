@@ -1,4 +1,4 @@
-"""The rotation for torchtitan without torchtitan: against complex multiplication in float64, and as DTensors."""
+"""examples/torchtitan_rope.py: against complex multiplication in float64, and as DTensors, without torchtitan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.integrations.titan_rope import rope_of_titan, rotate_titan
+from tests.examples.loading import example
+
+OURS = example("torchtitan_rope")
+rope_of_titan, rotate_titan = OURS.rope_of_titan, OURS.rotate_titan
 
 FIELDS: dict[str, Any] = {
     "dim": 16, "max_seq_len": 256, "theta": 5e5, "scaling": "none", "scaling_factor": 8.0, "low_freq_factor": 1.0,

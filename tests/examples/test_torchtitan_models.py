@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,11 +13,10 @@ from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 from torchtitan.models.llama3 import model_registry
 
 from ropewalk.errors import RopeError
-from tests.launch.ranks import free_port
+from tests.examples.loading import example
 
-OURS = "ropewalk.integrations.torchtitan"
+OURS = example("torchtitan_rope")
 TOKENS = 48
-ROOT = Path(__file__).parents[2]
 
 
 def spec():
@@ -39,7 +31,7 @@ def built(changes: dict | None = None, *, override: bool, meta: bool = False) ->
     """The model with the same weights each time; `changes` are the override's."""
     made = spec()
     if override:
-        lines = apply_overrides(OverrideConfig(imports=[(f"{OURS}.complex_rope", changes or {})]), _Tree(made))
+        lines = apply_overrides(OverrideConfig(imports=[("torchtitan_rope.complex_rope", changes or {})]), _Tree(made))
         assert len(lines) == len(made.model.layers) == 6
         assert all(
             type(layer.attention.rope).__qualname__ == "RopewalkComplexRoPE.Config" for layer in made.model.layers
@@ -125,40 +117,10 @@ def test_each_rope_alone(kind, scaling):
         original_seq_len=64, truncate=kind == "complex_rope",
     )  # fmt: skip
     holder = {"rope": config}
-    module = __import__(OURS, fromlist=[kind])
-    theirs, ours = holder["rope"].build(), getattr(module, kind)(config).build()
+    theirs, ours = holder["rope"].build(), getattr(OURS, kind)(config).build()
     q, k = torch.randn(2, 20, 4, 16), torch.randn(2, 20, 2, 16)
     packed = torch.cat((torch.arange(12), torch.arange(8))).expand(2, -1) + torch.tensor([[0], [200]])
     for positions in (packed, packed[:1], None):
         for expected, found in zip(theirs(q, k, positions), ours(q, k, positions), strict=True):
             assert float((expected - found).abs().max()) < 1e-4
     assert ours(q.bfloat16(), k.bfloat16(), packed)[0].dtype == torch.bfloat16
-
-
-def test_in_its_own_trainer(tmp_path):
-    """The Trainer builds the model with FSDP2 and activation checkpointing, and its optimizer takes a step."""
-    found = launch_trainer(tmp_path)
-    assert found["model"] == "FSDPLlama3Model"
-    assert found["held"] == ["RopewalkComplexRoPE"]  # and no buffer
-    assert found["logits"] < 2e-5
-    assert found["gradients"] < 2e-5
-    assert found["after"] < 1e-3  # Adam divides small gradients by themselves
-    assert found["moved"] > 1e-2
-
-
-def launch_trainer(folder: Path) -> dict[str, Any]:
-    """What `titan_trainer` prints: a process of its own, because it answers for the device before torchtitan asks."""
-    rank = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.integrations.titan_trainer", str(folder)],
-        env={**os.environ, **rank, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found

@@ -1,1 +1,0 @@
-"""Rotation for other training frameworks; each module needs its framework, but for `titan_rope`."""
