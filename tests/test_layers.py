@@ -12,7 +12,7 @@ ORDER = ["version", "lazy", "shapes", "errors", "optional", "atomic_io", "launch
          "eager", "compiled", "families", "rope",
          "backends", "rotation", "encodings", "attention", "models", "methods", "attachment", "integrations",
          "checkpoints", "builtin", "readers", "audit", "distributed", "training", "retrieval", "use", "figures",
-         "report", "diagnosis", "verification", "extend", "bench", "comparison", "gallery", "explorer", "cli",
+         "report", "diagnosis", "verification", "extend", "comparison", "gallery", "explorer", "cli",
          "__main__"]  # fmt: skip
 # the two doors: the package's own list of names, and the version that the command line prints
 DOORS = {"__init__"}

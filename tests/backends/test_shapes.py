@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.bench.cases import HEAD_DIMS
 from tests.backends.calls import FORMS, Call, check_call
+from tests.backends.cases import HEAD_DIMS
 from tests.backends.truth import FORMATS
 
 
