@@ -1,4 +1,4 @@
-"""The only place that chooses how rotations, attention, linear layers and rows are computed: of a list the first."""
+"""Choose the backend of rotations, attention and linear layers: the first of a list that can take the tensors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from ropewalk.backends import (
     cpu,
     cpu_attention,
     cpu_linear,
-    cpu_rowwise,
     reference,
     reference_attention,
     reference_linear,
-    reference_rowwise,
     triton,
     triton_attention,
 )
 from ropewalk.backends.attention_request import AttentionBackend
-from ropewalk.backends.request import Backend, LinearBackend, RowwiseBackend
+from ropewalk.backends.request import Backend, LinearBackend
 from ropewalk.eager import PLAIN
 from ropewalk.errors import RopeError, describe
 
@@ -34,8 +32,6 @@ ATTENTION: tuple[AttentionBackend, ...] = (
 )
 
 LINEAR: tuple[LinearBackend, ...] = (cast(LinearBackend, cpu_linear), cast(LinearBackend, reference_linear))
-
-ROWWISE: tuple[RowwiseBackend, ...] = (cast(RowwiseBackend, cpu_rowwise), cast(RowwiseBackend, reference_rowwise))
 
 
 def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
@@ -90,11 +86,6 @@ def choose_attention(
 def choose_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearBackend:
     """The backend for linear layers of these weights `[outputs, features]` on `x`: the first that can take them."""
     return next(module for module in LINEAR if not module.reasons_not_to_multiply(x, weights, biases))
-
-
-def choose_rowwise(x: Tensor, *others: Tensor) -> RowwiseBackend:
-    """The backend for what is done to each row of these: the first that can take them."""
-    return next(module for module in ROWWISE if not module.reasons_not_to_run(x, *others))
 
 
 def explain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:

@@ -123,16 +123,6 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class KernelBackend(Backend, Protocol):
-    """A backend whose kernels are written by hand: it also has the gradients, which autograd cannot find."""
-
-    def norm_rotate_backward(
-        self, grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of q and k in their dtype, and of both weights in float32 (float64 for float64 q)."""
-
-
-@runtime_checkable
 class LinearBackend(Protocol):
     """One way to multiply by the weights of linear layers."""
 
@@ -146,32 +136,6 @@ class LinearBackend(Protocol):
 
     def multiply(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
         """`x` `[..., features]` times each weight `[outputs, features]`, transposed, plus its bias `[outputs]`."""
-
-
-@runtime_checkable
-class RowwiseBackend(Protocol):
-    """One way to do what a layer does to each row beside its products."""
-
-    name: str
-    kernels: bool  # written by hand: without autograd, float32 within
-
-    def reasons_not_to_run(self, x: Tensor, *others: Tensor) -> list[str]:
-        """Why these cannot be taken here and now; empty if they can."""
-
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) * up, of one shape and dtype."""
-
-    def sum_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """x + added, as `x` `[..., size]`, and its RMSNorm in the dtype of `weight` `[size]` and of `added`."""
-
-    def new_log_sums(self, rows: int) -> Tensor:
-        """The float32 `[3, rows]` that `log_sum` starts from."""
-
-    def log_sum(self, logits: Tensor, targets: Tensor, first: int, state: Tensor) -> None:
-        """Take in a part of the vocabulary, logits `[rows, some]` of tokens `first` on; targets are int64 `[rows]`.
-
-        `state` holds each row's largest logit, the sum of exp(logit - largest), and the logit of its target.
-        """
 
 
 def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
