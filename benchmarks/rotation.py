@@ -393,8 +393,9 @@ def report(records: Sequence[Record]) -> str:
 
 def draw(records: Sequence[Record], path: Path) -> None:
     """Draw the share of copy bandwidth by size, as PATH.png and PATH.svg, or as the kind that PATH names."""
+    from bandwidth import copy_bandwidth
+
     from ropewalk.atomic_io import write_whole
-    from ropewalk.figures.bandwidth import copy_bandwidth
     from ropewalk.figures.style import render
 
     facts: Mapping[str, Any] = records[0]

@@ -22,7 +22,7 @@ from ropewalk.attention.extensions import Extension
 from ropewalk.attention.logits import LogitRules
 from ropewalk.attention.remap import Remap, attend_remapped
 from ropewalk.backends import choose_attention
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest
+from ropewalk.backends.request import AttentionRegion, AttentionRequest
 from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig

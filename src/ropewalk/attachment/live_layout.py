@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ropewalk.attention.masks import TokenLayout, Visibility
 from ropewalk.attention.tables import SlotTables
-from ropewalk.backends.attention_request import Bounds
+from ropewalk.backends.request import Bounds
 from ropewalk.errors import RopeError
 
 MadeT = TypeVar("MadeT")
