@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from records import RESULTS, append, environment
+from timing import Timed, interleave
 from torch import Tensor
 
 import ropewalk as rw
@@ -25,8 +27,6 @@ from ropewalk.attention.attend import attend
 from ropewalk.attention.extensions import DualChunk, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.attention.masks import lay_out
 from ropewalk.backends import choose_attention
-from ropewalk.bench.record import append, environment, results_file
-from ropewalk.bench.timing import Timed, interleave
 
 SHAPES = ((9, 3, 64), (32, 8, 128))  # query heads, key heads, head_dim: SmolLM2-135M, Llama 3 8B
 DTYPES = (torch.float32, torch.bfloat16)
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--no-rules", action="store_true")
     parser.add_argument("--no-backward", action="store_true")
     options = parser.parse_args()
-    target = results_file("attention.jsonl")
+    target = RESULTS / "attention.jsonl"
     with torch.inference_mode():
         for shape in SHAPES:
             for tokens in options.tokens:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from records import RESULTS, append, environment
+from timing import Timed, interleave
 from torch import Tensor
 
-from ropewalk.bench.record import append, environment, results_file
-from ropewalk.bench.timing import Timed, interleave
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load, save
 from ropewalk.models.decoder import Decoder
@@ -107,7 +107,7 @@ def main() -> None:
                 **environment(),
             }  # fmt: skip
             print({key: row[key] for key in ("tokens", "dtype", "microseconds", "over_transformers")}, flush=True)
-            append(results_file("decode.jsonl"), row)
+            append(RESULTS / "decode.jsonl", row)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from forward_job import Job, Refused
+from records import RESULTS, append, environment
 
-from ropewalk.bench.record import append, environment, results_file
 from ropewalk.methods import METHODS
 
 PLAIN = ("ropewalk bfloat16", "ropewalk float32", "ropewalk-sdpa float32")
@@ -167,7 +167,7 @@ def main() -> None:
     print("matrix products, GFLOP/s:", {kind: round(peak) for kind, peak in peaks.items()}, flush=True)
     done: dict[tuple[str, int], float] = {}
     refused: list[str] = []
-    target = results_file("forward.jsonl")
+    target = RESULTS / "forward.jsonl"
     for tokens in lengths:
         for turn in range(options.repeats):
             shift = turn % len(contenders)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from records import CHECKOUT
 
-from ropewalk.bench.record import CHECKOUT
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from records import environment
+from timing import Call, Timed, interleave
 from torch import Tensor
 
 from ropewalk.atomic_io import write_json
-from ropewalk.bench.record import environment
-from ropewalk.bench.timing import Call, Timed, interleave
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig

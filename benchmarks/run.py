@@ -1,31 +1,35 @@
-"""`make bench`: every benchmark in turn, each in its own process, each appending to `results/`."""
+"""Run every benchmark (`make bench`), each in its own process, each appending to `results/`. Usage:
+
+python benchmarks/run.py                  # all of them, on the CPU
+python benchmarks/run.py --device cuda    # rotation on a GPU: check against the oracle, then time
+"""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHMARKS = (
-    ["-m", "ropewalk", "bench", "--figure", str(HERE / "results" / "rotation")],
-    [str(HERE / "attention.py")],
-    [str(HERE / "training.py")],
-    [str(HERE / "decode.py")],
-    [str(HERE / "forward.py")],
-)
 
 
 def main() -> None:
-    """Run them all; stop at the first whose correctness gate fails."""
-    for arguments in BENCHMARKS:
-        print(f"== {' '.join(arguments)}", flush=True)
+    """Run them all; stop at the first that fails, as one with a wrong result does."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    device = parser.parse_args().device
+    rotation = ["rotation.py", "--device", device]
+    everything = [[*rotation, "--figure", str(HERE / "results" / "rotation")],
+                  ["attention.py"], ["training.py"], ["decode.py"], ["forward.py"]]  # fmt: skip
+    for script, *arguments in everything if device == "cpu" else [rotation]:
+        print(f"== {script} {' '.join(arguments)}", flush=True)
         try:
-            done = subprocess.run([sys.executable, *arguments], check=False)
+            status = subprocess.run([sys.executable, str(HERE / script), *arguments], check=False).returncode
         except KeyboardInterrupt:
-            sys.exit(130)
-        if done.returncode:
-            sys.exit(done.returncode)
+            status = 130
+        if status:
+            sys.exit(status)
 
 
 if __name__ == "__main__":

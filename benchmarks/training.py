@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 import transformers
+from records import RESULTS, append, environment
+from timing import Timed, interleave
 
-from ropewalk.bench.record import append, environment, results_file
-from ropewalk.bench.timing import Timed, interleave
 from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load_decoder, write_config
 from ropewalk.models.decoder import Decoder
@@ -113,7 +113,7 @@ def main() -> None:
         "case": f"{name}, {shape[0]} x {shape[1]} tokens", "microseconds": result, "tokens_per_second": speeds,
         "over_transformers": over, **environment(),
     }  # fmt: skip
-    append(results_file("training.jsonl"), record)
+    append(RESULTS / "training.jsonl", record)
     for contender, speed in speeds.items():
         print(f"{contender:<24} {speed:>7,} tokens/s")
     print(f"{record['case']}, over transformers: {over}")

@@ -29,8 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-from ropewalk.bench.record import append, environment, results_file
+from records import RESULTS, append, environment
 
 CONTENDERS = ("reader", "transformers", "transformers-lean")
 GATE = "decoder"
@@ -163,7 +162,7 @@ def main() -> None:
         "memory_of_theirs": {other: round(memory["reader"] / memory[other], 3) for other in others},
     }
     if not options.no_record:
-        append(results_file("transformers_reader.jsonl"), record)
+        append(RESULTS / "transformers_reader.jsonl", record)
     print(json.dumps(record, indent=1))
 
 

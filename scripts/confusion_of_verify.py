@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ropewalk.atomic_io import write_json  # noqa: E402
-from ropewalk.bench.record import environment  # noqa: E402
 from ropewalk.builtin.texts import read_text  # noqa: E402
 from ropewalk.checkpoints.load import load_decoder, save  # noqa: E402
 from ropewalk.checkpoints.sources import find  # noqa: E402
+from ropewalk.comparison.record import environment  # noqa: E402
 from ropewalk.extend import ApplySettings, apply  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.models.positions import Positions  # noqa: E402

@@ -68,14 +68,12 @@ def smollm2_long() -> str:
 
 
 def rotation() -> str:
-    """The rows that `ropewalk bench` judges: ratios of medians, worst over the shapes measured."""
-    from ropewalk.bench.record import last_run
-    from ropewalk.bench.rows import judge, rows_for
-
-    runs = last_run(RESULTS / "rotation.jsonl")
-    rows = [[outcome.row.name, " or ".join(outcome.row.against).removeprefix("ropewalk, "),
-             "not measured" if outcome.value is None else f"{outcome.value:.2f}", f"{outcome.row.at_most:.2f}"]
-            for outcome in judge(rows_for("cpu"), runs)]  # fmt: skip
+    """Return the bounds of `benchmarks/rotation.py`: ratios of medians, worst over the shapes measured."""
+    bench = runpy.run_path(str(ROOT / "benchmarks" / "rotation.py"))
+    runs = bench["last_run"](RESULTS / "rotation.jsonl")
+    rows = [[bound.name, " or ".join(bound.against).removeprefix("ropewalk, "),
+             "not measured" if ratio is None else f"{ratio:.2f}", f"{bound.at_most:.2f}"]
+            for bound, ratio in bench["judge"](bench["CPU_BOUNDS"], runs)]  # fmt: skip
     return f"{table(['rotation', 'over', 'ratio of medians', 'bound'], rows)}\n\n{where(runs[-1])}."
 
 

@@ -1,6 +1,6 @@
-"""The truth about angles, at 60 digits. The rotation by them is the oracle of the benchmarks, which is numpy alone.
+"""The float64 truth: angles at 60 digits and the rotation by them, from the paper's equations.
 
-Neither shares code with what it judges; `tests/bench/test_oracle.py` holds the second against mpmath as well.
+It imports nothing of the package. `tests/test_oracle.py` compares the rotation with mpmath's complex numbers.
 """
 
 from __future__ import annotations
@@ -8,14 +8,25 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 
-from ropewalk.bench.oracle import rotate
 
-__all__ = ["angles", "rotate"]
-
-
-def angles(positions: np.ndarray, theta: float, dim: int, rows: int = 50) -> np.ndarray:
+def angles(positions: np.ndarray, theta: float, dim: int) -> np.ndarray:
     """m * theta^(-2i/dim), reduced modulo 2 pi at 60 digits, float64 `[positions, dim/2]` (Su et al. 2021, eq. 15)."""
     with mpmath.workdps(60):
         freqs = [mpmath.power(mpmath.mpf(theta), mpmath.mpf(-2 * i) / dim) for i in range(dim // 2)]
         turn = 2 * mpmath.pi
         return np.array([[float(mpmath.fmod(int(m) * f, turn)) for f in freqs] for m in positions.ravel()])
+
+
+def rotate(x: np.ndarray, angle: np.ndarray, *, interleaved: bool, inverse: bool = False, scale: float = 1.0):
+    """Rotate the leading 2 * pairs features of `x` by `angle` (broadcast over `x[..., 0]`), pair by pair, in float64.
+
+    Each pair is multiplied by the 2 x 2 matrix [[cos, -sin], [sin, cos]] of the paper's eq. 34.
+    """
+    y = np.array(x, dtype=np.float64)
+    pairs = angle.shape[-1]
+    for i in range(pairs):
+        first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + pairs)
+        c, s = np.cos(angle[..., i]), np.sin(angle[..., i]) * (-1 if inverse else 1)
+        a, b = np.array(x[..., first], dtype=np.float64), np.array(x[..., second], dtype=np.float64)
+        y[..., first], y[..., second] = (a * c - b * s) * scale, (a * s + b * c) * scale
+    return y

@@ -12,7 +12,7 @@ ORDER = [
     "version", "lazy", "shapes", "errors", "optional", "atomic_io", "processes", "ledger", "statistics", "progress",
     "eager", "compiled", "families", "rope", "backends", "rotation", "encodings", "attention", "models", "methods",
     "attachment", "checkpoints", "builtin", "readers", "audit", "distributed", "measure", "training", "figures",
-    "report", "diagnosis", "verification", "extend", "bench", "comparison", "gallery", "explorer", "cli", "__main__",
+    "report", "diagnosis", "verification", "extend", "comparison", "gallery", "explorer", "cli", "__main__",
 ]  # fmt: skip
 # the two doors: the package's own list of names, and the version that the command line prints
 DOORS = {"__init__"}

@@ -17,7 +17,7 @@ from ropewalk.attention.branches import Branches, Stretch
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.attention.forward_inputs import ForwardInputs
-from ropewalk.backends import cpu_attention
+from ropewalk.backends import cpu
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the compiled extension")
 BATCH, SEQ, HIDDEN, HEADS, KV_HEADS, DIM = 2, 90, 48, 6, 2, 16
@@ -38,17 +38,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
 
     class Counting:
-        name, kernels, before_torch, most_regions = "cpu", True, True, cpu_attention.most_regions
-        reasons_not_to_attend = staticmethod(cpu_attention.reasons_not_to_attend)
+        name, kernels, before_torch, most_regions = "cpu", True, True, cpu.most_regions
+        reasons_not_to_attend = staticmethod(cpu.reasons_not_to_attend)
 
         @staticmethod
         def attend(request: Any, log_sums: Tensor | None = None) -> Tensor:
             seen.append(request.regions[0].q.shape[2])
-            return cpu_attention.attend(request, log_sums)
+            return cpu.attend(request, log_sums)
 
         @staticmethod
         def attend_backward(*call: Any) -> tuple[Tensor, Tensor, Tensor]:
-            return cpu_attention.attend_backward(*call)
+            return cpu.attend_backward(*call)
 
     monkeypatch.setattr(backends, "ATTENTION", (Counting, *backends.ATTENTION[1:]))
     with torch.no_grad():
@@ -288,8 +288,8 @@ def test_gradients(how: str, form: dict[str, Any], dtype: torch.dtype, monkeypat
     weights = torch.randn(BATCH, SEQ, HIDDEN)
     if how == "padded":
         weights = weights * given["attention_mask"][..., None]
-    called, original, results = [], cpu_attention.attend_backward, []
-    monkeypatch.setattr(cpu_attention, "attend_backward", lambda *call: (called.append(1), original(*call))[1])
+    called, original, results = [], cpu.attend_backward, []
+    monkeypatch.setattr(cpu, "attend_backward", lambda *call: (called.append(1), original(*call))[1])
     with torch.enable_grad():
         for layer in (ours, exact):
             of_layer = next(layer.parameters()).dtype

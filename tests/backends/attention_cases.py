@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from tests.backends import attention_truth as truth
 
 Attend = Callable[[AttentionRequest], Tensor]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.bench.cases import Case
 from tests import oracle
 from tests.backends import truth
+from tests.backends.cases import Case
 from tests.backends.places import Place
 
 NEXT_SEED = 1  # of gradients, so that they differ from the inputs

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 
 from ropewalk.backends import triton as backend
-from ropewalk.backends.gpu.launch import LaunchPlan
+from ropewalk.backends.gpu.plans import LaunchPlan
 from ropewalk.backends.request import Norm, Store, Turn
 
 TARGET = GPUTarget("cuda", 90, 32)

@@ -14,8 +14,8 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from ropewalk.backends import triton_attention as backend
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
+from ropewalk.backends import triton as backend
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from tests.backends.compile_ahead import Driver, resources
 
 TOKENS, HEADS, KV_HEADS = 300, 8, 2

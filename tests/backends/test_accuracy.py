@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.bench.cases import FURTHEST
 from tests import oracle
 from tests.backends import truth
+from tests.backends.cases import FURTHEST
 
 DIM, HEADS = 64, 3
 POSITIONS = np.unique(np.concatenate([

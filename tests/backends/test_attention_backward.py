@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ropewalk import compiled
-from ropewalk.backends import cpu_attention
-from ropewalk.backends.attention_autograd import attended
-from ropewalk.backends.attention_request import AttentionBackend, AttentionRequest
+from ropewalk.backends import cpu
+from ropewalk.backends.autograd import attended
+from ropewalk.backends.request import AttentionRequest, Backend
 from tests.backends.attention_cases import CASES, Case, request_of
 from tests.backends.attention_gradients import Meets, Truth, gradients
 from tests.backends.places import PLACES, Place
@@ -24,7 +24,7 @@ from tests.backends.truth import same_bits
 
 HERE = [place for place in PLACES if place.backend == "cpu"]
 pytestmark = pytest.mark.skipif(not HERE, reason="needs the compiled extension")
-KERNEL: AttentionBackend = cpu_attention
+KERNEL: Backend = cpu
 LONG = [  # several tasks for each key head
     Case(queries=150, keys=1300, head_dim=32),
     Case(heads=4, kv_heads=2, queries=550, keys=550, head_dim=16, seen="window", lie="bshd"),
@@ -39,7 +39,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         yield held
 
 
-def found(request: AttentionRequest, grad: Tensor, backend: AttentionBackend = KERNEL) -> list[Tensor]:
+def found(request: AttentionRequest, grad: Tensor, backend: Backend = KERNEL) -> list[Tensor]:
     """The gradients by the kernel, each region's queries and keys first."""
     leaves: list[Tensor] = []
 
@@ -166,12 +166,12 @@ Change = Callable[..., Any]
 
 def with_arguments(change: Change) -> Change:
     """The kernel with other arguments: (request, region, log_sums, less, grad)."""
-    original = cpu_attention.attend_backward
+    original = cpu.attend_backward
     return lambda *arguments: original(*change(*arguments))
 
 
 def with_results(change: Change) -> Change:
-    original = cpu_attention.attend_backward
+    original = cpu.attend_backward
     return lambda *arguments: change(*original(*arguments))
 
 
@@ -196,7 +196,7 @@ FAULTS: dict[str, Change] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_faults_are_found(fault: Change, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least one case fails, by its numbers."""
-    monkeypatch.setattr(cpu_attention, "attend_backward", fault)
+    monkeypatch.setattr(cpu, "attend_backward", fault)
     caught = 0
     for case in (Case(heads=6, kv_heads=2, queries=20, keys=40), Case(softcap=3.0, spread=4.0), Case(seen="apart")):
         try:

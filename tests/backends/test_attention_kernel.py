@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ropewalk import backends, compiled
-from ropewalk.backends import choose_attention, cpu_attention, explain_attention, reference_attention
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds
+from ropewalk.backends import choose_attention, cpu, explain_attention, reference
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.errors import RopeError
 from tests.backends.attention_cases import CASES, SMALL, Case, check, request_of
 from tests.backends.places import PLACES, Place
@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 def test_cases(place: Place, dtype: torch.dtype) -> None:
     """Sizes, masks, memory layouts and options agree with the truth within rounding."""
     for case in CASES:
-        check(case, dtype, cpu_attention.attend)
+        check(case, dtype, cpu.attend)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -43,11 +43,11 @@ def test_the_definition(dtype: torch.dtype) -> None:
     """The written-out form meets the same bounds (float64 those of float32)."""
     for case in SMALL:
         if dtype == torch.float32:
-            check(case, dtype, reference_attention.attend)
+            check(case, dtype, reference.attend)
         else:
             request, allowed = request_of(case, torch.float32)
             wide = [AttentionRegion(r.q.double(), r.k.double(), *r[2:]) for r in request.regions]
-            out = reference_attention.attend(request._replace(regions=tuple(wide), values=request.values.double()))
+            out = reference.attend(request._replace(regions=tuple(wide), values=request.values.double()))
             allowed.check(out.float(), str(case))
 
 
@@ -72,7 +72,7 @@ def test_any_call(data: st.DataObject) -> None:
         scales=data.draw(st.booleans()),
         seed=data.draw(st.integers(0, 1000)),
     )
-    check(case, data.draw(st.sampled_from(DTYPES)), cpu_attention.attend)
+    check(case, data.draw(st.sampled_from(DTYPES)), cpu.attend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
@@ -83,7 +83,7 @@ def test_threads_give_the_same_bits(dtype: torch.dtype) -> None:
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            outs.append(cpu_attention.attend(request))
+            outs.append(cpu.attend(request))
     finally:
         torch.set_num_threads(before)
     assert same_bits(outs[0], outs[1])
@@ -95,9 +95,9 @@ def test_threads_give_the_same_bits(dtype: torch.dtype) -> None:
 def test_many_queries_may_lay_keys_out(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, lie: str) -> None:
     """Keys and values are copied head by head from some number of queries on: to the same bits."""
     request, allowed = request_of(Case(heads=4, kv_heads=2, queries=30, keys=90, batch=2, lie=lie, seen="apart"), dtype)
-    as_they_lie = cpu_attention.attend(request)
-    monkeypatch.setattr(cpu_attention, "LAY_OUT_FROM", 1)
-    laid_out = cpu_attention.attend(request)
+    as_they_lie = cpu.attend(request)
+    monkeypatch.setattr(cpu, "LAY_OUT_FROM", 1)
+    laid_out = cpu.attend(request)
     allowed.check(laid_out)
     assert same_bits(laid_out, as_they_lie)
 
@@ -111,8 +111,8 @@ def test_what_is_not_seen_changes_nothing(place: Place, dtype: torch.dtype, wron
     k, v = region.k.clone(), request.values.clone()
     k[:, :, 120:], v[:, :, 120:] = wrong, wrong
     seen = region.bounds._replace(high=region.bounds.high.clamp(max=120))
-    clean = cpu_attention.attend(request._replace(regions=(region._replace(bounds=seen),)))
-    spoiled = cpu_attention.attend(AttentionRequest((AttentionRegion(region.q, k, seen),), v, request.scale))
+    clean = cpu.attend(request._replace(regions=(region._replace(bounds=seen),)))
+    spoiled = cpu.attend(AttentionRequest((AttentionRegion(region.q, k, seen),), v, request.scale))
     assert same_bits(clean[:, :, :19], spoiled[:, :, :19])
     torch.testing.assert_close(clean, spoiled, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
     allowed.low, allowed.high = allowed.low[:, :, :20], allowed.high[:, :, :20]
@@ -129,10 +129,10 @@ def test_few_queries_see_their_own_keys_alone(place: Place, dtype: torch.dtype) 
         torch.randn(1, 1, 150, 32).to(dtype),
     )
     bounds = Bounds(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[70, 140]]))
-    clean = cpu_attention.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
+    clean = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
     for spoiled in (k, v):
         was, spoiled[:, :, 75] = spoiled[:, :, 75].clone(), math.nan
-        out = cpu_attention.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
+        out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, 0.2))
         torch.testing.assert_close(out[:, :, 0], clean[:, :, 0], rtol=1e-5, atol=1e-6)
         assert out[:, :, 1].isnan().all()
         spoiled[:, :, 75] = was
@@ -146,12 +146,12 @@ def test_what_is_seen_counts(place: Place, dtype: torch.dtype) -> None:
     for wrong in (math.nan, math.inf):
         v = request.values.clone()
         v[:, :, 75, 3] = wrong
-        out = cpu_attention.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, request.scale))
+        out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), v, request.scale))
         assert not out[:, :, 15:, 3].isfinite().any()
         assert out[:, :, :15].isfinite().all()
     k = k.clone()
     k[:, :, 75, 3] = math.nan
-    out = cpu_attention.attend(AttentionRequest((AttentionRegion(q, k, bounds),), request.values, request.scale))
+    out = cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), request.values, request.scale))
     assert out[:, :, 15:].isnan().all()
     assert out[:, :, :15].isfinite().all()
 
@@ -163,7 +163,7 @@ def test_empty_calls(place: Place) -> None:
     def out(batch: int, queries: int, keys: int, head_dim: int) -> Tensor:
         q, k = torch.ones(batch, 2, queries, head_dim), torch.ones(batch, 1, keys, head_dim)
         bounds = Bounds(none[:, :queries], none[:, :queries] + 9)
-        return cpu_attention.attend(AttentionRequest((AttentionRegion(q, k, bounds),), k, 1.0))
+        return cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), k, 1.0))
 
     assert out(1, 3, 0, 8).tolist() == torch.zeros(1, 2, 3, 8).tolist()
     assert out(1, 0, 3, 8).shape == (1, 2, 0, 8)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from ropewalk import compiled
-from ropewalk.backends import cpu_attention
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds
+from ropewalk.backends import cpu
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from tests.backends.attention_cases import CASES, Attend, check
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the compiled extension")
 
 
 def changed(change: Callable[[AttentionRequest], AttentionRequest]) -> Attend:
-    return lambda request: cpu_attention.attend(change(request))
+    return lambda request: cpu.attend(change(request))
 
 
 def with_bounds(change: Callable[[Bounds], Bounds]) -> Attend:
@@ -34,23 +34,23 @@ def heads_in_turn(request: AttentionRequest) -> Tensor:
     heads = request.regions[0].q.shape[1]
     order = torch.arange(heads).view(-1, kv_heads).T.flatten() if heads % kv_heads == 0 else torch.arange(heads)
     regions = tuple(region._replace(q=region.q[:, order]) for region in request.regions)
-    return cpu_attention.attend(request._replace(regions=regions))[:, order.argsort()]
+    return cpu.attend(request._replace(regions=regions))[:, order.argsort()]
 
 
 def coarse(request: AttentionRequest) -> Tensor:
     """A result that went through fewer bits than its dtype has."""
-    out = cpu_attention.attend(request)
+    out = cpu.attend(request)
     return out.bfloat16().to(out.dtype) if out.dtype == torch.float32 else (out.float() * 1.02).to(out.dtype)
 
 
 def unwritten(request: AttentionRequest) -> Tensor:
-    out = cpu_attention.attend(request)
+    out = cpu.attend(request)
     out[-1, -1, -1, -1] = float("nan")
     return out
 
 
 def spoiled(request: AttentionRequest) -> Tensor:
-    out = cpu_attention.attend(request)
+    out = cpu.attend(request)
     request.values[0, 0, 0, 0] += 1.0
     return out
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.bench.cases import DTYPES
+from tests.backends.cases import DTYPES
 from tests.backends.truth import same_bits
 
 SEQ, HEADS, KV_HEADS, DIM, TURNED = 3, 3, 1, 8, 6

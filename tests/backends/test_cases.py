@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ropewalk.bench.cases import CASES, DTYPES
+from tests.backends.cases import CASES, DTYPES
 from tests.backends.checks import FORMS, check_case
 
 

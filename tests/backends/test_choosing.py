@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
-from ropewalk import backends
+from ropewalk import backends, compiled
 from ropewalk.backends import BACKENDS, choose, cpu, reference
 from ropewalk.backends.request import Backend
 from tests.backends.places import PLACES
@@ -147,42 +145,29 @@ def test_transforms_of_functions():
         torch.func.vmap(lambda x: turn(x, backend="cpu"))(x)
 
 
-WITHOUT = """
-import sys
-sys.modules["ropewalk._kernels"] = None  # import of it raises ImportError
-import torch, ropewalk as rw
-from ropewalk import backends
-x, angle = torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20.0).view(5, 4)
-cos, sin, weight = angle.cos(), angle.sin(), torch.ones(8)
-assert backends.choose(x) is backends.reference
-print(rw.explain_backends(x))
-q, k = rw.rotate_qk(x.clone(), x[:, :, :1].clone(), cos, sin, interleaved=True, inplace=True)
-torch.testing.assert_close(q.norm(dim=-1), x.norm(dim=-1))
-leaf = x.clone().requires_grad_()
-rw.qk_norm_rotate(leaf, leaf, weight, weight, cos, sin, interleaved=True)[0].sum().backward()
-rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
-torch.testing.assert_close(rope.rotate(x, position_ids=torch.arange(5)).norm(dim=-1), x.norm(dim=-1))
-try:
-    rw.rotate(x, cos, sin, interleaved=True, backend="cpu")
-except rw.RopeError as error:
-    print(error)
-torch.save(q, sys.argv[1])
-"""
-
-
-def test_without_the_extension(tmp_path):
-    """Where it was not built import works, the mathematics serves, and the reason is shown."""
-    file = tmp_path / "q.pt"
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", WITHOUT, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_without_the_extension(monkeypatch):
+    """If it was not built, import gives the reason and the mathematics serves."""
+    monkeypatch.setitem(sys.modules, "ropewalk._kernels", None)  # import of it raises ImportError
+    native, why_not = compiled._load()
+    assert native is None
+    assert "the compiled extension is missing" in why_not
+    assert "_kernels" in why_not
+    monkeypatch.setattr(compiled, "kernels", native)
+    monkeypatch.setattr(compiled, "why_not", why_not)
+    monkeypatch.setattr(cpu, "_native", native)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x, angle, weight = torch.randn(2, 5, 3, 8), torch.arange(20.0).view(5, 4), torch.ones(8)
+    cos, sin = angle.cos(), angle.sin()
+    assert choose(x) is reference
+    lines = rw.explain_backends(x).splitlines()
     assert "cpu: the compiled extension is missing" in lines[1]
-    assert "_kernels" in lines[1]
     assert "reference: runs" in lines
-    assert "rotate: backend 'cpu' cannot run here." in lines
-    assert any(line.startswith("  because  'the compiled extension is missing") for line in lines)
-    x, angle = torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20.0).view(5, 4)
-    right = rw.rotate(x, angle.cos(), angle.sin(), interleaved=True, backend="reference")
-    assert same_bits(torch.load(file), right)
+    q, _ = rw.rotate_qk(x.clone(), x[:, :, :1].clone(), cos, sin, interleaved=True, inplace=True)
+    assert same_bits(q, rw.rotate(x, cos, sin, interleaved=True, backend="reference"))
+    leaf = x.clone().requires_grad_()
+    rw.qk_norm_rotate(leaf, leaf, weight, weight, cos, sin, interleaved=True)[0].sum().backward()
+    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
+    torch.testing.assert_close(rope.rotate(x, position_ids=torch.arange(5)).norm(dim=-1), x.norm(dim=-1))
+    with pytest.raises(rw.RopeError, match="backend 'cpu' cannot run here") as refused:
+        rw.rotate(x, cos, sin, interleaved=True, backend="cpu")
+    assert refused.value.facts["because"].startswith("the compiled extension is missing")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk import compiled
 from tests.backends.truth import same_bits
 
 ROWS, HEADS = 260, 64  # no multiple of a block of tokens
@@ -37,8 +38,11 @@ def by_rows(x, cos, sin, **options):
                       for i in range(0, ROWS, step)], dim=1)  # fmt: skip
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "interleaved"),
+    [pytest.param(dtype, paired, marks=[pytest.mark.thorough] * (paired == (number % 2 == 0)))
+     for number, dtype in enumerate(DTYPES) for paired in (False, True)],
+)  # fmt: skip
 def test_large_equals_small(dtype, interleaved, kernels, two_threads):
     """Fresh, into aligned and odd memory, in place, partial, two threads: bit for bit what small calls give."""
     x, cos, sin = large(dtype, kernels.device)
@@ -116,3 +120,93 @@ def test_after_fork(kernels, two_threads):
         got = rw.rotate(x, cos, sin, interleaved=True, backend=kernels.backend, out=out)
         os._exit(int(got.view(-1).tolist() != right.view(-1).tolist()))
     assert os.waitpid(child, 0)[1] == 0
+
+
+needs_extension = pytest.mark.skipif(compiled.kernels is None, reason="no compiled extension")
+FILLING = 4 << 20 >> 9  # rows of 512 bytes that just fill the size from which huge pages are asked for
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_as_empty_like(dtype):
+    """Shape, dtype, device and strides of empty_like; NaN where torch fills fresh memory."""
+    x = torch.zeros(2, 3, 8, 8 * FILLING, dtype=dtype)
+    for like in (x, x.transpose(1, 2), x.permute(3, 0, 2, 1), x[:1].expand(2, -1, -1, -1)):
+        new, expected = compiled.new_like(like), torch.empty_like(like)
+        assert (new.shape, new.stride(), new.dtype, new.device) == (
+            expected.shape, expected.stride(), expected.dtype, expected.device
+        )  # fmt: skip
+        assert new.isnan().all()
+        assert not new.requires_grad
+
+
+@needs_extension
+def test_results_are_tensors_like_any_other(tmp_path):
+    """They are saved, copied, shared, resized, viewed and trained through."""
+    x = torch.randn(1, FILLING, 1, 128)
+    angle = torch.rand(FILLING, 64)
+    y = rw.rotate(x, angle.cos(), angle.sin(), interleaved=False)
+    torch.save(y, tmp_path / "y.pt")
+    assert torch.equal(torch.load(tmp_path / "y.pt"), y)
+    assert torch.equal(y.clone().share_memory_(), y)
+    leaf = x.clone().requires_grad_()
+    rw.rotate(leaf, angle.cos(), angle.sin(), interleaved=False).square().sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * x, atol=1e-5, rtol=1e-5)
+    with torch.inference_mode():
+        z = rw.rotate(x, angle.cos(), angle.sin(), interleaved=False)
+    assert torch.equal(z, y)
+
+
+@needs_extension
+def test_results_can_be_resized():
+    """In place, as FSDP frees storages and `out=` arguments grow; also gradients, norms and tables."""
+    x, weight = torch.randn(1, FILLING, 1, 128, requires_grad=True), torch.ones(128)
+    rope = rw.RotaryEmbedding(rw.RopeConfig(128, interleaved=False))
+    cos, sin = rope.cos_sin(torch.arange(2 * FILLING))
+    assert cos.nbytes >= 4 << 20
+    cos, sin = cos[:FILLING], sin[:FILLING]
+    turned = rw.rotate(x, cos, sin, interleaved=False)
+    (grad,) = torch.autograd.grad(turned.sum(), x)
+    normed = rw.qk_norm_rotate(x.detach(), x.detach(), weight, weight, cos, sin, interleaved=False)
+    for result in (turned.detach(), grad, *normed, cos):
+        head = result.flatten()[:4].clone()
+        result.resize_(1, 2 * FILLING, 1, 128)
+        assert torch.equal(result.flatten()[:4], head)
+        result.untyped_storage().resize_(0)
+
+
+DIM, SAMPLE = 128, 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_beyond_32_bits(interleaved, kernels, two_threads):
+    """4 GiB in bfloat16, in place: the first rows, those around element 2^31, and the last ones are as in small calls.
+
+    Needs 6 GiB. The tensor ends 16 tokens after element 2^31: an offset that wrapped around would turn the first rows.
+    """
+    if kernels.backend == "triton" and kernels.device == "cpu":
+        pytest.skip("hours in Triton's interpreter")
+    around = 2**31 // (32 * DIM)
+    seq = around + SAMPLE
+    x = torch.empty(1, seq, 32, DIM, dtype=torch.bfloat16, device=kernels.device)
+    assert x.numel() > 2**31
+    x.view(torch.int16).fill_(0)
+    samples = [slice(0, SAMPLE), slice(around // 2, around // 2 + SAMPLE), slice(seq - 2 * SAMPLE, seq)]
+    source = torch.Generator().manual_seed(5)
+    for rows in samples:
+        x[:, rows] = torch.randn(x[:, rows].shape, generator=source).to(x.device, x.dtype)
+    before = [x[:, rows].clone() for rows in samples]
+    angle = torch.rand(seq, 1, generator=source).to(kernels.device).expand(-1, DIM // 2) * 50
+    cos, sin = angle.cos(), angle.sin()
+    options = {"interleaved": interleaved, "backend": kernels.backend}
+    version = x._version
+    assert rw.rotate(x, cos, sin, inplace=True, **options) is x
+    assert x._version > version
+    for rows, old in zip(samples, before, strict=True):
+        assert same_bits(x[:, rows], rw.rotate(old, cos[rows], sin[rows], **options))
+    for start in range(0, seq, 2**15):  # all else was zero, and is
+        part = x[:, start : start + 2**15].clone()
+        for rows in samples:
+            part[:, max(0, rows.start - start) : max(0, rows.stop - start)] = 0
+        assert not part.any()

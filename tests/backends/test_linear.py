@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ropewalk import compiled
 from ropewalk.attention.projections import multiplied, projected
-from ropewalk.backends import choose_linear, cpu_linear, explain_linear, reference_linear
+from ropewalk.backends import choose_linear, cpu, explain_linear, reference
 from tests.backends.arena import Arena
 from tests.backends.places import PLACES, Place
 from tests.backends.truth import Allowed, same_bits, wide
@@ -67,20 +67,20 @@ def check(multiply: Multiply, dtype: torch.dtype, size: tuple[tuple[int, ...], i
 def test_cases(place: Place, dtype: torch.dtype) -> None:
     """Any rows, features, outputs and biases agree with the truth within the roundings of their sums."""
     for size in SIZES:
-        check(cpu_linear.multiply, dtype, size)
+        check(cpu.multiply, dtype, size)
 
 
 def test_the_definition() -> None:
     """torch's own product meets the same bounds in float32."""
     for size in SIZES:
-        check(reference_linear.multiply, torch.float32, size)
+        check(reference.multiply, torch.float32, size)
 
 
 def faulty(change: Callable[[Tensor, Tensor, Tensor], object]) -> Multiply:
     """The kernel, and a change of each result, given x and the weight."""
 
     def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-        outs = cpu_linear.multiply(x, weights, biases)
+        outs = cpu.multiply(x, weights, biases)
         for out, weight in zip(outs, weights, strict=True):
             change(out, x, weight)
         return outs
@@ -89,7 +89,7 @@ def faulty(change: Callable[[Tensor, Tensor, Tensor], object]) -> Multiply:
 
 
 FAULTS: dict[str, Multiply] = {
-    "no bias": lambda x, weights, biases: cpu_linear.multiply(x, weights, [None] * len(weights)),
+    "no bias": lambda x, weights, biases: cpu.multiply(x, weights, [None] * len(weights)),
     "the last feature is missing": faulty(lambda out, x, weight: out.sub_(x[..., -1:] * weight[:, -1])),
     "rows in another order": faulty(lambda out, x, weight: out.copy_(out.flip(0))),
     "outputs one later": faulty(lambda out, x, weight: out.copy_(out.roll(1, -1))),
@@ -116,11 +116,11 @@ def test_faults_are_found(fault: Multiply, dtype: torch.dtype) -> None:
 def test_threads_and_rows_give_the_same_bits(place: Place, dtype: torch.dtype, two_threads: None) -> None:
     """One thread or two, one matrix or several, a row alone or beside others."""
     x, weights = torch.randn(7, 323).to(dtype), [torch.randn(n, 323).to(dtype) for n in (900, 40)]
-    whole = cpu_linear.multiply(x, weights, [None, None])
+    whole = cpu.multiply(x, weights, [None, None])
     torch.set_num_threads(1)
     for row in range(len(x)):
         for out, weight in zip(whole, weights, strict=True):
-            assert same_bits(out[row], cpu_linear.multiply(x[row], [weight], [None])[0])
+            assert same_bits(out[row], cpu.multiply(x[row], [weight], [None])[0])
 
 
 def test_what_is_not_finite(place: Place) -> None:
@@ -129,19 +129,17 @@ def test_what_is_not_finite(place: Place) -> None:
     for wrong in (math.nan, math.inf):
         spoiled = weight.clone()
         spoiled[2, 69] = wrong
-        assert (
-            cpu_linear.multiply(x, [spoiled], [None])[0].isfinite().all(0).tolist() == [True] * 2 + [False] + [True] * 3
-        )
+        assert cpu.multiply(x, [spoiled], [None])[0].isfinite().all(0).tolist() == [True] * 2 + [False] + [True] * 3
         there = x.clone()
         there[1, 3] = wrong
-        assert cpu_linear.multiply(there, [weight], [None])[0].isfinite().all(1).tolist() == [True, False] + [True] * 3
+        assert cpu.multiply(there, [weight], [None])[0].isfinite().all(1).tolist() == [True, False] + [True] * 3
 
 
 def test_what_goes_where() -> None:
     """Few rows of eager tensors without gradients go to the kernel, all else to torch."""
     x, weight = torch.zeros(2, 3, 8), torch.zeros(5, 8)
     few = x[:, :1]
-    assert choose_linear(few, [weight], [None]) is cpu_linear
+    assert choose_linear(few, [weight], [None]) is cpu
     assert explain_linear(few, weight).splitlines()[1:] == [
         "cpu: runs",
         "reference: could, but comes later in the list",
@@ -159,8 +157,8 @@ def test_what_goes_where() -> None:
     }.items():
         assert against in explain_linear(*call).splitlines()[1], against
     with torch.no_grad():
-        assert choose_linear(few, [leaf], [leaf[:, 0]]) is cpu_linear
-        assert choose_linear(few, [weight] * 5, [None] * 5) is reference_linear
+        assert choose_linear(few, [leaf], [leaf[:, 0]]) is cpu
+        assert choose_linear(few, [weight] * 5, [None] * 5) is reference
     with torch.autocast("cpu"):
         assert "autocast" in explain_linear(few, weight).splitlines()[1]
 
@@ -179,10 +177,10 @@ def test_layers_that_are_more_than_a_product(monkeypatch: pytest.MonkeyPatch) ->
     forward = patched.forward
     patched.forward = lambda x: forward(x) + 1
     for layer in (hooked, patched, other):
-        expected = reference_linear.multiply(x, [layer.weight], [layer.bias])[0] + 1
+        expected = reference.multiply(x, [layer.weight], [layer.bias])[0] + 1
         torch.testing.assert_close(projected(x, plain, layer)[1], expected)
     calls: list[int] = []
-    monkeypatch.setattr(cpu_linear, "multiply", lambda x, weights, biases: calls.append(len(weights)) or weights)
+    monkeypatch.setattr(cpu, "multiply", lambda x, weights, biases: calls.append(len(weights)) or weights)
     projected(x, plain, plain)
     multiplied(x, plain.weight)
     assert calls == [2, 1]

@@ -17,9 +17,9 @@ SHAPE = (BATCH, SEQ, HEADS, DIM)
 
 @given(call=calls())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_call(call, place):
+def test_any_call(call, kernels):
     """Whatever the dtype, shape, strides, tables and direction: right, and no byte elsewhere read or written."""
-    check_call(call, place)
+    check_call(call, kernels)
 
 
 LIES = {
@@ -42,7 +42,7 @@ def test_guarded(lie, form, place):
 @pytest.mark.parametrize("form", ["fresh", "given", "backward"])
 def test_expanded(form, where, place):
     """An expanded input is read where it lies; so is an expanded gradient, and an expanded table."""
-    for layout in ("bshd", "bhsd", "thd"):
+    for layout in ("bhsd",) if place.interpreted else ("bshd", "bhsd", "thd"):
         lie = Lie(expanded=where)
         check_call(Call(torch.float32, True, form, layout=layout, kv_heads=1, x=lie, table=lie, per_row=True), place)
 
@@ -74,7 +74,7 @@ def fused(layout: str, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
 def test_queries_and_keys_of_one_buffer(layout, interleaved, place):
     """Heads of one projection turn in place, in either order; the values between or after them stay."""
     cos, sin = tables(place.device)
-    for first, second in ((0, 1), (1, 0)):
+    for first, second in ((0, 1), (1, 0))[: 1 if place.interpreted else 2]:
         whole, parts = fused(layout, place.device)
         before = [part.clone() for part in parts]
         views = [part.transpose(1, 2) for part in parts] if layout == "bhsd" else parts

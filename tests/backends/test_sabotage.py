@@ -12,9 +12,9 @@ from torch import Tensor
 from ropewalk import backends
 from ropewalk.backends import autograd, cpu
 from ropewalk.backends.request import Norm, Store, Turn
-from ropewalk.bench.cases import CASES
 from tests.backends import calls, checks, norms
 from tests.backends.calls import Call, Lie
+from tests.backends.cases import CASES
 from tests.backends.norms import NormCall
 from tests.backends.places import PLACES, Place
 

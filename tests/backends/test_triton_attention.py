@@ -17,9 +17,9 @@ from torch import Tensor
 from ropewalk import backends
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.extensions import DualChunk, Extension, ReRoPE, SelfExtend, StreamingLLM
-from ropewalk.backends import choose_attention, cpu_attention, explain_attention, reference_attention, triton_attention
-from ropewalk.backends.attention_autograd import attended
-from ropewalk.backends.attention_request import AttentionKernels, AttentionRequest, Bounds
+from ropewalk.backends import choose_attention, cpu, explain_attention, reference, triton
+from ropewalk.backends.autograd import attended
+from ropewalk.backends.request import AttentionRequest, Backend, Bounds
 from ropewalk.rope.config import RopeConfig
 from tests.backends.attention_cases import CASES, Case, check, request_of
 from tests.backends.attention_gradients import Meets, gradients
@@ -49,7 +49,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def test_cases(dtype: torch.dtype) -> None:
     """Sizes, masks, memory layouts, turned keys, several regions, softcap, sinks and scales."""
     for case in SOME if dtype == torch.float32 else SOME[::3]:
-        check(case, dtype, triton_attention.attend)
+        check(case, dtype, triton.attend)
 
 
 @pytest.mark.slow
@@ -57,13 +57,13 @@ def test_cases(dtype: torch.dtype) -> None:
 def test_every_case(dtype: torch.dtype) -> None:
     """All that the compiled kernel answers."""
     for case in CASES:
-        if case.head_dim <= triton_attention.MOST_FEATURES[dtype]:
-            check(case, dtype, triton_attention.attend)
+        if case.head_dim <= triton.MOST_FEATURES[dtype]:
+            check(case, dtype, triton.attend)
 
 
 def test_keys_are_split_where_queries_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Softmaxes over parts of the keys are joined; some parts hold no key of a query; sinks count once."""
-    monkeypatch.setattr(triton_attention, "SPLIT", 16)
+    monkeypatch.setattr(triton, "SPLIT", 16)
     for case in (
         Case(queries=1, keys=70, heads=6, kv_heads=2, turned="half"),
         Case(queries=3, keys=70, seen="window", sinks=True),
@@ -71,15 +71,15 @@ def test_keys_are_split_where_queries_are_few(monkeypatch: pytest.MonkeyPatch) -
         Case(queries=5, keys=70, seen="nothing", sinks=True, softcap=5.0),
     ):
         request, _ = request_of(case, torch.float32)
-        assert triton_attention._splits(request) > 2
-        check(case, torch.float32, triton_attention.attend)
+        assert triton._splits(request) > 2
+        check(case, torch.float32, triton.attend)
         sums = torch.empty(request.regions[0].q.shape[:3])
-        triton_attention.attend(request, sums)
-        monkeypatch.setattr(triton_attention, "SPLIT", 1 << 20)
+        triton.attend(request, sums)
+        monkeypatch.setattr(triton, "SPLIT", 1 << 20)
         whole = torch.empty_like(sums)
-        triton_attention.attend(request, whole)
+        triton.attend(request, whole)
         torch.testing.assert_close(sums, whole)
-        monkeypatch.setattr(triton_attention, "SPLIT", 16)
+        monkeypatch.setattr(triton, "SPLIT", 16)
 
 
 class Faulty:
@@ -87,12 +87,12 @@ class Faulty:
 
     def __init__(self, *, attend: Callable[..., Tensor] | None = None, attend_backward: object = None) -> None:
         self.name, self.kernels, self.before_torch, self.most_regions = "faulty", True, False, 4
-        self.reasons_not_to_attend = triton_attention.reasons_not_to_attend
-        self.attend = attend or triton_attention.attend
-        self.attend_backward = attend_backward or triton_attention.attend_backward
+        self.reasons_not_to_attend = triton.reasons_not_to_attend
+        self.attend = attend or triton.attend
+        self.attend_backward = attend_backward or triton.attend_backward
 
 
-def check_gradients(case: Case, dtype: torch.dtype, backend: AttentionKernels) -> None:
+def check_gradients(case: Case, dtype: torch.dtype, backend: Backend) -> None:
     """Raises AssertionError where a gradient is out of bounds."""
     request, _ = request_of(case, dtype)
     grad = torch.randn(request.regions[0].q.shape, generator=torch.Generator().manual_seed(7)).to(dtype)
@@ -117,19 +117,19 @@ def check_gradients(case: Case, dtype: torch.dtype, backend: AttentionKernels) -
 def test_gradients(dtype: torch.dtype) -> None:
     """Of queries, keys, values and sinks; the same bits every time."""
     for case in TRAINED[::2] if dtype == torch.float32 else TRAINED[1::4]:
-        check_gradients(case, dtype, triton_attention)
+        check_gradients(case, dtype, triton)
     request, _ = request_of(Case(), dtype)
     sums = torch.empty(request.regions[0].q.shape[:3])
-    out = triton_attention.attend(request, sums)
+    out = triton.attend(request, sums)
     call = request, request.regions[0], sums, (out * out).float().sum(-1), out
-    once, again = triton_attention.attend_backward(*call), triton_attention.attend_backward(*call)
+    once, again = triton.attend_backward(*call), triton.attend_backward(*call)
     assert all(same_bits(a, b) for a, b in zip(once, again, strict=True))
 
 
 def with_bounds(change: Callable[[Bounds], Bounds]) -> Callable[[AttentionRequest], Tensor]:
     def attend(request: AttentionRequest) -> Tensor:
         regions = tuple(x._replace(bounds=change(x.bounds)) for x in request.regions)
-        return triton_attention.attend(request._replace(regions=regions))
+        return triton.attend(request._replace(regions=regions))
 
     return attend
 
@@ -137,14 +137,12 @@ def with_bounds(change: Callable[[Bounds], Bounds]) -> Callable[[AttentionReques
 FAULTS: dict[str, Callable[[AttentionRequest], Tensor]] = {
     "one key more": with_bounds(lambda b: Bounds(b.low, b.high + 1)),
     "the first key is missing": with_bounds(lambda b: Bounds(b.low.clamp(min=1), b.high)),
-    "a scale off by 1 %": lambda r: triton_attention.attend(r._replace(scale=r.scale * 1.01)),
-    "no softcap": lambda r: triton_attention.attend(r._replace(softcap=0.0)),
-    "no sinks": lambda r: triton_attention.attend(r._replace(sinks=None)),
-    "the first region alone": lambda r: triton_attention.attend(r._replace(regions=r.regions[:1])),
-    "keys as they are": lambda r: triton_attention.attend(
-        r._replace(regions=tuple(x._replace(turn=None) for x in r.regions))
-    ),
-    "one head for all": lambda r: triton_attention.attend(r)[:, :1].expand_as(r.regions[0].q),
+    "a scale off by 1 %": lambda r: triton.attend(r._replace(scale=r.scale * 1.01)),
+    "no softcap": lambda r: triton.attend(r._replace(softcap=0.0)),
+    "no sinks": lambda r: triton.attend(r._replace(sinks=None)),
+    "the first region alone": lambda r: triton.attend(r._replace(regions=r.regions[:1])),
+    "keys as they are": lambda r: triton.attend(r._replace(regions=tuple(x._replace(turn=None) for x in r.regions))),
+    "one head for all": lambda r: triton.attend(r)[:, :1].expand_as(r.regions[0].q),
 }
 
 
@@ -161,11 +159,11 @@ def test_faults_are_found(fault: Callable[[AttentionRequest], Tensor]) -> None:
 
 
 BACKWARD_FAULTS = {
-    "sums off by 3 %": lambda r, x, sums, less, g: triton_attention.attend_backward(r, x, sums + 0.03, less, g),
-    "nothing taken off": lambda r, x, sums, less, g: triton_attention.attend_backward(r, x, sums, 0 * less, g),
-    "keys' and values' exchanged": lambda *a: (lambda q, k, v: (q, v, k))(*triton_attention.attend_backward(*a)),
+    "sums off by 3 %": lambda r, x, sums, less, g: triton.attend_backward(r, x, sums + 0.03, less, g),
+    "nothing taken off": lambda r, x, sums, less, g: triton.attend_backward(r, x, sums, 0 * less, g),
+    "keys' and values' exchanged": lambda *a: (lambda q, k, v: (q, v, k))(*triton.attend_backward(*a)),
     "queries' without the last": lambda *a: (lambda q, k, v: (q.index_fill(2, torch.tensor([-1]), 0), k, v))(
-        *triton_attention.attend_backward(*a)
+        *triton.attend_backward(*a)
     ),
 }
 
@@ -183,11 +181,9 @@ def test_faults_of_gradients_are_found(fault: Callable[..., object]) -> None:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[AttentionRequest]:
     """Backends as a GPU's tensors find them; the requests that reach Triton."""
     seen: list[AttentionRequest] = []
-    attend = triton_attention.attend
-    monkeypatch.setattr(backends, "ATTENTION", (triton_attention, reference_attention))
-    monkeypatch.setattr(
-        triton_attention, "attend", lambda request, sums=None: (seen.append(request), attend(request, sums))[1]
-    )
+    attend = triton.attend
+    monkeypatch.setattr(backends, "ATTENTION", (triton, reference))
+    monkeypatch.setattr(triton, "attend", lambda request, sums=None: (seen.append(request), attend(request, sums))[1])
     return seen
 
 
@@ -233,21 +229,21 @@ def test_order_alone_is_left_to_torch(on_a_gpu: list[AttentionRequest]) -> None:
 def test_what_it_does_not_take() -> None:
     """float64, dtypes that differ and wide heads, with the reason; on the CPU the compiled kernel comes first."""
     q = torch.zeros(1, 2, 4, 8)
-    assert "triton: could, but comes later in the list" in explain_attention(q, q, q) or cpu_attention._native is None
-    assert choose_attention(q, q, q, "triton") is triton_attention
+    assert "triton: could, but comes later in the list" in explain_attention(q, q, q) or cpu._native is None
+    assert choose_attention(q, q, q, "triton") is triton
     for reason, x in {
         "not one of float32": (q.double(), q.double(), q.double()),
         "are not one": (q.half(), q, q),
         "more than 128 features": (torch.zeros(1, 1, 2, 129),) * 3,
         "on meta": (q.to("meta"),) * 3,
     }.items():
-        assert any(reason in why for why in triton_attention.reasons_not_to_attend(*x)), reason
-    assert triton_attention.reasons_not_to_attend(*(torch.zeros(1, 1, 2, 256).bfloat16(),) * 3) == []
+        assert any(reason in why for why in triton.reasons_not_to_attend(*x)), reason
+    assert triton.reasons_not_to_attend(*(torch.zeros(1, 1, 2, 256).bfloat16(),) * 3) == []
     empty = torch.zeros(1, 2, 0, 8)
     bounds = Bounds(*torch.zeros(2, 1, 0, dtype=torch.int64))
     request = request_of(Case(), torch.float32)[0]
     region = request.regions[0]._replace(q=empty, k=torch.zeros(1, 1, 5, 8), bounds=bounds)
-    assert triton_attention.attend(request._replace(regions=(region,), values=region.k)).shape == empty.shape
+    assert triton.attend(request._replace(regions=(region,), values=region.k)).shape == empty.shape
 
 
 @pytest.mark.parametrize(

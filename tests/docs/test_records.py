@@ -73,7 +73,7 @@ def test_smollm2():
 
 
 def test_rotation_and_attention():
-    """Ratios of medians; none above what `ropewalk bench` allows."""
+    """Ratios of medians; none above its bound in `benchmarks/rotation.py`."""
     last = lines("rotation.jsonl")[-1]["run"]
     [in_place] = [one["microseconds"] for one in lines("rotation.jsonl")
                   if (one["run"], one["kind"], one.get("dtype")) == (last, "one tensor", "float32")

@@ -63,7 +63,7 @@ def test_the_reference_has_every_public_name(site):
     assert "rw.encodings.ALiBi" in heads
     assert "rw.distributed.positions_for_rank" in heads
     assert "rw.attention.extensions.ReRoPE" in heads
-    assert "Turn each feature pair of" in text
+    assert "Rotate each feature pair of" in text
     assert "&gt;&gt;&gt;" in text
 
 

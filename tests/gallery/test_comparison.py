@@ -48,8 +48,7 @@ def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
 
 def test_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is ready, and both say how to make one; with one in the checkout's results both are."""
-    monkeypatch.setattr(comparison, "in_checkout", lambda: True)
-    monkeypatch.setattr(comparison, "results_file", lambda name: tmp_path / name)
+    monkeypatch.setattr(comparison, "RESULTS", tmp_path)
     assert not ENTRIES["comparison"].ready()
     with pytest.raises(RopeError, match="no record of a comparison") as refused:
         draw("convergence")

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropewalk import backends
 from ropewalk.readers import head
 from ropewalk.readers.head import all_log_probs, logit_slices, target_losses
 
@@ -49,19 +48,6 @@ def test_slices_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for cached in (1, VOCAB * 7, VOCAB * TOKENS):
         monkeypatch.setattr(head, "CACHED", cached)
         assert torch.equal(target_losses(hidden, weight, targets), whole)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_parts_of_the_vocabulary_give_the_loss(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the parts of tokens and vocabulary, and with or without kernels, the losses are the same."""
-    hidden, weight, targets = material(dtype)
-    with monkeypatch.context() as patch:
-        patch.setattr(backends, "ROWWISE", backends.ROWWISE[-1:])
-        without = target_losses(hidden, weight, targets)
-    for rows, some in ((7, 100), (TOKENS, VOCAB), (64, 64)):
-        monkeypatch.setattr(head, "VOCABULARY_ROWS", rows)
-        monkeypatch.setattr(head, "VOCABULARY", some)
-        torch.testing.assert_close(target_losses(hidden, weight, targets), without, rtol=1e-6, atol=4e-6)
 
 
 def test_few_logits_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

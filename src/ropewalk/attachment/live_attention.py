@@ -28,7 +28,7 @@ from ropewalk.attention.masks import TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
 from ropewalk.attention.tables import SlotTables
 from ropewalk.backends import choose_attention
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.errors import RopeError
 from ropewalk.models.positions import Positions
 from ropewalk.rope.config import RopeConfig

@@ -12,8 +12,8 @@ from torch import Tensor
 from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import Visibility
 from ropewalk.backends import choose_attention
-from ropewalk.backends.attention_autograd import attended
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest
+from ropewalk.backends.autograd import attended
+from ropewalk.backends.request import AttentionRegion, AttentionRequest
 from ropewalk.shapes import Float
 
 OPEN_BLOCK = 256  # queries whose scores exist at one time, where they are written out

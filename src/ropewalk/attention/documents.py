@@ -15,8 +15,8 @@ from torch import Tensor
 from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.backends import choose_attention
-from ropewalk.backends.attention_autograd import attended
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds
+from ropewalk.backends.autograd import attended
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.eager import PLAIN
 from ropewalk.encodings.memo import Memo
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropewalk.attention.branches import Branches
 from ropewalk.attention.tables import SlotTables
-from ropewalk.backends.attention_request import Bounds
+from ropewalk.backends.request import Bounds
 from ropewalk.encodings.memo import Memo
 from ropewalk.errors import RopeError
 

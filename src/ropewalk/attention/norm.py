@@ -6,9 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.projections import is_left_alone
-from ropewalk.backends import choose_rowwise
-
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -60,19 +57,3 @@ class LayerNorm(nn.LayerNorm):
 def residual_stream(x: Tensor) -> Tensor:
     """Embeddings as layers add to them: float32 for a half type, so that many small sums are not rounded away."""
     return x.float() if x.dtype in HALF else x
-
-
-def sum_and_norm(x: Tensor, added: Tensor | None, norm: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`x` + `added`, and its norm as `dtype`; a kernel may do both where `x` is float32 and all else half.
-
-    >>> sum_and_norm(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]), RMSNorm(2), torch.float32)[0]
-    tensor([3., 4.])
-    """
-    if type(norm) is RMSNorm and not torch.compiler.is_compiling() and is_left_alone(norm):
-        given = (norm.weight, x) if added is None else (norm.weight, x, added)
-        same = x.dtype == torch.float32 and all(each.dtype == dtype for each in (norm.weight, *given[2:]))
-        backend = choose_rowwise(*given)
-        if same and backend.kernels:
-            return backend.sum_norm(x, added, norm.weight, norm.eps)
-    total = x if added is None else x + added
-    return total, norm(total).to(dtype)

@@ -18,8 +18,8 @@ from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.tables import SeqLen, lengths_of, tables_at, tables_of_parts
 from ropewalk.backends import choose_attention
-from ropewalk.backends.attention_autograd import attended
-from ropewalk.backends.attention_request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
+from ropewalk.backends.autograd import attended
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from ropewalk.errors import RopeError
 from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding

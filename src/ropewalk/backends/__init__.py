@@ -1,4 +1,4 @@
-"""The only place that chooses how rotations, attention, linear layers and rows are computed: of a list the first."""
+"""Choose the backend of rotations, attention and linear layers: the first of a list that can take the tensors."""
 
 from __future__ import annotations
 
@@ -8,38 +8,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ropewalk.backends import (
-    cpu,
-    cpu_attention,
-    cpu_linear,
-    cpu_rowwise,
-    reference,
-    reference_attention,
-    reference_linear,
-    reference_rowwise,
-    triton,
-    triton_attention,
-)
-from ropewalk.backends.attention_request import AttentionBackend
-from ropewalk.backends.request import Backend, LinearBackend, RowwiseBackend
+from ropewalk.backends import cpu, reference, triton
+from ropewalk.backends.request import Backend, LinearBackend
 from ropewalk.eager import PLAIN
 from ropewalk.errors import RopeError, describe
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
-
-ATTENTION: tuple[AttentionBackend, ...] = (
-    cast(AttentionBackend, cpu_attention),
-    cast(AttentionBackend, triton_attention),
-    cast(AttentionBackend, reference_attention),
-)
-
-LINEAR: tuple[LinearBackend, ...] = (cast(LinearBackend, cpu_linear), cast(LinearBackend, reference_linear))
-
-ROWWISE: tuple[RowwiseBackend, ...] = (cast(RowwiseBackend, cpu_rowwise), cast(RowwiseBackend, reference_rowwise))
+ATTENTION: tuple[Backend, ...] = BACKENDS
+LINEAR: tuple[LinearBackend, ...] = (cast(LinearBackend, cpu), cast(LinearBackend, reference))
 
 
 def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
-    """The backend for `x`: the named one, or the first of the list that can take it.
+    """Return the backend for `x`: the named one, or the first of the list that can take it.
 
     The `others` go with it: where one is no plain tensor the mathematics serves. Raises `RopeError` if the named
     backend does not exist, or with its reasons if it cannot run.
@@ -67,8 +47,8 @@ def choose_attention(
     *,
     sinks: Tensor | None = None,
     torch_serves: bool = False,
-) -> AttentionBackend:
-    """The backend for attention of these tensors: the named one, or the first of the list that can take them.
+) -> Backend:
+    """Return the backend for attention of these tensors: the named one, or the first of the list that can take them.
 
     `torch_serves`: torch's own fused attention can do it; then kernels are left out that are not faster. Where the one
     chosen has no `kernels` the caller may prefer torch's to it. Raises `RopeError` if the named backend does not exist,
@@ -88,17 +68,12 @@ def choose_attention(
 
 
 def choose_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearBackend:
-    """The backend for linear layers of these weights `[outputs, features]` on `x`: the first that can take them."""
+    """Return the backend for linear layers of weights `[outputs, features]` on `x`: the first that can take them."""
     return next(module for module in LINEAR if not module.reasons_not_to_multiply(x, weights, biases))
 
 
-def choose_rowwise(x: Tensor, *others: Tensor) -> RowwiseBackend:
-    """The backend for what is done to each row of these: the first that can take them."""
-    return next(module for module in ROWWISE if not module.reasons_not_to_run(x, *others))
-
-
 def explain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
-    """Which backend would multiply `x` `[..., features]` by a linear layer's weight, and why each other would not.
+    """Return which backend would multiply `x` `[..., features]` by a layer's weight, and why each other one would not.
 
     >>> import torch
     >>> print(explain_linear(torch.zeros(1, 64, 8), torch.zeros(2, 8)).splitlines()[-1])
@@ -117,7 +92,7 @@ def _refuse(where: str, backend: str, reasons: list[str], x: Tensor) -> None:
         )
 
 
-def _unknown(where: str, backend: str | None, known: Sequence[Backend] | Sequence[AttentionBackend]) -> RopeError:
+def _unknown(where: str, backend: str | None, known: Sequence[Backend]) -> RopeError:
     return RopeError(
         f"{where}: there is no backend {backend!r}.",
         facts={"backends": [module.name for module in known]},
@@ -126,7 +101,7 @@ def _unknown(where: str, backend: str | None, known: Sequence[Backend] | Sequenc
 
 
 def explain_backends(x: Tensor) -> str:
-    """Which backend would rotate `x`, and why each other would not, one line each.
+    """Return which backend would rotate `x`, and why each other one would not, one line each.
 
     >>> import torch
     >>> print(explain_backends(torch.zeros(1, 4, 2, 8, device="meta")).splitlines()[-1])
@@ -137,7 +112,7 @@ def explain_backends(x: Tensor) -> str:
 
 
 def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Which backend would attend, and why each other would not, one line each.
+    """Return which backend would attend, and why each other one would not, one line each.
 
     Where it is the reference, or Triton's kernels and no more is asked for than order, layers call torch's
     `scaled_dot_product_attention`.

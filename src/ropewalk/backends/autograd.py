@@ -1,4 +1,4 @@
-"""Gradients of the hand-written kernels: a rotation's backward is the rotation by the opposite angle."""
+"""Gradients of the hand-written kernels, of rotation (the rotation by the opposite angle) and of attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.backends import reference
-from ropewalk.backends.request import Backend, Norm, Store, Turn
+from ropewalk.backends.request import AttentionRequest, Backend, Norm, Store, Turn
 
 
 class Rotation(torch.autograd.Function):
@@ -17,7 +17,7 @@ class Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, turn: Turn, inplace: bool, *tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
-        """`tensors`: one or two to rotate, then cos and sin.
+        """Rotate `tensors`: one or two, then cos and sin.
 
         `inplace` takes one: autograd allows a view to be changed only by a function of one result, which is its first
         input.
@@ -35,7 +35,7 @@ class Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The transposed rotation of each gradient; cos and sin collect theirs over everything that shares a row."""
+        """Rotate each gradient back; cos and sin sum theirs over everything that shares a row."""
         cos, sin, *xs = ctx.saved_tensors
         needed = ctx.needs_input_grad[3:-2]
         wanted = [grad for grad, need in zip(grads, needed, strict=True) if need and grad is not None]
@@ -59,14 +59,14 @@ class NormRotation(torch.autograd.Function):
         ctx: Any, backend: Backend, turn: Turn, eps: float, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor,
         q_weight: Tensor, k_weight: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Nothing but the inputs is kept: the norm is formed again in backward."""
+        """Keep only the inputs: backward computes the norm again."""
         ctx.save_for_backward(cos, sin, q, k, q_weight, k_weight)
         ctx.backend, ctx.turn, ctx.eps = backend, turn, eps
         return backend.norm_rotate(q, k, cos, sin, turn, Norm(q_weight, k_weight, eps), None)
 
     @staticmethod
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k and both weights; through plain expressions where they are to be differentiated again."""
+        """Return gradients of q, k and both weights; by plain expressions if they are to be differentiated again."""
         cos, sin, *inputs = ctx.saved_tensors
         q, k, q_weight, k_weight = inputs
         again = torch.is_grad_enabled()
@@ -89,14 +89,14 @@ class NormRotation(torch.autograd.Function):
 
 
 def _takes(backend: Backend, grads: Sequence[Tensor]) -> bool:
-    """Whether the kernels can take all these gradients: not under torch.func, nor batched ones, nor negated views."""
+    """Return whether the kernels can take all gradients: not under torch.func, nor batched ones, nor negated views."""
     return not any(backend.reasons_not_to(grad) for grad in grads)
 
 
 def rotated(
     backend: Backend, xs: list[Tensor], cos: Tensor, sin: Tensor, turn: Turn, *, inplace: bool = False
 ) -> list[Tensor]:
-    """`xs` rotated by a backend: directly where nothing requires grad, else through its autograd function."""
+    """Rotate `xs` by a backend: directly if nothing requires grad, else through the autograd function."""
     if not backend.kernels:
         return backend.rotate(xs, cos, sin, turn, xs if inplace else None)
     if not torch.is_grad_enabled() or not (
@@ -117,7 +117,7 @@ def norm_rotated(
     backend: Backend, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None,
     store: Store | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Norm, rotation and the cache's new rows by a backend; gradients reach q, k and the weights, but no cache."""
+    """Norm, rotate and store by a backend; gradients reach q, k and the weights, but no cache."""
     if backend.kernels and norm is not None and store is None and torch.is_grad_enabled():
         if cos.requires_grad or sin.requires_grad or norm.joint:
             return reference.norm_rotate(q, k, cos, sin, turn, norm, None)
@@ -138,7 +138,7 @@ def note_written(tensors: list[Tensor]) -> None:
 
 
 def _table_gradients(x: Tensor, grad: Tensor, cos: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-    """What one tensor adds to the gradients of cos and sin, in their shape and dtype."""
+    """Return what one tensor adds to the gradients of cos and sin, in their shape and dtype."""
     rows = reference.broadcast_rows(cos, turn.layout)
     pairs = cos.shape[-1]
     compute = torch.promote_types(x.dtype, torch.float32)
@@ -150,3 +150,62 @@ def _table_gradients(x: Tensor, grad: Tensor, cos: Tensor, turn: Turn) -> tuple[
     if cos.ndim == 4 and turn.layout == "bhsd":
         for_cos, for_sin = for_cos.transpose(1, 2), for_sin.transpose(1, 2)
     return for_cos.reshape(cos.shape).to(cos.dtype), for_sin.reshape(cos.shape).to(cos.dtype)
+
+
+class AttentionFunction(torch.autograd.Function):
+    """Attention by a backend's kernels; differentiable twice, the second time through the written-out form."""
+
+    @staticmethod
+    def forward(ctx: Any, backend: Backend, request: AttentionRequest, *tensors: Tensor | None) -> Tensor:
+        """Attend; `tensors` are the request's: each region's queries and keys, then values, then sinks or None."""
+        ctx.backend, q = backend, request.regions[0].q
+        log_sums = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        out: Tensor = ctx.backend.attend(request, log_sums)
+        ctx.save_for_backward(out, log_sums, *tensors)
+        ctx.request = _with_tensors(request, [None] * len(tensors))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return gradients of those queries, keys, values and sinks that require one."""
+        out, log_sums, *tensors = ctx.saved_tensors
+        needed, backend = ctx.needs_input_grad[2:], ctx.backend
+        request = _with_tensors(ctx.request, tensors)
+        if torch.is_grad_enabled() or backend.reasons_not_to_attend(grad, grad, grad):
+            with torch.enable_grad():
+                # aliases, so that a tensor given twice gets each place's gradient alone
+                aliases = [None if x is None else x.view_as(x) for x in tensors]
+                again = reference.attend(_with_tensors(request, aliases))
+            wanted = [x for x, need in zip(aliases, needed, strict=True) if need and x is not None]
+            found = iter(torch.autograd.grad(again, wanted, grad, create_graph=torch.is_grad_enabled()))
+            return None, None, *(next(found) if need else None for need in needed)
+        less = (out.float() * grad.float()).sum(-1).contiguous()
+        grads: list[Tensor | None] = []
+        to_values: Tensor | None = None
+        for region in request.regions:
+            to_q, to_k, to_v = backend.attend_backward(request, region, log_sums, less, grad)
+            grads += [to_q, to_k]
+            to_values = to_v if to_values is None else to_values + to_v
+        to_sinks = None
+        if request.sinks is not None and needed[-1]:
+            shares = torch.exp(request.sinks.float()[:, None] - log_sums)  # of each softmax's weight
+            to_sinks = -(shares * less).sum((0, 2)).to(request.sinks.dtype)
+        grads += [to_values, to_sinks]
+        return None, None, *(x if need else None for x, need in zip(grads, needed, strict=True))
+
+
+def attended(backend: Backend, request: AttentionRequest) -> Tensor:
+    """Attend by a backend, with gradients if a tensor requires them; then keys must have been rotated before."""
+    tensors = [x for region in request.regions for x in region[:2]]
+    inputs: list[Tensor | None] = [*tensors, request.values, request.sinks]
+    if not backend.kernels or not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in inputs):
+        return backend.attend(request)
+    assert all(region.turn is None for region in request.regions), "the kernel's own turning of keys has no backward"
+    return cast(Tensor, AttentionFunction.apply(backend, request, *inputs))  # type: ignore[no-untyped-call]
+
+
+def _with_tensors(request: AttentionRequest, tensors: list[Any]) -> AttentionRequest:
+    *of_regions, values, sinks = tensors
+    pairs = zip(request.regions, of_regions[::2], of_regions[1::2], strict=True)
+    regions = tuple(region._replace(q=q, k=k) for region, q, k in pairs)
+    return request._replace(regions=regions, values=values, sinks=sinks)

@@ -1,4 +1,4 @@
-"""The compiled kernels for CPU tensors: C++ in csrc/."""
+"""The compiled kernels for CPU tensors (C++ in csrc/): rotation, attention, and linear layers of few rows."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ import torch
 from torch import Tensor
 
 from ropewalk import compiled
-from ropewalk.backends.request import Norm, Store, Turn
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Norm, Store, Turn
 from ropewalk.compiled import new_like
-from ropewalk.eager import reasons_for_mathematics
+from ropewalk.eager import PLAIN, reasons_for_mathematics
 from ropewalk.rope.tables import phase_tables
 
 name = "cpu"
 kernels = True
+before_torch = True
+most_regions = 8
 
 _native: Any = compiled.kernels
 _LAYOUTS = {"bshd": 0, "bhsd": 1, "thd": 2}
 _DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float8_e4m3fn: 4,
            torch.float8_e5m2: 5}  # fmt: skip
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of attention and linear layers
+MOST_KEYS = 1 << 24  # indices of keys are compared as float32
+LAY_OUT_FROM = 256  # queries from which on keys and values are laid out head by head: each 64 of them read all anew
+MOST_ROWS = 8  # for more, torch's product reads the weights once as well, and multiplies faster
+MOST_MATRICES = 4
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
-    """Why the compiled kernels cannot take `x`; empty if they can."""
+    """Return why the compiled kernels cannot take `x`; empty if they can."""
     reasons = reasons_for_mathematics(x)
     if _native is None:
         reasons.append(compiled.why_not)
@@ -36,7 +43,7 @@ def reasons_not_to(x: Tensor) -> list[str]:
 def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """One or two tensors, in one call to the kernel."""
+    """Rotate one or two tensors in one call to the kernel."""
     if turn.phases:
         cos, sin = phase_tables(cos[..., None], sin, torch.float64 if xs[0].dtype == torch.float64 else torch.float32)
     cos, sin = _tables(xs[0], cos, sin)
@@ -51,7 +58,7 @@ def rotate(
 def norm_rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
 ) -> tuple[Tensor, Tensor]:
-    """Norm, rotation, and the cache's new rows, in one pass over q, k and the values."""
+    """Norm, rotate and store in one pass over q, k and the values."""
     cos, sin = _tables(q, cos, sin)
     q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
     q_out = new_like(q)
@@ -72,7 +79,7 @@ def norm_rotate(
 def norm_rotate_backward(
     grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k and both weights in one pass; the same to the last bit for any number of threads."""
+    """Return gradients of q, k and both weights in one pass; the same bits for any number of threads."""
     cos, sin = _tables(q, cos, sin)
     weights = _weight(q, norm.q_weight), _weight(q, norm.k_weight)
     results = [new_like(x) for x in (q, k)]
@@ -84,12 +91,12 @@ def norm_rotate_backward(
 
 
 def _bytes(buffer: Tensor) -> Tensor:
-    """A cache of 8 bits as the kernels take it."""
+    """Return a cache of 8 bits as the kernels take it."""
     return buffer.view(torch.uint8) if buffer.dtype.itemsize == 1 else buffer
 
 
 def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:
-    """The arguments that every kernel begins with."""
+    """Return the arguments that every kernel begins with."""
     interleaved, scale, inverse, layout, _, written, first, blocks = turn
     where: object = _LAYOUTS[layout]
     if first or blocks or joint or written is not None:
@@ -98,7 +105,7 @@ def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple
 
 
 def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tables in the compute dtype, with the same strides and contiguous features."""
+    """Return both tables in the compute dtype, with equal strides and contiguous features: mostly as they are."""
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
     if cos.dtype != compute:
         cos, sin = cos.to(compute), sin.to(compute)
@@ -112,3 +119,115 @@ def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 def _weight(x: Tensor, weight: Tensor) -> Tensor:
     return weight.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+
+
+def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
+    """Return why the compiled kernel cannot take queries, keys, values and sinks like these; empty if it can."""
+    reasons: list[str] = []
+    tensors = [x for x in (q, k, v, sinks) if x is not None]
+    for x in tensors:
+        reasons = reasons_for_mathematics(x)
+        if reasons:
+            return reasons
+    if _native is None:
+        reasons.append(compiled.why_not)
+    elif not hasattr(_native, "attend_backward"):
+        reasons.append("the compiled extension is of an older version: build it anew")
+    if not all(x.is_cpu for x in tensors):
+        reasons.append("a tensor is not on the CPU")
+    if q.dtype not in DTYPES:
+        reasons.append(f"{q.dtype} is none of float32, bfloat16 and float16")
+    if not q.dtype == k.dtype == v.dtype:
+        reasons.append("dtypes differ")
+    if v.shape[-2] >= MOST_KEYS:
+        reasons.append(f"there are {MOST_KEYS} keys or more")
+    return reasons
+
+
+def attend(request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
+    """Attend in one call of the kernel; the same bits for any number of threads.
+
+    `log_sums`: float32 `[batch, heads, queries]`, where the logarithms of the softmaxes' sums are written.
+    """
+    batch, heads, queries, head_dim = request.regions[0].q.shape
+    # Tokens before heads, so that the caller joins the heads of a token without a copy.
+    out = compiled.fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
+    laid_out: dict[int, Tensor] = {}  # regions may share their keys
+    for x in (request.values, *(region.k for region in request.regions)):
+        laid_out.setdefault(id(x), _laid_out(x, queries))
+    regions = tuple((q.detach(), laid_out[id(k)], *bounds, turn) for q, k, bounds, turn in request.regions)
+    sinks = None if request.sinks is None else request.sinks.detach().float()
+    values, scale = laid_out[id(request.values)], request.scale
+    _native.attend(torch.get_num_threads(), out, values, scale, request.softcap, sinks, log_sums, regions)
+    return out
+
+
+def attend_backward(
+    request: AttentionRequest, region: AttentionRegion, log_sums: Tensor, less: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of one region's queries and keys, and its part of the values'.
+
+    `log_sums` as `attend` wrote them; `less`: the sum over features of result times `grad`, float32 `[batch, heads,
+    queries]`. The same to the last bit for any number of threads.
+    """
+    heads, queries = region.q.shape[1:3]
+    values, k = _laid_out(request.values, queries), _laid_out(region.k, queries)
+    batch, kv_heads, keys, head_dim = values.shape
+    chunk = _keys_of_one_task(batch * kv_heads, keys)
+    parts = values.new_zeros(-(-keys // chunk), batch, queries, heads, head_dim, dtype=torch.float32)
+    to_k, to_v = (compiled.fresh(values.new_empty(batch, keys, kv_heads, head_dim)).transpose(1, 2) for _ in range(2))
+    _native.attend_backward(
+        torch.get_num_threads(), parts, to_k, to_v, grad, values, request.scale, request.softcap, log_sums, less, chunk,
+        (region.q.detach(), k, *region.bounds, None),
+    )  # fmt: skip
+    to_q = parts[0] if len(parts) == 1 else parts.sum(0)
+    return to_q.to(values.dtype).transpose(1, 2), to_k, to_v
+
+
+def _laid_out(x: Tensor, queries: int) -> Tensor:
+    """Return keys or values `[batch, kv_heads, keys, head_dim]`; for many queries contiguous, each head by itself."""
+    x, lies_so = x.detach(), x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
+    return x if lies_so or queries < LAY_OUT_FROM else x.contiguous()
+
+
+def _keys_of_one_task(key_heads: int, keys: int) -> int:
+    """Return the keys of a task: enough tasks for many threads, at most 8 of a key head. It depends only on shapes."""
+    tasks = min(8, -(-16 // max(1, key_heads)))
+    return max(512, -(-keys // tasks // 64) * 64)
+
+
+def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[str]:
+    """Return why the compiled kernel cannot multiply `x` by these; empty if it can."""
+    reasons = reasons_for_mathematics(x)
+    if reasons:
+        return reasons
+    rows, size = x.numel() // max(1, x.shape[-1]), x.shape[-1]
+    if not 0 < rows <= MOST_ROWS:
+        return [f"there are {rows} rows, and it is made for 1 to {MOST_ROWS}"]
+    if _native is None:
+        reasons.append(compiled.why_not)
+    if x.dtype not in DTYPES:
+        reasons.append(f"{x.dtype} is none of float32, bfloat16 and float16")
+    if torch.is_autocast_enabled("cpu"):
+        reasons.append("autocast chooses the dtype of products")
+    if len(weights) > MOST_MATRICES:
+        reasons.append(f"there are more than {MOST_MATRICES} matrices")
+    grads = torch.is_grad_enabled()
+    for each in (x, *weights, *biases):
+        if each is None:
+            continue
+        if type(each) not in PLAIN or each.dtype != x.dtype or not each.is_cpu or each.is_neg():
+            reasons.append(f"{type(each).__name__} of {each.dtype} on {each.device.type}, beside {x.dtype} on the CPU")
+        elif grads and each.requires_grad:
+            reasons.append("a gradient is asked for")
+    for weight in weights:
+        if weight.ndim != 2 or weight.stride(1) != 1 or weight.shape[1] != size:
+            reasons.append(f"a weight {list(weight.shape)} does not have {size} features that lie side by side")
+    return reasons
+
+
+def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """Multiply in one call of the kernel, summed in float32; the same bits for any number of threads."""
+    outs = [x.new_empty(*x.shape[:-1], weight.shape[0]) for weight in weights]
+    _native.linear(torch.get_num_threads(), x.contiguous(), tuple(zip(weights, biases, outs, strict=True)))
+    return outs

@@ -1,28 +1,31 @@
-"""The rotation in plain PyTorch: the definition that every kernel must agree with, and what compilers fuse."""
+"""Rotation, attention and linear layers in plain PyTorch: the definition of every kernel, and what compilers fuse."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.backends.request import Norm, Store, Turn
+from ropewalk.backends.request import AttentionRegion, AttentionRequest, Norm, Store, Turn
 from ropewalk.rope.tables import phase_tables
 
 name = "reference"
 kernels = False
+before_torch = False
+most_regions = 1 << 30
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
-    """Why this backend could not rotate `x`: it always can."""
+    """Return no reasons: it can rotate every tensor."""
     return []
 
 
 def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Each of `xs` with 2 * pairs features from the first turned by each token's angles and multiplied by the scale.
+    """Rotate 2 * pairs features of each of `xs`, from `turn.first` on, by each token's angles, and scale them.
 
     Arithmetic in float32, in float64 for float64 `x`; one rounding.
     """
@@ -35,7 +38,7 @@ def rotate(
 def norm_rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm, then rotation, in float32 (float64 for float64) with one rounding at the end."""
+    """Norm, then rotate, in float32 (float64 for float64) with one rounding at the end."""
     dtype = q.dtype
     if norm is not None:
         q, k = (_normalise(x, weight, norm, turn.layout) for x, weight in ((q, norm.q_weight), (k, norm.k_weight)))
@@ -73,7 +76,7 @@ def _keep(buffer: Tensor, new: Tensor, factor: Tensor | None, store: Store) -> N
 
 
 def broadcast_rows(cos: Tensor, layout: str) -> Tensor:
-    """A table shaped to broadcast against `x[..., :pairs]` of a layout."""
+    """Return a table that broadcasts against `x[..., :pairs]` of a layout."""
     if layout == "thd":
         return cos[:, None] if cos.ndim == 2 else cos
     if cos.ndim == 4:
@@ -84,7 +87,7 @@ def broadcast_rows(cos: Tensor, layout: str) -> Tensor:
 
 
 def pairs_of(x: Tensor, pairs: int, turn: Turn, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """First and second features of every pair that turns, each `[..., pairs]`."""
+    """Return first and second features of every rotated pair, each `[..., pairs]`."""
     window = x[..., turn.first : turn.first + 2 * pairs]
     if interleaved:
         return window[..., 0::2], window[..., 1::2]
@@ -95,7 +98,7 @@ def pairs_of(x: Tensor, pairs: int, turn: Turn, interleaved: bool) -> tuple[Tens
 
 
 def _joined(first: Tensor, second: Tensor, turn: Turn) -> Tensor:
-    """The reverse of `pairs_of`, as pairs are written: the window alone."""
+    """Return the window of rotated features: the reverse of `pairs_of`, as pairs are written."""
     if turn.written:
         return torch.stack((first, second), -1).flatten(-2)
     if not turn.blocks:
@@ -138,7 +141,7 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def _placed_as(x: Tensor, table: Tensor) -> Tensor:
-    """A plain table beside a DTensor is every rank's own copy of the whole: replicated, without communication."""
+    """Return a plain table as a replicated DTensor if `x` is a DTensor: each rank has a whole copy already."""
     if type(x) is Tensor or not torch.distributed.is_available():
         return table
     from torch.distributed.tensor import DTensor, Replicate
@@ -146,3 +149,49 @@ def _placed_as(x: Tensor, table: Tensor) -> Tensor:
     if not isinstance(x, DTensor) or isinstance(table, DTensor):
         return table
     return DTensor.from_local(table, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False)
+
+
+def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
+    """Return no reasons: it can attend with all tensors."""
+    return []
+
+
+def attend(request: AttentionRequest) -> Tensor:
+    """Attend with all scores at once, in float32 (float64 for float64)."""
+    q, values = request.regions[0].q, request.values
+    groups = q.shape[1] // values.shape[1]
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scale = request.scale if isinstance(request.scale, float) else request.scale[:, None, :, None].to(compute)
+    places = torch.arange(values.shape[2], device=q.device)
+    scores = torch.full((), float("-inf"), dtype=compute, device=q.device)
+    for region in request.regions:
+        keys = _rotated_keys(region).to(compute).repeat_interleave(groups, 1)
+        logits = region.q.to(compute) @ keys.transpose(-1, -2) * scale
+        if request.softcap:
+            logits = request.softcap * torch.tanh(logits / request.softcap)
+        low, high = (bound[:, None, :, None] for bound in region.bounds)
+        scores = torch.where((low <= places) & (places < high), logits, scores)
+    if request.sinks is not None:
+        sinks = request.sinks.to(compute)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], -1)
+    nothing = (scores == float("-inf")).all(-1, keepdim=True)
+    weights = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    wide = values.to(compute).repeat_interleave(groups, 1)
+    return (weights[..., : wide.shape[2]] @ wide).to(q.dtype)
+
+
+def _rotated_keys(region: AttentionRegion) -> Tensor:
+    if region.turn is None:
+        return region.k
+    cos, sin, interleaved, factor = region.turn
+    return rotate([region.k], cos, sin, Turn(interleaved, factor, False, "bhsd"))[0]
+
+
+def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[str]:
+    """Return no reasons: it can multiply all tensors."""
+    return []
+
+
+def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """Multiply `x` by each weight, transposed, and add its bias."""
+    return [F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]

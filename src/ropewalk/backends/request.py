@@ -1,8 +1,8 @@
-"""What a backend is asked for, beside the tensors; and how it reads their strides."""
+"""The arguments of a backend besides tensors, and the protocol of a backend."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -30,11 +30,11 @@ class Turn(NamedTuple):
 
     @property
     def written(self) -> bool:
-        """Whether pairs are neighbours in the result."""
+        """Return whether pairs are neighbours in the result."""
         return self.interleaved if self.interleaved_out is None else self.interleaved_out
 
     def transposed(self) -> Turn:
-        """By the opposite angle, reading pairs where they were written: what a gradient goes through."""
+        """Return the rotation of a gradient: by the opposite angle, reading pairs where they were written."""
         if self.written == self.interleaved:
             return self._replace(inverse=not self.inverse)
         return self._replace(inverse=not self.inverse, interleaved=self.written, interleaved_out=self.interleaved)
@@ -84,98 +84,133 @@ class Store(NamedTuple):
     value_scale: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor of it."""
+        """Return every tensor of it."""
         parts = (self.keys, self.values, self.fresh, self.slots, self.key_scale, self.value_scale)
         return [part for part in parts if part is not None]
 
     def is_plain(self) -> bool:
-        """Whether each sequence has a row of its own in the keys' dtype, and nothing is scaled."""
+        """Return whether each sequence has a row of its own in the keys' dtype, and nothing is scaled."""
         scaled = self.key_scale is not None or self.value_scale is not None
         return self.pages is None and not scaled and self.keys.dtype == self.fresh.dtype
 
     def factors(self) -> tuple[Tensor | None, Tensor | None]:
-        """What keys and values are multiplied by, float32 `[kv_heads]` each, or None."""
+        """Return the factors of keys and of values, float32 `[kv_heads]` each, or None."""
         heads = self.keys.shape[2 if self.pages == "bshd" else 1]
         scales = (self.key_scale, self.value_scale)
         key, value = (None if scale is None else (1.0 / scale).expand(heads).contiguous() for scale in scales)
         return key, value
 
 
+class Bounds(NamedTuple):
+    """The keys `low <= j < high` that each query meets: int64 `[1 or batch, queries]` each; `low >= high`: none."""
+
+    low: Tensor
+    high: Tensor
+
+
+class KeyTurn(NamedTuple):
+    """How keys are rotated when they are read: cos and sin float32 `[keys, pairs]` or `[batch or 1, keys, pairs]`.
+
+    `factor` multiplies the features that turn, as `rotate(..., scale=factor)` does.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    factor: float = 1.0
+
+
+class AttentionRegion(NamedTuple):
+    """Queries and keys that meet within bounds.
+
+    q `[batch, heads, queries, head_dim]`, k `[batch, kv_heads, keys, head_dim]`. Several regions share one softmax;
+    their bounds must not overlap.
+    """
+
+    q: Tensor
+    k: Tensor
+    bounds: Bounds
+    turn: KeyTurn | None = None
+
+
+class AttentionRequest(NamedTuple):
+    """softmax(scale q k^T) v over the keys that each query meets; a query that meets none gets zeros.
+
+    - `regions`: at least one, of the same shapes and dtype.
+    - `values`: `[batch, kv_heads, keys, head_dim]`; query head h reads key head h // (heads / kv_heads).
+    - `scale`: of the logits, greater than 0: a float, or float32 `[1 or batch, queries]`.
+    - `softcap`: logits become softcap tanh(logit / softcap); 0: as they are (Gemma 2).
+    - `sinks`: `[heads]`, floats: a logit in each head's softmax that takes weight and gives nothing (gpt-oss).
+    """
+
+    regions: tuple[AttentionRegion, ...]
+    values: Tensor
+    scale: float | Tensor
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield queries, keys and values."""
+        for region in self.regions:
+            yield region.q
+            yield region.k
+        yield self.values
+
+
 @runtime_checkable
 class Backend(Protocol):
-    """One way to compute a rotation. Arguments have been checked; tables are as `rotate` documents them."""
+    """One way to compute rotation and attention. Arguments have been checked; tables are as `rotate` documents them.
+
+    If `kernels` is true it is written by hand: it has no autograd of its own, writes where it is told, and also has
+    `norm_rotate_backward` and `attend_backward`. `before_torch`: it is preferred to torch's fused attention.
+    `most_regions`: of one call to `attend`.
+    """
 
     name: str
-    kernels: bool  # written by hand: without autograd of its own, and writing where it is told
+    kernels: bool
+    before_torch: bool
+    most_regions: int
 
     def reasons_not_to(self, x: Tensor) -> list[str]:
-        """Why `x` cannot be rotated by it here and now; empty if it can."""
+        """Return why `x` cannot be rotated by it here and now; empty if it can."""
 
     def rotate(
         self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """One or two tensors of one dtype by the same tables, into `outs` (which may be `xs`) or into new tensors."""
+        """Rotate one or two tensors of one dtype by the same tables, into `outs` (which may be `xs`) or new tensors."""
 
     def norm_rotate(
         self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
     ) -> tuple[Tensor, Tensor]:
-        """Norm (if any), then rotation; with `store` the keys and values go there, and its keys are returned."""
+        """Norm (if any), then rotate; with `store` keys and values are written there, and its keys are returned."""
+
+    def reasons_not_to_attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
+        """Return why queries, keys, values and sinks like these cannot be taken here and now; empty if they can."""
+
+    def attend(self, request: AttentionRequest) -> Tensor:
+        """Return `[batch, heads, queries, head_dim]` in the queries' dtype.
+
+        Kernels take a second argument, float32 `[batch, heads, queries]`, for the logarithms of the softmaxes' sums.
+        """
 
 
-@runtime_checkable
-class KernelBackend(Backend, Protocol):
-    """A backend whose kernels are written by hand: it also has the gradients, which autograd cannot find."""
-
-    def norm_rotate_backward(
-        self, grads: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of q and k in their dtype, and of both weights in float32 (float64 for float64 q)."""
-
-
-@runtime_checkable
 class LinearBackend(Protocol):
-    """One way to multiply by the weights of linear layers."""
+    """One way to multiply by the weights of linear layers; without autograd if `kernels` is true."""
 
     name: str
-    kernels: bool  # written by hand: without autograd
+    kernels: bool
 
     def reasons_not_to_multiply(
         self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
     ) -> list[str]:
-        """Why `x` cannot be multiplied by these here and now; empty if it can."""
+        """Return why `x` cannot be multiplied by these here and now; empty if it can."""
 
     def multiply(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-        """`x` `[..., features]` times each weight `[outputs, features]`, transposed, plus its bias `[outputs]`."""
-
-
-@runtime_checkable
-class RowwiseBackend(Protocol):
-    """One way to do what a layer does to each row beside its products."""
-
-    name: str
-    kernels: bool  # written by hand: without autograd, float32 within
-
-    def reasons_not_to_run(self, x: Tensor, *others: Tensor) -> list[str]:
-        """Why these cannot be taken here and now; empty if they can."""
-
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) * up, of one shape and dtype."""
-
-    def sum_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """x + added, as `x` `[..., size]`, and its RMSNorm in the dtype of `weight` `[size]` and of `added`."""
-
-    def new_log_sums(self, rows: int) -> Tensor:
-        """The float32 `[3, rows]` that `log_sum` starts from."""
-
-    def log_sum(self, logits: Tensor, targets: Tensor, first: int, state: Tensor) -> None:
-        """Take in a part of the vocabulary, logits `[rows, some]` of tokens `first` on; targets are int64 `[rows]`.
-
-        `state` holds each row's largest logit, the sum of exp(logit - largest), and the logit of its target.
-        """
+        """Return `x` `[..., features]` times each weight `[outputs, features]`, transposed, plus its bias."""
 
 
 def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
-    """Strides of batch, token, head and feature of a tensor in `layout`, in elements."""
+    """Return strides of batch, token, head and feature of a tensor in `layout`, in elements."""
     strides = x.stride()
     if layout == "bshd":
         return strides  # type: ignore[return-value]
@@ -185,7 +220,7 @@ def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
 
 
 def table_strides(table: Tensor, layout: str) -> tuple[int, int, int]:
-    """Strides of batch, token and head of cos or sin, in elements; 0 where one row serves all."""
+    """Return strides of batch, token and head of cos or sin, in elements; 0 if one row serves all."""
     strides, sizes = table.stride(), table.shape
     if table.ndim == 2:
         return 0, strides[0], 0

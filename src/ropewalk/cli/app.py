@@ -28,7 +28,6 @@ COMMANDS = {
     "train": "Train a decoder language model from scratch.",
     "classify": "Train a text classifier, and label texts with it.",
     "compare": "Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.",
-    "bench": "Time rotation beside a copy of the same bytes and beside other packages, once it has been found correct.",
     "explore": "Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.",
     "figure": "Draw a figure of the lesson from numbers that are computed now.",
 }

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from ropewalk.atomic_io import write_whole
-from ropewalk.bench.record import environment
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.statistics import mean_and_interval
 
 RECORD = "results.jsonl"
 LEDGER = "ledger"
+CHECKOUT = Path(__file__).resolve().parents[3]
+PACKAGES = ("ropewalk", "torch", "transformers", "numpy", "onnxruntime", "openvino", "jax", "rotary-embedding-torch",
+            "triton", "liger-kernel", "flash-attn")  # fmt: skip
 
 
 def job_name(encoding: str, seed: int) -> str:
@@ -149,3 +158,41 @@ def convergence(lines: Sequence[dict[str, Any]]) -> list[Curve]:
         tokens = tuple(int(point[0]) for point in each[0][: len(points)])
         curves.append(Curve(encoding, tokens, tuple(mean for mean, _ in points), tuple(band for _, band in points)))
     return curves
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Return the date, commit, device, threads, load and versions of a run."""
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _commit(),
+        "device": _cpu() if device == "cpu" else torch.cuda.get_device_name(device),
+        "threads": torch.get_num_threads(),
+        "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "versions": {name: number for name in PACKAGES if (number := _version(name)) is not None},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout; None for an installed package or without git."""
+    if not (CHECKOUT / "src" / "ropewalk").is_dir():
+        return None
+    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.processor()}, {os.cpu_count()} cores"

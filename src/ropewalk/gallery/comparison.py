@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from ropewalk.bench.record import in_checkout, results_file
 from ropewalk.comparison import convergence as curves_of
 from ropewalk.comparison import summarise
 from ropewalk.comparison.record import read_record
@@ -13,15 +12,13 @@ from ropewalk.errors import RopeError
 from ropewalk.figures import comparison as draw_comparison
 from ropewalk.gallery.entry import Entry, Says
 
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"  # of a checkout
 Record = Annotated[str, Says("a results.jsonl of `ropewalk compare`; none: this checkout's benchmarks/results")]
 
 
 def recorded() -> Path | None:
-    """The newest record `compare*.jsonl` of this checkout by name, or None."""
-    if not in_checkout():
-        return None
-    found = sorted(results_file("compare.jsonl").parent.glob("compare*.jsonl"))
-    return found[-1] if found else None
+    """Return the newest record `compare*.jsonl` of this checkout by name, or None."""
+    return max(RESULTS.glob("compare*.jsonl"), default=None)
 
 
 def has_record() -> bool:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.forward_inputs import ForwardInputs
-from ropewalk.attention.norm import LayerNorm, RMSNorm, sum_and_norm
+from ropewalk.attention.norm import LayerNorm, RMSNorm
 from ropewalk.attention.projections import multiplied, projected
-from ropewalk.backends import choose_rowwise
 from ropewalk.encodings import Encoding
 from ropewalk.errors import RopeError
 
@@ -53,7 +52,7 @@ class FeedForward(nn.Module):
         """`[..., hidden]` to the same."""
         if self.gate_proj is not None:
             up, gate = projected(x, self.up_proj, self.gate_proj)
-            inner = choose_rowwise(gate, up).swiglu(gate, up)
+            inner = F.silu(gate) * up
         else:
             (up,) = projected(x, self.up_proj)
             tanh = "tanh" if self.hidden_act == "gelu_tanh" else "none"
@@ -100,10 +99,9 @@ class DecoderLayer(nn.Module):
 
         `x` may be float32 where the weights have a half type: a norm's result is rounded once, to that of `inputs`.
         """
-        x, normed = sum_and_norm(x, None, self.input_layernorm, inputs.dtype)
-        added = self.self_attn(normed, inputs=inputs, layer=layer, bias=bias)
-        x, normed = sum_and_norm(x, added, self.post_attention_layernorm, inputs.dtype)
-        out = self.mlp(normed)
+        normed = self.input_layernorm(x).to(inputs.dtype)
+        x = x + self.self_attn(normed, inputs=inputs, layer=layer, bias=bias)
+        out = self.mlp(self.post_attention_layernorm(x).to(inputs.dtype))
         if self.training and self.residual_dropout:
             out = F.dropout(out, self.residual_dropout)
         return x + out  # type: ignore[no-any-return]

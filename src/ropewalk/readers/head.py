@@ -1,4 +1,4 @@
-"""From hidden states to logits in float32: those of few tokens exist at a time, whatever the length."""
+"""Compute float32 logits from hidden states, for few tokens at a time whatever the length."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.norm import HALF
-from ropewalk.backends import choose_rowwise
-from ropewalk.backends.request import RowwiseBackend
 
 HEAD_ROWS = 256  # tokens of one product with the head
 CACHED = 2**19  # logits that a CPU widens and sums up at one time: within its caches that takes a third of the time
-VOCABULARY_ROWS, VOCABULARY = 2048, 2048  # tokens, and rows of the head, of one product whose logits go to a kernel
 WIDENED_ROWS = 4096  # rows of the head that are float32 at one time, for the logits of a single token
 
 
@@ -47,28 +44,10 @@ def logit_slices(hidden: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tu
 
 
 def target_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Nats of each target, float32 `[tokens]`; arguments as `logit_slices`'."""
-    backend = choose_rowwise(hidden, weight)
-    if backend.kernels and hidden.dtype == weight.dtype:
-        return _losses_by_vocabulary(backend, hidden, weight, targets)
+    """Return the nats of each target, float32 `[tokens]`. Arguments are those of `logit_slices`."""
     losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
     for part, logits in logit_slices(hidden, weight, targets):
         losses[part] = F.cross_entropy(logits, targets[part], reduction="none")
-    return losses
-
-
-def _losses_by_vocabulary(backend: RowwiseBackend, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """As `target_losses` of a half type, a part of the vocabulary after the other for many tokens: it is read once."""
-    losses = torch.empty(len(targets), dtype=torch.float32)
-    for start in range(0, len(targets), VOCABULARY_ROWS):
-        few = slice(start, start + VOCABULARY_ROWS)
-        part, wanted = hidden[few], targets[few]
-        near, state = _near(part, weight[wanted]), backend.new_log_sums(len(part))
-        for first in range(0, len(weight), VOCABULARY):
-            rows = weight[first : first + VOCABULARY]
-            logits = torch.addmm(near.expand(-1, len(rows)), part, rows.t(), beta=-1)
-            backend.log_sum(logits, wanted, first, state)
-        losses[few] = state[0] - state[2] + state[1].log()
     return losses
 
 

@@ -1,16 +1,17 @@
-"""What must hold of the arguments of a rotation, and the error that says what does not."""
+"""Check the arguments of a rotation: shapes, dtypes and devices, and where tensors lie in memory."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ropewalk.backends.request import Turn
+from ropewalk.eager import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import as_whole
-from ropewalk.rotation.memory import overlaps_itself
 
 Layout = Literal["bshd", "bhsd", "thd"]
 
@@ -22,7 +23,7 @@ _AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # where tokens and head
 def check_tables(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, rotary_dim: int | None, layout: str, name: str
 ) -> None:
-    """Everything that must hold between a tensor and its tables, cheapest first; `name` is what errors call it."""
+    """Check everything that must hold between a tensor and its tables, cheapest first; errors call it `name`."""
     sizes, rows = x.shape, cos.shape
     dims, table_dims = len(sizes), len(rows)
     if (
@@ -70,7 +71,7 @@ def check_tables(
 
 
 def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: str, name: str) -> None:
-    """The error for an unknown layout or pairing, or for dtypes, shapes and devices that do not fit."""
+    """Raise the error for an unknown layout or pairing, or for dtypes, shapes and devices that do not fit."""
     if layout not in _AXES:
         raise RopeError("rotate: unknown layout.", facts={"layout": layout}, cure='Choose "bshd", "bhsd" or "thd".')
     if not isinstance(interleaved, bool):
@@ -101,7 +102,7 @@ def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout
 def placed(
     turn: Turn, x: Tensor, pairs: int, interleaved_out: bool | None, rotary_offset: object, blocks: object, name: str
 ) -> Turn:
-    """`turn` with pairs written otherwise than read, a window inside the head, or blocks, once they fit."""
+    """Return `turn` with another pairing of the result, a window inside the head, or blocks, if they fit."""
     if interleaved_out is not None and not isinstance(interleaved_out, bool):
         raise RopeError(
             "rotate: `interleaved_out` must be True or False, or None.",
@@ -136,7 +137,7 @@ def placed(
 def placed_both(
     turn: Turn, q: Tensor, k: Tensor, pairs: int, interleaved_out: bool | None, rotary_offset: object, blocks: object
 ) -> tuple[Turn, Turn]:
-    """`placed` of queries and of keys, whose offsets may differ."""
+    """Return `placed` of queries and of keys, which may have different offsets."""
     both = rotary_offset if isinstance(rotary_offset, tuple) and len(rotary_offset) == 2 else (rotary_offset,) * 2
     return (
         placed(turn, q, pairs, interleaved_out, both[0], blocks, "q"),
@@ -145,7 +146,7 @@ def placed_both(
 
 
 def check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None) -> None:
-    """In-place and `out` only where the result can be written and autograd stays right."""
+    """Check that the result of `inplace` or `out` can be written and autograd stays right."""
     if inplace and out is not None:
         raise RopeError("rotate: `inplace` and `out` exclude each other.", cure="Pass one of them.")
     target = x if inplace else out
@@ -174,7 +175,7 @@ def check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor
 
 
 def _check_recorded(x: Tensor) -> None:
-    """Autograd can record a change of `x`: it would refuse only after the kernel has written."""
+    """Check that autograd can record a change of `x`: it would raise only after the kernel has written."""
     view = not torch.compiler.is_compiling() and type(x) is Tensor and x._is_view()
     leaf = x._base if view and x.requires_grad else x
     if leaf is not None and leaf.is_leaf and leaf.requires_grad:
@@ -190,3 +191,91 @@ def _check_recorded(x: Tensor) -> None:
             facts={"x": x, "made by": made.name},
             cure="Make it by slicing (qkv[:, :, :heads]) with gradients on, or rotate a new tensor.",
         )
+
+
+def each_has_its_place(target: Tensor) -> bool:
+    """Return whether all elements of `target` have different addresses, so that a kernel may write in any order."""
+    if target.is_contiguous():
+        return True
+    reach = 0
+    for stride, size in sorted(zip(target.stride(), target.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def overlaps_itself(target: Tensor) -> bool:
+    """Return whether two elements of `target` share an address, as in `expand`, and in `unfold` with a small step."""
+    if target.is_contiguous() or not target.numel():
+        return False
+    steps = [(stride, size) for stride, size in zip(target.stride(), target.shape, strict=True) if size > 1]
+    reach = sum(stride * (size - 1) for stride, size in steps)
+    if reach + 1 < target.numel() or any(stride == 0 for stride, _ in steps):
+        return True
+    if reasons_for_mathematics(target) or each_has_its_place(target):
+        return False  # tracers know strides as symbols only
+    offsets = np.zeros(1, dtype=np.int64)  # neither nested nor obviously too small: rare enough to count
+    for stride, size in steps:
+        offsets = np.add.outer(offsets, stride * np.arange(size)).reshape(-1)
+    return bool(np.unique(offsets).size < target.numel())
+
+
+def extent(x: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's first byte and the address after its last one."""
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
+    reach = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return start, start + (reach + 1) * x.element_size() if x.numel() else start
+
+
+def extents_meet(x: Tensor, other: Tensor) -> bool:
+    """Return whether the memory from the first to the last element of each tensor intersects."""
+    (start, end), (first, last) = extent(x), extent(other)
+    return start < last and first < end
+
+
+def overlap(x: Tensor, out: Tensor) -> bool:
+    """Return whether writing `out` could destroy elements of `x` that are still to be read."""
+    return extents_meet(x, out) and not (x.data_ptr() == out.data_ptr() and x.stride() == out.stride())
+
+
+def are_apart(q: Tensor, k: Tensor) -> bool:
+    """Return whether two tensors of the same rank share no element; interleaved heads of one buffer are apart."""
+    if not q.numel() or not k.numel() or not extents_meet(q, k):
+        return True
+    gap = k.data_ptr() - q.data_ptr()
+    if gap < 0:
+        q, k, gap = k, q, -gap
+    return q.element_size() == k.element_size() and _interleave(q, k, gap // q.element_size())
+
+
+def check_apart(q: Tensor, k: Tensor) -> None:
+    """Raise `RopeError` if queries and keys share elements, which would be rotated twice in place."""
+    if not are_apart(q, k):
+        raise RopeError(
+            "rotate_qk: `q` and `k` share memory, which would be rotated twice in place.",
+            facts={"q": q, "k": k},
+            cure="Rotate new tensors (inplace=False), or only one of them.",
+        )
+
+
+def _interleave(q: Tensor, k: Tensor, gap: int) -> bool:
+    """Return whether memory consists of repeated cells with heads of `q` first and heads of `k` from `gap` on."""
+    of_q = of_k = 0  # reach of each inside a cell
+    steps = []
+    for q_stride, q_size, k_stride, k_size in zip(q.stride(), q.shape, k.stride(), k.shape, strict=True):
+        stride = q_stride if q_size > 1 else k_stride
+        if q_size > 1 and k_size > 1 and q_stride != k_stride:
+            return False
+        if stride <= gap:
+            of_q, of_k = of_q + stride * (q_size - 1), of_k + stride * (k_size - 1)
+        else:
+            steps.append((stride, max(q_size, k_size)))
+    reach = gap + of_k
+    for stride, size in sorted(steps):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return of_q < gap

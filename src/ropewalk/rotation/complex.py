@@ -11,7 +11,7 @@ from ropewalk.shapes import Float, Shaped
 
 
 def freqs_cis(cos: Float[Tensor, "*rows pairs"], sin: Float[Tensor, "*rows pairs"]) -> Shaped[Tensor, "*rows pairs"]:
-    """cos + i sin, complex64 (complex128 from float64 tables): Meta's `freqs_cis`, from exact tables.
+    """Return cos + i sin, complex64 (complex128 from float64 tables): Meta's `freqs_cis`, from exact tables.
 
     >>> freqs_cis(torch.ones(2, 3), torch.zeros(2, 3)).dtype
     torch.complex64
@@ -71,7 +71,7 @@ def apply_rotary_complex(
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x`, or a copy where its memory cannot be viewed as complex numbers: from an odd offset, or with odd strides."""
+    """Return `x`, or a copy if an odd offset or stride does not allow a view as complex numbers."""
     if x.storage_offset() % 2 == 0 and x.stride(-1) == 1 and not any(stride % 2 for stride in x.stride()[:-1]):
         return x
     return x.clone(memory_format=torch.contiguous_format)

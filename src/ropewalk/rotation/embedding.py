@@ -49,11 +49,11 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def attention_factor(self) -> float:
-        """What queries and keys are each multiplied by; 1.0 without YaRN or LongRoPE."""
+        """Return the factor of queries and of keys; 1.0 without YaRN or LongRoPE."""
         return self.attention_factor_at(None)
 
     def attention_factor_at(self, seq_len: SeqLen = None) -> float:
-        """The attention factor at a sequence length: it depends on it only where Phi-3.5-MoE's two mscales differ."""
+        """Return the attention factor at a sequence length: it matters only if Phi-3.5-MoE's two mscales differ."""
         if not isinstance(seq_len, Tensor):
             return attention_factor_of(self.config, seq_len)
         if _is_traced(seq_len):
@@ -71,7 +71,7 @@ class RotaryEmbedding(nn.Module):
     def cos_sin(
         self, position_ids: Real[Tensor, "*positions"], seq_len: SeqLen = None, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "*rows pairs"], Float[Tensor, "*rows pairs"]]:
-        """cos and sin of every position's angles: pure rotations, float32 (or float64), `[..., seq, pairs]`.
+        """Return cos and sin of every position's angles: pure rotations, float32 (or float64), `[..., seq, pairs]`.
 
         - `position_ids`: `[seq]` or `[batch, seq]`; with several axes `[seq, axes]` or `[batch, seq, axes]`. Integers
           of any sign and order, or real coordinates.
@@ -97,7 +97,7 @@ class RotaryEmbedding(nn.Module):
         return make_tables(position_ids, columns, axes, first=first_columns_of(config), dtype=dtype)
 
     def _columns(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[float, ...] | Tensor:
-        """The frequencies of each pair: one row for all, or `[batch, 1, pairs]` where seq_len differs by row."""
+        """Return the frequencies of each pair: one row for all, or `[batch, 1, pairs]` if seq_len differs by row."""
         config = self.config
         if not config.needs_seq_len:
             return columns_of(config)
@@ -137,7 +137,7 @@ class RotaryEmbedding(nn.Module):
         inplace: bool = False,
         tables: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys turned by their positions and multiplied by the attention factor.
+        """Rotate queries and keys by their positions and multiply them by the attention factor.
 
         Shapes and layouts as in `rotate_qk`, `rotary_offset` and `interleaved_out` too; `k` may have fewer heads.
         `seq_len` as in `cos_sin`.
@@ -173,7 +173,7 @@ class RotaryEmbedding(nn.Module):
         backend: str | None = None,
         tables: bool = True,
     ) -> Tensor:
-        """One tensor alone, as `forward` turns queries; `inverse=True` is its transpose (see `rotate`)."""
+        """Rotate one tensor as `forward` rotates queries; `inverse=True` is its transpose (see `rotate`)."""
         if not tables:
             positions, turns, turn = self._phases(x, position_ids, seq_len, layout, inverse)
             _check_positions(x, positions, turns, turn, "x")
@@ -188,7 +188,7 @@ class RotaryEmbedding(nn.Module):
     def _phases(
         self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, layout: str, inverse: bool
     ) -> tuple[Tensor, Tensor, Turn]:
-        """Positions, turns per token, and a `Turn` that calls for them instead of tables."""
+        """Return positions, turns per token, and a `Turn` that requires them instead of tables."""
         config = self.config
         _table_dtype(x)
         check_position_ids(position_ids, config.num_axes, "RotaryEmbedding")
@@ -210,7 +210,7 @@ class RotaryEmbedding(nn.Module):
     # Constant, else dynamo hides an error's message; a method, because torch 2.11 cannot pass such a function a config.
     @constant_to_compilers
     def _attention_factor_of_all_lengths(self) -> float:
-        """The attention factor where the length is not known; it must not depend on it."""
+        """Return the attention factor of an unknown length; it must not depend on it."""
         try:
             return attention_factor_of(self.config)
         except RopeError as error:
@@ -230,13 +230,13 @@ class RotaryEmbedding(nn.Module):
 
 
 def _check_positions(x: Tensor, positions: Tensor, turns: Tensor, turn: Turn, name: str) -> None:
-    """As for the tables that these positions would give."""
+    """Check positions as the tables that they would give."""
     table = torch.empty((), device=positions.device).expand(*positions.shape, turns.shape[0])
     check_tables(x, table, table, turn.interleaved, 2 * turns.shape[0], turn.layout, name)
 
 
 def _check_seq_len(seq_len: int | Tensor) -> None:
-    """A whole number of tokens, at least 1, or a tensor of integers."""
+    """Check that it is a whole number of tokens, at least 1, or a tensor of integers."""
     if isinstance(seq_len, Tensor):
         whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
         whole = whole and (_is_traced(seq_len) or bool((seq_len >= 1).all()))
@@ -251,7 +251,7 @@ def _check_seq_len(seq_len: int | Tensor) -> None:
 
 
 def _is_traced(x: Tensor) -> bool:
-    """Whether the numbers of a tensor cannot be read, or would become constants of a graph."""
+    """Return whether the numbers of a tensor cannot be read, or would become constants of a graph."""
     return x.device.type == "meta" or bool(reasons_for_mathematics(x))
 
 
@@ -263,7 +263,7 @@ class _Turning(TypedDict):
 
 
 def _table_dtype(x: Tensor) -> torch.dtype:
-    """float64 queries get float64 tables, all others float32."""
+    """Return float64 for the tables of float64 queries, float32 for all others."""
     if not isinstance(x, Tensor):
         raise RopeError(
             "RotaryEmbedding: queries and keys must be tensors.",

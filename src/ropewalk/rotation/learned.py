@@ -62,7 +62,7 @@ class LearnedFrequencies(nn.Module):
     def forward(
         self, position_ids: Real[Tensor, "*positions"]
     ) -> tuple[Float[Tensor, "batch seq heads pairs"], Float[Tensor, "batch seq heads pairs"]]:
-        """cos and sin, float32 `[batch or 1, seq, heads or 1, pairs]`.
+        """Return cos and sin, float32 `[batch or 1, seq, heads or 1, pairs]`.
 
         Positions are `[seq, axes]` or `[batch, seq, axes]`. With one axis they are `[seq]` or
         `[batch, seq]`. Angles are formed in float64; gradients reach the frequencies. For thd drop the leading 1.
@@ -91,14 +91,14 @@ class LearnedFrequencies(nn.Module):
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """A checkpoint in 16 bits is widened, also where its tensors are assigned."""
+        """Widen a checkpoint in 16 bits, also if its tensors are assigned."""
         super()._load_from_state_dict(*args, **kwargs)
         if self.freqs.dtype != torch.float32:
             self.freqs = nn.Parameter(self.freqs.detach().to(torch.float32))
 
 
 def _random_rotations(heads: int, axes: int) -> Tensor:
-    """One random rotation (determinant +1) per head, float64 `[heads, axes, axes]`, uniformly distributed."""
+    """Return one random rotation (determinant +1) per head, float64 `[heads, axes, axes]`, uniformly distributed."""
     if axes == 2:
         angle = torch.rand(heads, dtype=torch.float32, device="cpu").to(torch.float64) * (2 * math.pi)
         cos, sin = angle.cos(), angle.sin()

@@ -12,8 +12,7 @@ from ropewalk.backends.autograd import norm_rotated
 from ropewalk.backends.request import Norm, Store, Turn
 from ropewalk.eager import PLAIN, reasons_for_mathematics
 from ropewalk.errors import RopeError
-from ropewalk.rotation.checks import Layout, check_tables, placed
-from ropewalk.rotation.memory import are_apart, extent, overlaps_itself
+from ropewalk.rotation.checks import Layout, are_apart, check_tables, extent, overlaps_itself, placed
 from ropewalk.shapes import Float
 
 # What keys of up to 32 bits may become in a cache.
@@ -37,7 +36,7 @@ def qk_norm_rotate(
     store: Store | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm of each head of `q` and `k` over head_dim, then the rotation, in one pass over memory.
+    """Norm each head of `q` and `k` (RMSNorm over head_dim), then rotate it, in one pass over memory.
 
     - `q`, `k`: of one dtype; shapes, layouts, tables, `interleaved`, `rotary_dim`, `scale`, `backend` as in `rotate`.
       Features that do not turn are normed as well.
@@ -89,7 +88,7 @@ def rotate_store(
     layout: Layout = "bshd",
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys and write the keys, and the values beside them, straight into a cache.
+    """Rotate queries and keys, and write the keys and the values straight into a cache.
 
     - `store`: a `Store`: the cache's buffers, by sequence or in pages, in this or another dtype, with the new values
       and each token's place. Keys are rounded once, to the cache's dtype. No gradients are kept.
@@ -122,7 +121,7 @@ def rotate_store(
 
 
 def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, joint: bool, layout: str) -> None:
-    """One dtype and batch for both, a floating weight for every feature, and an epsilon that is a small number."""
+    """Check that both have one dtype and batch, each feature a floating weight, and that epsilon is a finite number."""
     size, heads = q.shape[-1], 1 if layout == "bhsd" else -2
     sizes = [x.shape[heads] * size if joint else size for x in (q, k)]
     weights_fit = all(
@@ -144,7 +143,7 @@ def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: f
 
 
 def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, inputs: list[Tensor]) -> None:
-    """The buffers can take these keys and values, every slot lies in them, and no gradient is lost."""
+    """Check that the buffers can take these keys and values, every slot lies in them, and no gradient is lost."""
     keys, values, fresh, slots, pages, *scales = store
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         raise RopeError(

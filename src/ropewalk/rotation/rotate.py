@@ -7,10 +7,18 @@ from torch import Tensor
 
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import note_written, rotated
-from ropewalk.backends.request import Turn
+from ropewalk.backends.request import Backend, Turn
 from ropewalk.eager import reasons_for_mathematics
-from ropewalk.rotation.checks import Layout, check_tables, check_target, placed, placed_both
-from ropewalk.rotation.memory import check_apart, each_has_its_place, overlap
+from ropewalk.rotation.checks import (
+    Layout,
+    check_apart,
+    check_tables,
+    check_target,
+    each_has_its_place,
+    overlap,
+    placed,
+    placed_both,
+)
 from ropewalk.shapes import Float
 
 
@@ -31,7 +39,7 @@ def rotate(
     out: Tensor | None = None,
     backend: str | None = None,
 ) -> Float[Tensor, "*batch_seq_heads head_dim"]:
-    """Turn each feature pair of `x` by its token's angle.
+    """Rotate each feature pair of `x` by its token's angle.
 
     - `x`: queries or keys, float64, float32, bfloat16 or float16; `[batch, seq, heads, head_dim]`, or as `layout` says:
       `"bhsd"` `[batch, heads, seq, head_dim]`, `"thd"` `[tokens, heads, head_dim]`. Any strides. Not modified.
@@ -84,7 +92,7 @@ def rotate_qk(
     inplace: bool = False,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys by the same tables; keys may have fewer heads. Arguments, errors and numerics: `rotate`.
+    """Rotate queries and keys by the same tables; keys may have fewer heads. Arguments, errors and numerics: `rotate`.
 
     `rotary_offset` may be two numbers, the queries' and the keys': in multi-head latent attention queries turn at the
     end of their head, and keys are that part alone, in heads of rotary_dim features.
@@ -106,7 +114,7 @@ def rotate_qk(
 
 
 def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
-    """Whether all that has been checked of `q` holds for `k`: they differ in their heads at most, and tables do not."""
+    """Return whether all checks of `q` hold for `k`: only their heads differ, and tables have none."""
     of_q, of_k = q.shape, k.shape
     return (
         layout == "bshd"
@@ -123,10 +131,11 @@ def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
 def turn_one(
     x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
 ) -> Tensor:
-    """`rotate` of arguments that fit; `turn` may call for phases instead of tables."""
-    if inplace or out is not None:
-        return _rotate_into(x, cos, sin, turn, inplace, out, backend)
-    return rotated(choose(x, backend, cos, sin), [x], cos, sin, turn)[0]
+    """Rotate one tensor by arguments that fit; `turn` may require phases instead of tables."""
+    if not inplace and out is None:
+        return rotated(choose(x, backend, cos, sin), [x], cos, sin, turn)[0]
+    check_target(x, cos, sin, inplace, out)
+    return _rotate_into(choose(x, backend, cos, sin), x, cos, sin, turn, out)
 
 
 def turn_both(
@@ -139,17 +148,20 @@ def turn_both(
     backend: str | None,
     turn_k: Turn | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`rotate_qk` of arguments that fit; `turn` may call for phases instead of tables. `turn_k`: the keys' own."""
+    """Rotate queries and keys by arguments that fit; `turn` may require phases instead of tables.
+
+    `turn_k` is the keys' own turn, if it differs.
+    """
     of_k = turn if turn_k is None else turn_k
     module = choose(q, backend, k, cos, sin)
     if inplace:
         check_target(q, cos, sin, True, None)
-        check_target(k, cos, sin, True, None)  # before q is touched
+        check_target(k, cos, sin, True, None)  # before q is written
         if module.kernels or not (reasons_for_mathematics(q) or reasons_for_mathematics(k)):
             check_apart(q, k)
         if not (module.kernels and each_has_its_place(q) and each_has_its_place(k)):
-            first = _rotate_into(q, cos, sin, turn, True, None, backend)
-            return first, _rotate_into(k, cos, sin, of_k, True, None, backend)
+            first = _rotate_into(module, q, cos, sin, turn, None)
+            return first, _rotate_into(module, k, cos, sin, of_k, None)
     if turn == of_k and q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]:
         turned = rotated(module, [q, k], cos, sin, turn, inplace=inplace)
         return turned[0], turned[1]
@@ -157,21 +169,17 @@ def turn_both(
     return one, rotated(module, [k], cos, sin, of_k, inplace=inplace)[0]
 
 
-def _rotate_into(
-    x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
-) -> Tensor:
-    """The rotation written into `x` itself or into `out`: by the kernel where it may, else through a new tensor."""
-    check_target(x, cos, sin, inplace, out)
-    module = choose(x, backend, cos, sin)
+def _rotate_into(module: Backend, x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, out: Tensor | None) -> Tensor:
+    """Write the rotation into `out`, or into `x` if it is None: by the kernel if it may, else through a new tensor."""
     target = x if out is None else out
     by_kernel = module.kernels and each_has_its_place(target)
     if out is not None and by_kernel:
         by_kernel = not module.reasons_not_to(out) and not overlap(x, out)
     if not by_kernel:
-        kept = inplace and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+        kept = out is None and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
         source = x.clone() if kept else x
         return target.copy_(rotated(module, [source], cos, sin, turn)[0])
-    if inplace:
+    if out is None:
         return rotated(module, [x], cos, sin, turn, inplace=True)[0]
     with torch.no_grad():
         module.rotate([x], cos, sin, turn, [target])

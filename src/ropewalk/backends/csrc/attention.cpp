@@ -1,5 +1,5 @@
 // The attention kernel's part of the Python module: reads tensors, cuts the work into tasks, hands them to threads.
-// ropewalk/backends/cpu_attention.py is its caller; sizes and dtypes are checked again, as in module.cpp.
+// ropewalk/backends/cpu.py is its caller; sizes and dtypes are checked again, as in module.cpp.
 #include "attention.h"
 
 #include <algorithm>

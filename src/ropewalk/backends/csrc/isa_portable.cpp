@@ -2,10 +2,9 @@
 
 #include "attention_kernels.h"
 #include "linear_kernels.h"
-#include "rowwise_kernels.h"
 
 const ropewalk::Kernels& ropewalk::portable_kernels() {
     static constexpr Kernels kernels{"portable", rotate, norm_backward, tables, attend_bytes, attend, attend_back_bytes,
-                                     attend_back, linear, swiglu, sum_norm, log_sum};
+                                     attend_back, linear};
     return kernels;
 }

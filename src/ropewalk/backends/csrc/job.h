@@ -72,12 +72,9 @@ constexpr int64_t token_block = 16;
 struct Attention;  // attention.h
 struct AttentionBackward;
 struct Linear;  // linear.h
-struct SwiGLU;  // rowwise.h
-struct SumNorm;
-struct LogSum;
 
-// One instruction set's kernels. Units are blocks of tokens (rotations), rows (tables, sums),
-// outputs of all matrices (linear) or blocks of numbers (SwiGLU), begin <= unit < end.
+// One instruction set's kernels. Units are blocks of tokens (rotations), rows (tables)
+// or outputs of all matrices (linear), begin <= unit < end.
 struct Kernels {
     const char* name;
     void (*rotate)(const Rotation&, int64_t begin, int64_t end);
@@ -90,9 +87,6 @@ struct Kernels {
     int64_t (*attend_back_bytes)(const AttentionBackward&);
     void (*attend_back)(const AttentionBackward&, int64_t number, char* memory);
     void (*linear)(const Linear&, int64_t begin, int64_t end);
-    void (*swiglu)(const SwiGLU&, int64_t begin, int64_t end);
-    void (*sum_norm)(const SumNorm&, int64_t begin, int64_t end);
-    void (*log_sum)(const LogSum&, int64_t begin, int64_t end);
 };
 
 // Of the instruction set that is in use.

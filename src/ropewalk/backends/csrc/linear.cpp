@@ -1,4 +1,4 @@
-// The linear kernel's part of the Python module. ropewalk/backends/cpu_linear.py is its caller; sizes and dtypes are
+// The linear kernel's part of the Python module. ropewalk/backends/cpu.py is its caller; sizes and dtypes are
 // checked again, as in module.cpp.
 #include "linear.h"
 

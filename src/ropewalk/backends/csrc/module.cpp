@@ -408,7 +408,6 @@ NB_MODULE(_kernels, module) {
                nb::arg());
     define_attention(module);
     define_linear(module);
-    define_rowwise(module);
     module.def("use_huge_pages", &huge_pages);
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", &instruction_set);

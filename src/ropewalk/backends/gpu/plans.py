@@ -1,21 +1,136 @@
-"""From the shapes and strides of a call to its tiles, its grid and the numbers that its kernel takes."""
+"""Plan a launch: from the shapes and strides of a call to its tiles, its grid and the numbers that its kernel takes.
+
+A plan is kept for the next call of the same shape, so that a decoded token costs little host time.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.runtime.interpreter import InterpretedFunction
 
-from ropewalk.backends.gpu.constants import Constants, Tile
-from ropewalk.backends.gpu.launch import ACCESS, LaunchPlan, is_interpreted
-from ropewalk.backends.gpu.norm import norm_rotate_kernel
-from ropewalk.backends.gpu.norm_backward import norm_rotate_backward_kernel
+from ropewalk.backends.gpu.norm import norm_rotate_backward_kernel, norm_rotate_kernel
 from ropewalk.backends.gpu.rotation import rotate_kernel
 from ropewalk.backends.request import Store, Turn, table_strides, token_strides
+
+
+class Tile(NamedTuple):
+    """How one tensor is cut: its heads, the blocks they fall into, and the heads and tokens of one tile."""
+
+    heads: int
+    blocks: int
+    tile_heads: int
+    tile_tokens: int
+
+
+class Constants(NamedTuple):
+    """What all tensors of a launch share.
+
+    - `pairs` turn, of `head_dim` features, from the `first` on; `block` and `block_head` are powers of two that hold
+      them. A head falls into `sections` of 2 * block features, see `load_pairs`; 1 where the features that do not turn
+      are not to be touched.
+    - `interleaved`, `interleaved_out`: how pairs lie in what is read, and in what is written. `block_starts`,
+      `block_pairs`: first pair and pairs of each block of features that is half-split by itself; () for one block.
+    - `group`: tokens whose tiles run side by side.
+    - `of_heads`: tables differ from head to head. `repeat`: see `table_rows`. `phases`: positions instead of tables.
+    - `normed`, `stored`: with RMSNorm, into a cache. `joint`: the norm is of all heads of a token together.
+    - `page`: tokens of a page of that cache, 0 where each sequence has its row; `scaled`: its keys and values are
+      multiplied by a factor of their head. `bits_of`: exponent and fraction of its 8-bit numbers, () for others.
+    - `align`, `table_align`: powers of two that divide the strides between rows.
+    - `compute`: dtype of the arithmetic. `interpreted`: in numpy.
+    """
+
+    pairs: int
+    first: int
+    head_dim: int
+    block: int
+    block_head: int
+    sections: int
+    group: int
+    interleaved: bool
+    interleaved_out: bool
+    block_starts: tuple[int, ...]
+    block_pairs: tuple[int, ...]
+    of_heads: bool
+    repeat: bool
+    phases: bool
+    normed: bool
+    stored: bool
+    joint: bool
+    page: int
+    scaled: bool
+    bits_of: tuple[int, ...]
+    align: int
+    table_align: int
+    compute: tl.dtype
+    interpreted: bool
+
+
+ACCESS = 16  # bytes that one thread reads or writes at a time
+_KEPT = 4096  # calls of different shape that are remembered
+
+Key = tuple[object, ...]
+
+
+class LaunchPlan:
+    """Grid, the kernel's arguments after its tensors, and the compiled kernel once it is known."""
+
+    def __init__(self, kernel: Any, grid: int, values: dict[str, object], num_warps: int) -> None:
+        """Take `values`: every argument after the tensors, by name."""
+        self.kernel, self.grid, self.num_warps = kernel, (grid, 1, 1), num_warps
+        self.numbers = tuple(values[name] for name in kernel.arg_names if name in values)
+        self.programs_q = 0  # of the backward kernel: how many of its programs take queries
+        self.run: Callable[..., None] | None = None
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch on the current stream of the tensors' device."""
+        device = tensors[0].get_device()
+        if device >= 0 and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self._launch(tensors)
+        else:
+            self._launch(tensors)
+
+    def _launch(self, tensors: tuple[Tensor, ...]) -> None:
+        """Launch by Triton's own dispatch until the kernel for aligned addresses is known, then directly."""
+        addresses = [x.data_ptr() for x in tensors]
+        aligned = True
+        for address in addresses:
+            aligned = aligned and not address % ACCESS
+        if aligned and self.run is not None:
+            self.run(*addresses, *self.numbers)
+            return
+        compiled = self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.num_warps, enable_fp_fusion=True)
+        if aligned and isinstance(compiled, CompiledKernel) and torch.version.hip is None:
+            self.run = compiled[self.grid]  # ROCm compiles for the size of the storage as well, which no key names
+
+
+_plans: dict[Key, LaunchPlan] = {}
+
+
+def planned(key: Key) -> LaunchPlan | None:
+    """Return the plan of an earlier call with this key, which names everything that a plan depends on."""
+    return _plans.get(key)
+
+
+def keep(key: Key, plan: LaunchPlan) -> LaunchPlan:
+    """Keep a plan; if there are too many, drop all of them first."""
+    if len(_plans) >= _KEPT:
+        _plans.clear()
+    _plans[key] = plan
+    return plan
+
+
+def is_interpreted(kernel: object) -> bool:
+    """Return whether Triton was imported with TRITON_INTERPRET=1: then kernels run in numpy, also on CPU tensors."""
+    return isinstance(kernel, InterpretedFunction)
+
 
 _FILLED = 0.8  # share of a tile's rows that should hold heads before smaller tiles are tried
 _PER_PROCESSOR = 4  # programs of the backward kernel on each multiprocessor: each goes through many tiles
@@ -26,7 +141,7 @@ Pair = tuple[Tensor, Tensor]
 def rotation_plan(
     xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, pairs: int, turn: Turn, inplace: bool
 ) -> LaunchPlan:
-    """One or two tensors rotated by tables, or with `turn.phases` by positions in place of `cos`."""
+    """Plan the rotation of one or two tensors by tables, or with `turn.phases` by positions in place of `cos`."""
     strides = _position_strides(cos) if turn.phases else table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn) for x in xs]
     constants = _constants(xs[0], [*xs, *outs], pairs, strides, tiles, turn)
@@ -48,7 +163,7 @@ def rotation_plan(
 def norm_plan(
     xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None, *, joint: bool = False
 ) -> LaunchPlan:
-    """Norm (unless `eps` is None) and rotation of queries and keys, and with `store` the write into its buffers."""
+    """Plan norm (unless `eps` is None) and rotation of queries and keys, and with `store` the write to its buffers."""
     pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn) for x in xs]
     cached = [] if store is None else [store.fresh, store.values]
@@ -78,7 +193,7 @@ _BITS_OF = {torch.float8_e4m3fn: (4, 3), torch.float8_e5m2: (5, 2)}
 
 
 def _cache(store: Store | None) -> dict[str, Any]:
-    """What a kernel is compiled for of a cache."""
+    """Return the constants of a cache that a kernel is compiled for."""
     if store is None:
         return {}
     return {
@@ -89,7 +204,7 @@ def _cache(store: Store | None) -> dict[str, Any]:
 
 
 def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float) -> LaunchPlan:
-    """The gradients of `norm_plan`; `turn` is the transposed one."""
+    """Plan the gradients of `norm_plan`; `turn` is the transposed one."""
     pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn, halved=True) for x in xs]
     constants = _constants(xs[0], [*xs, *grads, *outs], pairs, strides, tiles, turn)
@@ -116,7 +231,7 @@ def backward_plan(xs: Pair, grads: Pair, outs: Pair, cos: Tensor, turn: Turn, ep
 
 
 def _numbers(x: Tensor, strides: tuple[int, int, int], turn: Turn) -> dict[str, object]:
-    """The numbers that every kernel takes."""
+    """Return the numbers that every kernel takes."""
     sin_scale = -turn.scale if turn.inverse else turn.scale
     return {
         "length": _sizes(x, turn.layout)[1],
@@ -127,7 +242,7 @@ def _numbers(x: Tensor, strides: tuple[int, int, int], turn: Turn) -> dict[str, 
 
 
 def _strides(of: dict[str, Pair], layout: str) -> dict[str, object]:
-    """Strides of queries' and keys' tensors, by the names of the kernels' arguments."""
+    """Return strides of queries' and keys' tensors, by the names of the kernels' arguments."""
     return {
         f"{which}{name}_strides": token_strides(x, layout)
         for name, pair in of.items()
@@ -169,22 +284,22 @@ def _constants(
 
 
 def _block(pairs: int, head_dim: int) -> int:
-    """A power of two that holds the pairs; at least a sixteenth of the head, so that its sections are few."""
+    """Return a power of two that holds the pairs; at least a sixteenth of the head, so that sections are few."""
     return max(_power_of_2(pairs), _power_of_2(head_dim) // 16)
 
 
 def _num_warps(block: int) -> int:
-    """More threads than a row of angles has elements: then each thread reads its own, without an exchange."""
+    """Return so many warps that each thread reads its own angles, without an exchange."""
     return 8 if block > 64 else 4
 
 
 def _shares_angles(x: Tensor, turn: Turn) -> bool:
-    """Interleaved float32 of several tokens: each thread's angles come in the order in which it needs them."""
+    """Return whether each thread's angles come in the order of their use: interleaved float32 of several tokens."""
     return turn.interleaved and x.element_size() == 4
 
 
 def _tile(x: Tensor, pairs: int, turn: Turn, *, halved: bool = False) -> Tile:
-    """As many heads as fill a tile well, then tokens.
+    """Choose a tile: as many heads as fill it well, then tokens.
 
     A tile has rows enough for each thread to access 16 bytes twice (`halved`: once) in either half of its pairs. Where
     heads lie farther apart in memory than tokens, it has at least 8 of these.
@@ -205,18 +320,18 @@ def _tile(x: Tensor, pairs: int, turn: Turn, *, halved: bool = False) -> Tile:
 
 
 def _grid(x: Tensor, tiles: Sequence[Tile], group: int, layout: str) -> int:
-    """Programs of a launch, all on the first axis, which may be 2^31 - 1 long."""
+    """Return the programs of a launch, all on the first axis, which may be 2^31 - 1 long."""
     batch, length = _sizes(x, layout)
     return batch * _ceil(length, group) * sum(tile.blocks * (group // tile.tile_tokens) for tile in tiles)
 
 
 def _sizes(x: Tensor, layout: str) -> tuple[int, int]:
-    """Batch and tokens of a tensor; packed tokens are one sequence."""
+    """Return batch and tokens of a tensor; packed tokens are one sequence."""
     return (1, x.shape[0]) if layout == "thd" else (x.shape[0], x.shape[2 if layout == "bhsd" else 1])
 
 
 def _position_strides(position_ids: Tensor) -> tuple[int, int, int]:
-    """Strides of batch, token and head of `[seq]` or `[batch or 1, seq]`."""
+    """Return strides of batch, token and head of `[seq]` or `[batch or 1, seq]`."""
     strides = position_ids.stride()
     if position_ids.ndim == 1:
         return 0, strides[0], 0
@@ -224,7 +339,7 @@ def _position_strides(position_ids: Tensor) -> tuple[int, int, int]:
 
 
 def _processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; one for the interpreter."""
+    """Return the multiprocessors of a GPU; 1 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
@@ -237,5 +352,5 @@ def _ceil(count: int, size: int) -> int:
 
 
 def _power_of_2(n: int) -> int:
-    """The least power of two that is at least `n` (and 1)."""
+    """Return the least power of two that is at least `n` (and 1)."""
     return 1 << max(0, n - 1).bit_length()

@@ -1,16 +1,199 @@
 # mypy: ignore-errors
-"""Rotation of queries and keys in one launch.
+"""Rotation of queries and keys in one launch, and what every kernel does with one tile of rows.
 
 The grid is one-dimensional. Each group of tokens of one sequence has all its tiles of queries, then those of keys:
 programs that run side by side read the same rows of the tables.
+
+A tile is `[heads, tokens, pairs]`, so that the angles of a token, `[1, tokens, pairs]`, serve all its heads. One thread
+owns both features of a pair; neighbouring threads own neighbouring pairs, 16 bytes each. Row offsets are int64.
+Strides are (batch, token, head, feature). Masked elements are read as 0 and never written. C is a `Constants`, TILE a
+`Tile`: both are known when the kernel is compiled.
 """
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
-from ropewalk.backends.gpu.tiles import angles, load_pairs, place, row_offsets, store_pairs, table_rows, turned
+# Of a turn counted in 2^32 (2^64) parts, radians in one part.
+_RADIANS_32 = tl.constexpr(2 * math.pi / 2**32)
+_RADIANS_64 = tl.constexpr(2 * math.pi / 2**64)
+# Taylor coefficients: within pi/4 of 0 the first term left out is below 2e-9, far under float32's rounding.
+_S3, _S5, _S7, _S9 = (tl.constexpr((-1) ** (n // 2) / math.factorial(n)) for n in (3, 5, 7, 9))
+_C2, _C4, _C6, _C8, _C10 = (tl.constexpr((-1) ** (n // 2) / math.factorial(n)) for n in (2, 4, 6, 8, 10))
+
+
+@triton.jit
+def place(index, group, length, tokens_of_group, TILE: tl.constexpr):
+    """Return sequence, heads and tokens of tile `index` of a group of tokens, and its mask, `[heads, tokens, 1]`."""
+    HEADS: tl.constexpr = TILE.tile_heads
+    TOKENS: tl.constexpr = TILE.tile_tokens
+    groups = (length + tokens_of_group - 1) // tokens_of_group
+    batch = (group // groups).to(tl.int64)
+    first = (group % groups).to(tl.int64) * tokens_of_group + (index // TILE.blocks) * TOKENS
+    tokens = first + tl.arange(0, TOKENS)
+    heads = (index % TILE.blocks) * HEADS + tl.arange(0, HEADS)
+    mask = (heads < TILE.heads)[:, None, None] & (tokens < length)[None, :, None]
+    return batch, heads, tokens, mask
+
+
+@triton.jit
+def row_offsets(batch, heads, tokens, strides, C: tl.constexpr):
+    """Return offsets of a tile's rows, int64 `[heads, tokens, 1]`; `batch` and `tokens` are int64, `heads` int32.
+
+    The last multiplication shows the compiler what divides them: it needs that for wide accesses.
+    """
+    rows = tokens[None, :, None] * (strides[1] // C.align) + batch * (strides[0] // C.align)
+    return (rows + heads[:, None, None].to(tl.int64) * (strides[2] // C.align)) * C.align
+
+
+@triton.jit
+def features_of(number, SECTION: tl.constexpr, C: tl.constexpr):
+    """Return the features that `number` counts in a section, and its end; those that stay surround the window.
+
+    Section 0 is the window. The others are cut into further sections of 2 * block, the last one filled up by the mask,
+    and paired as they are read: so every section has the same threads, and nothing is exchanged between them.
+    """
+    END: tl.constexpr = 2 * C.pairs if SECTION == 0 else C.head_dim - 2 * C.pairs
+    if SECTION == 0:
+        feature = C.first + number
+    elif C.first == 0:
+        feature = 2 * C.pairs + number
+    elif C.first + 2 * C.pairs == C.head_dim:
+        feature = number
+    else:
+        feature = tl.where(number < C.first, number, number + 2 * C.pairs)
+    return feature, number < END
+
+
+@triton.jit
+def halves_of(SECTION: tl.constexpr, C: tl.constexpr):
+    """Return first and second features of a section's half-split pairs, and whether they are in it, `[1, 1, block]`."""
+    BLOCK: tl.constexpr = C.block
+    START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
+    WIDTH: tl.constexpr = C.pairs if SECTION == 0 else C.block
+    pair = tl.arange(0, BLOCK)[None, None, :]
+    first = START + pair
+    second = first + WIDTH
+    if SECTION == 0:
+        BLOCKS: tl.constexpr = len(C.block_starts)
+        for n in tl.static_range(BLOCKS):
+            inside = pair >= C.block_starts[n]
+            first = tl.where(inside, pair + C.block_starts[n], first)
+            second = tl.where(inside, pair + C.block_starts[n] + C.block_pairs[n], second)
+    first, first_inside = features_of(first, SECTION, C)
+    second, second_inside = features_of(second, SECTION, C)
+    return first, second, first_inside & (pair < WIDTH), second_inside & (pair < WIDTH)
+
+
+@triton.jit
+def load_pairs(x, rows, stride, mask, SECTION: tl.constexpr, C: tl.constexpr):
+    """Load first and second features of each pair of a section, each `[heads, tokens, block]`, as they are."""
+    BLOCK: tl.constexpr = C.block
+    if C.interleaved:
+        START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
+        feature, inside = features_of(START + tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
+        both = tl.load(x + rows + feature * stride, mask=mask & inside, other=0.0)
+        a, b = tl.split(both.reshape(both.shape[0], both.shape[1], BLOCK, 2))
+    else:
+        first, second, first_inside, second_inside = halves_of(SECTION, C)
+        a = tl.load(x + rows + first * stride, mask=mask & first_inside, other=0.0)
+        b = tl.load(x + rows + second * stride, mask=mask & second_inside, other=0.0)
+    return a, b
+
+
+@triton.jit
+def store_pairs(out, rows, stride, mask, a, b, SECTION: tl.constexpr, C: tl.constexpr):
+    """Write pairs, rounded once: rotated ones by `interleaved_out`, the others where they were read.
+
+    Where turned pairs lie otherwise than they were read, all threads read before one writes: `out` may be the input.
+    """
+    BLOCK: tl.constexpr = C.block
+    EXCHANGED: tl.constexpr = SECTION == 0 and C.interleaved_out != C.interleaved
+    a, b = narrowed(a, out, C), narrowed(b, out, C)
+    if EXCHANGED:
+        tl.debug_barrier()
+    NEIGHBOURS: tl.constexpr = C.interleaved_out if SECTION == 0 else C.interleaved
+    if NEIGHBOURS:
+        START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
+        feature, inside = features_of(START + tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
+        both = tl.join(a, b).reshape(a.shape[0], a.shape[1], 2 * BLOCK)
+        tl.store(out + rows + feature * stride, both, mask=mask & inside)
+    else:
+        first, second, first_inside, second_inside = halves_of(SECTION, C)
+        tl.store(out + rows + first * stride, a, mask=mask & first_inside)
+        tl.store(out + rows + second * stride, b, mask=mask & second_inside)
+
+
+@triton.jit
+def narrowed(value, out, C: tl.constexpr):
+    """Round to `out`'s dtype, ties to even. Triton's interpreter only cuts bfloat16, so there it is done by hand."""
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    if C.interpreted and tl.bfloat16 == DTYPE and value.dtype != tl.bfloat16:
+        bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        value = tl.where(value == value, nearest, bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        value = value.to(DTYPE)
+    return value
+
+
+@triton.jit
+def table_rows(batch, heads, tokens, mask, length, strides, C: tl.constexpr, TILE: tl.constexpr):
+    """Return offsets and mask of the rows of cos and sin: one to a token, or to a row of the tile if heads differ.
+
+    With `repeat` each row of a tile of several tokens reads its token's row for itself, through the cache: that saves
+    the exchange through shared memory, and its barriers.
+    """
+    rows = tokens[None, :, None] * (strides[1] // C.table_align) + batch * (strides[0] // C.table_align)
+    if C.of_heads or (C.repeat and TILE.tile_tokens > 1):
+        rows += heads[:, None, None].to(tl.int64) * (strides[2] // C.table_align)
+    else:
+        mask = (tokens < length)[None, :, None]
+    return rows * C.table_align, mask
+
+
+@triton.jit
+def angles(cos, sin, rows, mask, cos_scale, sin_scale, C: tl.constexpr):
+    """Return scaled cos and sin of a tile, `[1 or heads, tokens, block]`: from tables, or computed from positions.
+
+    With `phases`, `cos` holds positions, one to a row, and `sin` each pair's turns per token in 2^-64 of a turn, int64.
+    Their product modulo 2^64 is the exact phase. Its nearest quarter turn picks the quadrant; what is left, at most
+    pi/4, loses nothing in float32 (for which its upper 32 bits are enough: 1.5e-9 radians).
+    """
+    BLOCK: tl.constexpr = C.block
+    pair = tl.arange(0, BLOCK)[None, None, :]
+    if C.phases:
+        turns = tl.load(sin + pair, mask=pair < C.pairs, other=0)
+        phase = tl.load(cos + rows, mask=mask, other=0).to(tl.int64) * turns
+        if C.compute == tl.float64:
+            quarter = (phase + (1 << 61)) >> 62
+            angle = (phase - (quarter << 62)).to(tl.float64) * tl.full([1, 1, 1], _RADIANS_64, tl.float64)
+            c, s = tl.cos(angle), tl.sin(angle)
+        else:
+            upper = (phase >> 32).to(tl.int32)
+            quarter = (upper + (1 << 29)) >> 30
+            angle = (upper - (quarter << 30)).to(tl.float32) * _RADIANS_32
+            z = angle * angle
+            c = ((((z * _C10 + _C8) * z + _C6) * z + _C4) * z + _C2) * z + 1.0
+            s = (((z * _S9 + _S7) * z + _S5) * z + _S3) * z * angle + angle
+        odd = (quarter & 1) != 0
+        c, s = tl.where(odd, s, c), tl.where(odd, c, s)
+        c = tl.where(((quarter + 1) & 2) != 0, -c, c)
+        s = tl.where((quarter & 2) != 0, -s, s)
+    else:
+        inside = mask & (pair < C.pairs)
+        c = tl.load(cos + rows + pair, mask=inside, other=0.0).to(C.compute)
+        s = tl.load(sin + rows + pair, mask=inside, other=0.0).to(C.compute)
+    return c * tl.full([1, 1, 1], cos_scale, C.compute), s * tl.full([1, 1, 1], sin_scale, C.compute)
+
+
+@triton.jit
+def turned(a, b, c, s):
+    """Rotate the pair (a, b) by the angle with this cos and sin."""
+    return a * c - b * s, b * c + a * s
 
 
 @triton.jit
@@ -18,7 +201,7 @@ def rotate_tile(
     x, out, cos, sin, index, group, length, x_strides, out_strides, table_strides, cos_scale, sin_scale,
     C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries or keys: read, turn, write."""
+    """Load, rotate and write one tile of queries or keys."""
     batch, heads, tokens, mask = place(index, group, length, C.group, TILE)
     x_rows = row_offsets(batch, heads, tokens, x_strides, C)
     out_rows = row_offsets(batch, heads, tokens, out_strides, C)
@@ -38,7 +221,7 @@ def rotate_kernel(
     q, k, q_out, k_out, cos, sin, length, q_strides, k_strides, q_out_strides, k_out_strides, table_strides,
     cos_scale: tl.float64, sin_scale: tl.float64, C: tl.constexpr, Q_TILE: tl.constexpr, K_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Queries and keys of one call; a call with one tensor has no blocks of keys."""
+    """Rotate queries and keys of one call; a call with one tensor has no blocks of keys."""
     Q_TILES: tl.constexpr = Q_TILE.blocks * (C.group // Q_TILE.tile_tokens)
     K_TILES: tl.constexpr = K_TILE.blocks * (C.group // K_TILE.tile_tokens)
     program = tl.program_id(0)

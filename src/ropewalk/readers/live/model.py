@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.norm import HALF
-from ropewalk.backends import choose_rowwise
 from ropewalk.errors import RopeError
 from ropewalk.readers.head import target_losses
 from ropewalk.readers.live.cache import held_bytes, new_cache
@@ -27,8 +26,9 @@ class LiveModel:
 
     `hidden` goes through the model's own layers and cache; `logits` through its own `forward`, in which the layers
     are replaced by the hidden states: so soft caps, scales and whatever else follows the head are the model's.
-    Of half types, logits are computed in float32 from the rounded hidden states and weights. Losses of a head with
-    nothing behind it are `ropewalk.readers.head.target_losses` where kernels serve: many tokens share one read of it.
+    Of half types, logits are computed in float32 from the rounded hidden states and weights. Losses of a head on the
+    CPU with nothing behind it are `ropewalk.readers.head.target_losses`, whose product is of the half type: a third of
+    the time.
 
     Raises `RopeError` for a model without a head for the next token, and where the halves disagree with the whole.
     """
@@ -65,7 +65,7 @@ class LiveModel:
     def target_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Nats of each target, float32 `[tokens]`, after hidden states `[tokens, hidden]`."""
         targets, weight = targets.to(hidden.device), self._weight_alone
-        if weight is not None and choose_rowwise(hidden, weight).kernels:
+        if weight is not None and weight.is_cpu and hidden.dtype == weight.dtype:
             return target_losses(hidden, weight, targets)
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         for part, logits in self.logit_slices(hidden):

@@ -34,11 +34,6 @@ def number_of(block: Block, key: str) -> float:
     return number(block.get(key), key)
 
 
-def optional_number_of(block: Block, key: str) -> float | None:
-    """A finite number, or None where the key is missing or null."""
-    return None if block.get(key) is None else number_of(block, key)
-
-
 def numbers_of(block: Block, key: str) -> tuple[float, ...]:
     """A list of finite numbers."""
     values = block[key]

@@ -1,4 +1,4 @@
-"""Share of copy bandwidth by size: how near each way of rotating comes to the plain copy of the same bytes."""
+"""Draw the share of copy bandwidth by size: how near each way of rotating comes to a copy of the same bytes."""
 
 from __future__ import annotations
 

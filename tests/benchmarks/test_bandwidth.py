@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from bandwidth import _LOOKS, copy_bandwidth
 
-from ropewalk.figures.bandwidth import _LOOKS, copy_bandwidth
 from ropewalk.figures.style import render
 
 pytest.importorskip("matplotlib")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from peers import FEW, Work, sets_for
+from timing import Call, Timed, interleave, last_level_cache, percentiles
 
-from ropewalk.bench.cases import Case
-from ropewalk.bench.timing import Call, Timed, interleave, last_level_cache, percentiles
-from ropewalk.bench.work import FEW, Work, sets_for
+from tests.backends.cases import Case
 
 
 class Clock:
@@ -62,7 +62,7 @@ def test_the_slow_do_not_starve_the_fast(monkeypatch: pytest.MonkeyPatch) -> Non
             self.now += seconds
 
     time = Time()
-    monkeypatch.setattr("ropewalk.bench.timing.time", time)
+    monkeypatch.setattr("timing.time", time)
     contenders = [Timed(name, [lambda took=took: time.sleep(took)]) for name, took in (("slow", 1.0), ("fast", 0.01))]
     found = interleave(contenders, seconds=10.0, least=3)
     assert 4 <= found["slow"]["samples"] <= 6

@@ -1,4 +1,4 @@
-"""Interleaved timing: contenders take turns, on buffers that no cache holds, and medians are compared."""
+"""Time contenders in turns, on buffers that no cache holds, and compare medians."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_CACHE = 32 * 2**20
 
 @dataclass(frozen=True)
 class Timed:
-    """Something to time: its name, and its call on each of several sets of buffers."""
+    """A contender: its name, and its call on each of several sets of buffers."""
 
     name: str
     calls: Sequence[Call]
@@ -35,10 +35,10 @@ def interleave(
 ) -> dict[str, dict[str, float]]:
     """Time the contenders in turn until the time is up; p20, p50 and p80 of each, in microseconds a call.
 
-    Taking turns, in another order each round, they meet the same noise of a shared machine, so that ratios of medians
-    hold where times do not. Each sample uses the set of buffers after the one before, whoever took it: nobody finds in
-    the cache what another just read. Who has used up his share of the time sits rounds out; `least` samples everybody
-    gets. A fresh result is freed inside its time, as in use.
+    Contenders take turns in a different order each round, so that the noise of a shared machine meets them all and
+    ratios of medians hold even if times do not. Each sample uses the next set of buffers, so that no contender finds in
+    the cache what another one just read. A contender that has used its share of the time sits rounds out; each gets
+    `least` samples. A new result is freed inside its time, as in use.
     """
     clock = clock or cpu_clock
     once = {timed.name: _once(timed, clock) for timed in contenders}
@@ -65,7 +65,7 @@ def interleave(
 
 
 def percentiles(times: Sequence[float]) -> dict[str, float]:
-    """p20, p50 and p80, to a hundredth.
+    """Return p20, p50 and p80, to a hundredth.
 
     >>> percentiles([1.0, 2.0, 4.0])
     {'p20': 1.4, 'p50': 2.0, 'p80': 3.2}
@@ -74,7 +74,7 @@ def percentiles(times: Sequence[float]) -> dict[str, float]:
 
 
 def cpu_clock(calls: Sequence[Call]) -> float:
-    """Wall time, in microseconds."""
+    """Return the wall time of the calls in microseconds."""
     start = time.perf_counter()
     for call in calls:
         call()
@@ -82,7 +82,7 @@ def cpu_clock(calls: Sequence[Call]) -> float:
 
 
 def host_clock(calls: Sequence[Call]) -> float:
-    """What the host spends to start work on a GPU, in microseconds."""
+    """Return the microseconds that the host spends to start work on a GPU."""
     torch.cuda.synchronize()
     spent = cpu_clock(calls)
     torch.cuda.synchronize()
@@ -111,14 +111,14 @@ class CudaClock:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache that a core sees, as Linux tells it; else 32 MiB."""
+    """Return the bytes of the largest cache of a core on Linux; elsewhere 32 MiB."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=DEFAULT_CACHE)
 
 
 def _once(timed: Timed, clock: Clock) -> float:
-    """Microseconds of a call: the fastest of three, or the second one where it takes long; the first is to warm up."""
+    """Return the microseconds of a call: the fastest of three, or the second if it takes long; the first warms up."""
     timed.calls[0]()
     first = clock([timed.calls[-1]])
     return first if first > 1e5 else min(first, *(clock([timed.calls[i]]) for i in (0, -1)))

@@ -1,4 +1,4 @@
-"""Rotations to check and to time: the tests of every backend and the benchmarks use the same ones."""
+"""Rotations that the tests of every backend check and `benchmarks/rotation.py` times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.bench import oracle
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.checks import Layout
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -50,7 +49,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Everything that tells this case from the others."""
+        """Return a name that no other case has."""
         heads = f"{self.heads}/{self.kv_heads}" if self.kv_heads else f"{self.heads}"
         words = [str(self.dtype).removeprefix("torch."), "interleaved" if self.interleaved else "half",
                  f"{self.batch}x{self.seq}x{heads}x{self.head_dim}"]  # fmt: skip
@@ -63,28 +62,21 @@ class Case:
 
     @property
     def pairs(self) -> int:
-        """Pairs that turn."""
+        """Return the number of pairs that are rotated."""
         return (self.head_dim if self.rotary_dim is None else self.rotary_dim) // 2
 
     @property
     def bytes(self) -> int:
-        """Bytes of queries and keys together."""
+        """Return the bytes of queries and keys together."""
         return self.batch * self.seq * (self.heads + self.kv_heads) * self.head_dim * self.dtype.itemsize
 
     def positions(self) -> np.ndarray:
-        """`[seq]`, or `[batch, seq]` where each sequence has its own."""
+        """Return positions `[seq]`, or `[batch, seq]` if each sequence has its own."""
         row = self.offset + np.arange(self.seq)
         return row if self.tables == "shared" else row + 7 * np.arange(self.batch)[:, None]
 
-    def angles(self) -> np.ndarray:
-        """The oracle's angles, to broadcast against `[batch, seq, heads, pairs]`; heads have a theta each, if any."""
-        positions = self.positions()
-        if self.tables == "heads":
-            return np.stack([oracle.angles(positions, t, 2 * self.pairs) for t in self._thetas()], axis=-2)
-        return oracle.angles(positions, THETA, 2 * self.pairs)[..., None, :].reshape(-1, self.seq, 1, self.pairs)
-
     def cos_sin(self, device: str = "cpu") -> tuple[Tensor, Tensor]:
-        """The package's own tables, float32, in the form that `layout` and `tables` ask for."""
+        """Return the package's float32 tables in the form that `layout` and `tables` require."""
         positions = torch.from_numpy(self.positions()).to(device)
         ropes = [RotaryEmbedding(RopeConfig(2 * self.pairs, interleaved=self.interleaved, theta=t))
                  for t in (self._thetas() if self.tables == "heads" else (THETA,))]  # fmt: skip
@@ -96,13 +88,13 @@ class Case:
         return (cos.flatten(0, 1), sin.flatten(0, 1)) if self.layout == "thd" and cos.ndim > 2 else (cos, sin)
 
     def tensors(self, device: str = "cpu", seed: int = 0) -> tuple[Tensor, ...]:
-        """Unit-normal queries (and keys) in this layout and memory; the same for the same seed."""
+        """Return unit-normal queries (and keys) in this layout and memory; equal for equal seeds."""
         source = torch.Generator().manual_seed(seed)
         heads = (self.heads, self.kv_heads) if self.kv_heads else (self.heads,)
         return tuple(self._place(torch.randn(self._shape(n), generator=source).to(device, self.dtype)) for n in heads)
 
     def as_bshd(self, x: Tensor) -> Tensor:
-        """A tensor of this case as `[batch, seq, heads, head_dim]`, in whatever memory."""
+        """Return a tensor of this case as `[batch, seq, heads, head_dim]`."""
         if self.layout == "thd":
             return x.view(self.batch, self.seq, *x.shape[1:])
         return x.transpose(1, 2) if self.layout == "bhsd" else x
@@ -118,7 +110,7 @@ class Case:
         return (self.batch, self.seq, heads, self.head_dim)
 
     def _place(self, x: Tensor) -> Tensor:
-        """The same values, lying in memory as the case says; what lies around a slice is NaN."""
+        """Return the same values in the memory of this case; what surrounds a slice is NaN."""
         if self.memory == "padded":
             around = x.new_full((*x.shape[:-2], x.shape[-2] + 1, x.shape[-1] + 3), math.nan)
             inner = around[..., :-1, 1:-2]
@@ -131,26 +123,26 @@ class Case:
 
 
 def _cases() -> tuple[Case, ...]:
-    """Every value of every variant, not their product."""
+    """Return every value of every variant, not their product."""
     small = Case(seq=5, heads=3, head_dim=8, dtype=torch.float32, interleaved=False)
-    found = []
+    cases = []
     for interleaved in (False, True):
         base = replace(small, interleaved=interleaved)
-        found += [replace(base, dtype=dtype, head_dim=dim) for dtype in DTYPES for dim in HEAD_DIMS]
-        found += [replace(base, heads=q, kv_heads=k, head_dim=64, dtype=dtype) for q, k in HEADS for dtype in DTYPES]
+        cases += [replace(base, dtype=dtype, head_dim=dim) for dtype in DTYPES for dim in HEAD_DIMS]
+        cases += [replace(base, heads=q, kv_heads=k, head_dim=64, dtype=dtype) for q, k in HEADS for dtype in DTYPES]
         for dtype in (torch.float32, torch.bfloat16):
             wide = replace(base, batch=2, head_dim=16, dtype=dtype)
-            found += [replace(wide, layout=layout, tables=tables, rotary_dim=turned)
+            cases += [replace(wide, layout=layout, tables=tables, rotary_dim=turned)
                       for layout in ("bshd", "bhsd", "thd") for tables in ("shared", "batch", "heads")
                       for turned in (None, 2, 10) if not (layout == "thd" and tables == "shared")]  # fmt: skip
-            found += [replace(wide, batch=1, layout="thd", rotary_dim=turned) for turned in (None, 2, 10)]
-            found += [replace(wide, memory=memory, layout=layout)
+            cases += [replace(wide, batch=1, layout="thd", rotary_dim=turned) for turned in (None, 2, 10)]
+            cases += [replace(wide, memory=memory, layout=layout)
                       for memory in ("padded", "transposed", "expanded") for layout in ("bshd", "bhsd")]  # fmt: skip
         long = replace(base, seq=65, head_dim=128)
-        found += [replace(long, dtype=dtype, offset=first) for dtype in DTYPES
+        cases += [replace(long, dtype=dtype, offset=first) for dtype in DTYPES
                   for first in (1, 4095, 131_008, FURTHEST - 64)]  # fmt: skip
-        found.append(replace(base, seq=1, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, offset=4095))
-    return tuple(found)
+        cases.append(replace(base, seq=1, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, offset=4095))
+    return tuple(cases)
 
 
 CASES = _cases()

@@ -1,0 +1,227 @@
+"""The benchmark of rotation: wrong results are not timed, bounds are judged, records are written and read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import peers
+import pytest
+import rotation
+import torch
+from peers import Contender, Skip, Work
+
+import ropewalk as rw
+from tests.backends.cases import FURTHEST, Case
+
+CASE = Case(seq=4, heads=2, kv_heads=1, head_dim=8, dtype=torch.float32, interleaved=False)
+TINY = replace(rotation.PRESETS["quick"], tokens=4, sweep=(4,), heads=2, kv_heads=1, head_dim=8)
+FAR = replace(CASE, seq=40, kv_heads=0, head_dim=16, offset=FURTHEST - 39)
+
+PEERS = {"transformers": "transformers", "onnxruntime": "onnxruntime", "OpenVINO": "openvino", "jax.jit": "jax",
+         "rotary-embedding-torch": "rotary_embedding_torch"}  # fmt: skip
+
+
+def rotated(work: Work, change: Any = None, **options: Any) -> Contender:
+    """A contender that rotates the queries, with a change of (x, cos, sin) or of the result."""
+
+    def call() -> Any:
+        x, cos, sin = work.inputs[0][0], work.cos, work.sin
+        return [rw.rotate(x, cos, sin, interleaved=False) if change is None else change(x, cos, sin)]
+
+    return Contender("one", [call], tuple, **options)
+
+
+def float32_angles(x: Any, cos: Any, sin: Any) -> Any:
+    """What most implementations do: the angle as a float32 product."""
+    positions = torch.arange(FURTHEST - x.shape[1] + 1, FURTHEST + 1, dtype=torch.float32)
+    angle = positions[:, None] / 1e4 ** (torch.arange(0, x.shape[-1], 2).float() / x.shape[-1])
+    return rw.rotate(x, angle.cos(), angle.sin(), interleaved=False)
+
+
+def one_nan(x: Any, cos: Any, sin: Any) -> Any:
+    turned = rw.rotate(x, cos, sin, interleaved=False)
+    turned[0, -1, 0, 3] = torch.nan
+    return turned
+
+
+SABOTAGE = {
+    "wrong sign": lambda x, cos, sin: rw.rotate(x, cos, -sin, interleaved=False),
+    "wrong pairing": lambda x, cos, sin: rw.rotate(x, cos, sin, interleaved=True),
+    "next row": lambda x, cos, sin: rw.rotate(x, cos.roll(1, 0), sin.roll(1, 0), interleaved=False),
+    "16-bit tables": lambda x, cos, sin: rw.rotate(x, cos.half().float(), sin.half().float(), interleaved=False),
+    "float32 angles": float32_angles,
+    "one NaN": one_nan,
+    "another dtype": lambda x, cos, sin: rw.rotate(x, cos, sin, interleaved=False).double(),
+    "fewer tokens": lambda x, cos, sin: rw.rotate(x, cos, sin, interleaved=False)[:, :-1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", SABOTAGE.values(), ids=SABOTAGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_wrong_results_are_found(change: Any, dtype: torch.dtype) -> None:
+    """Each way to be wrong fails; the right rotation passes."""
+    work = Work(replace(FAR, dtype=dtype), sets=1)
+    rotation.check(work, rotated(work))
+    with pytest.raises(AssertionError, match="one"):
+        rotation.check(work, rotated(work, change))
+
+
+def test_products_rounded_to_sixteen_bits() -> None:
+    """Rounding each product is an error of ours, and allowed to other packages."""
+    work = Work(replace(CASE, kv_heads=0, seq=40, dtype=torch.bfloat16), sets=1)
+
+    def change(x: Any, cos: Any, sin: Any) -> Any:
+        (a, b), c, s = x.chunk(2, -1), cos[:, None].bfloat16(), sin[:, None].bfloat16()
+        return torch.cat((a * c - b * s, b * c + a * s), -1)
+
+    with pytest.raises(AssertionError):
+        rotation.check(work, rotated(work, change))
+    rotation.check(work, rotated(work, change, eps=peers.EPS))
+
+
+def test_a_run_is_recorded_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    """Every group becomes a JSON line; the last run of the file can be reported and drawn again."""
+    monkeypatch.setitem(rotation.PRESETS, "quick", TINY)
+    monkeypatch.setattr(peers, "FEW", 2)
+    out = tmp_path / "results" / "rotation.jsonl"
+    rotation.append(out, {"run": "another", "kind": "gate"})
+    rotation.main(["--preset", "quick", "--seconds", "0", "--peers", "transformers", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert "too small to judge" in printed
+    assert "Share of copy bandwidth, bfloat16" in printed
+    assert "new output, float32, one decoded token / transformers" in printed
+    records = rotation.last_run(out)
+    assert [record["kind"] for record in records] == [
+        *("one tensor", "one decoded token", "norm and rotation") * 2, "sweep", "sweep"
+    ]  # fmt: skip
+    for record in records:
+        assert {"run", "date", "commit", "device", "threads", "versions", "preset"} <= set(record)
+        assert all(0 < times["p20"] <= times["p50"] <= times["p80"] for times in record["microseconds"].values())
+    pytest.importorskip("matplotlib")
+    rotation.main(["--from", str(out), "--figure", str(tmp_path / "drawn.svg")])
+    assert capsys.readouterr().out == printed
+    assert (tmp_path / "drawn.svg").stat().st_size > 1000
+
+
+def test_every_bound_is_measured_by_some_group() -> None:
+    """Each bound's contender and its rivals are in a group of its kind and dtype."""
+    names: dict[tuple[str, str], set[str]] = {}
+    for group in rotation.groups_of(TINY):
+        work = Work(group.case, sets=1)
+        built = [build(work) for name, build in group.builds.items() if name not in peers.CPU]
+        ours = {one.name for each in built for one in (each if isinstance(each, list) else [each])}
+        dtype = str(group.case.dtype).removeprefix("torch.")
+        names.setdefault((group.kind, dtype), set()).update(ours, set(group.builds) & set(peers.CPU))
+    for bound in rotation.CPU_BOUNDS:
+        assert {bound.contender, *bound.against} <= names[bound.kind, bound.dtype], bound.name
+
+
+def broken(work: Work) -> Contender:
+    raise RuntimeError("no such\noperator")
+
+
+def missing(work: Work) -> Contender:
+    raise Skip("not installed")
+
+
+def wrong(work: Work) -> Contender:
+    calls = work.each(lambda i: lambda: [rw.rotate(x, work.cos, work.sin, interleaved=True) for x in work.inputs[i]])
+    return Contender("wrong", calls, tuple, eps=4.0)
+
+
+def test_peers_are_skipped_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing, broken or wrong peers are not timed; a wrong result of ours ends the run."""
+    rivals = {"broken": broken, "missing": missing, "wrong": wrong}
+    monkeypatch.setattr(peers, "CPU", rivals)
+    monkeypatch.setattr(peers, "FEW", 2)
+    builds = {"floors": rotation.floors, rotation.NEW: rotation.new, **rivals}
+    record = rotation.measure(rotation.Group("sweep", CASE, builds), seconds=0.0)
+    assert set(record["microseconds"]) == {"copy", rotation.NEW}
+    assert record["skipped"].pop("wrong").startswith("wrong: wrong, float32 half")
+    assert record["skipped"] == {"missing": "not installed", "broken": "RuntimeError: no such"}
+    with pytest.raises(AssertionError, match="wrong, float32"):
+        rotation.measure(rotation.Group("sweep", CASE, {rotation.NEW: wrong}), seconds=0.0)
+
+
+def test_our_contenders_are_what_they_are_named() -> None:
+    """In place writes its own copy, a given output is filled, gradients go backward; inputs stay."""
+    work = Work(CASE, sets=2)
+    before = [x.clone() for x in work.inputs[1]]
+    expected = rw.rotate_qk(*before, work.cos, work.sin, interleaved=False)
+    for contender in (rotation.in_place(work), rotation.given(work), rotation.new(work), *rotation.gradients(work)):
+        results = contender.read(contender.calls[1]())
+        if contender.name == rotation.BACKWARD:
+            again = rw.rotate_qk(*results, work.cos, work.sin, interleaved=False)
+            torch.testing.assert_close(tuple(again), tuple(before))
+        else:
+            assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True)), contender.name
+    assert all(torch.equal(one, other) for one, other in zip(work.inputs[1], before, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(work.outs[1], expected, strict=True))
+
+
+def record(kind: str = "sweep", dtype: str = "bfloat16", tokens: int = 64, **medians: float) -> dict[str, Any]:
+    names = {"ours": rotation.NEW, "given": rotation.GIVEN, "jax": "jax.jit"}
+    times = {names.get(name, name): {"p20": p50, "p50": p50, "p80": p50} for name, p50 in medians.items()}
+    return {"kind": kind, "dtype": dtype, "tokens": tokens, "case": f"{dtype} {tokens}", "bytes": 1000 * tokens,
+            "microseconds": times, "skipped": {}}  # fmt: skip
+
+
+def test_bounds() -> None:
+    """The worst ratio of medians counts, from the least tokens on; every peer is neither the copy nor ours."""
+    bound = rotation.Bound("sweep", "bfloat16", rotation.NEW, ("copy",), 0.9)
+
+    def value(bound: rotation.Bound, *records: dict[str, Any]) -> float | None:
+        return rotation.judge([bound], records)[0][1]
+
+    assert value(bound, record(ours=9.01, copy=10.0)) == 0.901
+    assert value(bound, record(dtype="float32", ours=1.0, copy=10.0), record(kind="host", ours=1.0, copy=10.0)) is None
+    sizes = [record(tokens=64, ours=9.0, copy=1.0), *(record(tokens=n, ours=n / 512, copy=1.0) for n in (256, 512))]
+    assert value(replace(bound, least=256), *sizes) == 1.0
+    every = replace(bound, against=rotation.PEERS)
+    assert value(every, record(ours=6.0, given=1.0, copy=2.0, clone=2.0, jax=5.0, transformers=50.0)) == 1.2
+    assert value(every, record(ours=6.0, copy=2.0)) is None
+    assert value(replace(bound, kind="host", against=()), record(kind="host", ours=14.2)) == 14.2
+    for bounds in (rotation.CPU_BOUNDS, rotation.CUDA_BOUNDS):
+        assert len({(each.name, each.against) for each in bounds}) == len(bounds)
+
+
+def test_reports_of_made_up_records() -> None:
+    """Pass and fail, the share of the copy's speed, and why a peer was skipped once."""
+    first = {"preset": "default", "place": "cpu", "device": "a machine", "threads": 1, "commit": None}
+    lines = rotation.report([
+        {**record("one tensor", "float32", copy=100.0, **{rotation.IN_PLACE: 89.0, "given": 126.0}), **first},
+        {**record(ours=5.0, copy=10.0), "skipped": {"onnxruntime": "no bfloat16"}},
+        {**record(tokens=256, ours=4.0, copy=2.0), "skipped": {"onnxruntime": "no bfloat16"}},
+    ]).splitlines()  # fmt: skip
+    assert any("in place, float32 / copy" in line and line.endswith("0.89 at most 0.90  pass") for line in lines)
+    assert any("given output, float32 / copy" in line and line.endswith("1.26 at most 1.25  FAIL") for line in lines)
+    assert any(line.split() == ["ropewalk,", "new", "output", "200%", "50%"] for line in lines)
+    assert lines.count("not timed: onnxruntime: no bfloat16") == 1
+
+
+@pytest.mark.traced
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("name", [name for name, module in PEERS.items() if find_spec(module) is not None])
+def test_peers_agree_with_the_oracle(name: str, interleaved: bool, dtype: torch.dtype) -> None:
+    """Those that are installed and can do the case, on the first set of buffers and on the last."""
+    work = Work(replace(CASE, interleaved=interleaved, dtype=dtype, head_dim=16, seq=300), sets=3)
+    try:
+        contender = peers.CPU[name](work)
+    except Skip as reason:
+        pytest.skip(f"{name}: {reason}")
+    for calls in (contender.calls, contender.calls[::-1]):
+        work.outs[0][0].zero_()
+        calls[0]()
+        rotation.check(work, contender)
+
+
+def test_records_have_no_nan(tmp_path: Path) -> None:
+    """JSON has none."""
+    with pytest.raises(ValueError, match="JSON"):
+        rotation.append(tmp_path / "a.jsonl", {"x": float("nan")})
+    assert json.loads(json.dumps(rotation.environment()))["versions"]["torch"] == torch.__version__
