@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "replace", full)
     for write in (found.to_json, found.to_html):
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(RopeError, match="No space"):
             write(path)
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["found.json"]
     assert path.read_text() == "before"

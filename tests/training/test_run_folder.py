@@ -214,7 +214,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(
         write(path, content)
 
     monkeypatch.setattr(run_folder, "write_json", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RopeError, match="No space left"):
         train(small(text), tmp_path / "run", housekeeping=EVERY)
     assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step-00000003"]
     monkeypatch.undo()
