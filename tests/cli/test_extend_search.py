@@ -54,6 +54,7 @@ def call(*arguments: Any) -> int:
 def test_search_record_and_export(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The answer on the terminal, the record and figure, and a folder that carries the searched factors exactly."""
     record, out = tmp_path / "found" / "search.json", tmp_path / "out"
+    record.parent.mkdir()
     assert call(*given, "--budget", 20, "--record", record, "--out", out) == 0
     printed = capsys.readouterr()
     assert "20 evaluations; on the search text" in printed.out
