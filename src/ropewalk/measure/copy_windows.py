@@ -326,7 +326,7 @@ class UseInputs:
         if protocol.target <= protocol.trained_length:  # the control is all
             found.append("The target lies within the trained length, so there are no tokens beyond it to use.")
         elif protocol.copy_control is None or protocol.copy is None:
-            found.append("No copy test: these lengths leave no room for its blocks.")
+            found.append("No copy test: these lengths are too short for its blocks.")
         elif not all(words.enough for words in self._words):
             found.append(f"No copy test: the text has fewer than {LEAST_WORDS} different words.")
         return found
