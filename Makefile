@@ -57,9 +57,9 @@ web/node_modules/.package-lock.json: web/package.json web/package-lock.json
 # web/'s own tests, and the build as it stands in the package, byte for byte.
 test-node: web/node_modules/.package-lock.json
 	cd web && npm run --silent types && npm test --silent
-	mkdir -p build/web && cp src/ropewalk/explorer/page.html src/ropewalk/report/interactive.js build/web
+	mkdir -p build/web && cp src/ropewalk/report/explorer.html src/ropewalk/report/interactive.js build/web
 	$(MAKE) web
-	cmp build/web/page.html src/ropewalk/explorer/page.html
+	cmp build/web/explorer.html src/ropewalk/report/explorer.html
 	cmp build/web/interactive.js src/ropewalk/report/interactive.js
 
 # Everything of web/, also in a real browser. Where Chromium is missing, this installs Debian's (as root).

@@ -116,7 +116,7 @@ def expected_seconds(done: dict[tuple[str, int], float], contender: str, tokens:
 
 def draw(records: list[dict[str, Any]], target: Path) -> None:
     """Time and memory by length, as png and svg."""
-    from ropewalk.figures.growth import growth
+    from ropewalk.figures.benchmarks import growth
     from ropewalk.figures.style import render
 
     for kind in ("png", "svg"):

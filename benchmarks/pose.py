@@ -42,7 +42,7 @@ from ropewalk.extend.measurement import (
     measure,
     refuse_seen,
 )
-from ropewalk.figures.extension import pose_figure
+from ropewalk.figures.loss import pose_figure
 from ropewalk.figures.style import render
 from ropewalk.measure.answers import Answer, RetrievalMeasurement
 from ropewalk.measure.copy_test import UseModel, UseRun
@@ -51,7 +51,7 @@ from ropewalk.measure.plan import Protocol, plan, trained_length_of
 from ropewalk.measure.retrieval import measure_retrieval
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import ProgressBar
-from ropewalk.readers.environment import environment_of
+from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
 from ropewalk.statistics import difference
 from ropewalk.training import Housekeeping

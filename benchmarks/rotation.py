@@ -160,7 +160,7 @@ def fused(work: Work) -> Contender:
 
     def make(i: int) -> Call:
         (q, k), cos, sin, pairing = work.inputs[i], work.cos, work.sin, work.case.interleaved
-        return lambda: rw.qk_norm_rotate(q, k, weight, weight, cos, sin, eps=NORM_EPS, interleaved=pairing)
+        return lambda: rw.fused.qk_norm_rotate(q, k, weight, weight, cos, sin, eps=NORM_EPS, interleaved=pairing)
 
     return _normed(FUSED, work, make)
 

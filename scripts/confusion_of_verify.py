@@ -33,7 +33,7 @@ from ropewalk.checkpoints.sources import find  # noqa: E402
 from ropewalk.comparison.record import environment  # noqa: E402
 from ropewalk.extend import ApplySettings, apply  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
-from ropewalk.models.positions import Positions  # noqa: E402
+from ropewalk.models.config import Positions  # noqa: E402
 from ropewalk.readers.decoder import DecoderReader  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN  # noqa: E402

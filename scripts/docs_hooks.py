@@ -12,12 +12,13 @@ import nbformat
 from mkdocs.structure.files import File
 
 import ropewalk as rw
-from ropewalk import distributed, encodings, scaling
+from ropewalk import encodings, scaling
+from ropewalk import positions as distributed
 from ropewalk.attention.extensions import Extension
-from ropewalk.explorer.data import explorer_data
-from ropewalk.explorer.model_data import packed_model
-from ropewalk.explorer.page import explorer_page
 from ropewalk.methods import METHODS
+from ropewalk.report.explorer import explorer_page
+from ropewalk.report.explorer_data import explorer_data
+from ropewalk.report.explorer_model import packed_model
 
 NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)
 METHODS_PLACE = "<!-- every method --> *The table of methods stands here in the built site (`make docs`).*"

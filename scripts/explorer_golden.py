@@ -13,10 +13,10 @@ import torch
 
 import ropewalk as rw
 from ropewalk import scaling
-from ropewalk.explorer.presets import rule_of
-from ropewalk.rope.axes import axes_from_sections
+from ropewalk.positions import mrope_positions
+from ropewalk.report.explorer_data import rule_of
+from ropewalk.rope.dimensions import axes_from_sections
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.mrope import mrope_positions
 
 PATH = Path(__file__).resolve().parents[1] / "web" / "test" / "golden" / "rope.json"
 RULES = (

@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from ropewalk.checkpoints.load import load
-from ropewalk.explorer.model_data import model_header, packed_model
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate
+from ropewalk.models.generation import generate
+from ropewalk.report.explorer_model import model_header, packed_model
 
 TEXTS = (
     "", " ", "Call me Ishmael.", "  two spaces,\tone tab\n\n\nthree lines  ", "It's we'll I'd they've 'tis",

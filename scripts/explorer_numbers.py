@@ -1,4 +1,4 @@
-"""Write src/ropewalk/explorer/numbers: what the explorer shows and takes too long to compute when it is opened.
+"""Write src/ropewalk/report/numbers: what the explorer shows and takes too long to compute when it is opened.
 
     python scripts/explorer_numbers.py [NAME ...]
 
@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import finite, write_whole
-from ropewalk.explorer.heads import head_entries
-from ropewalk.explorer.pairings import pairing_entries
-from ropewalk.explorer.presets import published_presets
+from ropewalk.report.explorer_data import head_entries, pairing_entries, published_presets
 from ropewalk.report.interactive import record_entry
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "explorer" / "numbers"

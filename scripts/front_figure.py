@@ -17,7 +17,7 @@ from typing import Any
 
 from ropewalk.figures.style import QUIET, length_ticks, look_of, mark_trained_length, render, style
 from ropewalk.report.figures import loss_curves
-from ropewalk.report.night import night_colors
+from ropewalk.report.inline import night_colors
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "doctor-smollm2-135m-first.json"

@@ -24,8 +24,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from ropewalk.atomic_io import write_whole
-from ropewalk.diagnosis.evidence import MARGIN, NEAR, TOLERATED, TOLERATED_END, Evidence
-from ropewalk.diagnosis.rules import apply_rules
+from ropewalk.diagnosis.rules import MARGIN, NEAR, TOLERATED, TOLERATED_END, Evidence, apply_rules
 from ropewalk.diagnosis.verdict import Comparison
 from ropewalk.measure.losses import WindowLosses
 from ropewalk.statistics import t_quantile

@@ -23,17 +23,16 @@ import numpy as np
 import torch
 
 from ropewalk.atomic_io import finite, write_whole
-from ropewalk.diagnosis.conclude import conclude
-from ropewalk.diagnosis.doctor_run import DoctorRun, examined_methods
-from ropewalk.diagnosis.evidence import TOLERATED, forgets
 from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.rules import TOLERATED, forgets
+from ropewalk.diagnosis.run import DoctorRun, conclude, examined_methods
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.measure.copy_test import UseMeasurement, UseRun, gather
 from ropewalk.measure.copy_windows import Reading, UseInputs, Where
 from ropewalk.measure.losses import Measurement, WindowLosses
 from ropewalk.progress import SilentProgress
-from ropewalk.readers.environment import environment_of
+from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Losses
 
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/verdicts-tiny.json"

@@ -21,7 +21,7 @@ LONG = rw.RotaryEmbedding(rw.RopeConfig(16, **SHORT))
 FIRST = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, max_position_embeddings=256,
     scaling=rw.scaling.LongRoPE([1.0] * 4, [2.0] * 4, 64, unscaled_tokens=3)))
 AXIAL = rw.RopeConfig(16, interleaved=True, axes=(0, 1) * 4)
-LEARNED = rw.LearnedFrequencies(AXIAL, num_heads=2)
+LEARNED = rw.rotation.LearnedFrequencies(AXIAL, num_heads=2)
 COS, SIN = ROPE.cos_sin(IDS)
 PLACES = torch.randint(0, 9, (5, 2))
 LENGTHS = torch.tensor([5, 50])
@@ -30,7 +30,8 @@ BUFFERS = torch.zeros(2, 2, 2, 8, 16)
 
 def stored():
     keys, values = BUFFERS.clone()
-    q, k = rw.qk_norm_rotate(X, K, W, W, COS, SIN, interleaved=False, store=rw.Store(keys, values, K, SLOTS))
+    store = rw.fused.Store(keys, values, K, SLOTS)
+    q, k = rw.fused.qk_norm_rotate(X, K, W, W, COS, SIN, interleaved=False, store=store)
     return q, k, values
 
 def trained(call, *inputs):
@@ -41,7 +42,7 @@ def trained(call, *inputs):
 
 def decoder(**changes):
     torch.manual_seed(1)
-    config = rw.DecoderConfig(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    config = rw.models.DecoderConfig(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
                               num_attention_heads=2, **changes)
     return rw.Decoder(config).eval()
 
@@ -56,7 +57,7 @@ TOKENS = torch.tensor([[1, 2, 3, 4]])
 MODELS = {"rope": decoder(rope=rw.RopeConfig(16, interleaved=False, max_position_embeddings=64)),
           "dynamic": decoder(rope=rw.RopeConfig(16, **SHORT))}
 MODELS |= {name: decoder(encoding=name) for name in ("t5", "relative", "kerple", "fire", "alibi", "sinusoidal")}
-CIS = rw.freqs_cis(COS, SIN)
+CIS = rw.rotation.freqs_cis(COS, SIN)
 """
 CASES = {
     "cos_sin": "ROPE.cos_sin(IDS)",
@@ -69,20 +70,20 @@ CASES = {
     "without tables": "ROPE(X, K, position_ids=IDS, tables=False)",
     "gradients": "trained(lambda x, k: ROPE(x, k, position_ids=IDS), X, K)",
     "reference": "ROPE.rotate(X, position_ids=IDS, backend='reference')",
-    "norm": "rw.qk_norm_rotate(X, K, W, W, COS, SIN, interleaved=False)",
+    "norm": "rw.fused.qk_norm_rotate(X, K, W, W, COS, SIN, interleaved=False)",
     "norm's gradients":
-        "trained(lambda x, k, w: rw.qk_norm_rotate(x, k, w, w, COS, SIN, interleaved=False), X, K, W)",
+        "trained(lambda x, k, w: rw.fused.qk_norm_rotate(x, k, w, w, COS, SIN, interleaved=False), X, K, W)",
     "store": "stored()",
     "learned": "LEARNED(PLACES)",
-    "complex": "rw.apply_rotary_complex(X, CIS)",
+    "complex": "rw.rotation.apply_rotary_complex(X, CIS)",
     "pairing": "rw.convert_pairing(X, to='half')",
     "frequencies": "rw.inverse_frequencies(ROPE.config).inv_freq",
     "the tutorials' function": "rw.apply_rotary_pos_emb(X, IDS)",
-    "text positions": "rw.text_positions(IDS, 2)",
-    "packed positions": "rw.positions_from(torch.tensor([0, 3, 5], device='cpu'), offsets=IDS[:2])",
-    "mrope positions": "rw.mrope_positions(torch.tensor([0, 1, 1, 0], device='cpu'), images=[(1, 2, 4)])[0]",
-    "page slots": "rw.page_slots(IDS[None], IDS, 2)",
-    "padded positions": "rw.positions_from(offsets=3, max_seqlen=4)",
+    "text positions": "rw.positions.text_positions(IDS, 2)",
+    "packed positions": "rw.positions.positions_from(torch.tensor([0, 3, 5], device='cpu'), offsets=IDS[:2])",
+    "mrope positions": "rw.positions.mrope_positions(torch.tensor([0, 1, 1, 0], device='cpu'), images=[(1, 2, 4)])[0]",
+    "page slots": "rw.positions.page_slots(IDS[None], IDS, 2)",
+    "padded positions": "rw.positions.positions_from(offsets=3, max_seqlen=4)",
     **{f"decoder with {name}": f"decoded(MODELS[{name!r}])"
        for name in ("rope", "dynamic", "t5", "relative", "kerple", "fire", "alibi", "sinusoidal")},
 }  # fmt: skip

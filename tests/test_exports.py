@@ -15,10 +15,12 @@ import ropewalk
 
 PROMISED = {
     "apply_rotary_pos_emb", "RopeConfig", "scaling", "inverse_frequencies", "RotaryEmbedding", "rotate", "rotate_qk",
-    "explain_backends", "freqs_cis", "apply_rotary_complex", "convert_pairing", "text_positions", "KVCache",
-    "Attention", "Decoder", "TextClassifier", "load", "RopeError", "positions_from", "page_slots", "rotate_store",
-    "mrope_positions", "grid_positions", "distributed",
+    "explain_backends", "convert_pairing", "KVCache", "Attention", "Decoder", "TextClassifier", "load", "save",
+    "generate", "attach", "doctor", "verify", "RopeError", "positions", "fused", "encodings", "rotation",
 }  # fmt: skip
+
+
+MODULES = {"encodings", "fused", "positions", "rotation", "scaling"}
 
 
 def literal_all() -> list[str]:
@@ -34,13 +36,15 @@ def test_all_is_literal_sorted_and_true():
     assert names == sorted(names)
     assert len(set(names)) == len(names)
     assert all(hasattr(ropewalk, name) for name in names)
-    assert set(names) >= PROMISED
+    assert set(names) == PROMISED
 
 
 LAZY = [
     "ropewalk",
     "ropewalk.comparison",
     "ropewalk.extend",
+    "ropewalk.models",
+    "ropewalk.rotation",
     "ropewalk.training",
     "ropewalk.training.classification",
 ]
@@ -72,9 +76,20 @@ def test_the_run_and_the_type_checker_see_the_same_names(name):
 def test_no_public_name_is_shadowed_by_a_module():
     """Importing `ropewalk.x` sets the attribute `x`: no file of the package may bear the name of something else."""
     modules = {path.stem for path in Path(ropewalk.__file__).parent.iterdir()}
-    assert modules & set(literal_all()) <= {"distributed", "encodings", "scaling"}
+    assert modules & set(literal_all()) <= MODULES
     assert ropewalk.encodings is sys.modules["ropewalk.encodings"]
     assert ropewalk.scaling is sys.modules["ropewalk.rope.scaling"]
+
+
+@pytest.mark.parametrize("name", sorted(ropewalk._MOVED))
+def test_an_old_name_warns_and_works(name):
+    """Names that left the top level stay importable for one release."""
+    with pytest.warns(
+        DeprecationWarning, match=rf"ropewalk\.{name} is deprecated.*: use ropewalk\.{ropewalk._MOVED[name]}\."
+    ):
+        value = getattr(ropewalk, name)
+    assert value is getattr(import_module(f"ropewalk.{ropewalk._MOVED[name]}"), name)
+    assert name not in vars(ropewalk)
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -125,7 +140,7 @@ def test_a_first_use_inside_a_compiled_function_does_not_break_the_graph():
 def test_every_public_name_is_documented():
     """Each exported function and class has a docstring with an example."""
     bare = [name for name in literal_all() if ">>>" not in _documentation(getattr(ropewalk, name))]
-    assert set(bare) <= {"distributed", "encodings", "scaling", "Frequencies"}
+    assert set(bare) <= MODULES
 
 
 def _documentation(value: object) -> str:

@@ -1,4 +1,4 @@
-// Builds src/ropewalk/explorer/page.html and src/ropewalk/report/interactive.js from web/, or with --test [FOLDER] the tests into build/test.
+// Builds src/ropewalk/report/explorer.html and src/ropewalk/report/interactive.js from web/, or with --test [FOLDER] the tests into build/test.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";

@@ -57,7 +57,7 @@ def test_readmes_five_lines(outliers, tmp_path, monkeypatch, capsys):
 def test_outliers_among_special_tokens_are_not_read(outliers, method):
     """At the first tokens of this vocabulary rounding alone moves a logit by more than 5 % of the largest."""
     model = AutoModelForCausalLM.from_pretrained(outliers)
-    with rw.attached(model, method, target=256) as handle:
+    with rw.attachment.attached(model, method, target=256) as handle:
         assert handle.attached
 
 

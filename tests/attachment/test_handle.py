@@ -72,7 +72,7 @@ def test_hooks_survive_detach(llama):
     calls.clear()
     assert torch.equal(outputs_of(model, IDS), own)
     assert calls == ["before", "accelerate", "after"]
-    with rw.attached(model, "yarn", target=256):
+    with rw.attachment.attached(model, "yarn", target=256):
         assert torch.equal(outputs_of(model, IDS), changed)
         remove_hook_from_module(rotary)  # puts what it wrapped, ours, into the place of the forward
     assert torch.equal(outputs_of(model, IDS), own)
@@ -83,7 +83,7 @@ def test_a_forward_that_was_wrapped_by_hand(llama):
     """A wrapper of the attached forward stays after `detach`, and calls the model's own."""
     model, calls = copy.deepcopy(llama), []
     rotary = model.model.rotary_emb
-    with rw.attached(model, "yarn", target=256) as handle:
+    with rw.attachment.attached(model, "yarn", target=256) as handle:
         inside = rotary.forward
         rotary.forward = lambda *args, **options: calls.append(1) or inside(*args, **options)
         changed = outputs_of(model, IDS)
@@ -100,7 +100,7 @@ def test_copies(llama, tmp_path):
     `torch.save` of a whole model would write functions of this process, and is refused with the cure.
     """
     own = outputs_of(llama, IDS)
-    with rw.attached(llama, "yarn", target=256):
+    with rw.attachment.attached(llama, "yarn", target=256):
         changed = outputs_of(llama, IDS)
         shallow, inner = copy.copy(llama), copy.deepcopy(llama.model)
         shallow.save_pretrained(tmp_path / "attached")
@@ -125,7 +125,7 @@ def test_a_model_inside_an_attached_wrapper_saves_the_method(tmp_path):
     from peft import LoraConfig, get_peft_model
 
     wrapper = get_peft_model(small_model("llama"), LoraConfig(r=2, target_modules=["q_proj"]))
-    with rw.attached(wrapper, "yarn", target=256):
+    with rw.attachment.attached(wrapper, "yarn", target=256):
         wrapper.merge_and_unload().save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
 
@@ -136,7 +136,7 @@ def test_a_saved_model_is_the_attached_one(tmp_path, method):
     """Loaded by transformers alone, with its float32 angles; the live config stays as it was."""
     model = small_model("llama")
     own, stated = outputs_of(model, IDS), dict(model.config.rope_parameters)
-    with rw.attached(model, method, target=256):
+    with rw.attachment.attached(model, method, target=256):
         expected = outputs_of(model, IDS)
         model.save_pretrained(tmp_path)
         assert (model.config.rope_parameters, model.config.max_position_embeddings) == (stated, 64)
@@ -153,7 +153,7 @@ def test_a_saved_model_is_the_attached_one(tmp_path, method):
 def test_blocks_by_layer_type(tmp_path):
     """Gemma 3: full layers get the method's block, windowed ones keep theirs."""
     model = small_model("gemma3_text")
-    with rw.attached(model, "yarn", target=256):
+    with rw.attachment.attached(model, "yarn", target=256):
         expected = outputs_of(model, IDS)
         model.save_pretrained(tmp_path)
     block = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
@@ -165,11 +165,11 @@ def test_blocks_by_layer_type(tmp_path):
 @torch.no_grad()
 def test_what_a_config_cannot_say_is_refused(tmp_path):
     """Methods in attention, and ropes that differ where a config has one; nothing is written."""
-    with rw.attached(model := small_model("llama"), "self-extend", target=256):
+    with rw.attachment.attached(model := small_model("llama"), "self-extend", target=256):
         with pytest.raises(rw.RopeError, match="`self-extend` cannot be written"):
             model.save_pretrained(tmp_path / "a")
         assert outputs_of(model, IDS).isfinite().all()
-    with rw.attached(model := small_model("gemma2"), "yarn", target=256) as handle:
+    with rw.attachment.attached(model := small_model("gemma2"), "yarn", target=256) as handle:
         assert [rope.scaling is None for rope in handle.ropes] == [True, False, True, False]
         with pytest.raises(rw.RopeError, match="one rope for all layers"):
             model.save_pretrained(tmp_path / "b")

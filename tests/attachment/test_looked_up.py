@@ -52,7 +52,7 @@ def test_rows_are_exact_at_any_position(name):
     model = model_of(name)
     near = outputs_of(model, IDS)
     far = torch.arange(24)[None].repeat(2, 1) + 1_000_000
-    with rw.attached(model) as handle:
+    with rw.attachment.attached(model) as handle:
         assert (outputs_of(model, IDS) - near).abs().max() <= 1e-5
         assert handle.difference <= 1e-5
         if name != "roformer":  # its forward counts tokens itself
@@ -89,7 +89,7 @@ def test_a_method_is_that_of_transformers(name):
     put_yarn(theirs, WIDTHS[name])
     expected = outputs_of(theirs, IDS)
     assert (outputs_of(model, IDS) - expected).abs().max() > 0.1
-    with rw.attached(model, "yarn", target=256):
+    with rw.attachment.attached(model, "yarn", target=256):
         assert (outputs_of(model, IDS) - expected).abs().max() <= 1e-4
 
 
@@ -99,7 +99,7 @@ def test_generation_of_a_padded_batch(name):
     """Through the model's own cache, padded on the left; each row's tokens are those of its own full forwards."""
     model = model_of(name)
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    with rw.attached(model, "yarn", target=256):
+    with rw.attachment.attached(model, "yarn", target=256):
         made = model.generate(IDS, attention_mask=MASK, **options)
         for row, pad in ((0, 9), (1, 0)):
             if name == "roformer" and pad:  # it counts padding as positions, so that a row alone is another text
@@ -117,13 +117,13 @@ def test_gradients_and_copies(name):
     model, grads = model_of(name), []
     for attach in (False, True):
         model.zero_grad()
-        with rw.attached(model) if attach else torch.enable_grad():
+        with rw.attachment.attached(model) if attach else torch.enable_grad():
             model(input_ids=IDS, labels=IDS).loss.backward()
         grads.append({n: weight.grad.clone() for n, weight in model.named_parameters() if weight.grad is not None})
     assert len(grads[0]) == len(grads[1]) > 10
     for weight, expected in grads[0].items():
         assert (grads[1][weight] - expected).abs().max() <= 1e-4 * (1 + expected.abs().max()), weight
-    with torch.no_grad(), rw.attached(model, "pi", target=256):
+    with torch.no_grad(), rw.attachment.attached(model, "pi", target=256):
         under, copied = outputs_of(model, IDS), copy.deepcopy(model)
         for table in tables_of(model):
             table.zero_()  # nothing reads them now, and the copy has its own
@@ -138,7 +138,7 @@ def test_sixteen_bits():
     """Rows have the dtype of the model's own table, rounded once."""
     model = model_of("gptj").to(torch.bfloat16)
     near = outputs_of(model, IDS).float()
-    with rw.attached(model) as handle:
+    with rw.attachment.attached(model) as handle:
         table = handle._modules[0].module.embed_positions
         assert table[torch.arange(4)].dtype == torch.bfloat16
         assert (outputs_of(model, IDS).float() - near).abs().max() <= 0.05 * near.abs().max()
@@ -150,7 +150,7 @@ def test_sixteen_bits():
 def test_compiled_without_graph_break():
     """One graph; the logits are those of eager mode."""
     model = model_of("gptj")
-    with rw.attached(model, "yarn", target=256):
+    with rw.attachment.attached(model, "yarn", target=256):
         torch.compiler.reset()
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         assert (compiled(IDS).logits - outputs_of(model, IDS)).abs().max() <= 1e-5
@@ -160,7 +160,7 @@ def test_compiled_without_graph_break():
 def test_refusals():
     """A table that is not its config's, a use of it that is not known, and methods that attention does not call."""
     model = model_of("gptj")
-    with rw.attached(model) as handle:
+    with rw.attachment.attached(model) as handle:
         table = handle._modules[0].module.embed_positions
         with pytest.raises(TypeError):
             torch.cat([table, table])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.attention import attend, remap
-from ropewalk.attention.branches import Branches
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.masks import Branches
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE

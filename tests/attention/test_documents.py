@@ -40,7 +40,7 @@ def make(**changes: Any) -> rw.Decoder:
         "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3,
     }  # fmt: skip
-    return rw.Decoder(rw.DecoderConfig(**{**given, **changes})).double()
+    return rw.Decoder(rw.models.DecoderConfig(**{**given, **changes})).double()
 
 
 def pack(rows: list[list[int]]) -> Tensor:

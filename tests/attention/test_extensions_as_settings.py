@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from dataclasses import replace
@@ -72,12 +73,12 @@ class Halved(Extension):
 """
 
 
-def test_a_rule_is_one_file(tmp_path, monkeypatch):
-    """A file in the folder is found; models, saved configs and generation know its rule without another line."""
+def test_a_rule_of_the_caller_is_known_everywhere(tmp_path, monkeypatch):
+    """A subclass registers itself; models, saved configs and generation accept it."""
     (tmp_path / "halved.py").write_text(RULE_FILE)
-    monkeypatch.setattr(extensions, "__path__", [*extensions.__path__, str(tmp_path)])
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(Extension, "registry", dict(Extension.registry))
-    extensions.discover()
+    importlib.import_module("halved")
     rule = extensions.Halved(window=7)
     model = make_model(None).with_positions(extension=rule)
     rw.save(model, tmp_path / "m")
@@ -89,7 +90,7 @@ def test_a_rule_is_one_file(tmp_path, monkeypatch):
     with torch.no_grad():
         torch.testing.assert_close(model(ids), slower(ids), atol=1e-12, rtol=0)
     assert model.with_positions(extension=(rule, rule, None)).config.retained is None
-    del extensions.Halved, sys.modules["ropewalk.attention.extensions.halved"]
+    del sys.modules["halved"]
 
 
 @pytest.mark.rejects

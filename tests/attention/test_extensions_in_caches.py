@@ -17,7 +17,7 @@ from ropewalk.attention.extensions import (
     SelfExtend,
     StreamingLLM,
 )
-from ropewalk.models.generate import generate
+from ropewalk.models.generation import generate
 from ropewalk.rope.scaling import LongRoPE
 from tests.attention.extension_material import (
     DYNAMIC,
@@ -114,7 +114,7 @@ def test_a_stream_that_forgets_is_the_stream_that_remembers():
 
 def test_generation_streams_in_bounded_memory(monkeypatch):
     """Greedy tokens are those of the full forward, and the cache never holds more than its lot."""
-    from ropewalk.models import generate as module
+    from ropewalk.models import generation as module
 
     monkeypatch.setattr(module, "_FORGET", 4)
     monkeypatch.setattr(module, "_PREFILL", 10)

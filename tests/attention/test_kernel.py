@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk import backends, compiled
+from ropewalk import backends
+from ropewalk import dispatch as compiled
 from ropewalk.attention import remap
-from ropewalk.attention.branches import Branches, Stretch
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.extensions import DualChunk, Extension, LogN, ReRoPE, SelfExtend, StreamingLLM
 from ropewalk.attention.forward_inputs import ForwardInputs
+from ropewalk.attention.masks import Branches, Stretch
 from ropewalk.backends import cpu
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="needs the compiled extension")

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.attention import attend
-from ropewalk.attention.branches import Branches
+from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.forward_inputs import ForwardInputs
-from ropewalk.attention.logits import LogitRules
+from ropewalk.attention.masks import Branches
 from ropewalk.errors import RopeError
 from tests.attention import oracle
 

@@ -14,9 +14,9 @@ from ropewalk.attention.cache import KVCache
 from ropewalk.attention.extensions import ReRoPE, StreamingLLM
 from ropewalk.attention.static_cache import StaticCache
 from ropewalk.errors import RopeError
-from ropewalk.models import generate as module
+from ropewalk.models import generation as module
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate
+from ropewalk.models.generation import generate
 from ropewalk.rope.scaling import DynamicNTK
 from tests.models.test_generate import LONG, PROMPTS, make
 

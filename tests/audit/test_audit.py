@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.audit.audit import Audit, audit, float32_cos_error, reach, wavelengths
-from ropewalk.audit.layers import Layers
-from ropewalk.audit.sentences import audit_sentences
+from ropewalk.audit.audit import Audit, audit, audit_sentences, float32_cos_error, reach, wavelengths
+from ropewalk.audit.findings import Layers
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig

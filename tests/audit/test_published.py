@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ropewalk.audit.audit import Audit
-from ropewalk.audit.sentences import audit_sentences
+from ropewalk.audit.audit import Audit, audit_sentences
 from ropewalk.audit.sources import Source, read_source, source_of
 from ropewalk.readers.decoder import DecoderReader
 from tests.diagnosis.models import ROPE, tiny_decoder

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ropewalk import compiled
+from ropewalk import dispatch as compiled
 from tests.backends.places import KERNELS, PLACES, Place
 
 pytest.register_assert_rewrite("tests.backends.calls", "tests.backends.checks", "tests.backends.norms")

@@ -90,7 +90,7 @@ def check_norm(norm: NormCall, place: Place) -> None:
     """New tensors: every number within its bound, nothing else touched."""
     given, weights, tables = norm.inputs(place)
     q, k, _ = (arena.x for arena in given)
-    turned = rw.qk_norm_rotate(q, k, *weights, *(t.x for t in tables), **_options(norm, place))
+    turned = rw.fused.qk_norm_rotate(q, k, *weights, *(t.x for t in tables), **_options(norm, place))
     for x, weight, y in zip((q, k), weights, turned, strict=True):
         truth.Allowed(*_expected(norm, x, weight, tables), x.dtype).check(y, str(norm))
     assert all(arena.is_untouched() for arena in (*given, *tables)), f"{norm}: an input"
@@ -105,9 +105,9 @@ def check_store(norm: NormCall, place: Place) -> None:
     batch = 1 if call.layout == "thd" else call.batch
     shape = (batch, call.kv_heads, slots.shape[1] + ROOM, k.shape[-1])
     keys, values = (norm.cache.arena(shape, call.dtype, place.device) for _ in range(2))
-    store, cos_sin = rw.Store(keys.x, values.x, fresh, slots), [t.x for t in tables]
+    store, cos_sin = rw.fused.Store(keys.x, values.x, fresh, slots), [t.x for t in tables]
     if norm.weights is not None:
-        turned, buffer = rw.qk_norm_rotate(q, k, *weights, *cos_sin, **_options(norm, place), store=store)
+        turned, buffer = rw.fused.qk_norm_rotate(q, k, *weights, *cos_sin, **_options(norm, place), store=store)
     else:  # as Attention calls it where it has no norm
         turn = Turn(call.interleaved, call.scale, False, call.layout)
         turned, buffer = norm_rotated(choose(q, place.backend), q, k, *cos_sin, turn, None, store)
@@ -134,7 +134,7 @@ def check_gradients(norm: NormCall, place: Place) -> None:
     back = [torch.randn(arena.x.shape, generator=source) for arena in given[:2]]
     incoming = [call.y.arena(grad.shape, call.dtype, place.device).holding(grad) for grad in back]
     leaves = [arena.x.detach().requires_grad_() for arena in given[:2]] + [w.requires_grad_() for w in weights]
-    turned = rw.qk_norm_rotate(*leaves, *(t.x for t in tables), **_options(norm, place))
+    turned = rw.fused.qk_norm_rotate(*leaves, *(t.x for t in tables), **_options(norm, place))
     found = torch.autograd.grad(turned, leaves, [g.x for g in incoming])
     cos, sin = (torch.from_numpy(call.against(t.x.double().cpu().numpy())) for t in tables)
     for i in range(2):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ropewalk import compiled
+from ropewalk import dispatch as compiled
 from ropewalk.backends import BACKENDS
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ropewalk import compiled
+from ropewalk import dispatch as compiled
 from ropewalk.backends import cpu
 from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRequest, Backend

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ropewalk import backends, compiled
+from ropewalk import backends
+from ropewalk import dispatch as compiled
 from ropewalk.backends import choose_attention, cpu, explain_attention, reference
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.errors import RopeError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ropewalk import compiled
+from ropewalk import dispatch as compiled
 from ropewalk.backends import cpu
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from tests.backends.attention_cases import CASES, Attend, check

@@ -51,8 +51,8 @@ def test_derivatives_of_norms(interleaved, place):
     tables = [double(SEQ, TURNED // 2, device=place.device, grad=False) for _ in range(2)]
 
     def turn(*inputs):
-        return rw.qk_norm_rotate(*inputs, *tables, eps=1e-3, interleaved=interleaved, rotary_dim=TURNED, scale=0.8,
-                                 backend=place.backend)  # fmt: skip
+        return rw.fused.qk_norm_rotate(*inputs, *tables, eps=1e-3, interleaved=interleaved, rotary_dim=TURNED,
+                                 scale=0.8, backend=place.backend)  # fmt: skip
 
     assert torch.autograd.gradcheck(turn, (q, k, *weights), fast_mode=True)
     assert torch.autograd.gradgradcheck(turn, (q, k, *weights), fast_mode=True)
@@ -133,12 +133,12 @@ def test_out_is_refused_where_gradients_flow(place):
         assert same_bits(given[3], x)
 
 
-def store_for(place, x: torch.Tensor) -> rw.Store:
+def store_for(place, x: torch.Tensor) -> rw.fused.Store:
     """Buffers for keys and values of `x`, which go to slots 1 and on."""
     batch, seq, heads, dim = x.shape
     buffers = torch.zeros(2, batch, heads, seq + 2, dim, device=place.device, dtype=x.dtype)
     slots = torch.arange(1, seq + 1, device=place.device)[None]
-    return rw.Store(buffers[0].clone(), buffers[1].clone(), x.clone(), slots)
+    return rw.fused.Store(buffers[0].clone(), buffers[1].clone(), x.clone(), slots)
 
 
 def test_versions(place):
@@ -154,9 +154,9 @@ def test_versions(place):
         "view": ([base, view], lambda: rw.rotate(view, cos[1:], sin[1:], inplace=True, **options)),
         "out": ([out], lambda: rw.rotate(x, cos, sin, out=out, **options)),
         "store": ([store.keys, store.values],
-                  lambda: rw.qk_norm_rotate(x, k, weight, weight, cos, sin, store=store, **options)),
+                  lambda: rw.fused.qk_norm_rotate(x, k, weight, weight, cos, sin, store=store, **options)),
         "none": ([], lambda: rw.rotate_qk(x, k, cos, sin, **options)),
-        "norm": ([], lambda: rw.qk_norm_rotate(x, k, weight, weight, cos, sin, **options)),
+        "norm": ([], lambda: rw.fused.qk_norm_rotate(x, k, weight, weight, cos, sin, **options)),
     }  # fmt: skip
     everything = [x, cos, sin, weight, base, view, out, k, *(t for t in store if t is not None)]
     for what, (changed, call) in written.items():
@@ -183,7 +183,7 @@ def test_what_was_saved_and_written_over(writes, place):
             case "out":
                 rw.rotate(x, cos, sin, out=saved, **options)
             case "store":
-                rw.qk_norm_rotate(x, x, weight, weight, cos, sin, store=store, **options)
+                rw.fused.qk_norm_rotate(x, x, weight, weight, cos, sin, store=store, **options)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -194,7 +194,7 @@ def test_what_a_kernel_saved_and_others_wrote_over(which, place):
     x, cos, sin = some(place.device)
     q = x.clone().requires_grad_() * 1
     weight = torch.ones(DIM, device=place.device)
-    turned, _ = rw.qk_norm_rotate(q, x, weight, weight, cos, sin, interleaved=True, backend=place.backend)
+    turned, _ = rw.fused.qk_norm_rotate(q, x, weight, weight, cos, sin, interleaved=True, backend=place.backend)
     with torch.no_grad():
         {"cos": cos, "sin": sin, "q": q, "weight": weight}[which].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
-from ropewalk import backends, compiled
+from ropewalk import backends
+from ropewalk import dispatch as compiled
 from ropewalk.backends import BACKENDS, choose, cpu, reference
 from ropewalk.backends.request import Backend
 from tests.backends.places import PLACES
@@ -124,7 +125,7 @@ def test_the_mathematics_serves_where_kernels_cannot(which, reason, monkeypatch)
             lambda: rw.rotate(x, cos, sin, interleaved=True, backend="cpu"),
             lambda: rw.rotate(x, cos, sin, interleaved=True, backend="cpu", inplace=True),
             lambda: rw.rotate_qk(torch.zeros(2, 5, 3, 8), x, cos, sin, interleaved=True, backend="cpu"),
-            lambda: rw.qk_norm_rotate(x, x, weight, weight, cos, sin, interleaved=True, backend="cpu"),
+            lambda: rw.fused.qk_norm_rotate(x, x, weight, weight, cos, sin, interleaved=True, backend="cpu"),
         ):
             with pytest.raises(rw.RopeError, match=f"(?s)backend 'cpu' cannot run here.*{reason}"):
                 call()
@@ -165,7 +166,7 @@ def test_without_the_extension(monkeypatch):
     q, _ = rw.rotate_qk(x.clone(), x[:, :, :1].clone(), cos, sin, interleaved=True, inplace=True)
     assert same_bits(q, rw.rotate(x, cos, sin, interleaved=True, backend="reference"))
     leaf = x.clone().requires_grad_()
-    rw.qk_norm_rotate(leaf, leaf, weight, weight, cos, sin, interleaved=True)[0].sum().backward()
+    rw.fused.qk_norm_rotate(leaf, leaf, weight, weight, cos, sin, interleaved=True)[0].sum().backward()
     rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
     torch.testing.assert_close(rope.rotate(x, position_ids=torch.arange(5)).norm(dim=-1), x.norm(dim=-1))
     with pytest.raises(rw.RopeError, match="backend 'cpu' cannot run here") as refused:

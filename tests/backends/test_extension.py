@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ropewalk import compiled
+from ropewalk import dispatch as compiled
 
 pytestmark = pytest.mark.skipif(compiled.kernels is None, reason="no compiled extension")
 TURN = (0, False, 1.0, 1.0, 1)  # layout bshd, half-split, scales of cos and sin, threads

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk import compiled
+from ropewalk import dispatch as compiled
 from tests.backends.truth import same_bits
 
 ROWS, HEADS = 260, 64  # no multiple of a block of tokens
@@ -167,7 +167,7 @@ def test_results_can_be_resized():
     cos, sin = cos[:FILLING], sin[:FILLING]
     turned = rw.rotate(x, cos, sin, interleaved=False)
     (grad,) = torch.autograd.grad(turned.sum(), x)
-    normed = rw.qk_norm_rotate(x.detach(), x.detach(), weight, weight, cos, sin, interleaved=False)
+    normed = rw.fused.qk_norm_rotate(x.detach(), x.detach(), weight, weight, cos, sin, interleaved=False)
     for result in (turned.detach(), grad, *normed, cos):
         head = result.flatten()[:4].clone()
         result.resize_(1, 2 * FILLING, 1, 128)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ropewalk import compiled
-from ropewalk.attention.projections import multiplied, projected
+from ropewalk import dispatch as compiled
+from ropewalk.attention.norm import multiplied, projected
 from ropewalk.backends import choose_linear, cpu, explain_linear, reference
 from tests.backends.arena import Arena
 from tests.backends.places import PLACES, Place

@@ -70,7 +70,7 @@ def test_one_of_two_gradients(used, place):
     grads = []
     for backend in (place.backend, "reference"):
         leaves = [t.clone().requires_grad_() for t in (x, x, weight, weight)]
-        turned = rw.qk_norm_rotate(*leaves, angle.cos(), angle.sin(), interleaved=True, backend=backend)
+        turned = rw.fused.qk_norm_rotate(*leaves, angle.cos(), angle.sin(), interleaved=True, backend=backend)
         turned[used].square().sum().backward()
         grads.append([torch.zeros_like(t) if t.grad is None else t.grad for t in leaves])
     torch.testing.assert_close(grads[0], grads[1])
@@ -85,7 +85,7 @@ def test_threads_give_the_same_bits(kernels, two_threads):
     for threads in (1, 2):
         torch.set_num_threads(threads)
         leaves = [t.clone().requires_grad_() for t in (x, x[:, :, :2], *torch.ones(2, 64, device=kernels.device))]
-        turned = rw.qk_norm_rotate(*leaves, angle.cos(), angle.sin(), interleaved=False, backend=kernels.backend)
+        turned = rw.fused.qk_norm_rotate(*leaves, angle.cos(), angle.sin(), interleaved=False, backend=kernels.backend)
         found.append(torch.autograd.grad(turned, leaves, [y.detach() for y in turned]))
     for one, two in zip(*found, strict=True):
         assert same_bits(one, two)

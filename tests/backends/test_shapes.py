@@ -36,7 +36,7 @@ def test_an_odd_head_is_refused(pairs, place):
         lambda: rw.rotate(x, cos, sin, **options),
         lambda: rw.rotate(x, cos, sin, inplace=True, **options),
         lambda: rw.rotate_qk(x, x, cos, sin, **options),
-        lambda: rw.qk_norm_rotate(x, x, weight, weight, cos, sin, **options),
+        lambda: rw.fused.qk_norm_rotate(x, x, weight, weight, cos, sin, **options),
         lambda: rw.rotate(x, cos, sin, rotary_dim=41, **options),
     ):
         with pytest.raises(rw.RopeError, match=f"{pairs} pairs, which is not half of"):
@@ -69,7 +69,7 @@ def test_nothing_to_turn(shape, place):
         assert leaf.grad is not None
         assert leaf.grad.shape == shape
         weight = torch.ones(8, device=place.device).requires_grad_()
-        q, k = rw.qk_norm_rotate(leaf, leaf, weight, weight, cos, sin, **options)
+        q, k = rw.fused.qk_norm_rotate(leaf, leaf, weight, weight, cos, sin, **options)
         assert q.shape == k.shape == shape
         (q.sum() + k.sum()).backward()
         assert weight.grad.tolist() == [0.0] * 8

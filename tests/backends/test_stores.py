@@ -84,12 +84,12 @@ def check(call: StoreCall, place: Place) -> None:
     weights: list[Tensor] = []
     if call.norm is None:
         options |= {"interleaved_out": call.written, "rotary_offset": call.first}
-        turned, buffer = rw.rotate_store(q, k, *tables, store, **options)
+        turned, buffer = rw.fused.rotate_store(q, k, *tables, store, **options)
     else:
         counts = (heads, kv_heads) if call.norm == "joint" else (1, 1)
         weights = [(torch.rand(n * dim, generator=source) + 0.5).to(place.device) for n in counts]
-        turned, buffer = rw.qk_norm_rotate(q, k, *weights, *tables, eps=1e-2, joint=call.norm == "joint", store=store,
-                                           **options)  # fmt: skip
+        turned, buffer = rw.fused.qk_norm_rotate(q, k, *weights, *tables, eps=1e-2, joint=call.norm == "joint",
+                                           store=store, **options)  # fmt: skip
     assert buffer is caches[0].x
     rows = [truth.wide(table)[:, :, None] for table in (cos, sin)]
     right = []
@@ -168,8 +168,8 @@ def test_joint_norm_as_olmo2():
     expected = rw.rotate_qk(*normed, cos, sin, interleaved=False)
     weights = [norm.weight for norm in norms]
     with torch.no_grad():
-        alone = rw.qk_norm_rotate(q, k, *weights, cos, sin, eps=1e-5, joint=True, interleaved=False)
-    trained = rw.qk_norm_rotate(q, k, *weights, cos, sin, eps=1e-5, joint=True, interleaved=False)
+        alone = rw.fused.qk_norm_rotate(q, k, *weights, cos, sin, eps=1e-5, joint=True, interleaved=False)
+    trained = rw.fused.qk_norm_rotate(q, k, *weights, cos, sin, eps=1e-5, joint=True, interleaved=False)
     leaves = [q, k, *weights]
     found, right = (torch.autograd.grad(sum(x.square().sum() for x in pair), leaves) for pair in (trained, expected))
     for a, b in zip([*alone, *trained, *found], [*expected, *expected, *right], strict=True):
@@ -181,9 +181,9 @@ def test_page_slots():
     table = torch.tensor([[4, 1, -1], [0, 3, 2]], dtype=torch.int32)
     positions = torch.tensor([[0, 3, 5, -1], [2, 7, 8, 11]])
     expected = [[16, 19, 5, -1], [2, 15, 8, 11]]
-    assert rw.page_slots(table, positions, 4).tolist() == expected
-    assert rw.page_slots(table, positions[0] + 4, 4).tolist() == [[4, 7, -1, 19], [12, 15, 9, 3]]
-    compiled = torch.compile(rw.page_slots, backend="eager", fullgraph=True)
+    assert rw.positions.page_slots(table, positions, 4).tolist() == expected
+    assert rw.positions.page_slots(table, positions[0] + 4, 4).tolist() == [[4, 7, -1, 19], [12, 15, 9, 3]]
+    compiled = torch.compile(rw.positions.page_slots, backend="eager", fullgraph=True)
     assert compiled(table, positions, 4).tolist() == expected
 
 
@@ -249,14 +249,14 @@ def test_refused(changes, message):
     caches = torch.zeros(2, 1, 2, 6, 8)
     store = Store(caches[0], caches[1], x, torch.tensor([[0, 1]]))
     with pytest.raises(rw.RopeError, match=message):
-        rw.rotate_store(x, x, table, table, store._replace(**changes), interleaved=False)
+        rw.fused.rotate_store(x, x, table, table, store._replace(**changes), interleaved=False)
     assert not caches.any()
     with pytest.raises(rw.RopeError, match="must have one dtype, batch"):
-        rw.rotate_store(x.half(), x, table, table, store, interleaved=False)
+        rw.fused.rotate_store(x.half(), x, table, table, store, interleaved=False)
     with pytest.raises(rw.RopeError, match="keeps no gradients"):
-        rw.rotate_store(x.clone().requires_grad_(), x, table, table, store, interleaved=False)
+        rw.fused.rotate_store(x.clone().requires_grad_(), x, table, table, store, interleaved=False)
     with pytest.raises(rw.RopeError, match="each weight one float"):
-        rw.qk_norm_rotate(x, x, *([torch.ones(8)] * 2), table, table, joint=True, interleaved=False)
+        rw.fused.qk_norm_rotate(x, x, *([torch.ones(8)] * 2), table, table, joint=True, interleaved=False)
 
 
 @pytest.mark.parametrize("backend", ["reference", None])
@@ -272,7 +272,9 @@ def test_inputs_that_are_views_of_the_buffers(backend, source):
         shifted = [k if source == "fresh" else caches[0, :, :, :5], fresh if source == "k" else caches[1, :, :, :5]]
         mine, values = [x.clone() if apart else x for x in shifted]
         store = Store(caches[0], caches[1], values, torch.arange(1, 6)[None])
-        turned, _ = rw.rotate_store(q, mine, table, 1 - table, store, interleaved=False, layout="bhsd", backend=backend)
+        turned, _ = rw.fused.rotate_store(
+            q, mine, table, 1 - table, store, interleaved=False, layout="bhsd", backend=backend
+        )
         return turned, caches
 
     for found, expected in zip(stored(caches.clone(), apart=False), stored(caches.clone(), apart=True), strict=True):
@@ -283,8 +285,10 @@ def test_one_buffer_for_keys_and_values_is_refused():
     """The same one and one that overlaps; keys and values that alternate in one buffer, as vLLM's, are apart."""
     x, table = torch.ones(1, 2, 2, 8), torch.ones(2, 4)
     slots, buffer = torch.tensor([[0, 1]]), torch.zeros(3, 2, 4, 2, 8)
-    rw.rotate_store(x, x, table, table, Store(buffer[:, 0], buffer[:, 1], 2 * x, slots, "bshd"), interleaved=False)
+    rw.fused.rotate_store(
+        x, x, table, table, Store(buffer[:, 0], buffer[:, 1], 2 * x, slots, "bshd"), interleaved=False
+    )
     assert buffer.sum() == 32 * 3
     for keys, values in ((buffer[0], buffer[0]), (buffer[0], buffer.flatten()[64:192].view(2, 4, 2, 8))):
         with pytest.raises(rw.RopeError, match="share memory"):
-            rw.rotate_store(x, x, table, table, Store(keys, values, x, slots, "bshd"), interleaved=False)
+            rw.fused.rotate_store(x, x, table, table, Store(keys, values, x, slots, "bshd"), interleaved=False)

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 import ropewalk as rw
 from ropewalk.checkpoints import sources
 from ropewalk.checkpoints.load import load, read_config, save, write_config
+from ropewalk.checkpoints.materialize import Widened
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.checkpoints.widen import Widened
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder

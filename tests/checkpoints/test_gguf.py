@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ropewalk as rw
+from ropewalk.checkpoints.gguf import factors_as_rule, rope_parameters
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.gguf_rope import factors_as_rule, rope_parameters
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.load import load, read_config, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate
+from ropewalk.models.generation import generate
 from tests.checkpoints.stories import read_model, tokenizer_metadata
 from tests.models.families import input_ids, make
 from tests.models.material import data, smollm2, write_gguf

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ropewalk.cli.doctor import print_diagnosis
-from ropewalk.diagnosis.diagnosis import Diagnosis
+from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.verdict import NextRun, Verdict
 from ropewalk.measure.copy_test import Control, UseMeasurement, UseRow
 from ropewalk.methods import METHODS

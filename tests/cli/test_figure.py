@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.cli.app import main
-from ropewalk.gallery import ENTRIES
+from ropewalk.figures.gallery import ENTRIES
 
 pytest.importorskip("matplotlib")
 
@@ -81,7 +81,7 @@ def test_mistakes_end_with_status_2(
 def test_a_folder_in_the_way_is_found_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is computed for a file that cannot be written."""
     (tmp_path / "waves.svg").mkdir()
-    monkeypatch.setattr("ropewalk.gallery.entry.Entry.figure", lambda *_, **__: pytest.fail("drawn"))
+    monkeypatch.setattr("ropewalk.figures.entry.Entry.figure", lambda *_, **__: pytest.fail("drawn"))
     assert figure("waves") == 2
 
 
@@ -95,7 +95,7 @@ def test_never_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             raise KeyboardInterrupt
         return b"half"
 
-    monkeypatch.setattr("ropewalk.gallery.write.render", stopped)
+    monkeypatch.setattr("ropewalk.figures.gallery.render", stopped)
     assert figure("waves", "--set", "head_dim=8") == 130
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -103,7 +103,7 @@ def test_never_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every figure that is ready, as PNG and SVG, in the folder."""
     few = {name: ENTRIES[name] for name in ("waves", "wavelengths")}
-    monkeypatch.setattr("ropewalk.gallery.ENTRIES", few)
+    monkeypatch.setattr("ropewalk.figures.gallery.ENTRIES", few)
     assert figure("--all", "--out", "built") == 0
     assert sorted(path.name for path in (tmp_path / "built").iterdir()) == [
         "wavelengths.png", "wavelengths.svg", "waves.png", "waves.svg"

@@ -21,7 +21,7 @@ from ropewalk.cli.options import with_options
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate as generate_tokens
+from ropewalk.models.generation import generate as generate_tokens
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.rope.config import RopeConfig
 

@@ -34,7 +34,7 @@ def settings(tmp_path):
 
 
 def model_of(encoding="rope"):
-    config = rw.DecoderConfig(
+    config = rw.models.DecoderConfig(
         vocab_size=270, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         encoding=encoding,
     )  # fmt: skip

@@ -7,8 +7,7 @@ from typing import Any
 
 from ropewalk.ledger import Ledger
 from ropewalk.measure.engine import NOTHING, Job, Workload
-from ropewalk.measure.loss_run import run
-from ropewalk.measure.losses import Measurement
+from ropewalk.measure.losses import Measurement, run
 from ropewalk.measure.plan import KIND, Protocol, plan, take_windows
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of

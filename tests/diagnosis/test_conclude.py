@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropewalk.diagnosis.conclude import conclude, doctor_command
 from ropewalk.diagnosis.document import at_run_time, config_changes, recommendation
-from ropewalk.diagnosis.next_run import next_step
+from ropewalk.diagnosis.rules import standings
+from ropewalk.diagnosis.run import conclude, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.diagnosis.standings import standings
 from ropewalk.diagnosis.verdict import Verdict
+from ropewalk.diagnosis.wording import next_step
 from ropewalk.errors import RopeError
 from ropewalk.measure.losses import Measurement, WindowResult
 from ropewalk.measure.plan import Protocol
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from tests.diagnosis.models import ROPE
 
 OWN = Positions((ROPE, ROPE), (None, None), (None, None))

@@ -12,8 +12,8 @@ from torch import nn
 import ropewalk as rw
 from ropewalk.attachment.layers import config_form_of, positions_of
 from ropewalk.checkpoints.export import same_rope
-from ropewalk.diagnosis.conclude import conclude
 from ropewalk.diagnosis.document import at_run_time, config_changes
+from ropewalk.diagnosis.run import conclude
 from ropewalk.measure.losses import Measurement
 from ropewalk.measure.plan import Protocol, take_windows
 from ropewalk.methods import METHODS, ConfigForm, Reach, settled, trained_length_of

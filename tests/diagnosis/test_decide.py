@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ropewalk.diagnosis.decide import decide
-from ropewalk.diagnosis.next_run import RunFacts
 from ropewalk.diagnosis.rules import Use
+from ropewalk.diagnosis.wording import RunFacts, decide
 from ropewalk.errors import RopeError
 from ropewalk.measure.losses import WindowLosses
 from tests.diagnosis.made_losses import MadeUse, made

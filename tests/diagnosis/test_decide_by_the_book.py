@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ropewalk.diagnosis.decide import decide
+from ropewalk.diagnosis.wording import decide
 from ropewalk.measure.losses import WindowLosses
 from ropewalk.methods import METHODS
 from tests.diagnosis.made_losses import MadeUse

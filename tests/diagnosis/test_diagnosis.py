@@ -18,9 +18,9 @@ import pytest
 import ropewalk
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.diagnosis.diagnosis import Diagnosis
-from ropewalk.diagnosis.doctor_run import RunInterrupted
+from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.run import RunInterrupted
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
@@ -218,7 +218,7 @@ def test_diagnosis_and_retrieval_know_only_readers() -> None:
     """No file of these rooms names our decoder or its adapter."""
     forbidden = {
         "Decoder", "DecoderReader", "DecoderConfig", "load_decoder", "ropewalk.models.decoder",
-        "ropewalk.readers.decoder", "ropewalk.models.config", "ropewalk.models.generate",
+        "ropewalk.readers.decoder", "ropewalk.models.config", "ropewalk.models.generation",
     }  # fmt: skip
     package = Path(ropewalk.__file__).parent
     files = [path for room in ("diagnosis", "retrieval") for path in (package / room).glob("*.py")]

@@ -17,7 +17,7 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.extend.output import export
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate
+from ropewalk.models.generation import generate
 from ropewalk.readers.losses import window_losses
 from ropewalk.rope.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Resonance, Scaling, YaRN
 from tests.diagnosis.models import ROPE, tiny_decoder, under_method

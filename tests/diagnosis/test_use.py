@@ -12,16 +12,16 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.diagnosis.diagnosis import Diagnosis
-from ropewalk.diagnosis.doctor_run import RunInterrupted, examined_methods
+from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.run import RunInterrupted, examined_methods
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.measure.estimate import Outlook, Pace, Trial, seconds_at_once
 from ropewalk.measure.losses import Measurement, WindowResult
 from ropewalk.measure.plan import Protocol
+from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.positions import Positions
 from ropewalk.readers.decoder import DecoderReader
 from tests.diagnosis.models import ROPE, tiny_decoder
 from tests.measure.copy_readers import text_of

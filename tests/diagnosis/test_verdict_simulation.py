@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ropewalk.diagnosis.evidence import Evidence
+from ropewalk.diagnosis.rules import Evidence
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATION = runpy.run_path(str(ROOT / "scripts/simulate_verdicts.py"))

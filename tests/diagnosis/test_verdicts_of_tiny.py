@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.diagnosis.decide import decide
-from ropewalk.diagnosis.evidence import TOLERATED
+from ropewalk.diagnosis.rules import TOLERATED
+from ropewalk.diagnosis.wording import decide
 from ropewalk.measure.losses import WindowLosses
 from ropewalk.readers.adapters import open_reader
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.distributed import LAYOUTS, positions_for_rank
+from ropewalk.positions import LAYOUTS, positions_for_rank
 
 CP = [1, 2, 4, 8, 64]
 
@@ -97,5 +97,5 @@ def test_refusals(call, rule):
 
 
 def test_the_public_door():
-    """`rw.distributed` is there without an import of its own."""
-    assert rw.distributed.positions_for_rank("striped", 6, rank=2, cp=3).tolist() == [2, 5]
+    """`rw.positions` is there without an import of its own."""
+    assert rw.positions.positions_for_rank("striped", 6, rank=2, cp=3).tolist() == [2, 5]

@@ -61,7 +61,7 @@ def test_the_reference_has_every_public_name(site):
     assert [name for name in names if heads.count(name) != 1] == []
     assert "rw.scaling.YaRN" in heads
     assert "rw.encodings.ALiBi" in heads
-    assert "rw.distributed.positions_for_rank" in heads
+    assert "rw.positions.positions_for_rank" in heads
     assert "rw.attention.extensions.ReRoPE" in heads
     assert "Rotate each feature pair of" in text
     assert "&gt;&gt;&gt;" in text

@@ -12,10 +12,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from ropewalk import encodings
 from ropewalk.encodings import Places, Sizes
-from ropewalk.encodings.alibi import alibi_slopes
+from ropewalk.encodings.absolute import sinusoidal_table
+from ropewalk.encodings.biases import alibi_slopes, t5_bucket
 from ropewalk.encodings.encoding import DistanceBias
-from ropewalk.encodings.sinusoidal import sinusoidal_table
-from ropewalk.encodings.t5 import t5_bucket
 from tests import oracle
 
 SIZES = Sizes(hidden_size=12, num_attention_heads=3, head_dim=4)

@@ -20,7 +20,7 @@ SEQ = 20
 @pytest.fixture(params=NAMES)
 def model(request):
     """Three layers with grouped queries in float64, every weight drawn wide, so that positions matter."""
-    config = rw.DecoderConfig(
+    config = rw.models.DecoderConfig(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, encoding=request.param,
     )  # fmt: skip
@@ -40,7 +40,7 @@ def ids():
 def places(model, position_ids):
     """The same number on each axis."""
     axes = 1 if model.config.rope is None else model.config.rope.num_axes
-    return position_ids if axes == 1 else rw.text_positions(position_ids, axes)
+    return position_ids if axes == 1 else rw.positions.text_positions(position_ids, axes)
 
 
 def test_cached_equals_full(model, ids):
@@ -118,7 +118,7 @@ def test_weights_are_the_fused_ones(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_low_precision(name, dtype):
     """Casts do not spoil it: logits stay near float64's."""
-    config = rw.DecoderConfig(
+    config = rw.models.DecoderConfig(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, encoding=name
     )
     model, ids = rw.Decoder(config).eval(), torch.randint(0, 50, (1, 64))
@@ -151,7 +151,7 @@ def test_activation_checkpointing_keeps_the_gradients(model, ids, use_reentrant)
 def test_checkpointing_keeps_the_gradient_of_positions(use_reentrant):
     """Tables of real positions that are learned belong to the graph, so no layer keeps them for the next one."""
     rope = rw.RopeConfig(8, interleaved=False)
-    config = rw.DecoderConfig(
+    config = rw.models.DecoderConfig(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, rope=rope,
         initializer_range=0.3,
     )  # fmt: skip
@@ -174,15 +174,15 @@ def test_bad_calls():
     shape = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
              "num_attention_heads": 2}  # fmt: skip
     with pytest.raises(rw.RopeError, match="no encoding of this name"):
-        rw.DecoderConfig(**shape, encoding="rotary")
+        rw.models.DecoderConfig(**shape, encoding="rotary")
     with pytest.raises(rw.RopeError, match="both say"):
-        rw.DecoderConfig(**shape, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
+        rw.models.DecoderConfig(**shape, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
     with pytest.raises(rw.RopeError, match="both say"):
         rw.Attention(8, 2, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
-    learned = rw.Decoder(rw.DecoderConfig(**shape, encoding=encodings.LearnedAbsolute(4)))
+    learned = rw.Decoder(rw.models.DecoderConfig(**shape, encoding=encodings.LearnedAbsolute(4)))
     with pytest.raises(rw.RopeError, match="no vector for this position"):
         learned(torch.zeros(1, 5, dtype=torch.long))
-    alibi = rw.Decoder(rw.DecoderConfig(**shape, encoding="alibi"))
+    alibi = rw.Decoder(rw.models.DecoderConfig(**shape, encoding="alibi"))
     with pytest.raises(rw.RopeError, match="at its index in the row"):
         alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.arange(5) + 3, cache=alibi.new_cache())
     with pytest.raises(rw.RopeError, match="another encoding"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ropewalk.explorer.open import page_of
+from ropewalk.report.explorer import page_of
 from tests.explorer.browser import browser
 
 

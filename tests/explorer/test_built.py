@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.explorer.page import built_page
+from ropewalk.report.explorer import built_page
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "web"

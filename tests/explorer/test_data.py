@@ -15,17 +15,20 @@ from ropewalk.attention.extensions import ReRoPE, StreamingLLM
 from ropewalk.audit.sources import read_source
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
-from ropewalk.explorer import methods as explorer_methods
-from ropewalk.explorer.biases import encoding_entries
-from ropewalk.explorer.data import explorer_data, numbers
-from ropewalk.explorer.methods import method_entries, relative_positions
-from ropewalk.explorer.open import page_of
-from ropewalk.explorer.page import explorer_page
-from ropewalk.explorer.presets import preset_of
-from ropewalk.gallery.heads import head_scores
-from ropewalk.gallery.material import rotary_model, windows
+from ropewalk.figures.material import rotary_model, windows
+from ropewalk.figures.model_numbers import head_scores
 from ropewalk.methods import METHODS
-from ropewalk.methods.reach import Reach
+from ropewalk.methods.ropes import Reach
+from ropewalk.report import explorer_data as explorer_methods
+from ropewalk.report.explorer import explorer_page, page_of
+from ropewalk.report.explorer_data import (
+    encoding_entries,
+    explorer_data,
+    method_entries,
+    numbers,
+    preset_of,
+    relative_positions,
+)
 from ropewalk.report.interactive import embedded, record_entry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +43,8 @@ def test_every_registered_method_is_there_with_its_colour():
 
 def test_a_new_method_of_frequencies_needs_no_more_than_its_record(monkeypatch):
     """Its ratios stand in a model's tables."""
-    new = replace(METHODS["pi"], name="brand-new", order=999)
-    monkeypatch.setattr("ropewalk.explorer.presets.METHODS", {"brand-new": new})
+    new = replace(METHODS["pi"], name="brand-new")
+    monkeypatch.setattr("ropewalk.report.explorer_data.METHODS", {"brand-new": new})
     tables = explorer_data(read_source("tiny"))["presets"][0]["methods"]["brand-new"]
     assert [table["ratio"][0] for table in tables] == [pytest.approx(1 / table["factor"]) for table in tables]
     monkeypatch.setattr(explorer_methods, "METHODS", {"brand-new": new})
@@ -108,7 +111,7 @@ def test_the_records_in_the_package_are_the_repositorys():
 
 
 def test_heads_of_the_built_in_model_are_the_gallerys():
-    """The curve of a head from its numbers, against `ropewalk.gallery.heads`."""
+    """The curve of a head from its numbers, against `ropewalk.figures.model_numbers`."""
     found = numbers("heads")
     model = rotary_model("tiny")
     distances = np.arange(0.0, 64.0)

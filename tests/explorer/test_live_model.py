@@ -21,10 +21,10 @@ import torch
 from ropewalk.attention.extensions import DualChunk
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
-from ropewalk.explorer import model_data
-from ropewalk.explorer.model_data import LONGEST, packed_model
-from ropewalk.explorer.open import page_of
 from ropewalk.methods import METHODS
+from ropewalk.report import explorer_model as model_data
+from ropewalk.report.explorer import page_of
+from ropewalk.report.explorer_model import LONGEST, packed_model
 from tests.explorer.browser import Watched, why_not
 from tests.explorer.test_browser import MOVE
 

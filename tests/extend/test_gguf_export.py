@@ -15,8 +15,7 @@ import torch
 
 from ropewalk.checkpoints import gguf_writer
 from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
-from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
-from ropewalk.checkpoints.gguf_vocabulary import vocabulary_metadata
+from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata, vocabulary_metadata
 from ropewalk.checkpoints.load import load, load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError

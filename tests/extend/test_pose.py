@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.extend.measurement import Variant
-from ropewalk.figures.extension import pose_figure
+from ropewalk.figures.loss import pose_figure
 from ropewalk.measure.plan import Protocol
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"

@@ -20,7 +20,7 @@ from ropewalk.extend import ApplySettings, apply
 from ropewalk.extend.engines import CAVEATS, CONVERTER, ENGINES, caveats_of
 from ropewalk.extend.serve import Cost, cost_of, serve_config
 from ropewalk.methods import METHODS
-from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.rope.config import ropes_of_layer_types
 from tests.extend.material import REACH, TARGET, TRAINED, checkpoint, checkpoint_with_merges, reader_under, token_ids
 
 FREQUENCIES = [name for name, method in METHODS.items() if method.config is not None and method.extends]

@@ -307,6 +307,18 @@ class Foreign(TunableDecoder):
     library = "other"
 
 
+EVERY = Housekeeping(log_every=2, checkpoint_every=3)
+
+
+class Stop(Exception):
+    """What a test raises to break a run off."""
+
+
+STOPS = [(train, *stop) for train in ("all", "lora+norms") for stop in [("step", 2), ("step", 4), ("checkpoint", 6),
+                                                                        ("step", 8)]]  # fmt: skip
+EVERY_TIME = (("all", "checkpoint", 6), ("lora+norms", "step", 4))
+
+
 @pytest.mark.parametrize(
     ("train", "kind", "step"),
     [pytest.param(*stop, marks=[pytest.mark.thorough] * (stop not in EVERY_TIME)) for stop in STOPS],

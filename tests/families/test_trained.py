@@ -9,8 +9,8 @@ import pytest
 import ropewalk as rw
 from ropewalk.families import FAMILIES, Trained, trained_as
 from ropewalk.families.trained import FACTS
-from ropewalk.rope.rope_parameters import rope_types
-from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.rope.config import ropes_of_layer_types
+from ropewalk.rope.layer_types import rope_types
 from tests.rope.models import fixture, fixture_names, transformers_config
 
 K = 1024

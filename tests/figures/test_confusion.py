@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from ropewalk.figures.confusion import confusion
+from ropewalk.figures.results import confusion
 from ropewalk.figures.style import render
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ropewalk.figures.frequencies import frequency_ratios, wavelengths
 from ropewalk.figures.loss import loss_by_position
+from ropewalk.figures.ropes import frequency_ratios, wavelengths
 from ropewalk.figures.style import LOOKS, OTHER, look_of, render
 from ropewalk.figures.use import Gain, gain_by_distance
 

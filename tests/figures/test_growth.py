@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ropewalk.figures.growth import _LOOKS, growth
+from ropewalk.figures.benchmarks import _GROWTH_LOOKS, growth
 from ropewalk.figures.style import render
 
 pytest.importorskip("matplotlib")
@@ -44,7 +44,7 @@ def test_lines_are_the_records() -> None:
 
 def test_contenders_are_told_apart_without_colour() -> None:
     """No two share line and marker."""
-    assert len({(look.line, look.marker) for look in _LOOKS.values()}) == len(_LOOKS)
+    assert len({(look.line, look.marker) for look in _GROWTH_LOOKS.values()}) == len(_GROWTH_LOOKS)
 
 
 def test_the_same_numbers_give_the_same_file() -> None:

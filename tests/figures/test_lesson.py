@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropewalk.figures.maps import maps
-from ropewalk.figures.pairing import _BARS, pairing
-from ropewalk.figures.precision import _LOOKS, precision
-from ropewalk.figures.reach import _runs, ratios, unseen, wavelength_strips
-from ropewalk.figures.scores import _MOVES, axial, decay, shift
+from ropewalk.figures.benchmarks import _PRECISION_LOOKS, precision
+from ropewalk.figures.heads import _BARS, _MOVES, axial, decay, maps, pairing, shift
+from ropewalk.figures.ropes import _runs, clocks, ratios, tables, unseen, wavelength_strips, waves
 from ropewalk.figures.style import MAP, render
-from ropewalk.figures.tables import tables
-from ropewalk.figures.turning import clocks, waves
 
 pytest.importorskip("matplotlib")
 SQUARE = np.arange(16.0).reshape(4, 4) / 16
@@ -159,7 +155,7 @@ def test_the_same_numbers_give_the_same_file(draw: Callable[[], Any]) -> None:
 
 def test_looks_differ_without_colour() -> None:
     """Line and marker, or hatch, tell curves and bars apart."""
-    for looks in (_LOOKS, _MOVES):
+    for looks in (_PRECISION_LOOKS, _MOVES):
         assert len({(look.line, look.marker) for look in looks.values()}) == len(looks)
     assert len({look.line for look in _BARS.values()}) == len(_BARS)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from matplotlib.figure import Figure
 
-from ropewalk.figures.retrieval import Share, accuracy_by_distance, heat_map
 from ropewalk.figures.style import ON_DARK, ON_LIGHT, render
+from ropewalk.figures.use import Share, accuracy_by_distance, heat_map
 
 TABLE = [[1.0, 0.5, None], [0.25, 0.125, 0.0]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.gallery import ENTRIES, comparison, draw
+from ropewalk.figures.gallery import ENTRIES, comparison, draw
 
 pytest.importorskip("matplotlib")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopeError
+from ropewalk.figures.entry import Value, known
+from ropewalk.figures.gallery import ENTRIES, draw
 from ropewalk.figures.style import render
-from ropewalk.gallery import ENTRIES, draw
-from ropewalk.gallery.entry import Value, known
 
 pytest.importorskip("matplotlib")
 THOROUGH = pytest.mark.thorough  # a second or more each, and others of their figure stay

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.gallery.heads import by_kind, decay, maps, random_scores
-from ropewalk.gallery.material import (
+from ropewalk.figures.material import (
     attention_inputs,
     packaged,
     packaged_configs,
@@ -20,11 +19,21 @@ from ropewalk.gallery.material import (
     rotary_model,
     windows,
 )
-from ropewalk.gallery.precision import precision
-from ropewalk.gallery.reach import never_seen, ratios, unseen, wavelengths
-from ropewalk.gallery.scores import axial, decay_of, shift
-from ropewalk.gallery.tables import learned_table, tables
-from ropewalk.gallery.turning import clocks, waves
+from ropewalk.figures.model_numbers import by_kind, decay, maps, random_scores
+from ropewalk.figures.rope_numbers import (
+    axial,
+    clocks,
+    decay_of,
+    learned_table,
+    never_seen,
+    precision,
+    ratios,
+    shift,
+    tables,
+    unseen,
+    wavelengths,
+    waves,
+)
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "configs"
 
@@ -266,7 +275,7 @@ def test_precision_against_float64() -> None:
 def test_queries_and_keys_repeat_for_groups() -> None:
     """Grouped key heads stand once for each of their queries."""
     attention = rw.Attention(32, 4, num_key_value_heads=2, rope=rw.RopeConfig(8, interleaved=False), qk_norm=True)
-    from ropewalk.gallery.material import Seen
+    from ropewalk.figures.material import Seen
 
     q, k = queries_and_keys(Seen(attention, torch.randn(1, 3, 32)))
     assert q.shape == k.shape == (1, 4, 3, 8)

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropewalk.gallery.material import rotary_model, windows
-from ropewalk.gallery.pairing import losses, pairing, pairs_of, shown_name
+from ropewalk.figures.material import rotary_model, windows
+from ropewalk.figures.model_numbers import losses, pairing, pairs_of, shown_name
 
 
 def test_pairs_are_those_that_rotation_mixes() -> None:
@@ -47,8 +47,8 @@ def test_smollm2_is_measured_where_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     """Only tiny without it; a path is shown by its name."""
     monkeypatch.delenv("ROPEWALK_SMOLLM2", raising=False)
     assert list(pairing(texts=2, tokens=16)["losses"]) == ["tiny"]
-    monkeypatch.setattr("ropewalk.gallery.pairing.rotary_model", lambda name: name)
-    monkeypatch.setattr("ropewalk.gallery.pairing.losses", lambda model, *_: model)
+    monkeypatch.setattr("ropewalk.figures.model_numbers.rotary_model", lambda name: name)
+    monkeypatch.setattr("ropewalk.figures.model_numbers.losses", lambda model, *_: model)
     monkeypatch.setenv("ROPEWALK_SMOLLM2", "some/SmolLM2.Q4_1.gguf")
     assert pairing()["losses"] == {"tiny": "tiny", "SmolLM2.Q4_1": "some/SmolLM2.Q4_1.gguf"}
     assert shown_name("folder/model") == "model"

@@ -42,7 +42,7 @@ def make(**changes: Any) -> rw.Decoder:
         "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1,
         "rope": rw.RopeConfig(16, interleaved=False, max_position_embeddings=64),
     }  # fmt: skip
-    return rw.Decoder(rw.DecoderConfig(**{**given, **changes})).cuda()
+    return rw.Decoder(rw.models.DecoderConfig(**{**given, **changes})).cuda()
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -34,7 +34,7 @@ settings, state = json.loads(sys.argv[1]), sys.argv[2].replace("RANK", os.enviro
 processes.LEAVE_SECONDS = float(os.environ.get("LEAVES", 200))
 if os.environ.get("DIES") == os.environ["RANK"]:
     run._sums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-with rw.distributed.joined():
+with rw.processes.joined():
     found = rw.doctor("tiny", text=[("whale", open(sys.argv[3]).read())], state=state, progress=False, **settings)
 json.dump(found.to_json(), sys.stdout)
 """

@@ -15,7 +15,7 @@ from torch import Tensor
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.measure.copy_test import UseModel, UseRun
 from ropewalk.measure.copy_windows import UseProtocol, UseText
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.readers.reader import CHUNK, Advance, Losses
 from ropewalk.rope.config import RopeConfig
 

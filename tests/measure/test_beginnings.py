@@ -13,13 +13,13 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
-from ropewalk.measure.loss_run import Beginnings, run
+from ropewalk.measure.losses import Beginnings, run
 from ropewalk.measure.plan import KIND, Protocol, plan, shared_tokens
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers.beginning import Beginning
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.losses import cropped_losses, window_losses
+from ropewalk.readers.reader import Beginning
 from ropewalk.rope.scaling import Linear
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder, under_method
 from tests.diagnosis.small_runs import loss_job
@@ -110,7 +110,7 @@ def test_numbers_do_not_depend_on_what_was_kept(
         assert alone == {"plain": whole["plain"], method: whole[method]}
     two, _ = measured(SHARING, tmp_path / "two", model=model, workers=2)
     assert two == whole
-    monkeypatch.setattr("ropewalk.measure.loss_run.KEPT_BYTES", 0)
+    monkeypatch.setattr("ropewalk.measure.losses.KEPT_BYTES", 0)
     assert measured(SHARING, tmp_path / "none", model=model)[0] == whole
 
 

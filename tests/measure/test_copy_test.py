@@ -111,7 +111,10 @@ def test_within_the_trained_length_there_is_the_control_alone() -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "note"),
-    [({"trained": 64, "target": 256}, "too short for its blocks"), ({"different": 60}, "fewer than 100 different words")],
+    [
+        ({"trained": 64, "target": 256}, "too short for its blocks"),
+        ({"different": 60}, "fewer than 100 different words"),
+    ],
 )
 def test_what_does_not_fit_is_absent_and_says_why(lengths: dict[str, int], note: str) -> None:
     """Lengths without room for blocks, and a text with too few words."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.diagnosis.doctor_run import examined_methods
 from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.run import examined_methods
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.measure.engine import Job, Workload

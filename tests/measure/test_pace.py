@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.measure.engine import Workload
 from ropewalk.measure.estimate import BOUNDS, Pace, pace_of, pair_over_token, resident_bytes, time_trial
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.readers.decoder import DecoderReader
 from tests.diagnosis.models import ROPE, tiny_decoder
 

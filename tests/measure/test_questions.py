@@ -13,8 +13,8 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
+from ropewalk.measure import TASKS
 from ropewalk.measure import questions as module
-from ropewalk.measure.choices import TASKS
 from ropewalk.measure.questions import (
     NAMES,
     NOISE,
@@ -32,7 +32,7 @@ from ropewalk.measure.questions import (
     make_tasks,
     passage,
 )
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from tests.measure.material import TEXT, WORDS, tokenizer
 
 NEEDLES = {

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ropewalk.checkpoints.tokenizer import byte_alphabet
 from ropewalk.errors import RopeError
+from ropewalk.measure import TASKS
 from ropewalk.measure import retrieval as module
 from ropewalk.measure.answers import (
     Accuracy,
@@ -30,7 +31,6 @@ from ropewalk.measure.answers import (
     accuracy_rows,
     sentences,
 )
-from ropewalk.measure.choices import TASKS
 from ropewalk.measure.questions import Question, QuestionSet, Wanted
 from ropewalk.measure.retrieval import (
     RetrievalRun,

@@ -14,7 +14,7 @@ from ropewalk.attention import extensions
 from ropewalk.diagnosis.document import at_run_time, config_changes, turning
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.measure.loss_run import run
+from ropewalk.measure.losses import run
 from ropewalk.measure.plan import Protocol, take_windows, trained_length_of
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of

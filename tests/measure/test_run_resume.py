@@ -13,8 +13,7 @@ import torch
 from ropewalk.attention.extensions import DualChunk
 from ropewalk.errors import RopeError
 from ropewalk.ledger import cache_folder
-from ropewalk.measure.loss_run import run
-from ropewalk.measure.losses import WindowResult
+from ropewalk.measure.losses import WindowResult, run
 from ropewalk.measure.plan import fingerprint, take_windows
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of

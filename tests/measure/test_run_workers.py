@@ -13,7 +13,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.measure.engine import Job
-from ropewalk.measure.loss_run import run
+from ropewalk.measure.losses import run
 from ropewalk.measure.plan import take_windows
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.decoder import DecoderReader

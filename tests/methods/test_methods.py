@@ -1,9 +1,8 @@
-"""The registry of extension methods: each is one file, described once."""
+"""The registry of extension methods: each is described once."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -23,8 +22,8 @@ from ropewalk.methods import (
     settled_by_length,
     unsettled,
 )
-from ropewalk.methods.registry import discover
-from ropewalk.models.positions import Positions
+from ropewalk.methods.table import METHOD_TABLE
+from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacked, YaRN
@@ -59,26 +58,10 @@ def test_no_two_methods_look_alike() -> None:
     assert len(looks) == len(METHODS)
 
 
-def test_a_new_method_is_one_file(tmp_path, monkeypatch) -> None:
-    """A module with a METHOD in the folder is found, with nothing else changed; a second of its name is refused."""
-    package = tmp_path / "own_methods"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    code = (
-        "from ropewalk.methods.method import NO_COST, Look, Method\n"
-        "from ropewalk.rope.scaling import Linear\n"
-        "METHOD = Method(name='half', order=7, changes='Halves.', costs=NO_COST, config='linear',\n"
-        "                scaling=lambda rope, reach: Linear(2.0), look=Look('#000000'))\n"
-    )
-    (package / "half.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = discover("own_methods", [str(package)])
-    assert found["half"].rope(ROPE, REACH).scaling == Linear(2.0)
-    (package / "again.py").write_text(code)
-    with pytest.raises(RopeError, match="two methods have the same `name`"):
-        discover("own_methods", [str(package)])
-    for name in [name for name in sys.modules if name.startswith("own_methods")]:
-        del sys.modules[name]
+def test_names_and_looks_are_unique() -> None:
+    """Two rows of one name would hide each other; equal looks could not be told apart in a figure."""
+    assert len({method.name for method in METHOD_TABLE}) == len(METHOD_TABLE) == len(METHODS)
+    assert len({method.look for method in METHOD_TABLE}) == len(METHOD_TABLE)
 
 
 def test_layers_that_never_see_further_keep_their_rope() -> None:

@@ -17,16 +17,16 @@ NAMES = [name for name in (*ENCODINGS, *ROPE_NAMES) if name != "xpos"]
 SEQ = 13
 
 
-def small(**changes) -> rw.TextClassifierConfig:
+def small(**changes) -> rw.models.TextClassifierConfig:
     """A shape that takes a millisecond."""
     shape = {
         "vocab_size": 50, "labels": ("a", "b", "c"), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_length": 40,
     }  # fmt: skip
-    return rw.TextClassifierConfig(**shape | changes)
+    return rw.models.TextClassifierConfig(**shape | changes)
 
 
-def wide(config: rw.TextClassifierConfig) -> rw.TextClassifier:
+def wide(config: rw.models.TextClassifierConfig) -> rw.TextClassifier:
     """In float64, every weight drawn wide, so that positions matter."""
     model = rw.TextClassifier(config).double().eval()
     with torch.no_grad():

@@ -17,8 +17,8 @@ from ropewalk.errors import RopeError
 from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate
-from ropewalk.readers.likelihood import continuation_log_probs
+from ropewalk.models.generation import generate
+from ropewalk.readers.decoder import continuation_log_probs
 from ropewalk.readers.losses import window_losses
 from ropewalk.rope.config import RopeConfig
 from ropewalk.training.data import Batch

@@ -12,10 +12,10 @@ import torch
 from ropewalk import RopeConfig, RopeError, load
 from ropewalk.attention.cache import KVCache
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.models import generate as module
+from ropewalk.models import generation as module
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate, stream
+from ropewalk.models.generation import generate, stream
 from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, YaRN
 from ropewalk.rotation.embedding import RotaryEmbedding
 

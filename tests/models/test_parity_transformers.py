@@ -12,7 +12,7 @@ import transformers
 
 from ropewalk.checkpoints.load import load, read_config, save, write_config
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate
+from ropewalk.models.generation import generate
 from tests.models.families import CASES, input_ids, make
 from tests.models.material import ROOT, data, smollm2
 

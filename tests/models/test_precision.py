@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ropewalk.attention.norm import LayerNorm, RMSNorm
-from ropewalk.models import generate as generation
+from ropewalk.models import generation
 from ropewalk.models.precision import chosen_dtype, to_float64
-from ropewalk.readers import likelihood
+from ropewalk.readers import decoder as likelihood
 from tests.diagnosis.models import random_ids, tiny_decoder
 from tests.models.pretend_mps import PretendMPS
 from tests.models.test_generate import PROMPTS, make

@@ -7,7 +7,7 @@ import torch
 
 from ropewalk import RopeError
 from ropewalk.attention.extensions import ReRoPE
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.rope.scaling import Linear
 from tests.models.small_decoders import ids, make, rope
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import ropewalk as rw
-from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.classes import CHANGES, READ_AS, UNREAD, Part, config_of, reading_of
 from tests.parity.own import LONGEST, Sample, frequencies, sample
 from tests.parity.record import reason, rounded

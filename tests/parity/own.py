@@ -131,7 +131,7 @@ def _segment_anything_attention(part: Part, config: Any, rope: rw.RopeConfig) ->
 def _llama4(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
     """Patches row by row, numbered from 1, and the class token, which does not turn, last."""
     side = config.image_size // config.patch_size
-    patches = rw.grid_positions(side, side, start=1)
+    patches = rw.positions.grid_positions(side, side, start=1)
     positions = torch.cat([patches, torch.zeros(1, 2, dtype=torch.int64)])
     q = torch.randn(1, len(positions), 3, rope.head_dim)
     turned, _ = part.file.vision_apply_rotary_emb(q, q, part.cls(config)(q))
@@ -141,7 +141,7 @@ def _llama4(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
 def _dino(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
     """The patches of an image, after two tokens that do not turn."""
     pixels = torch.zeros(1, 3, 5 * config.patch_size, 4 * config.patch_size)
-    patches = rw.grid_positions(5, 4, normalized=True)
+    patches = rw.positions.grid_positions(5, 4, normalized=True)
     positions = torch.cat([torch.zeros(2, 2, dtype=torch.float64), patches])
     q = torch.randn(1, len(positions), 3, rope.head_dim)
     x = q.transpose(1, 2)
@@ -154,7 +154,7 @@ def _efficient_loftr(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
     stride, kernel = config.q_aggregation_stride, config.q_aggregation_kernel_size
     features = torch.zeros(1, 1, stride * 4 + kernel, stride * 3 + kernel)
     cos, sin = (table.flatten(1, 2) for table in part.cls(config)(features))
-    positions = rw.grid_positions(5, 4, start=1)
+    positions = rw.positions.grid_positions(5, 4, start=1)
     q = torch.randn(1, len(positions), 1, rope.head_dim)
     turned, _ = part.file.apply_rotary_pos_emb(q, q, cos, sin, unsqueeze_dim=2)
     return Sample(q, positions[None], turned)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ropewalk.audit.sources import read_source
-from ropewalk.checkpoints.gguf_foreign import foreign_config
+from ropewalk.checkpoints.gguf import foreign_config
 from ropewalk.errors import RopeError
 from ropewalk.readers.adapters import open_reader
 from ropewalk.readers.transformers import TransformersReader

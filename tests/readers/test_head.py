@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropewalk.readers import head
-from ropewalk.readers.head import all_log_probs, logit_slices, target_losses
+from ropewalk.readers import losses as head
+from ropewalk.readers.losses import all_log_probs, logit_slices, target_losses
 
 VOCAB, HIDDEN, TOKENS = 700, 64, 300
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ropewalk.errors import RopeError
-from ropewalk.readers.likelihood import continuation_log_probs
+from ropewalk.readers.decoder import continuation_log_probs
 from ropewalk.readers.losses import window_losses
 from ropewalk.rope.scaling import DynamicNTK
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ropewalk.readers.live import model as live_model
-from ropewalk.readers.live.model import LiveModel
+from ropewalk.readers import live_model
+from ropewalk.readers.live_model import LiveModel
 from tests.readers.random_models import random_model
 
 TYPES = (torch.bfloat16, torch.float16)

@@ -14,7 +14,7 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers import head
+from ropewalk.readers import losses as head
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.losses import crop_steps, cropped_losses, window_losses
 from ropewalk.rope.config import RopeConfig

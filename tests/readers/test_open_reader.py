@@ -19,7 +19,7 @@ from ropewalk.cli.options import with_options
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
-from ropewalk.methods.reach import Reach
+from ropewalk.methods.ropes import Reach
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.transformers import TransformersReader
@@ -183,7 +183,7 @@ import json, sys
 import torch
 from ropewalk.processes import joined
 from ropewalk.methods import METHODS
-from ropewalk.methods.reach import Reach
+from ropewalk.methods.ropes import Reach
 from ropewalk.readers.adapters import open_reader
 from ropewalk.readers.sharded import sharing_windows
 with joined(), sharing_windows(True):

@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from ropewalk.readers import prefix as module
+from ropewalk.readers import decoder as module
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import QuestionIds
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE

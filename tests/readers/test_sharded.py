@@ -13,7 +13,7 @@ from ropewalk.checkpoints.load import load_decoder
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
-from ropewalk.methods.reach import Reach
+from ropewalk.methods.ropes import Reach
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.sharded import rounds, sharing_windows
 from tests.launch.ranks import run_all
@@ -27,7 +27,7 @@ import torch
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.processes import joined
 from ropewalk.methods import METHODS
-from ropewalk.methods.reach import Reach
+from ropewalk.methods.ropes import Reach
 from ropewalk.readers import sharded
 from ropewalk.readers.decoder import DecoderReader
 tokens, chunk = int(sys.argv[2]), int(sys.argv[3])

@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.live.cache import RoomyLayer, new_cache
+from ropewalk.readers.live_model import RoomyLayer, new_cache
 from ropewalk.readers.reader import Reader
 from ropewalk.readers.transformers import TransformersReader
 from tests.readers.random_models import FAMILIES, random_model

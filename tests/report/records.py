@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from ropewalk.audit.audit import audit
-from ropewalk.diagnosis.decide import decide
-from ropewalk.diagnosis.evidence import TOLERATED, Evidence
+from ropewalk.diagnosis.rules import TOLERATED, Evidence
+from ropewalk.diagnosis.wording import decide
 from ropewalk.measure.losses import WindowLosses
 from ropewalk.measure.plan import Protocol
 from ropewalk.methods import METHODS

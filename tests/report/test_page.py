@@ -11,12 +11,9 @@ import pytest
 
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT
 from ropewalk.methods import METHODS
-from ropewalk.report.drawings import drawings
-from ropewalk.report.figures import loss
-from ropewalk.report.night import contrast
-from ropewalk.report.page import render
-from ropewalk.report.tables import natures
-from ropewalk.report.write import report_files
+from ropewalk.report.figures import drawings, loss, natures
+from ropewalk.report.inline import contrast
+from ropewalk.report.write import render, report_files
 from tests.report.pages import Page, page_of
 from tests.report.records import EXTEND, LOSSES, record, retrieval, retrieval_rows, use_rows
 

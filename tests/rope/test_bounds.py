@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ropewalk as rw
-from ropewalk.rope.bounds import GRID, reach, smallest_theta
+from ropewalk.rope.frequencies import GRID, reach, smallest_theta
 
 
 def sums(theta: float, dim: int, tokens: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.rope.config import ropes_of_layer_types
 from tests.parity.classes import Part, config_classes
 from tests.parity.own import sample
 from tests.rope.models import Model, fixture, modeling, vision_rotations
@@ -314,7 +314,7 @@ def test_a_stated_pairing_does_not_hide_the_axes() -> None:
     """`rope_interleave`, which our own message advises, says how features pair; the block's `axial` stands."""
     fields = {"model_type": "new_vision", "hidden_size": 64, "num_heads": 2, "rope_interleave": False}
     rope = rw.RopeConfig.from_hf({**fields, "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}})
-    assert rope == rw.RopeConfig(32, interleaved=False, axes=rw.axes_from_sections([8, 8]), axes_restart=True)
+    assert rope == rw.RopeConfig(32, interleaved=False, axes=rw.positions.axes_from_sections([8, 8]), axes_restart=True)
     assert rope.to_hf() == {"rope_type": "axial", "rope_theta": 1e4}
 
 
@@ -373,4 +373,4 @@ def test_interleaved_sections_are_clamped(sections: tuple[int, ...]) -> None:
     expected = torch.zeros(total, dtype=torch.long)
     for axis, length in enumerate(sections[1:], start=1):
         expected[axis : length * len(sections) : len(sections)] = axis
-    assert rw.axes_from_sections(sections, interleaved=True) == tuple(expected.tolist())
+    assert rw.positions.axes_from_sections(sections, interleaved=True) == tuple(expected.tolist())

@@ -129,15 +129,15 @@ DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0),
         (lambda: LongRoPE((1.0,), "ab", 64), "every entry of `long_factor`"),
         (lambda: LongRoPE((1.0,), (1.0,), 64, unscaled_tokens=1.5), "must be a whole number"),
         (lambda: Proportional(None), "between 0 and 1"),
-        (lambda: rw.axes_from_sections([]), "at least one pair"),
-        (lambda: rw.axes_from_sections(3), "at least one pair"),
-        (lambda: rw.axes_from_sections(["a"]), "at least one pair"),
-        (lambda: rw.axes_from_sections([1.5, 2.5]), "at least one pair"),
+        (lambda: rw.positions.axes_from_sections([]), "at least one pair"),
+        (lambda: rw.positions.axes_from_sections(3), "at least one pair"),
+        (lambda: rw.positions.axes_from_sections(["a"]), "at least one pair"),
+        (lambda: rw.positions.axes_from_sections([1.5, 2.5]), "at least one pair"),
         (lambda: rw.inverse_frequencies({"head_dim": 8}), "(?s)must be a RopeConfig.*from_hf"),
         (lambda: rw.inverse_frequencies(DYNAMIC, 5.5), "`seq_len` must be a whole number"),
         (lambda: rw.inverse_frequencies(DYNAMIC, "5"), "`seq_len` must be a whole number"),
-        (lambda: rw.text_positions([0, 1], 3), "must be a tensor"),
-        (lambda: rw.text_positions(torch.arange(2), -1), "`axes` a whole number"),
+        (lambda: rw.positions.text_positions([0, 1], 3), "must be a tensor"),
+        (lambda: rw.positions.text_positions(torch.arange(2), -1), "`axes` a whole number"),
     ],
 )
 def test_bad_rules(build, message):
@@ -161,7 +161,7 @@ def test_trained_length_and_needs_seq_len():
 
 def test_axes_that_restart_have_their_own_ladders():
     """Axial 2D counts each axis from the fastest pair; M-RoPE shares one ladder."""
-    axes = rw.axes_from_sections([2, 2])
+    axes = rw.positions.axes_from_sections([2, 2])
     shared = rw.inverse_frequencies(config(axes=axes)).inv_freq
     own = rw.inverse_frequencies(config(axes=axes, axes_restart=True)).inv_freq
     torch.testing.assert_close(shared, torch.tensor([[1, 0.1, 0, 0], [0, 0, 0.01, 0.001]], dtype=torch.float64))

@@ -363,7 +363,9 @@ def test_mrope(model_type: str, sections: list[int], axis_of: Callable[[int], in
 
 def test_axes_that_restart() -> None:
     """Axial: each axis has its own ladder over its own pairs, from the fastest."""
-    config = rw.RopeConfig(24, interleaved=False, axes=rw.axes_from_sections([4, 4, 4]), axes_restart=True, theta=100.0)
+    config = rw.RopeConfig(
+        24, interleaved=False, axes=rw.positions.axes_from_sections([4, 4, 4]), axes_restart=True, theta=100.0
+    )
     frequencies = rw.inverse_frequencies(config).inv_freq
     for axis in range(3):
         own = frequencies[axis, 4 * axis : 4 * axis + 4].tolist()

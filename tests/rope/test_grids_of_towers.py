@@ -18,10 +18,12 @@ import ropewalk as rw
 def test_merged_blocks():
     """Row by row of blocks, and in each block row by row, by a plain loop; Qwen2-VL's tower has the same."""
     rows = [(2 * i + a, 2 * j + b) for i in range(2) for j in range(3) for a in range(2) for b in range(2)]
-    assert rw.grid_positions(4, 6, merge=2).tolist() == [list(row) for row in rows]
-    assert rw.grid_positions(4, 6, merge=2, start=1).tolist() == [[h + 1, w + 1] for h, w in rows]
-    assert torch.equal(rw.grid_positions(4, 6, merge=1), rw.grid_positions(4, 6))
-    assert torch.equal(rw.grid_positions(4, 6, merge=2), get_vision_position_ids(torch.tensor([[1, 4, 6]]), 2))
+    assert rw.positions.grid_positions(4, 6, merge=2).tolist() == [list(row) for row in rows]
+    assert rw.positions.grid_positions(4, 6, merge=2, start=1).tolist() == [[h + 1, w + 1] for h, w in rows]
+    assert torch.equal(rw.positions.grid_positions(4, 6, merge=1), rw.positions.grid_positions(4, 6))
+    assert torch.equal(
+        rw.positions.grid_positions(4, 6, merge=2), get_vision_position_ids(torch.tensor([[1, 4, 6]]), 2)
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"shift": 0.3}, {"jitter": 2.0}, {"rescale": 3.0},
@@ -29,14 +31,14 @@ def test_merged_blocks():
 def test_dinov3_in_training(options):
     """From one seed the model's own code draws the same shift, jitter and scale."""
     torch.manual_seed(5)
-    found = rw.grid_positions(3, 5, normalized=True, **options)
+    found = rw.positions.grid_positions(3, 5, normalized=True, **options)
     torch.manual_seed(5)
     centres = get_patches_center_coordinates(3, 5, dtype=torch.float32, device="cpu")
     expected = 2 * math.pi * augment_patches_center_coordinates(centres, **options)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found.float(), expected, atol=2e-6, rtol=1e-6)
     if options:
-        assert not torch.equal(rw.grid_positions(3, 5, normalized=True, **options), found)
+        assert not torch.equal(rw.positions.grid_positions(3, 5, normalized=True, **options), found)
 
 
 @pytest.mark.rejects
@@ -54,4 +56,4 @@ def test_dinov3_in_training(options):
 def test_refused(options, message):
     """What does not divide the grid, or would change nothing."""
     with pytest.raises(rw.RopeError, match=message):
-        rw.grid_positions(3, 5, **options)
+        rw.positions.grid_positions(3, 5, **options)

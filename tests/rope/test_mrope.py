@@ -57,7 +57,7 @@ def test_like_the_model(model):
         grids = [torch.tensor(grid).reshape(-1, 3) if grid else None for grid in (images, videos)]
         further = {"second_per_grid_ts": seconds} if timed else {}
         expected, deltas = model.get_rope_index(theirs, types, types, *grids, attention_mask=mask, **further)
-        found, next_at = rw.mrope_positions(
+        found, next_at = rw.positions.mrope_positions(
             types, images=images, videos=videos, spatial_merge_size=merge, split_frames=split, attention_mask=mask,
             frame_intervals=(2 * seconds) if timed else 1.0,
         )  # fmt: skip
@@ -67,13 +67,13 @@ def test_like_the_model(model):
 
 def test_into_a_rope():
     """The positions are what a rope of three axes takes; text alone is at equal coordinates, and needs no grids."""
-    rope = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False, axes=rw.axes_from_sections([2, 3, 3])))
+    rope = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False, axes=rw.positions.axes_from_sections([2, 3, 3])))
     types = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0]])
-    positions, deltas = rw.mrope_positions(types, images=torch.tensor([[1, 2, 4]]))
+    positions, deltas = rw.positions.mrope_positions(types, images=torch.tensor([[1, 2, 4]]))
     assert rope.rotate(torch.randn(2, 4, 1, 16), position_ids=positions).shape == (2, 4, 1, 16)
-    assert torch.equal(positions[1], rw.text_positions(torch.arange(4), 3))
+    assert torch.equal(positions[1], rw.positions.text_positions(torch.arange(4), 3))
     assert deltas.tolist() == [0, 0]
-    touching = rw.mrope_positions(torch.tensor([1, 1, 1]), images=[(1, 2, 2), (1, 2, 4)])[0]
+    touching = rw.positions.mrope_positions(torch.tensor([1, 1, 1]), images=[(1, 2, 2), (1, 2, 4)])[0]
     assert touching.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 2]]
 
 
@@ -100,4 +100,4 @@ def test_into_a_rope():
 def test_refused(types, options, message):
     """Tokens and grids that do not fit each other, with the rule."""
     with pytest.raises(rw.RopeError, match=message):
-        rw.mrope_positions(torch.tensor(types), **options)
+        rw.positions.mrope_positions(torch.tensor(types), **options)

@@ -213,7 +213,7 @@ def test_vision_towers(model_type: str) -> None:
 def test_a_published_vision_config() -> None:
     """Qwen2.5-VL's vision_config, given the model_type that transformers 5 writes, is 16 heads of 80 in two halves."""
     vision = {**fixture("qwen2_5_vl_7b")["vision_config"], "model_type": "qwen2_5_vl_vision"}
-    expected = rw.RopeConfig(80, interleaved=False, axes=rw.axes_from_sections([20, 20]), axes_restart=True)
+    expected = rw.RopeConfig(80, interleaved=False, axes=rw.positions.axes_from_sections([20, 20]), axes_restart=True)
     assert rw.RopeConfig.from_hf(vision) == expected
 
 

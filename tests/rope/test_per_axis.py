@@ -11,15 +11,15 @@ import torch
 from mpmath import mpf
 
 import ropewalk as rw
-from ropewalk.checkpoints.ropewalk_config import _rope_from_dict, _rope_to_dict
+from ropewalk.checkpoints.decoder_config import _rope_from_dict, _rope_to_dict
 from ropewalk.methods import METHODS
-from ropewalk.methods.reach import Reach
+from ropewalk.methods.ropes import Reach
 from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, PerAxis, Proportional, Stacked, YaRN
 
 mpmath.mp.dps = 40
 GIVEN = (1.0, 0.3, 0.0, -0.02)  # 0 stands still, below 0 turns the other way
 SECTIONS = (2, 3, 3)
-AXES = rw.axes_from_sections(SECTIONS)
+AXES = rw.positions.axes_from_sections(SECTIONS)
 THETAS = (100.0, 10_000.0, 5e5)
 
 

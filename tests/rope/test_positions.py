@@ -19,20 +19,23 @@ def test_packed(rows, spare, dtype):
     expected = [offset + i for length, offset in rows for i in range(length)]
     ends = torch.tensor([sum(lengths[:n]) for n in range(len(rows) + 1)], dtype=dtype)
     tensor = torch.tensor(offsets, dtype=dtype)
-    found = rw.positions_from(ends, offsets=tensor, max_seqlen=max(lengths))
+    found = rw.positions.positions_from(ends, offsets=tensor, max_seqlen=max(lengths))
     assert found.dtype == torch.int64
     assert found.tolist() == expected
-    assert rw.positions_from(ends, offsets=tensor, tokens=sum(lengths) + spare).tolist() == expected + [0] * spare
+    assert (
+        rw.positions.positions_from(ends, offsets=tensor, tokens=sum(lengths) + spare).tolist()
+        == expected + [0] * spare
+    )
     alike = [offsets[0] + i for length in lengths for i in range(length)]
-    assert rw.positions_from(ends, offsets=offsets[0]).tolist() == alike
+    assert rw.positions.positions_from(ends, offsets=offsets[0]).tolist() == alike
 
 
 @given(st.lists(st.integers(-3, 2**40), min_size=1, max_size=4), st.integers(0, 5))
 def test_padded(offsets, longest):
     """Every row counts from its own offset."""
-    found = rw.positions_from(offsets=torch.tensor(offsets), max_seqlen=longest)
+    found = rw.positions.positions_from(offsets=torch.tensor(offsets), max_seqlen=longest)
     assert found.tolist() == [[offset + i for i in range(longest)] for offset in offsets]
-    assert rw.positions_from(offsets=offsets[0], max_seqlen=longest).tolist() == found[0].tolist()
+    assert rw.positions.positions_from(offsets=offsets[0], max_seqlen=longest).tolist() == found[0].tolist()
 
 
 def test_each_sequence_as_it_is_alone():
@@ -41,7 +44,7 @@ def test_each_sequence_as_it_is_alone():
     lengths, held = [3, 1, 4], [0, 700, 12]
     alone = [torch.randn(1, n, 2, 8) for n in lengths]
     packed = torch.cat(alone, 1)[0]
-    positions = rw.positions_from(torch.tensor([0, 3, 4, 8], dtype=torch.int32), offsets=torch.tensor(held))
+    positions = rw.positions.positions_from(torch.tensor([0, 3, 4, 8], dtype=torch.int32), offsets=torch.tensor(held))
     turned = rope.rotate(packed, position_ids=positions, layout="thd").split(lengths)
     for x, first, found in zip(alone, held, turned, strict=True):
         assert torch.equal(rope.rotate(x, position_ids=torch.arange(first, first + x.shape[1]))[0], found)
@@ -55,8 +58,8 @@ def test_compiled_and_exported():
 
     class Positions(torch.nn.Module):
         def forward(self, ends, offsets, x):
-            packed = rw.positions_from(ends, offsets=offsets, tokens=x.shape[0], max_seqlen=4)
-            return packed, rw.positions_from(offsets=offsets, max_seqlen=x.shape[0])
+            packed = rw.positions.positions_from(ends, offsets=offsets, tokens=x.shape[0], max_seqlen=4)
+            return packed, rw.positions.positions_from(offsets=offsets, max_seqlen=x.shape[0])
 
     compiled = torch.compile(Positions(), backend="eager", fullgraph=True)
     exported = torch.export.export(Positions(), (ends, offsets, x)).module()
@@ -73,21 +76,24 @@ def test_compiled_and_exported():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: rw.positions_from(torch.tensor([0, 3, 2])), "never fall"),
-        (lambda: rw.positions_from(torch.tensor([1, 3])), "begin at 0"),
-        (lambda: rw.positions_from(torch.tensor([0, 3]), max_seqlen=2), "within `max_seqlen`"),
-        (lambda: rw.positions_from(torch.tensor([0, 3]), tokens=2), "within `max_seqlen` and `tokens`"),
-        (lambda: rw.positions_from(torch.tensor([0])), r"\[sequences \+ 1\]"),
-        (lambda: rw.positions_from(torch.tensor([0.0, 3.0])), "int32 or int64"),
-        (lambda: rw.positions_from([0, 3]), "int32 or int64"),
-        (lambda: rw.positions_from(torch.tensor([0, 3]), offsets=torch.tensor([1, 2])), "`offsets` must be"),
-        (lambda: rw.positions_from(torch.tensor([0, 3]), offsets=torch.tensor([0.5])), "`offsets` must be"),
-        (lambda: rw.positions_from(torch.tensor([0, 3]), offsets="1"), "`offsets` must be"),
-        (lambda: rw.positions_from(torch.tensor([0, 3]), max_seqlen="3"), "`max_seqlen` must be"),
-        (lambda: rw.positions_from(torch.tensor([0, 3]), tokens=-1), "`tokens` must be"),
-        (lambda: rw.positions_from(), "padded to `max_seqlen`"),
-        (lambda: rw.positions_from(max_seqlen=3, tokens=3), "`tokens` counts nothing"),
-        (lambda: torch.compile(rw.positions_from, backend="eager")(torch.tensor([0, 3])), "cannot read how many"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3, 2])), "never fall"),
+        (lambda: rw.positions.positions_from(torch.tensor([1, 3])), "begin at 0"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), max_seqlen=2), "within `max_seqlen`"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), tokens=2), "within `max_seqlen` and `tokens`"),
+        (lambda: rw.positions.positions_from(torch.tensor([0])), r"\[sequences \+ 1\]"),
+        (lambda: rw.positions.positions_from(torch.tensor([0.0, 3.0])), "int32 or int64"),
+        (lambda: rw.positions.positions_from([0, 3]), "int32 or int64"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets=torch.tensor([1, 2])), "`offsets` must be"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets=torch.tensor([0.5])), "`offsets` must be"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets="1"), "`offsets` must be"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), max_seqlen="3"), "`max_seqlen` must be"),
+        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), tokens=-1), "`tokens` must be"),
+        (lambda: rw.positions.positions_from(), "padded to `max_seqlen`"),
+        (lambda: rw.positions.positions_from(max_seqlen=3, tokens=3), "`tokens` counts nothing"),
+        (
+            lambda: torch.compile(rw.positions.positions_from, backend="eager")(torch.tensor([0, 3])),
+            "cannot read how many",
+        ),
     ],
 )
 def test_refused(call, message):

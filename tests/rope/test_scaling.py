@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import math
 import sys
@@ -14,8 +15,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.checkpoints.ropewalk_config import config_from_native, config_to_native
-from ropewalk.rope import rules
+from ropewalk.checkpoints.decoder_config import config_from_native, config_to_native
 from ropewalk.rope.scaling import RULES
 
 SOURCE = Path(rw.__file__).parent
@@ -53,15 +53,15 @@ class Stretched(Scaling):
 
 @pytest.fixture
 def stretched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The class of a rule whose only description is one new file in `rope/rules`."""
+    """A rule of the caller: one class in a module of its own."""
     (tmp_path / "stretched.py").write_text(NEW_RULE)
-    monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(tmp_path)])
-    rules.discover()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("stretched")
     yield rw.scaling.Stretched
-    del RULES["Stretched"], sys.modules["ropewalk.rope.rules.stretched"], rules.stretched
+    del RULES["Stretched"], sys.modules["stretched"]
 
 
-def test_a_new_rule_is_one_file(stretched: Any) -> None:
+def test_a_rule_of_the_caller_is_known_everywhere(stretched: Any) -> None:
     """Discovered, read and written by from_hf, to_hf and ropewalk's own config, and known to tables and caches."""
     block = {"rope_type": "stretched", "rope_theta": 1e4, "stretch": 4, "switch": 16, "slow": None, "weights": [1, 2]}
     rope = rw.RopeConfig.from_hf({**LLAMA, "rope_parameters": block})
@@ -87,7 +87,7 @@ def test_a_new_rule_is_one_file(stretched: Any) -> None:
         cache.write(0, keys, keys, cache.lay_out(1, 17))
 
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    config = rw.DecoderConfig(**sizes, num_attention_heads=1, rope=rope)
+    config = rw.models.DecoderConfig(**sizes, num_attention_heads=1, rope=rope)
     assert config_from_native(json.loads(json.dumps(config_to_native(config))), "here") == config
     with pytest.raises(rw.RopeError, match="the same at every length"):
         rw.scaling.Resonance(rope.scaling)

@@ -127,4 +127,4 @@ def test_each_pair_follows_its_axis():
 
 def test_text_positions():
     """Text has the same number on every axis."""
-    assert rw.text_positions(torch.tensor([[4, 7]]), 3).tolist() == [[[4] * 3, [7] * 3]]
+    assert rw.positions.text_positions(torch.tensor([[4, 7]]), 3).tolist() == [[[4] * 3, [7] * 3]]

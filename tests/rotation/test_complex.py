@@ -17,17 +17,19 @@ def test_equals_the_real_form(dtype, batched):
     rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
     cos, sin = rope.cos_sin(ids, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     real = rw.rotate(x, cos, sin, interleaved=True)
-    got = rw.apply_rotary_complex(x, rw.freqs_cis(cos, sin))
+    got = rw.rotation.apply_rotary_complex(x, rw.rotation.freqs_cis(cos, sin))
     assert got.dtype == dtype
     torch.testing.assert_close(got, real, rtol=0, atol=1e-6 if dtype != torch.bfloat16 else 2e-2)
 
 
 def test_strided_and_empty():
     """Views and empty batches go through."""
-    cis = rw.freqs_cis(torch.rand(6, 2), torch.rand(6, 2))
+    cis = rw.rotation.freqs_cis(torch.rand(6, 2), torch.rand(6, 2))
     x = torch.randn(2, 3, 6, 4).transpose(1, 2)
-    torch.testing.assert_close(rw.apply_rotary_complex(x, cis), rw.apply_rotary_complex(x.contiguous(), cis))
-    assert rw.apply_rotary_complex(torch.empty(0, 6, 3, 4), cis).shape == (0, 6, 3, 4)
+    torch.testing.assert_close(
+        rw.rotation.apply_rotary_complex(x, cis), rw.rotation.apply_rotary_complex(x.contiguous(), cis)
+    )
+    assert rw.rotation.apply_rotary_complex(torch.empty(0, 6, 3, 4), cis).shape == (0, 6, 3, 4)
 
 
 VIEWS = {
@@ -47,12 +49,12 @@ VIEWS = {
 def test_any_memory(view, dtype):
     """Whatever the offset and the strides of the input and of the gradient: as for contiguous ones, to the bit."""
     x, grad = view(torch.randn(99).to(dtype)), view(torch.randn(99).to(dtype))
-    cis = rw.freqs_cis(torch.rand(x.shape[1], 2), torch.rand(x.shape[1], 2))
+    cis = rw.rotation.freqs_cis(torch.rand(x.shape[1], 2), torch.rand(x.shape[1], 2))
     found, right = [], []
     for to, xs, grads in ((found, x, grad), (right, x.clone(memory_format=torch.contiguous_format),
                                              grad.clone(memory_format=torch.contiguous_format))):  # fmt: skip
         leaf, factors = xs.detach().requires_grad_(), cis.clone().requires_grad_()
-        turned = rw.apply_rotary_complex(leaf, factors)
+        turned = rw.rotation.apply_rotary_complex(leaf, factors)
         to += [turned.detach(), *torch.autograd.grad(turned, (leaf, factors), grads)]
     for a, b in zip(found, right, strict=True):
         assert torch.equal(a, b)
@@ -61,28 +63,28 @@ def test_any_memory(view, dtype):
 @pytest.mark.traced
 def test_transforms():
     """Under torch.func and in a graph: the same numbers."""
-    x, cis = torch.randn(97)[1:].view(2, 3, 4, 4), rw.freqs_cis(torch.rand(3, 2), torch.rand(3, 2))
-    right = rw.apply_rotary_complex(x, cis)
-    mapped = torch.func.vmap(lambda row: rw.apply_rotary_complex(row[None], cis)[0])(x)
+    x, cis = torch.randn(97)[1:].view(2, 3, 4, 4), rw.rotation.freqs_cis(torch.rand(3, 2), torch.rand(3, 2))
+    right = rw.rotation.apply_rotary_complex(x, cis)
+    mapped = torch.func.vmap(lambda row: rw.rotation.apply_rotary_complex(row[None], cis)[0])(x)
     torch.testing.assert_close(mapped, right, rtol=0, atol=0)
-    _, slope = torch.func.jvp(lambda x: rw.apply_rotary_complex(x, cis), (x,), (x,))
+    _, slope = torch.func.jvp(lambda x: rw.rotation.apply_rotary_complex(x, cis), (x,), (x,))
     torch.testing.assert_close(slope, right, rtol=0, atol=1e-6)
     assert torch.autograd.gradgradcheck(
-        lambda x: rw.apply_rotary_complex(x, cis), x[:1, :, :1].double().requires_grad_(), atol=1e-4
+        lambda x: rw.rotation.apply_rotary_complex(x, cis), x[:1, :, :1].double().requires_grad_(), atol=1e-4
     )
 
 
 @pytest.mark.rejects
 def test_bad_input():
     """Wrong shapes and real tables are refused."""
-    cis = rw.freqs_cis(torch.ones(4, 2), torch.zeros(4, 2))
+    cis = rw.rotation.freqs_cis(torch.ones(4, 2), torch.zeros(4, 2))
     with pytest.raises(rw.RopeError, match="must be complex"):
-        rw.apply_rotary_complex(torch.zeros(1, 4, 1, 4), torch.ones(4, 2))
+        rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4), torch.ones(4, 2))
     with pytest.raises(rw.RopeError, match="batch of `freqs_cis`"):
-        rw.apply_rotary_complex(torch.zeros(1, 4, 1, 4), cis.expand(5, 4, 2))
+        rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4), cis.expand(5, 4, 2))
     with pytest.raises(rw.RopeError, match="must be floating point"):
-        rw.apply_rotary_complex(torch.zeros(1, 4, 1, 4).long(), cis)
+        rw.rotation.apply_rotary_complex(torch.zeros(1, 4, 1, 4).long(), cis)
     with pytest.raises(rw.RopeError, match="must have one shape"):
-        rw.freqs_cis(torch.ones(4, 2).half(), torch.zeros(4, 2).half())
+        rw.rotation.freqs_cis(torch.ones(4, 2).half(), torch.zeros(4, 2).half())
     with pytest.raises(rw.RopeError, match=r"\[seq, pairs\]"):
-        rw.apply_rotary_complex(torch.zeros(1, 5, 1, 4), cis)
+        rw.rotation.apply_rotary_complex(torch.zeros(1, 5, 1, 4), cis)

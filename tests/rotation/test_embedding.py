@@ -215,7 +215,7 @@ def test_queries_are_tensors_and_configs_configs():
 
 
 def axial(sections, **options):
-    return rw.RopeConfig(2 * sum(sections), interleaved=True, axes=rw.axes_from_sections(sections), **options)
+    return rw.RopeConfig(2 * sum(sections), interleaved=True, axes=rw.positions.axes_from_sections(sections), **options)
 
 
 @pytest.mark.parametrize("sections", [[3, 3], [2, 1, 3]])
@@ -231,12 +231,12 @@ def test_axial_equals_one_rotation_per_axis(sections):
 
 def test_mrope_on_text_is_plain_rope():
     """The same number on every axis is ordinary text; different numbers are not."""
-    config = rw.RopeConfig(16, interleaved=False, axes=rw.axes_from_sections([4, 2, 2], interleaved=True))
+    config = rw.RopeConfig(16, interleaved=False, axes=rw.positions.axes_from_sections([4, 2, 2], interleaved=True))
     plain = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False))
     ids, x = torch.arange(9), torch.randn(1, 9, 2, 16)
-    text = rw.RotaryEmbedding(config).rotate(x, position_ids=rw.text_positions(ids, 3))
+    text = rw.RotaryEmbedding(config).rotate(x, position_ids=rw.positions.text_positions(ids, 3))
     assert torch.equal(text, plain.rotate(x, position_ids=ids))
-    moved = rw.text_positions(ids, 3).clone()
+    moved = rw.positions.text_positions(ids, 3).clone()
     moved[:, 1] += 1
     assert not torch.equal(text, rw.RotaryEmbedding(config).rotate(x, position_ids=moved))
 

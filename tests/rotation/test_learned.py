@@ -9,13 +9,15 @@ import torch
 
 import ropewalk as rw
 
-CONFIG = rw.RopeConfig(16, interleaved=True, theta=10.0, axes=rw.axes_from_sections([4, 4]), axes_restart=True)
+CONFIG = rw.RopeConfig(
+    16, interleaved=True, theta=10.0, axes=rw.positions.axes_from_sections([4, 4]), axes_restart=True
+)
 
 
 def test_unmixed_start_is_the_axial_rotation():
     """Before training and without mixing it is the fixed axial embedding, shared by all heads."""
     ids = torch.randint(0, 14, (2, 9, 2))
-    learned = rw.LearnedFrequencies(CONFIG, mixed=False)(ids)
+    learned = rw.rotation.LearnedFrequencies(CONFIG, mixed=False)(ids)
     fixed = rw.RotaryEmbedding(CONFIG).cos_sin(ids)
     for a, b in zip(learned, fixed, strict=True):
         torch.testing.assert_close(a[:, :, 0], b, rtol=0, atol=1e-5)  # the parameter itself is float32
@@ -23,7 +25,7 @@ def test_unmixed_start_is_the_axial_rotation():
 
 def test_mixed_start_keeps_each_pairs_frequency():
     """Mixing turns the direction in which a pair looks, by head, and keeps its frequency's length (rope-vit)."""
-    learned = rw.LearnedFrequencies(CONFIG, num_heads=3)
+    learned = rw.rotation.LearnedFrequencies(CONFIG, num_heads=3)
     lengths = learned.freqs.norm(dim=1)
     ladder = 10.0 ** (-torch.arange(4) / 4)
     torch.testing.assert_close(lengths, ladder.repeat(2).expand(3, 8))
@@ -47,7 +49,7 @@ def test_mixed_start_is_rope_vits():
     torch.manual_seed(5)
     right = rope_vit(16, 12, 10.0)
     torch.manual_seed(5)
-    learned = rw.LearnedFrequencies(CONFIG, num_heads=12)
+    learned = rw.rotation.LearnedFrequencies(CONFIG, num_heads=12)
     torch.testing.assert_close(learned.freqs.detach(), right, rtol=0, atol=1e-6)
 
 
@@ -55,7 +57,9 @@ def test_mixed_start_is_rope_vits():
 def test_a_mixed_start_is_a_rotation(axes):
     """The axes of each head are turned, never reflected, and every direction is as likely as its opposite."""
     config = rw.RopeConfig(2 * axes, interleaved=True, theta=10.0, axes=tuple(range(axes)), axes_restart=True)
-    turns = rw.LearnedFrequencies(config, num_heads=2000).freqs.detach().double()  # one pair an axis, of frequency 1
+    turns = (
+        rw.rotation.LearnedFrequencies(config, num_heads=2000).freqs.detach().double()
+    )  # one pair an axis, of frequency 1
     torch.testing.assert_close(
         turns @ turns.mT, torch.eye(axes, dtype=torch.float64).expand_as(turns), rtol=0, atol=1e-6
     )
@@ -66,7 +70,7 @@ def test_a_mixed_start_is_a_rotation(axes):
 
 def test_a_mixed_pair_follows_the_diagonal():
     """The angle is the dense product positions @ frequencies, in float64, for each head."""
-    learned, ids = rw.LearnedFrequencies(CONFIG, num_heads=3), torch.rand(1, 9, 2) * 100
+    learned, ids = rw.rotation.LearnedFrequencies(CONFIG, num_heads=3), torch.rand(1, 9, 2) * 100
     cos, sin = learned(ids)
     angle = torch.einsum("bsa,hap->bshp", ids.double(), learned.freqs.detach().double())
     torch.testing.assert_close(cos, angle.cos().float(), rtol=0, atol=1e-7)
@@ -77,7 +81,7 @@ def test_it_learns():
     """Gradients reach the frequencies through rotate: two frequencies are recovered from rotated examples."""
     config = rw.RopeConfig(4, interleaved=True, theta=10.0)
     truth = torch.tensor([0.9, 0.4])
-    learned = rw.LearnedFrequencies(config)
+    learned = rw.rotation.LearnedFrequencies(config)
     optimizer = torch.optim.Adam(learned.parameters(), lr=0.02)
     x, ids = torch.randn(8, 6, 1, 4), torch.arange(6)
     angle = ids[:, None] * truth
@@ -93,7 +97,7 @@ def test_it_learns():
 @pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_casts_leave_float32(cast):
     """The parameter stays float32, with its value, and stays the same Parameter for the optimizer."""
-    learned = rw.LearnedFrequencies(CONFIG, num_heads=2)
+    learned = rw.rotation.LearnedFrequencies(CONFIG, num_heads=2)
     parameter, before = learned.freqs, learned.freqs.detach().clone()
     torch.nn.Sequential(learned, torch.nn.Linear(2, 2)).to(cast)
     assert learned.freqs is parameter
@@ -104,17 +108,17 @@ def test_casts_leave_float32(cast):
 def test_meta_then_reset():
     """Built on meta and materialised, reset_parameters starts it again."""
     with torch.device("meta"):
-        learned = rw.LearnedFrequencies(CONFIG, mixed=False)
+        learned = rw.rotation.LearnedFrequencies(CONFIG, mixed=False)
     learned = learned.to_empty(device="cpu")
     learned.reset_parameters()
-    torch.testing.assert_close(learned.freqs, rw.LearnedFrequencies(CONFIG, mixed=False).freqs)
+    torch.testing.assert_close(learned.freqs, rw.rotation.LearnedFrequencies(CONFIG, mixed=False).freqs)
     assert torch.equal(copy.deepcopy(learned).freqs, learned.freqs)
 
 
 def test_a_16_bit_checkpoint_is_widened():
     """Assigning 16-bit weights to a module made on meta leaves a float32 parameter, also through another cast."""
     with torch.device("meta"):
-        learned = rw.LearnedFrequencies(CONFIG, mixed=False)
+        learned = rw.rotation.LearnedFrequencies(CONFIG, mixed=False)
     state = {"freqs": torch.rand(1, 2, 8).bfloat16()}
     learned.load_state_dict(state, assign=True)
     assert learned.freqs.dtype == torch.float32
@@ -126,6 +130,6 @@ def test_a_16_bit_checkpoint_is_widened():
 def test_bad_input():
     """Coordinates without their axes, and no heads, are refused."""
     with pytest.raises(rw.RopeError, match="wrong shape"):
-        rw.LearnedFrequencies(CONFIG)(torch.zeros(9))
+        rw.rotation.LearnedFrequencies(CONFIG)(torch.zeros(9))
     with pytest.raises(rw.RopeError, match="`num_heads` must be at least 1"):
-        rw.LearnedFrequencies(CONFIG, num_heads=0)
+        rw.rotation.LearnedFrequencies(CONFIG, num_heads=0)

@@ -13,7 +13,7 @@ from tests.backends.truth import turn, wide
 ROPE = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
 IDS = torch.tensor([0, 7, 300])
 WINDOW = {"rotary_dim": 8, "rotary_offset": 4}
-AXES = rw.axes_from_sections([2, 2])
+AXES = rw.positions.axes_from_sections([2, 2])
 VISION = rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True, axis_blocks=True)
 PLACES = torch.tensor([[0, 3], [2, 1], [9, 5]])
 

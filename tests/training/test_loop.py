@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
-from ropewalk.models.generate import generate
+from ropewalk.models.generation import generate
 from ropewalk.training import Housekeeping, language_model, train
 from ropewalk.training.loop import learning_rate
 from ropewalk.training.run_folder import RunFolder

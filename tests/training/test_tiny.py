@@ -20,7 +20,7 @@ from ropewalk.checkpoints.load import load
 from ropewalk.measure.copy_test import UseModel, UseRun
 from ropewalk.measure.copy_windows import UseProtocol, UseText
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import generate
+from ropewalk.models.generation import generate
 from ropewalk.readers.adapters import reader_of
 from ropewalk.training.data import TokenStream, validation_batches
 from ropewalk.training.objective import loss_by_position

@@ -1,6 +1,6 @@
 import type { Rule } from "./rope.ts";
 
-/** What Python writes into the page (src/ropewalk/explorer/data.py): the two describe one form. */
+/** What Python writes into the page (src/ropewalk/report/explorer_data.py): the two describe one form. */
 export interface ExplorerData {
   readonly version: string;
   /** The folder of the site's pages, relative to this file; null where there is no site beside it. */

@@ -28,7 +28,7 @@ from ropewalk.attachment.saving import rope_fields
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError
 from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
 

@@ -10,10 +10,9 @@ from torch import nn
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import ConfigForm
-from ropewalk.models.positions import Positions
-from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.ropes import ropes_by_block, ropes_of_layer_types
-from ropewalk.rope.windows import is_windowed, window_of_layer_type
+from ropewalk.models.config import Positions
+from ropewalk.rope.config import RopeConfig, ropes_by_block, ropes_of_layer_types
+from ropewalk.rope.layer_types import is_windowed, window_of_layer_type
 
 _TYPES = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models
 _ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hybrid")

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from ropewalk.attachment.layers import belongs_to
 from ropewalk.attachment.rotary import Replaced
 from ropewalk.attachment.tables import SeqLen
+from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.extensions import Extension, ReRoPE
-from ropewalk.attention.logits import LogitRules
 from ropewalk.attention.masks import TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
 from ropewalk.attention.tables import SlotTables
 from ropewalk.backends import choose_attention
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
 from ropewalk.errors import RopeError
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
 

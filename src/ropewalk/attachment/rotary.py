@@ -22,9 +22,8 @@ from ropewalk.attachment.tables import (
 from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.models.positions import Positions
-from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.models.config import Positions
+from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 
 _NAME = re.compile("Rotary|RoPE|Rope")
 _FORWARD = "forward"

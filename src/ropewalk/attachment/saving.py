@@ -8,11 +8,10 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.methods import Method, longrope_block, ropes_of_names, trained_length_of
-from ropewalk.models.positions import Positions
-from ropewalk.rope.config import RopeConfig
+from ropewalk.models.config import Positions
+from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.rope.ropes import ropes_of_layer_types
-from ropewalk.rope.rules.block import TRAINED_KEY
+from ropewalk.rope.values import TRAINED_KEY
 
 _KEPT = ("partial_rotary_factor",)
 _EXACT = 1e-9  # relative: a block's numbers are float64, written in full

@@ -12,13 +12,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ropewalk.attention.logits import NO_RULES, LogitRules
+from ropewalk.attention.attend import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.backends import choose_attention
 from ropewalk.backends.autograd import attended
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Bounds
-from ropewalk.eager import PLAIN
-from ropewalk.encodings.memo import Memo
+from ropewalk.dispatch import PLAIN
+from ropewalk.encodings.encoding import Memo
 
 
 @dataclass(frozen=True, eq=False)

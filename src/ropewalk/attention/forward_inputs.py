@@ -8,13 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ropewalk.attention.branches import Branches
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import PackedDocuments, find_documents
 from ropewalk.attention.extensions import Extension
-from ropewalk.attention.masks import TokenLayout, Visibility, lay_out
+from ropewalk.attention.masks import Branches, SequenceShard, TokenLayout, Visibility, lay_out
 from ropewalk.attention.remap import Remap
-from ropewalk.attention.sequence_shard import SequenceShard
 from ropewalk.attention.tables import SeqLen, tables_at
 from ropewalk.encodings import Encoding, Places
 from ropewalk.errors import RopeError

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attention.attend import open_blocks, splits
+from ropewalk.attention.attend import NO_RULES, LogitRules, open_blocks, splits
 from ropewalk.attention.extensions import Extension, Region
 from ropewalk.attention.extensions.base import Rule
-from ropewalk.attention.logits import NO_RULES, LogitRules
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.tables import SeqLen, lengths_of, tables_at, tables_of_parts
 from ropewalk.backends import choose_attention

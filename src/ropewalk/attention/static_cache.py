@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.attention.branches import Branches
 from ropewalk.attention.cache import KVCache
-from ropewalk.attention.masks import CompiledWrite, TokenLayout, real_tokens
+from ropewalk.attention.masks import Branches, CompiledWrite, TokenLayout, real_tokens
 from ropewalk.attention.tables import SlotTables
 from ropewalk.errors import RopeError
 

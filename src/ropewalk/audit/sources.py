@@ -9,19 +9,17 @@ from typing import Any
 
 from ropewalk.atomic_io import read_json
 from ropewalk.audit.audit import Audit, audit
-from ropewalk.audit.findings import Finding, text_config
-from ropewalk.audit.layers import Layers, layers_of_config, layers_of_positions
-from ropewalk.audit.lint import lint
-from ropewalk.checkpoints.gguf_foreign import foreign_config
+from ropewalk.audit.findings import Finding, Layers, layers_of_config, layers_of_positions, text_config
+from ropewalk.audit.traps import lint
+from ropewalk.checkpoints.decoder_config import NATIVE
+from ropewalk.checkpoints.gguf import foreign_config
 from ropewalk.checkpoints.load import builds, read_config, write_config
-from ropewalk.checkpoints.ropewalk_config import NATIVE
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.readers.reader import Reader
-from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.ropes import ropes_of_layer_types
+from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

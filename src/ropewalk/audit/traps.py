@@ -1,14 +1,372 @@
-"""The known traps that a rope config shows by its keys alone, one small function each, in the order of their telling.
-
-Those of lengths and of single rules have modules of their own; here are spelling, missing keys, and layers.
-What is said of transformers holds for release 5.23. A trap returns its finding, or None where it is silent.
-"""
+"""Known traps of rope configs, one small function each, and the lint that applies them."""
 
 from __future__ import annotations
 
-from ropewalk.audit import traps_of_lengths, traps_of_rules
-from ropewalk.audit.findings import Block, Finding, Trap
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ropewalk.audit.audit import float32_cos_error, text_frequencies, why_no_bound
+from ropewalk.audit.findings import SEVERITIES, Block, Finding, Layers, Trap, blocks
 from ropewalk.families import FAMILIES
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import reach
+from ropewalk.rope.scaling import yarn_mscale
+
+LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
+
+
+def original_missing(block: Block) -> Finding | None:
+    """A rule that needs the trained length does not find it."""
+    if block.rope_type not in LENGTH_RULES or block.number("original_max_position_embeddings"):
+        return None
+    return block.finding(
+        "original-max-missing",
+        "error",
+        f"{block.rope_type} has no `original_max_position_embeddings`: transformers silently takes "
+        "`max_position_embeddings`, which puts the ramp at the wrong wavelengths.",
+        "Write `original_max_position_embeddings`: the length trained before the extension.",
+    )
+
+
+def factor_against_lengths(block: Block) -> Finding | None:
+    """`factor` disagrees with max_position_embeddings / original_max_position_embeddings."""
+    factor, longest = block.number("factor"), block.number("max_position_embeddings")
+    original = block.number("original_max_position_embeddings")
+    if block.rope_type not in LENGTH_RULES or factor is None or longest is None or not original:
+        return None
+    ratio = longest / original
+    if math.isclose(factor, ratio, rel_tol=1e-3):
+        return None
+    said = (
+        f"`factor` is {factor:g}, and max_position_embeddings / original_max_position_embeddings = {longest:,.0f} / "
+        f"{original:,.0f} = {ratio:g}."
+    )
+    if block.is_trained:
+        return block.finding(
+            "factor-vs-lengths",
+            "note",
+            f"{said} The model was trained with the factor as written, and transformers computes with it.",
+            "Leave it so; a program that takes the ratio of the lengths computes other angles.",
+        )
+    if factor > ratio:
+        return block.finding(
+            "factor-vs-lengths",
+            "note",
+            f"{said} transformers computes with `factor` as written: the scaling serves {factor * original:,.0f} "
+            "tokens.",
+            "Nothing is computed wrongly; programs that stop at max_position_embeddings serve fewer.",
+        )
+    return block.finding(
+        "factor-vs-lengths",
+        "warning",
+        f"{said} transformers computes with `factor` as written (it only warns).",
+        f"Serve no more than {factor * original:,.0f} tokens, or make one of the three numbers agree.",
+    )
+
+
+def stated_length(block: Block) -> Finding | None:
+    """The length that the config states is not the one that the model was trained to."""
+    rope = block.rope
+    if rope is None or rope.trained is None or rope.trained.length is None or rope.max_position_embeddings is None:
+        return None
+    trained, stated = rope.trained.length, rope.max_position_embeddings
+    if trained == stated:
+        return None
+    what = f"max_position_embeddings is {stated:,}; the model was trained to {trained:,} tokens"
+    if stated < trained:
+        return block.finding(
+            "stated-length",
+            "note",
+            f"{what}.",
+            "Programs that stop at the stated length serve a part of what it was trained to.",
+        )
+    return block.finding(
+        "stated-length",
+        "note",
+        f"{what}. Beyond them it extrapolates.",
+        "`ropewalk doctor` measures how far it reads, and uses, its context.",
+    )
+
+
+def original_overridden(block: Block) -> Finding | None:
+    """original_max_position_embeddings beside the block differs from the one inside."""
+    inner = block.written.get("original_max_position_embeddings")
+    outer = block.config.get("original_max_position_embeddings")
+    if block.nested or inner is None or outer is None or inner == outer:
+        return None
+    return block.finding(
+        "original-max-overridden",
+        "warning",
+        f"`original_max_position_embeddings` is {inner} in the rope block and {outer} beside it.",
+        "transformers takes the one beside the block: keep only one.",
+    )
+
+
+def dynamic_original(block: Block) -> Finding | None:
+    """dynamic reads max_position_embeddings, whatever the original says."""
+    longest, original = block.number("max_position_embeddings"), block.number("original_max_position_embeddings")
+    if block.rope_type != "dynamic" or original is None or longest is None or longest == original:
+        return None
+    return block.finding(
+        "dynamic-original-ignored",
+        "warning",
+        f"dynamic starts stretching at max_position_embeddings ({longest:,.0f}); the "
+        f"`original_max_position_embeddings` of {original:,.0f} has no effect.",
+        "Set max_position_embeddings to the trained length.",
+    )
+
+
+SOFTMAX_MSCALE_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "mistral_large4"})
+RESETS_ITS_CACHE = frozenset({"phi3", "phi3_v", "phi4_multimodal", "phimoe"})
+
+
+def dynamic_factor(block: Block) -> Finding | None:
+    """A dynamic factor above 1 stretches by more than the ratio of lengths."""
+    factor = block.number("factor")
+    if block.rope_type != "dynamic" or "alpha" in block.written or factor is None or factor == 1:
+        return None
+    return block.finding(
+        "dynamic-factor",
+        "note",
+        f"dynamic with factor {factor:g} stretches by {factor:g} * ratio - {factor - 1:g}: at twice the trained "
+        f"length by {factor + 1:g}, where the paper's formula gives 2.",
+        "Factor 1 is the paper's dynamic NTK.",
+    )
+
+
+def dynamic_cache(block: Block) -> Finding | None:
+    """transformers' dynamic NTK leaves old keys under old frequencies."""
+    if block.rope_type != "dynamic" or "alpha" in block.written:
+        return None
+    return block.finding(
+        "dynamic-cache",
+        "warning",
+        "While text grows, transformers' dynamic NTK keeps cached keys under their old frequencies, and one long "
+        "row of a batch changes every other row (huggingface/transformers#25104).",
+        "Fix the length: ropewalk's caches hold one seq_len; elsewhere use a static theta for the length served.",
+    )
+
+
+def attention_factor(block: Block) -> Finding | None:
+    """An attention_factor that departs from the rule's own, or is not a float."""
+    given, factor = block.number("attention_factor"), block.number("factor")
+    if block.rope_type not in ("yarn", "longrope") or given is None:
+        return None
+    original, longest = block.number("original_max_position_embeddings"), block.number("max_position_embeddings")
+    if factor is None and original and longest:
+        factor = longest / original
+    usual = None
+    if factor is not None and block.rope_type == "yarn":
+        usual = yarn_mscale(factor, 1.0)
+    elif factor is not None and original and original > 1:
+        usual = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
+    if usual is not None and not math.isclose(given, usual, rel_tol=1e-3):
+        return block.finding(
+            "attention-factor",
+            "note",
+            f"`attention_factor` is {given:g}; {block.rope_type}'s own for factor {factor:g} is {usual:.4f}. It "
+            "multiplies queries and keys, so logits by its square.",
+            "It belongs to the model: keep it." if block.is_trained else "Right if the checkpoint was tuned with it.",
+        )
+    if isinstance(block.written.get("attention_factor"), int):
+        return block.finding(
+            "attention-factor",
+            "note",
+            "`attention_factor` is written as an integer: transformers warns, and computes the same.",
+            f"{given:.1f} is read without a warning.",
+        )
+    return None
+
+
+def mscale_one_sided(block: Block) -> Finding | None:
+    """Only one of mscale and mscale_all_dim counts for nothing."""
+    one, other = block.number("mscale"), block.number("mscale_all_dim")
+    if block.rope_type != "yarn" or bool(one) == bool(other):
+        return None
+    present = "mscale" if one else "mscale_all_dim"
+    return block.finding(
+        "mscale-one-sided",
+        "warning",
+        f"Only `{present}` is set (the other is absent or 0): transformers then ignores it for cos and sin and "
+        "takes 0.1 ln(factor) + 1.",
+        "Set both, or neither.",
+    )
+
+
+def softmax_mscale(block: Block) -> Finding | None:
+    """DeepSeek's second mscale lives in the softmax, where no table shows it."""
+    all_dim, factor = block.number("mscale_all_dim"), block.number("factor")
+    if block.rope_type != "yarn" or not all_dim or factor is None:
+        return None
+    if block.model_type not in SOFTMAX_MSCALE_FAMILIES:
+        return None
+    extra = yarn_mscale(factor, all_dim) ** 2
+    return block.finding(
+        "softmax-mscale",
+        "note",
+        f"{block.model_type} also multiplies its softmax scale by {extra:.3f} (mscale_all_dim {all_dim:g} at factor "
+        f"{factor:g}); cos and sin do not show it.",
+        "A port must apply it to the softmax: equal tables do not prove equal attention.",
+    )
+
+
+def longrope_switch(block: Block) -> Finding | None:
+    """Frequencies change at the switch; cached keys do not."""
+    short, long = block.written.get("short_factor"), block.written.get("long_factor")
+    if block.rope_type not in ("longrope", "su") or short == long:
+        return None
+    original = block.number("original_max_position_embeddings")
+    where = f"{original:,.0f} tokens" if original else "the trained length"
+    said = (
+        f"Beyond {where} long_factor replaces short_factor: keys and values cached before are then stale "
+        "(huggingface/transformers#33129)"
+    )
+    if block.model_type in RESETS_ITS_CACHE:
+        return block.finding(
+            "longrope-switch",
+            "note",
+            f"{said}; this family's `generate` in transformers starts its cache again there.",
+            "A loop of your own must recompute the cache at the switch (ropewalk's generate does).",
+        )
+    return block.finding(
+        "longrope-switch",
+        "warning",
+        f"{said}, and nothing in transformers starts the cache of {block.model_type or 'this model'} again.",
+        "Recompute the cache at the switch (ropewalk's generate does), or fix seq_len from the start.",
+    )
+
+
+def longrope_mscales(block: Block) -> Finding | None:
+    """PhiMoE's mscales."""
+    if block.number("short_mscale") is None and block.number("long_mscale") is None:
+        return None
+    return block.finding(
+        "longrope-mscales",
+        "note",
+        "`short_mscale` and `long_mscale`: transformers' PhiMoE applies long_mscale beyond the trained length but "
+        "keeps the short frequencies there.",
+        "ropewalk switches both together, as the checkpoint's own code does: expect a difference beyond it.",
+    )
+
+
+BFLOAT16_ROUNDING = 2.0**-9
+
+
+def partial_attention_factor(block: Block) -> Finding | None:
+    """YaRN's temperature reaches only the rotated features."""
+    rope = block.rope
+    if rope is None or rope.scaling is None or rope.scaling.rope_type != "yarn" or 2 * rope.pairs == rope.head_dim:
+        return None
+    if math.isclose(rope.scaling.attention_factor_at(None, None), 1.0):
+        return None
+    return block.finding(
+        "partial-attention-factor",
+        "note",
+        f"The attention factor multiplies only the {2 * rope.pairs} rotated features of {rope.head_dim}: the "
+        "temperature is not uniform over a logit.",
+        "The model was trained so: a port must do the same."
+        if block.is_trained
+        else "Right if the checkpoint was tuned so; untuned, measure attention_factor 1 beside it.",
+    )
+
+
+def yarn_variants(block: Block) -> Finding | None:
+    """The paper's ramp and the code's ramp are different formulas."""
+    rope = block.rope
+    if rope is None or rope.scaling is None or rope.scaling.rope_type != "yarn":
+        return None
+    code, _ = text_frequencies(rope, block.target)
+    paper, _ = text_frequencies(dataclasses.replace(rope, scaling=rope.scaling.as_published()), block.target)
+    apart = float(np.exp(np.abs(np.log(code / paper)).max()))
+    if apart < 1.01:
+        return None
+    return block.finding(
+        "yarn-variants",
+        "note",
+        f"The paper's YaRN and the code in use differ by up to {apart:.1f}x in frequency here (another ramp).",
+        'Checkpoints are read with the code\'s formula; YaRN(variant="paper") is the other.',
+    )
+
+
+def low_precision_cast(block: Block) -> Finding | None:
+    """A half-precision checkpoint invites model.to(bfloat16), which rounds inv_freq in transformers."""
+    dtype = str(block.config.get("dtype", block.config.get("torch_dtype", ""))).removeprefix("torch.")
+    if block.rope is None or dtype not in ("bfloat16", "float16"):
+        return None
+    trained = block.rope.trained_length or 8192
+    exact, _ = text_frequencies(block.rope, trained)
+    bits = 8 if dtype == "bfloat16" else 11
+    mantissa, exponent = np.frexp(exact)
+    cast = np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
+    positions = np.arange(max(0, trained - 1024), trained, dtype=np.float64)
+    error = float(np.abs(np.cos(np.outer(positions, cast)) - np.cos(np.outer(positions, exact))).max())
+    return block.finding(
+        "low-precision-cast",
+        "note",
+        f"The checkpoint is {dtype}: in transformers, `model.to({dtype})` also rounds inv_freq, and cos is then off "
+        f"by up to {error:.2g} near position {trained:,}.",
+        f"Load with from_pretrained(dtype={dtype}), which keeps float32 frequencies. ropewalk has no such buffer.",
+    )
+
+
+def float32_angles(block: Block) -> Finding | None:
+    """float32 angles err more at the target than rounding the table to bfloat16 does."""
+    if block.rope is None:
+        return None
+    frequencies, _ = text_frequencies(block.rope, block.target)
+    error = float32_cos_error(frequencies, block.target)
+    if error <= BFLOAT16_ROUNDING:
+        return None
+    return block.finding(
+        "float32-angles",
+        "note",
+        f"At {block.target:,} tokens, angles formed in float32 (as transformers does) put cos off by {error:.1e}: "
+        "more than rounding the table to bfloat16 costs (2.0e-03).",
+        "Form angles in float64 before cos and sin, as ropewalk does.",
+    )
+
+
+def theta_small(block: Block) -> Finding | None:
+    """theta is so small for the trained length that a lost key is likely: where the base bound's assumptions hold."""
+    rope = block.rope
+    if rope is None or rope.trained_length is None:
+        return None
+    trained, known = rope.trained_length, rope.as_trained()
+    frequencies, _ = text_frequencies(known, trained)
+    found = reach(frequencies, trained)
+    share = 16 if block.theta_is_written else 4
+    if found is None or share * found >= trained or why_no_bound(known, frequencies, block.layers) is not None:
+        return None
+    said = (
+        f"for a trained length of {trained:,}: by a heuristic (Men et al. 2024) it carries {found:,} tokens, less than "
+        f"1/{share} of it."
+    )
+    if block.theta_is_written:
+        return block.finding(
+            "theta-small",
+            "note",
+            f"theta {rope.theta:,.0f} is unusually small {said}",
+            "Right if the model was trained with it; a converter that lost the key looks the same.",
+        )
+    return block.finding(
+        "theta-small",
+        "warning",
+        f"No `rope_theta` is written, and the class's default of {rope.theta:,.0f} is small {said}",
+        "The key may be lost: compare with the original config.json.",
+    )
+
+
+TRAPS_OF_FREQUENCIES: tuple[Trap, ...] = (
+    partial_attention_factor,
+    yarn_variants,
+    low_precision_cast,
+    float32_angles,
+    theta_small,
+)
 
 
 def old_spelling(block: Block) -> Finding | None:
@@ -149,25 +507,59 @@ def local_layers_scaled(block: Block) -> Finding | None:
     )
 
 
-TRAPS: tuple[Trap, ...] = (
-    traps_of_lengths.original_missing,
-    traps_of_lengths.factor_against_lengths,
-    traps_of_lengths.stated_length,
+TRAPS_OF_KEYS: tuple[Trap, ...] = (
+    original_missing,
+    factor_against_lengths,
+    stated_length,
     both_blocks,
     old_spelling,
     renamed_type,
     theta_missing,
-    traps_of_lengths.original_overridden,
+    original_overridden,
     truncate_nested,
-    traps_of_rules.dynamic_factor,
-    traps_of_rules.dynamic_cache,
-    traps_of_lengths.dynamic_original,
-    traps_of_rules.attention_factor,
-    traps_of_rules.mscale_one_sided,
-    traps_of_rules.softmax_mscale,
-    traps_of_rules.longrope_switch,
-    traps_of_rules.longrope_mscales,
+    dynamic_factor,
+    dynamic_cache,
+    dynamic_original,
+    attention_factor,
+    mscale_one_sided,
+    softmax_mscale,
+    longrope_switch,
+    longrope_mscales,
     partial_ignored,
     head_dim_null,
     local_layers_scaled,
 )
+
+
+TRAPS = (*TRAPS_OF_KEYS, *TRAPS_OF_FREQUENCIES)
+
+
+def lint(
+    config: Mapping[str, Any],
+    *,
+    ropes: Mapping[str | None, RopeConfig] | None = None,
+    layers: Mapping[str | None, Layers] | None = None,
+    target: int = 32_768,
+) -> list[Finding]:
+    """Look for the known traps in a Hugging Face config, most severe first.
+
+    **Arguments:**
+    - `config`: the raw dict of a config.json; a nested `text_config` is followed.
+    - `ropes`: the RopeConfig of each layer type (None for a config with one rope), where it is known: traps
+      about frequencies need it. `layers`: what the layers of each see; default everything, by the rotation alone.
+    - `target`: the length wanted, in tokens.
+
+    >>> found = lint({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 10000.0})
+    >>> [finding.code for finding in found]
+    ['old-spelling']
+    """
+    known, around = ropes or {}, layers or {}
+    findings: list[Finding] = []
+    for block in blocks(config):
+        label = block.layer_type if block.layer_type in known else None
+        if label not in known and not block.nested:  # one block, several ropes: the full layers' reach furthest
+            label = "full_attention" if "full_attention" in known else next(iter(known), None)
+        ready = dataclasses.replace(block, rope=known.get(label), layers=around.get(label, Layers()), target=target)
+        findings += [found for trap in TRAPS if (found := trap(ready)) is not None]
+    unique = list(dict.fromkeys(findings))
+    return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ropewalk.backends import cpu, reference, triton
 from ropewalk.backends.request import Backend, LinearBackend
-from ropewalk.eager import PLAIN
+from ropewalk.dispatch import PLAIN
 from ropewalk.errors import RopeError, describe
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))

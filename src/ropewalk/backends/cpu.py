@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk import compiled
+from ropewalk import dispatch as compiled
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Norm, Store, Turn
-from ropewalk.compiled import new_like
-from ropewalk.eager import PLAIN, reasons_for_mathematics
+from ropewalk.dispatch import PLAIN, new_like, reasons_for_mathematics
 from ropewalk.rope.tables import phase_tables
 
 name = "cpu"

@@ -69,8 +69,8 @@ class Store(NamedTuple):
     >>> buffers = torch.zeros(2, 1, 2, 16, 4)  # keys and values of one row: two heads, room for 16 tokens
     >>> q, k, v, weight = torch.randn(1, 1, 8, 4), torch.randn(1, 1, 2, 4), torch.ones(1, 1, 2, 4), torch.ones(4)
     >>> cos, sin = torch.ones(1, 2), torch.zeros(1, 2)
-    >>> store = rw.Store(buffers[0], buffers[1], v, torch.tensor([[5]]))  # the sixth token
-    >>> q, keys = rw.qk_norm_rotate(q, k, weight, weight, cos, sin, interleaved=False, store=store)
+    >>> store = rw.fused.Store(buffers[0], buffers[1], v, torch.tensor([[5]]))  # the sixth token
+    >>> q, keys = rw.fused.qk_norm_rotate(q, k, weight, weight, cos, sin, interleaved=False, store=store)
     >>> buffers[1, 0, 0, :, 0].tolist()
     [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.backends.request import AttentionRegion, AttentionRequest, Norm, Store, Turn
-from ropewalk.eager import reasons_for_mathematics
+from ropewalk.dispatch import reasons_for_mathematics
 
 name = "triton"
 kernels = True

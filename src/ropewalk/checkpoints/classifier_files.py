@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from ropewalk.atomic_io import read_json, whole_folder, write_json
+from ropewalk.checkpoints.decoder_config import config_from_native, config_to_native
 from ropewalk.checkpoints.hugging_face import stored_tensors
 from ropewalk.checkpoints.materialize import fill
-from ropewalk.checkpoints.ropewalk_config import config_from_native, config_to_native
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.classifier import SHARED, TextClassifier, TextClassifierConfig
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 
 CLASSIFIER, ON_CHECKPOINT = "ropewalk-classifier", "ropewalk-checkpoint-classifier"

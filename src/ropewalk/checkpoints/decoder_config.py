@@ -1,20 +1,110 @@
-"""Hugging Face configs of the decoder families, read as transformers 5.23 reads them, and written back.
-
-Which families there are, and what their classes assume, is in `ropewalk.families`. A decoder of another shape is
-written in ropewalk's own form.
-"""
+"""config.json of decoders: Hugging Face's families as transformers 5.23 reads them, and ropewalk's own format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from ropewalk.checkpoints.ropewalk_config import NATIVE, config_from_native, config_to_native
+from ropewalk.attention.extensions import Extension
+from ropewalk.encodings import ENCODINGS, EncodingConfig
 from ropewalk.errors import RopeError
-from ropewalk.families import DECODERS, FAMILIES, DecoderShape
+from ropewalk.families import DECODERS, FAMILIES, DecoderShape, Trained
 from ropewalk.models.config import DecoderConfig
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.scaling import rule_from_dict
+
+NATIVE = "ropewalk"
+_OF_THEIR_OWN = {"rope", "sliding_window", "encoding", "extension"}
+
+
+def config_to_native(config: DecoderConfig) -> dict[str, Any]:
+    """The dict that `config_from_native` reads back as the same config."""
+    plain = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _OF_THEIR_OWN}
+    distinct = list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
+    return {
+        "architectures": ["RopewalkDecoder"],
+        "model_type": NATIVE,
+        **plain,
+        "sliding_windows": list(config.sliding_windows),
+        "ropes": [_rope_to_dict(rope) for rope in distinct],
+        "rope_of_layer": [None if rope is None else distinct.index(rope) for rope in config.ropes],
+        "encoding": _encoding_to_dict(config.encoding),
+        "extensions": [
+            None if one is None else {"name": type(one).__name__, **asdict(one)}
+            for one in (config.extensions if any(config.extensions) else ())
+        ],
+    }
+
+
+def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
+    """A DecoderConfig from ropewalk's own form; `where` names it in errors."""
+    named = {f.name for f in fields(DecoderConfig)} - _OF_THEIR_OWN
+    try:
+        distinct = [_rope_from_dict(rope) for rope in config["ropes"]]
+        ropes = tuple(None if number is None else distinct[number] for number in config["rope_of_layer"])
+        windows = tuple(config["sliding_windows"])
+        extensions = tuple(_extension_from_dict(one) for one in config.get("extensions") or ()) or (None,)
+        return DecoderConfig(
+            **{name: value for name, value in config.items() if name in named},
+            rope=ropes[0] if ropes and len(set(ropes)) == 1 else ropes,
+            sliding_window=windows[0] if windows and len(set(windows)) == 1 else windows,
+            encoding=_encoding_from_dict(config.get("encoding")),
+            extension=extensions[0] if len(set(extensions)) == 1 else extensions,
+        )
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RopeError(
+            "load: a config of model_type ropewalk is damaged.",
+            facts={"file": where, "error": f"{type(error).__name__}: {error}"},
+            cure="Write it with ropewalk.save.",
+        ) from error
+
+
+def _encoding_to_dict(encoding: str | EncodingConfig | None) -> dict[str, Any] | None:
+    """An encoding's name and its fields; None for a rope, or for no position at all."""
+    if not isinstance(encoding, EncodingConfig):
+        return None
+    plain = {f.name: getattr(encoding, f.name) for f in fields(encoding)}
+    if isinstance(plain.get("rope"), RopeConfig):
+        plain["rope"] = _rope_to_dict(plain["rope"])
+    return {"name": encoding.name, **plain}
+
+
+def _encoding_from_dict(content: Mapping[str, Any] | None) -> EncodingConfig | None:
+    """The reverse of `_encoding_to_dict`; an unknown name or field raises KeyError or TypeError."""
+    if content is None:
+        return None
+    values = {name: value for name, value in content.items() if name != "name"}
+    if values.get("rope") is not None:
+        values["rope"] = _rope_from_dict(values["rope"])
+    return ENCODINGS[content["name"]](**values)
+
+
+def _extension_from_dict(content: Mapping[str, Any] | None) -> Extension | None:
+    """An extension from its class's name and its fields."""
+    if content is None:
+        return None
+    return Extension.registry[content["name"]](**{name: value for name, value in content.items() if name != "name"})
+
+
+def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:
+    """A RopeConfig by its fields, its rule with its class name."""
+    plain = {f.name: getattr(rope, f.name) for f in fields(rope) if f.name != "trained"}
+    if rope.scaling is not None:
+        plain["scaling"] = rope.scaling.to_dict()
+    return plain if rope.trained is None else {**plain, "trained": asdict(rope.trained)}
+
+
+def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
+    """The reverse of `_rope_to_dict`; an unknown field or rule raises TypeError or KeyError."""
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
+    rule: Mapping[str, Any] | None = content.get("scaling")
+    if rule is not None:
+        values["scaling"] = rule_from_dict(rule)
+    if content.get("trained") is not None:
+        values["trained"] = Trained(**content["trained"])
+    return RopeConfig(**values)
+
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _MOST_LAYERS = 100_000

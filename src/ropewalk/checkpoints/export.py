@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json, write_json
-from ropewalk.checkpoints.decoder_config import config_to_hf, half_split_rope
+from ropewalk.checkpoints.decoder_config import NATIVE, config_to_hf, config_to_native, half_split_rope
 from ropewalk.checkpoints.hugging_face import hugging_face_form
 from ropewalk.checkpoints.load import read_config
-from ropewalk.checkpoints.ropewalk_config import NATIVE, config_to_native
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS
 from ropewalk.methods import METHODS, Reach, longrope_block
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropewalk.checkpoints.widen import forget_pages
+from ropewalk.checkpoints.materialize import forget_pages
 from ropewalk.errors import RopeError
 from ropewalk.optional import need
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropewalk.checkpoints.export import HubRope, compared_lengths, read_block, same_rope
-from ropewalk.checkpoints.gguf_rope import rope_parameters
+from ropewalk.checkpoints.gguf import rope_parameters
 from ropewalk.checkpoints.gguf_writer import GGUFRope
 from ropewalk.errors import RopeError
 from ropewalk.methods import Reach

@@ -20,7 +20,7 @@ from ropewalk.atomic_io import whole_file
 from ropewalk.checkpoints.decoder_config import config_to_hf, half_split
 from ropewalk.checkpoints.gguf import INNER, OUTER, PERMUTED, ROPE_TENSORS
 from ropewalk.checkpoints.gguf_file import GGUFFile, TypedValue
-from ropewalk.checkpoints.gguf_vocabulary import vocabulary_metadata
+from ropewalk.checkpoints.gguf_tokenizer import vocabulary_metadata
 from ropewalk.checkpoints.hugging_face import hugging_face_form
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig

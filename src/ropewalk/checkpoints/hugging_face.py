@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json, whole_folder, write_json
-from ropewalk.checkpoints.decoder_config import config_to_hf, half_split
-from ropewalk.checkpoints.materialize import Stored, materialize
-from ropewalk.checkpoints.ropewalk_config import NATIVE
+from ropewalk.checkpoints.decoder_config import NATIVE, config_to_hf, half_split
+from ropewalk.checkpoints.materialize import Stored, Widened, materialize
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.checkpoints.widen import Widened
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.rope.pairing import convert_pairing
 

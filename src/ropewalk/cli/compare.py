@@ -103,8 +103,8 @@ def _tables(console: Console, title: str, rows: Sequence[Row], *, rise: bool) ->
 def _draw(record: Path, path: Path) -> list[Path]:
     """The two figures of a record, each as it is named or as .png and .svg; returns what was written."""
     from ropewalk.atomic_io import write_whole
+    from ropewalk.figures.gallery import draw
     from ropewalk.figures.style import render
-    from ropewalk.gallery import draw
 
     written = []
     for name, place in (

@@ -17,7 +17,7 @@ from ropewalk.diagnosis.settings import DoctorSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ropewalk.diagnosis.diagnosis import Diagnosis
+    from ropewalk.diagnosis.document import Diagnosis
     from ropewalk.measure.answers import RetrievalMeasurement
 
 _COLORS = {"extend": "green", "keep": "green", "cut": "yellow", "undecided": "yellow", "unfit": "red"}
@@ -38,8 +38,8 @@ def doctor(
     from rich.console import Console
 
     from ropewalk.atomic_io import check_writable
-    from ropewalk.diagnosis.doctor_run import RunInterrupted
     from ropewalk.diagnosis.prepare import prepare
+    from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
     from ropewalk.readers.sharded import sharing_windows
     from ropewalk.report.write import RECORD, check_folder, write_report
@@ -95,8 +95,8 @@ def print_verdict(console: Console, found: Diagnosis) -> None:
     """Print the verdict's first sentence, its reasons, and the lengths."""
     from rich.text import Text
 
-    from ropewalk.diagnosis.standings import used_in_words
-    from ropewalk.report.verdict import headline, reaches
+    from ropewalk.diagnosis.rules import used_in_words
+    from ropewalk.report.write import headline, reaches
 
     verdict, protocol = found.verdict, found.measurement.protocol
     first, others = headline(verdict.sentence)
@@ -116,7 +116,7 @@ def print_table(console: Console, found: Diagnosis) -> None:
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked
-    from ropewalk.diagnosis.standings import standing_rows
+    from ropewalk.diagnosis.rules import standing_rows
 
     protocol = found.measurement.protocol
     heads, rows = standing_rows(found.measurement, found.use)

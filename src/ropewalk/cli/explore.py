@@ -28,7 +28,7 @@ def explore(
     For example: ropewalk explore doctor-report/report.json
     """
     from ropewalk.atomic_io import check_writable, write_whole
-    from ropewalk.explorer.open import page_of, show
+    from ropewalk.report.explorer import page_of, show
 
     if out is not None:
         check_writable(out)

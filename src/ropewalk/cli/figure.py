@@ -10,7 +10,7 @@ import typer
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
-    from ropewalk.gallery import Entry
+    from ropewalk.figures.entry import Entry
 
 
 def figure(
@@ -34,8 +34,8 @@ def figure(
 
     For example: ropewalk figure clocks --set head_dim=128 theta=500000 --out clocks.svg
     """
-    from ropewalk.gallery import ENTRIES
-    from ropewalk.gallery.entry import known
+    from ropewalk.figures.entry import known
+    from ropewalk.figures.gallery import ENTRIES
 
     words = [word for word in (name, *(more or ())) if word is not None]
     names = [word for word in words if "=" not in word]
@@ -75,7 +75,7 @@ def _check_ending(out: Path | None) -> None:
 
 def _list(entry: Entry | None) -> None:
     """One line for each figure; or for each setting of one."""
-    from ropewalk.gallery import ENTRIES
+    from ropewalk.figures.gallery import ENTRIES
 
     if entry is None:
         ready = [one for one in ENTRIES.values() if one.ready()]
@@ -90,7 +90,7 @@ def _list(entry: Entry | None) -> None:
 
 def _draw(work: list[tuple[Entry, dict[str, object], Path]]) -> None:
     """Each figure computed and written; every place is checked before any work."""
-    from ropewalk.gallery.write import targets, write
+    from ropewalk.figures.gallery import targets, write
     from ropewalk.progress import ProgressBar
 
     places = [targets(path) for _, _, path in work]

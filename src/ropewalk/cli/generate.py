@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ropewalk.models.tokens import Tokenizer
+    from ropewalk.models.prompts import Tokenizer
 
 
 _DTYPES = f"{', '.join(DTYPES)}; auto is bfloat16 where that is fast"

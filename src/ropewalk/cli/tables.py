@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.audit.audit import Audit
+from ropewalk.audit.audit import Audit, audit_sentences
 from ropewalk.audit.findings import Finding
-from ropewalk.audit.sentences import audit_sentences
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -59,7 +59,7 @@ def verify(
     from rich.console import Console
 
     from ropewalk.atomic_io import check_writable, write_json, write_whole
-    from ropewalk.figures.verification import figure_kind
+    from ropewalk.figures.results import figure_kind
     from ropewalk.verification.verify import verify as run
 
     if json_file is not None:
@@ -84,8 +84,8 @@ def verify(
     if json_file is not None:
         write_json(json_file, document, indent=1)
     if figure is not None:
+        from ropewalk.figures.results import misfits
         from ropewalk.figures.style import render
-        from ropewalk.figures.verification import misfits
 
         write_whole(figure, render(misfits(document), figure_kind(figure)))
     raise typer.Exit(found.exit_status)

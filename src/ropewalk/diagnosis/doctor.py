@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.diagnosis.diagnosis import Diagnosis
+from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.prepare import prepare, with_tokenizer
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource
 from ropewalk.progress import Progress
-from ropewalk.readers.defaults import CHUNK
+from ropewalk.readers import CHUNK
 from ropewalk.readers.sharded import sharing_windows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.diagnosis.settings import DTYPES
 from ropewalk.errors import RopeError
 from ropewalk.models.precision import chosen_dtype
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader

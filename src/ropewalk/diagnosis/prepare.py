@@ -12,8 +12,7 @@ import torch
 
 from ropewalk.audit.sources import Source, read_source, source_of
 from ropewalk.builtin.texts import read_text
-from ropewalk.diagnosis.conclude import doctor_command
-from ropewalk.diagnosis.doctor_run import DoctorRun
+from ropewalk.diagnosis.run import DoctorRun, doctor_command
 from ropewalk.diagnosis.settings import ALL, DoctorSettings, TextSource, refuse_ignored
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
@@ -28,7 +27,7 @@ from ropewalk.measure.retrieval import RetrievalRun, fitting_tasks
 from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.methods import METHODS, unsettled
 from ropewalk.models.precision import chosen_dtype
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress, shown
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropewalk.errors import RopeError
-from ropewalk.measure.choices import DEFAULT_TASKS, SAMPLES, TASKS
-from ropewalk.readers.defaults import CHUNK
+from ropewalk.measure import DEFAULT_TASKS, SAMPLES, TASKS
+from ropewalk.readers import CHUNK
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"

@@ -1,11 +1,13 @@
-"""A verdict in words, made from its decision and its comparisons and from nothing else."""
+"""The verdict in words, and the next run that would decide."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 
-from ropewalk.diagnosis.evidence import (
+from ropewalk.diagnosis.rules import (
     BEATS_CROP,
     BEATS_CROP_BY_MARGIN,
     COSTS_LITTLE,
@@ -14,13 +16,119 @@ from ropewalk.diagnosis.evidence import (
     NEAR,
     NEAR_CROP,
     PREDICTS,
+    Decision,
     Evidence,
+    Use,
+    affordable_methods,
+    apply_rules,
+    awaits_use,
+    every_comparison,
+    open_comparisons,
+    shows_use,
 )
-from ropewalk.diagnosis.next_run import RunFacts
-from ropewalk.diagnosis.rules import Decision, Use, affordable_methods, apply_rules, awaits_use, shows_use
-from ropewalk.diagnosis.verdict import Comparison, NextRun
-from ropewalk.measure.losses import CROP, PLAIN
+from ropewalk.diagnosis.verdict import Comparison, NextRun, Verdict
+from ropewalk.measure.estimate import duration
+from ropewalk.measure.losses import CROP, PLAIN, WindowLosses
 from ropewalk.statistics import signed
+
+FIRST_WINDOWS = 8  # from one window, which shows no variance
+MOST_WINDOWS = 1_000
+
+
+def plain_command(windows: int) -> str:
+    """The command of a run that is all defaults but for its windows."""
+    return f"ropewalk doctor --windows {windows}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a verdict says of the run that it comes from.
+
+    - `texts`: their names. `room`: how many windows the shortest text holds; None where that is not known.
+    - `seconds`: of all its windows together; None where they were not timed.
+    - `command`: what measures the same with another number of windows of each text.
+    """
+
+    texts: tuple[str, ...] = ("this text",)
+    room: int | None = None
+    seconds: float | None = None
+    command: Callable[[int], str] = plain_command
+
+
+def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts) -> NextRun | None:
+    """The run that would settle all of these comparisons; None where no number of windows would."""
+    texts = evidence.losses.texts
+    if evidence.losses.windows == 1:
+        windows = FIRST_WINDOWS
+        purpose = f"Measure {windows} windows: intervals need several."
+    else:
+        counts = [evidence.windows_for(comparison, most=MOST_WINDOWS) for comparison in undecided]
+        if not counts or None in counts:
+            return None
+        needed = max(count for count in counts if count is not None)
+        windows = math.ceil(needed / texts)
+        each = "" if texts == 1 else f" of each of the {texts} texts"
+        more = windows - evidence.losses.windows // texts
+        purpose = f"About {windows} windows{each} ({more} more) would settle it, if they vary as these do."
+    fitting = windows if run.room is None else min(windows, run.room)
+    if fitting < windows:
+        others = math.ceil(windows * texts / max(1, fitting)) - texts
+        purpose += f" {_holds(run)} for this length: give {others} more text{'s' if others > 1 else ''} with --text."
+    seconds = None if run.seconds is None else run.seconds / evidence.losses.windows * windows * texts
+    time = "" if seconds is None else f" That takes about {duration(seconds)} here."
+    return NextRun(windows=windows, seconds=seconds, command=run.command(fitting), sentence=purpose + time)
+
+
+def _holds(run: RunFacts) -> str:
+    """How many windows there are, in words."""
+    which = run.texts[0] if len(run.texts) == 1 else "The shortest text"
+    return f"{which} holds {run.room} window{'' if run.room == 1 else 's'}"
+
+
+def next_step(
+    verdict: Verdict,
+    model: str,
+    target: int,
+    *,
+    trained_length: int | None = None,
+    record: str | None = None,
+    library: str = "ropewalk",
+) -> str | None:
+    """What to type next; None where there is nothing to run.
+
+    - `model`: as a command names it. `trained_length`: where it had to be given.
+    - `record`: the doctor's, as a file; method and lengths are taken from it. `library`: what computed the model: a
+      method that no config can say goes into a live model of another library by `rw.attach`, in Python.
+
+    >>> next_step(Verdict(action="extend", method="ntk", config={}), "tiny", 1024)
+    'ropewalk extend apply tiny --method ntk --target 1024 --out tiny-1024'
+    """
+    if verdict.action == "undecided":
+        return None if verdict.next is None else verdict.next.command
+    if verdict.action == "unfit":
+        return shlex.join(["ropewalk", "doctor", model, "--text", "FILE"])
+    if verdict.action != "extend" or verdict.method is None:
+        return None
+    if verdict.config is None and library != "ropewalk":
+        return attach_call(verdict.method, target, trained_length)
+    chosen = ["--method", verdict.method, "--target", str(target)]
+    chosen += [] if trained_length is None else ["--trained-length", str(trained_length)]
+    if record is not None:
+        chosen = ["--from", record]
+    native = [] if verdict.config is not None else ["--native"]
+    out = f"{model.rstrip('/').removesuffix('.gguf')}-{target}"
+    return shlex.join(["ropewalk", "extend", "apply", model, *chosen, *native, "--out", out])
+
+
+def attach_call(method: str, target: int, trained_length: int | None = None) -> str:
+    """The call that puts a live model of transformers under a method.
+
+    >>> attach_call("dca", 1024)
+    'rw.attach(model, "dca", target=1024)'
+    """
+    stated = "" if trained_length is None else f", trained_length={trained_length}"
+    return f'rw.attach(model, "{method}", target={target}{stated})'
+
 
 QUESTIONS = {
     PREDICTS: "whether the model predicts this text better than token frequencies do",
@@ -169,3 +277,45 @@ def _mean(values: Sequence[float]) -> float:
 def _of(comparison: Comparison) -> str:
     """A difference with its interval."""
     return signed(comparison.difference, comparison.interval)
+
+
+def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = None) -> Verdict:
+    """What to do with a model, from its losses: the first action of these whose comparisons are settled in its favour.
+
+    1. "unfit": its loss within the trained length is not below that of token frequencies.
+    2. "keep": plain is shown to be no worse than crop by more than 0.02 nats per token, in each stretch up to the
+       target. Also where the target lies within the trained length.
+    3. "extend": a method is shown to lower the loss of plain; it is shown to lower that of crop, or to use far tokens
+       and to lose less than 0.05 to crop; and it costs at most 0.05 within by its mean and 0.10 by its interval's end.
+       Of several the lowest mean wins; nothing is chosen while one that is open lies lower by more than 0.05.
+    4. "cut": no method that is affordable lowers the loss of crop by more than 0.02, and the best is shown not to
+       use far tokens. If its use is unknown, the verdict is "undecided".
+    5. "undecided": `next` says what would settle it.
+
+    **Arguments:**
+    - `losses`: each method's, window by window; crop among them wherever anything lies beyond the trained length.
+    - `use`: what was measured of the use of far tokens; None: nothing. `run`: names and times for the sentences.
+
+    **Returns:** a `Verdict` without `config`. "Shown" is always said of an interval between windows, so that one window
+    gives "undecided" or "unfit". A loss within that lies below that of token frequencies, but is not shown to, is
+    "undecided".
+
+    >>> flat = [3.0, 3.1, 2.9, 3.0]
+    >>> decide(WindowLosses(trained=8, target=8, within={"plain": flat}, frequencies=[6.0, 6.0, 6.1, 6.1])).action
+    'keep'
+    """
+    evidence, run = Evidence(losses), run or RunFacts()
+    decision = apply_rules(evidence, use)
+    still_open = open_comparisons(evidence, use, decision)
+    settling = next_run(evidence, still_open, run) if still_open else None
+    said = sentence(decision, evidence, use, run, still_open)
+    judged, fit = decision.method or PLAIN, evidence.fit.result == "shown"
+    return Verdict(
+        action=decision.action,
+        method=decision.method,
+        reach_loss=evidence.reach(judged) if fit else None,
+        reach_use=None if use is None or not fit else use.reach(judged),
+        evidence=every_comparison(evidence, use),
+        next=settling,
+        sentence=with_next(said, still_open, settling),
+    )

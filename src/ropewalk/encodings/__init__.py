@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from ropewalk.encodings.alibi import ALiBi
+from ropewalk.encodings.absolute import LearnedAbsolute, NoPE, Sinusoidal
+from ropewalk.encodings.biases import FIRE, KERPLE, ALiBi, RelativeBias, T5Bias
 from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes
-from ropewalk.encodings.fire import FIRE
-from ropewalk.encodings.kerple import KERPLE
-from ropewalk.encodings.learned import LearnedAbsolute
-from ropewalk.encodings.none import NoPE
-from ropewalk.encodings.relative import RelativeBias
-from ropewalk.encodings.sinusoidal import Sinusoidal
-from ropewalk.encodings.t5 import T5Bias
-from ropewalk.encodings.transformer_xl import TransformerXL
-from ropewalk.encodings.xpos import XPos
+from ropewalk.encodings.relative import TransformerXL, XPos
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 

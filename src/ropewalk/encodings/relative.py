@@ -1,45 +1,153 @@
-"""A learned bias for each head and clipped distance: Shaw et al. 2018, arXiv:1803.02155, section 3.2, as a scalar."""
+"""Encodings inside the product of queries and keys: Transformer-XL's relative attention and xPos."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from ropewalk.encodings.encoding import DistanceBias, Encoding, EncodingConfig, Sizes, check_positive
+from ropewalk.encodings.absolute import sinusoidal_table
+from ropewalk.encodings.encoding import Encoding, EncodingConfig, Places, Sizes, check_positive
+from ropewalk.errors import RopeError
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.rotation.rotate import rotate
 
 
 @dataclass(frozen=True)
-class RelativeBias(EncodingConfig):
-    """Distances up to `max_distance` tokens each have a number per head and layer; all beyond share the last.
+class TransformerXL(EncodingConfig):
+    """u, v and the projection of R are learned for each layer. Costs a product of each query with each distance.
 
-    >>> import torch
-    >>> bias = RelativeBias(4).build(Sizes(8, 2, 4))
-    >>> bias.of_distance(torch.arange(9)).shape
-    torch.Size([2, 9])
+    >>> xl = TransformerXL().build(Sizes(8, 2, 4))
+    >>> xl.biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
+    torch.Size([1, 2, 3, 3])
     """
 
-    name: ClassVar[str] = "relative"
+    name: ClassVar[str] = "transformer_xl"
     shared: ClassVar[bool] = False
-    max_distance: int = 128
+    theta: float = 10_000.0
 
     def __post_init__(self) -> None:
-        check_positive("RelativeBias", max_distance=self.max_distance)
+        check_positive("TransformerXL", theta=self.theta)
 
     def build(self, sizes: Sizes) -> Encoding:
-        return _Clipped(self, sizes)
+        if sizes.hidden_size % 2:
+            raise RopeError(
+                "TransformerXL: `hidden_size` must be even: distances are sines and cosines of that many features.",
+                facts={"hidden_size": sizes.hidden_size},
+                cure="Choose an even hidden_size.",
+            )
+        return _Relative(self, sizes)
 
 
-class _Clipped(DistanceBias):
-    config: RelativeBias
+class _Relative(Encoding):
+    config: TransformerXL
+    adds_to_scores: ClassVar[bool] = True
+    by_slots: ClassVar[bool] = True
 
-    def __init__(self, config: RelativeBias, sizes: Sizes) -> None:
+    def __init__(self, config: TransformerXL, sizes: Sizes) -> None:
         super().__init__(config)
-        self.least = 0 if sizes.causal else -config.max_distance
-        self.bias = nn.Embedding(config.max_distance - self.least + 1, sizes.num_attention_heads)
+        self.hidden_size = sizes.hidden_size
+        self.r_proj = nn.Linear(sizes.hidden_size, sizes.num_attention_heads * sizes.head_dim, bias=False)
+        self.u = nn.Parameter(torch.empty(sizes.num_attention_heads, sizes.head_dim))
+        self.v = nn.Parameter(torch.empty(sizes.num_attention_heads, sizes.head_dim))
+        self.reset_parameters()
 
-    def of_distance(self, distance: Tensor) -> Tensor:
-        clipped = distance.clamp(self.least, self.config.max_distance) - self.least
-        bias: Tensor = self.bias(clipped)
-        return bias.movedim(-1, 0)
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.u.normal_(0.0, 0.02)
+            self.v.normal_(0.0, 0.02)
+
+    def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
+        """`q` `[batch, seq, heads, head_dim]`; each query meets each distance once, then each key picks its own."""
+        heads, head_dim = self.u.shape
+        distance = places.distance if places.distance.ndim == 3 else places.distance[None]
+        least, most = places.span()
+        table = places.memo(
+            ("sinusoidal", least, most, self.config.theta, q.dtype),
+            lambda: sinusoidal_table(
+                torch.arange(least, most + 1, device=q.device), self.hidden_size, self.config.theta
+            ).to(q.dtype),
+        )
+        r = self.r_proj(table).view(-1, heads, head_dim)
+        by_distance = torch.einsum("bshd,rhd->bhsr", q + self.v.to(q.dtype), r) / math.sqrt(head_dim)
+        chosen = (distance - least)[:, None].expand(q.shape[0], heads, -1, -1)
+        return q + self.u.to(q.dtype), by_distance.gather(-1, chosen)
+
+
+@dataclass(frozen=True)
+class XPos(EncodingConfig):
+    """For causal attention: later keys would grow.
+
+    - `rope`: how pairs turn (None: the head's default, half-split). `scale_base`: tokens. `gamma`: as published 0.4.
+    - `center`: the position whose scale is 1. Float32 and bfloat16 reach 35,000 tokens to either side of it, float16
+      4,000; positions beyond are refused.
+
+    >>> q, k = XPos().build(Sizes(8, 2, 4)).turned(*torch.ones(2, 1, 1, 2, 4), torch.tensor([512]))
+    >>> bool(q.norm() < 2 < k.norm())
+    True
+    """
+
+    name: ClassVar[str] = "xpos"
+    rope: RopeConfig | None = None
+    scale_base: float = 512.0
+    gamma: float = 0.4
+    center: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("XPos", scale_base=self.scale_base, gamma=self.gamma)
+
+    def build(self, sizes: Sizes) -> Encoding:
+        if not sizes.causal:
+            raise RopeError(
+                "XPos: it is for causal attention: scores of later keys would grow with their distance.",
+                cure="Use RoPE where queries see both ways.",
+            )
+        return _Scaled(self, sizes)
+
+
+class _Scaled(Encoding):
+    config: XPos
+
+    def __init__(self, config: XPos, sizes: Sizes) -> None:
+        super().__init__(config)
+        rope = config.rope or RopeConfig(sizes.head_dim, interleaved=False)
+        if rope.head_dim != sizes.head_dim or rope.num_axes != 1 or rope.needs_seq_len:
+            raise RopeError(
+                "XPos: `rope` must be for this head_dim, on one axis, with frequencies that do not depend on length.",
+                facts={"rope": rope, "head_dim": sizes.head_dim},
+                cure="Leave `rope` out, or give RopeConfig(head_dim, interleaved=...).",
+            )
+        self.rotary = RotaryEmbedding(rope)
+
+    def turned(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        cos, sin = self.rotary.cos_sin(position_ids, dtype=exact)
+        pairs = cos.shape[-1]
+        exponent = (position_ids - self.config.center).to(torch.float64) / self.config.scale_base
+        share = torch.arange(pairs, dtype=torch.float64, device=q.device) / pairs
+        log_zeta = ((share + self.config.gamma) / (1 + self.config.gamma)).log()
+        self._check_reach(position_ids, q.dtype)
+        scale = (exponent[..., None] * log_zeta).exp().to(exact)
+        return self._rotate(q, cos * scale, sin * scale), self._rotate(k, cos / scale, sin / scale)
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        rope = self.rotary.config
+        factor = self.rotary.attention_factor
+        return rotate(x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor)
+
+    def _check_reach(self, position_ids: Tensor, dtype: torch.dtype) -> None:
+        if torch.compiler.is_compiling() or position_ids.device.type != "cpu" or not position_ids.numel():
+            return
+        room = {torch.float64: 600.0, torch.float16: 9.7}.get(dtype, 87.0)  # nats between 1 and the least normal number
+        most = room * self.config.scale_base / math.log((1 + self.config.gamma) / self.config.gamma)
+        farthest = int((position_ids - self.config.center).abs().max())
+        if farthest > most:
+            raise RopeError(
+                "XPos: this position is so far from the centre that its scale leaves the numbers of the dtype.",
+                facts={"farthest": farthest, "reach": int(most), "dtype": dtype, "center": self.config.center},
+                cure="Put `center` in the middle of the context, or choose a larger `scale_base`.",
+            )

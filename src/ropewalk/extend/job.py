@@ -25,10 +25,10 @@ from ropewalk.extend.tuning import TuningRecipe
 from ropewalk.measure.plan import KIND, Plan, trained_length_of
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
 from ropewalk.models.precision import dtype_named
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress
 from ropewalk.readers.adapters import open_reader, reader_of
-from ropewalk.readers.environment import environment_of
+from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.training.run_folder import RUN, RunFolder
 from ropewalk.training.settings import on_machine

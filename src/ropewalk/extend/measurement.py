@@ -19,10 +19,10 @@ from ropewalk.atomic_io import finite
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
-from ropewalk.measure.loss_run import run
+from ropewalk.measure.losses import run
 from ropewalk.measure.plan import KIND, Plan, Protocol, fingerprint, plan, take_windows
 from ropewalk.methods import Reach
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import Reader
 from ropewalk.statistics import Interval, difference, over_windows

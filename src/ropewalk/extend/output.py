@@ -17,7 +17,7 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.extend.tunable import WritableLive
 from ropewalk.methods import Reach
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.readers.reader import Reader, TunableReader
 
 SHARD_BYTES = 5_000_000_000  # of one weight file, as transformers has had it

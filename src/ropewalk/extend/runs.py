@@ -26,7 +26,7 @@ from ropewalk.extend.tuning import TuningRecipe, check_tunable, tune_reader, tun
 from ropewalk.methods import METHODS
 from ropewalk.optional import need
 from ropewalk.progress import Progress, SilentProgress
-from ropewalk.readers.environment import environment_of
+from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import TunableReader
 from ropewalk.report.record import read_record, understood
 from ropewalk.training.events import Housekeeping, Report

@@ -15,8 +15,7 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.export import HubRope, hub_rope
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.hub import is_hub_name
-from ropewalk.checkpoints.sources import find
+from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.extend.engines import ENGINES, MULTIPLIES_LENGTH, NOT_MULTIPLIED, READS_GGUF, Caveat, caveats_of
 from ropewalk.extend.job import GIVEN
@@ -31,11 +30,10 @@ from ropewalk.methods import (
     settle,
     settled_by_length,
 )
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.report.record import method_of, read_record, understood
-from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.ropes import ropes_by_block
-from ropewalk.rope.windows import window_of_layer_type
+from ropewalk.rope.config import RopeConfig, ropes_by_block
+from ropewalk.rope.layer_types import window_of_layer_type
 from ropewalk.statistics import Interval, over_windows, signed
 
 LONGER = "longer.gguf"

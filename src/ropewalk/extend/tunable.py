@@ -28,12 +28,12 @@ from ropewalk.checkpoints.materialize import without_values
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import parts_of
 from ropewalk.methods import METHODS, Reach
+from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.positions import Positions
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.readers.transformers import TransformersReader
-from ropewalk.training.adapters import add_adapters, merge_adapters
+from ropewalk.training.checkpoint import add_adapters, merge_adapters
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss
 
@@ -281,7 +281,7 @@ class WritableLive(TransformersReader):
                 facts={"library": self.library},
                 cure="Leave --native out, with a method that config.json can express.",
             )
-        from ropewalk.readers.live.loading import quietly
+        from ropewalk.readers.loading import quietly
 
         rounded = self.to(dtype=dtype)
         with quietly():
@@ -307,7 +307,7 @@ class WritableLive(TransformersReader):
     @torch.inference_mode()
     def _check(self, folder: Path, length: int) -> None:
         """Raise `RopeError` unless transformers computes our logits from the folder, near both ends of `length`."""
-        from ropewalk.readers.live.loading import load_live
+        from ropewalk.readers.loading import load_live
 
         theirs, _ = load_live(folder, self.dtype, self.device)
         half = _CHECKED // 2

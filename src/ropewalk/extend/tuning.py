@@ -13,8 +13,8 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.extend.settings import TrainingSettings, check_at_least, setting
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.positions import Positions
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.config import Positions
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers.reader import TunableReader
 from ropewalk.training.checkpoint import read_trained, write_trained
 from ropewalk.training.data import Batch, RepeatSampler, SkipSampler, TokenStream, Windows, WindowSampler, word_tokens

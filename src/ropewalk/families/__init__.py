@@ -7,10 +7,8 @@ transformers 5.23 and measured there by `make parity`; for models whose code lie
 express it, the row says so. `trained` says which scalings the weights know, and to which length.
 """
 
-from ropewalk.families import by_layer_type, half_split, interleaved, multi_axis, own_code
-from ropewalk.families.family import Condition, DecoderShape, Family, FamilyTable
-from ropewalk.families.own_code import SOURCES
-from ropewalk.families.refused import NO_ROTATION, REFUSED
+from ropewalk.families.family import Condition, DecoderShape, Family
+from ropewalk.families.table import FAMILIES, NO_ROTATION, REFUSED, SOURCES
 from ropewalk.families.trained import Trained, trained_as
 
 __all__ = [
@@ -27,10 +25,6 @@ __all__ = [
     "trained_as",
 ]
 
-FAMILIES = FamilyTable()
-for _table in (half_split, by_layer_type, multi_axis, interleaved, own_code):
-    for _name, _family in _table.FAMILIES.items():
-        FAMILIES.add(_name, _family)
 DECODERS: dict[str, DecoderShape] = {name: row.decoder for name, row in FAMILIES.items() if row.decoder is not None}
 """The families that our decoder can express, in the order in which they are tried when one is written."""
 

@@ -1,1 +1,9 @@
-"""Measure a model on texts: losses by position, use of far tokens, and retrieval."""
+"""What a model measures on text: losses, use of far tokens, retrieval, with one job engine and one estimate."""
+
+from __future__ import annotations
+
+TASKS = ("numbers", "passkey")
+DEFAULT_TASKS = ("numbers",)
+HAYSTACKS = ("noise", "text")
+SAMPLES = 4
+"""Texts for each task and length."""

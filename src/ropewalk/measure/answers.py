@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from ropewalk.errors import RopeError
-from ropewalk.measure.choices import SAMPLES
+from ropewalk.measure import SAMPLES
 from ropewalk.statistics import Interval, share_of_clusters
 
 THRESHOLD = 0.856

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.measure.questions import passage, words_of
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 
 CUE = 4
 """First tokens of a block that are not scored: until they have been read, nothing says which block it is."""

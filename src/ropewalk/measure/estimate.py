@@ -337,7 +337,7 @@ def fit(
 
 
 def _rank(name: str) -> tuple[int, int]:
-    return METHODS[name].priority, METHODS[name].order
+    return METHODS[name].priority, list(METHODS).index(name)
 
 
 def _left_out(windows: int, count: int, methods: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:

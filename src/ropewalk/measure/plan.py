@@ -16,7 +16,7 @@ from ropewalk.ledger import Ledger
 from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.measure.engine import NOTHING, Job, Workload, due
 from ropewalk.methods import METHODS, ConfigForm, Reach, chosen_methods, unsettled
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import CHUNK, Reader
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of

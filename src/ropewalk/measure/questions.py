@@ -12,8 +12,8 @@ from random import Random
 from typing import NamedTuple
 
 from ropewalk.errors import RopeError
-from ropewalk.measure.choices import HAYSTACKS, TASKS
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.measure import HAYSTACKS, TASKS
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 
 """Cities, by which hidden numbers are named: none is a part of another, or a common word."""

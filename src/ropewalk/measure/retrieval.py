@@ -14,12 +14,12 @@ import torch
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.measure import DEFAULT_TASKS, SAMPLES, TASKS
 from ropewalk.measure.answers import Answer, Cell, RetrievalMeasurement, RetrievalProtocol, draws
-from ropewalk.measure.choices import DEFAULT_TASKS, SAMPLES, TASKS
 from ropewalk.measure.engine import Job, Workload, due, run_jobs
 from ropewalk.measure.plan import Plan
 from ropewalk.measure.questions import HiddenNumbers, QuestionSet, chat_frame, make_tasks
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import CHUNK, Advance, Reader

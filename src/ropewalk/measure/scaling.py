@@ -13,7 +13,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
-from ropewalk.measure.loss_run import run
+from ropewalk.measure.losses import run
 from ropewalk.measure.plan import KIND, Protocol, fingerprint, plan, take_windows
 from ropewalk.methods import settled, settled_by_length, unsettled
 from ropewalk.progress import Progress

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from ropewalk.methods.choose import chosen_methods, default_methods, named_methods
-from ropewalk.methods.config_form import ConfigForm, rope_parameters, ropes_of_names
 from ropewalk.methods.method import Look, Method
-from ropewalk.methods.reach import Reach
-from ropewalk.methods.registry import METHODS, method_named
-from ropewalk.methods.ropes import extended, longrope_block, main_rope, unscaled
-from ropewalk.methods.trained import (
+from ropewalk.methods.ropes import (
+    ConfigForm,
+    Reach,
+    extended,
     is_unsettled,
+    longrope_block,
+    main_rope,
+    rope_parameters,
+    ropes_of_names,
     settle,
     settled,
     settled_by_length,
     trained_length_of,
+    unscaled,
     unsettled,
 )
+from ropewalk.methods.table import METHODS, method_named
 
 __all__ = [
     "METHODS",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ropewalk.errors import RopeError
-from ropewalk.methods.reach import Reach
-from ropewalk.methods.registry import METHODS
-from ropewalk.models.positions import Positions
+from ropewalk.methods.ropes import Reach
+from ropewalk.methods.table import METHODS
+from ropewalk.models.config import Positions
 
 ALL = "all"
 

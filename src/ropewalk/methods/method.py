@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from ropewalk.attention.extensions import Extension
 from ropewalk.errors import RopeError
-from ropewalk.methods.reach import Reach
-from ropewalk.methods.ropes import extended, with_unscaled_tokens
-from ropewalk.models.positions import Positions
+from ropewalk.methods.ropes import Reach, extended, with_unscaled_tokens
+from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Scaling
 
@@ -35,7 +34,7 @@ class Method:
     Tables, reports, model cards, figures, the command line and the docs read this record and nothing else.
 
     What it does
-    - `name`: as on the command line. `order`: its place in tables; the earlier method wins a tie. `priority`: where
+    - `name`: as on the command line. The earlier method of the table wins a tie. `priority`: where
       time is short, methods of a low number are measured before others.
     - `scaling`: for a method of frequencies, its rule, made from the rope as it was trained. It acts on the frequencies
       of a scaling that the model was trained with, and replaces any other.
@@ -61,7 +60,6 @@ class Method:
     """
 
     name: str
-    order: int
     changes: str
     costs: str
     look: Look

@@ -1,17 +1,128 @@
-"""Single ropes before and after an extension."""
+"""The ropes of a model before and after an extension, and where its config states them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.methods.reach import Reach
+from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.scaling import LongRoPE, Scaling, Stacked
+from ropewalk.rope.values import as_whole
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The lengths of an extension, in tokens.
+
+    - `trained`: what the model was trained to, with the scaling that belongs to it. `target`: the length wanted.
+    - `unscaled_tokens`: so many first tokens keep their angles under methods that scale frequencies (LongRoPE's n-hat,
+      Ding et al. 2024, arXiv:2402.13753, section 3.2).
+
+    Raises `RopeError` for lengths that are not whole numbers of at least 1.
+
+    >>> Reach(8192, 32768).factor
+    4.0
+    """
+
+    trained: int
+    target: int
+    unscaled_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("trained", 1), ("target", 1), ("unscaled_tokens", 0)):
+            value = as_whole(getattr(self, name))
+            if value is None or value < least:
+                raise RopeError(
+                    f"Reach: `{name}` must be a whole number of at least {least}.",
+                    facts={name: getattr(self, name)},
+                    cure="Lengths are in tokens.",
+                )
+            object.__setattr__(self, name, value)
+
+    @property
+    def factor(self) -> float:
+        """target / trained."""
+        return self.target / self.trained
+
+    @property
+    def extends(self) -> bool:
+        """Whether the target lies beyond the trained length."""
+        return self.target > self.trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigForm:
+    """Where a config says the rope of each layer.
+
+    - `names`: of each layer's block, None for a layer without; None: one block describes all layers.
+    - `ropes`: of each named block, also of one that no layer has.
+    - `part`: the key of config.json under which the language model's keys lie; None: they lie at the top.
+    """
+
+    names: tuple[str | None, ...] | None = None
+    ropes: Mapping[str, RopeConfig] = field(default_factory=dict)
+    part: str | None = None
+
+    def whole(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys of the language model as config.json holds them."""
+        return dict(keys) if self.part is None else {self.part: dict(keys)}
+
+
+def ropes_of_names(
+    names: Sequence[str | None], own: Sequence[RopeConfig | None], ropes: Sequence[RopeConfig | None]
+) -> dict[str | None, RopeConfig | None] | None:
+    """The rope of each block; None where layers of one block have different ropes.
+
+    - `names`: of each layer's block. `own`: each layer's rope before; a layer without one belongs to no block.
+
+    >>> rope = RopeConfig(8, interleaved=False)
+    >>> list(ropes_of_names(("full", "linear"), (rope, None), (rope, None)))
+    ['full']
+    """
+    found: dict[str | None, RopeConfig | None] = {}
+    for name, before, rope in zip(names, own, ropes, strict=True):
+        if before is not None and found.setdefault(name, rope) != rope:
+            return None
+    return found
+
+
+def rope_parameters(
+    form: ConfigForm,
+    own: Sequence[RopeConfig | None],
+    ropes: Sequence[RopeConfig | None],
+    block_of: Callable[[RopeConfig], Mapping[str, Any] | None],
+) -> dict[str, Any] | None:
+    """What `rope_parameters` must hold for the layers to have these ropes; None where it cannot.
+
+    - `own`, `ropes`: of each layer, before and now. `block_of`: a rope's block, or None.
+
+    With a block for each layer type the result has all of them: transformers reads DeepSeek-V4's together or not.
+
+    >>> rope, other = RopeConfig(8, interleaved=False), RopeConfig(8, interleaved=False, theta=100.0)
+    >>> rope_parameters(ConfigForm(), (rope, rope), (other, other), RopeConfig.to_hf)
+    {'rope_type': 'default', 'rope_theta': 100.0}
+    >>> both = ConfigForm(names=("near", "far"), ropes={"near": rope, "far": rope})
+    >>> rope_parameters(both, (rope, rope), (rope, other), RopeConfig.to_hf)["far"]
+    {'rope_type': 'default', 'rope_theta': 100.0}
+    >>> rope_parameters(ConfigForm(), (rope, rope), (rope, other), RopeConfig.to_hf)
+    """
+    wanted = ropes_of_names(form.names or (None,) * len(ropes), own, ropes)
+    if not wanted:
+        return None
+    for name, rope in form.ropes.items():
+        wanted.setdefault(name, rope)
+    blocks = {name: None if rope is None else block_of(rope) for name, rope in wanted.items()}
+    if None in blocks.values() or (form.names and None in blocks):
+        return None
+    written = {name: dict(block or {}) for name, block in blocks.items()}
+    return {str(name): block for name, block in written.items()} if form.names else written[None]
 
 
 def unscaled(rope: RopeConfig) -> RopeConfig:
@@ -108,3 +219,56 @@ def main_rope(ropes: Sequence[RopeConfig | None]) -> RopeConfig | None:
     """The rope that reaches furthest: the first scaled one, or else the first; None where there is none."""
     present = [rope for rope in ropes if rope is not None]
     return next((rope for rope in present if rope.scaling is not None), present[0] if present else None)
+
+
+def unsettled(positions: Positions) -> RopeConfig | None:
+    """The first rope with a length scaling of which it is not known whether the model was trained with it, or None.
+
+    >>> from ropewalk.rope.scaling import Linear
+    >>> rope = RopeConfig(8, interleaved=False, scaling=Linear(2.0))
+    >>> unsettled(Positions((rope,), (None,), (None,))) is rope
+    True
+    """
+    return next((rope for rope in positions.present_ropes if is_unsettled(rope)), None)
+
+
+def is_unsettled(rope: RopeConfig) -> bool:
+    """Whether the rope carries a length scaling of which that is not known."""
+    return rope.scaling_is_trained is None and rope.unscaled() != rope
+
+
+def settle(rope: RopeConfig, with_scaling: bool, source: str) -> RopeConfig:
+    """The rope with the answer, where it was not known; `source` says where the answer comes from."""
+    return replace(rope, trained=Trained(with_scaling, source=source)) if is_unsettled(rope) else rope
+
+
+def settled(positions: Positions, with_scaling: bool, source: str) -> Positions:
+    """The same positions, every rope with the answer where it was not known."""
+    ropes = tuple(None if rope is None else settle(rope, with_scaling, source) for rope in positions.ropes)
+    return replace(positions, ropes=ropes)
+
+
+def settled_by_length(rope: RopeConfig, length: int) -> bool | None:
+    """What a trained length that somebody states says of the scaling; None where both readings have one length.
+
+    >>> from ropewalk.rope.scaling import YaRN
+    >>> rope = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16), max_position_embeddings=64)
+    >>> settled_by_length(rope, 64), settled_by_length(rope, 16)
+    (True, False)
+    """
+    without, with_it = rope.original_length, rope.scaled_length
+    if without is None or with_it is None or without >= with_it:
+        return None
+    return length > without
+
+
+def trained_length_of(positions: Positions) -> int | None:
+    """Tokens that the model was trained to, as the rope that reaches furthest says, or else the first that says it.
+
+    >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
+    >>> trained_length_of(Positions((None, rope), (None, None), (None, None)))
+    64
+    """
+    main, ropes = main_rope(positions.ropes), positions.present_ropes
+    lengths = (rope.trained_length for rope in ((main,) if main is not None else ()) + ropes)
+    return next((length for length in lengths if length is not None), None)

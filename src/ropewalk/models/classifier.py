@@ -18,7 +18,7 @@ from ropewalk.encodings import Encoding, EncodingConfig, LearnedAbsolute, Sizes
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.layers import DecoderLayer, FeedForward, make_norm, run_layers
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.shapes import Float, Int, Shaped
 

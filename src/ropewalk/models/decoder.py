@@ -10,23 +10,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import Attention
-from ropewalk.attention.branches import Branches
+from ropewalk.attention.attention import Attention, check_unrotated
 from ropewalk.attention.cache import KVCache
-from ropewalk.attention.checks import check_unrotated
 from ropewalk.attention.extensions import Extension
 from ropewalk.attention.forward_inputs import ForwardInputs
-from ropewalk.attention.norm import RMSNorm, residual_stream
-from ropewalk.attention.projections import multiplied
-from ropewalk.attention.sequence_shard import SequenceShard
+from ropewalk.attention.masks import Branches, SequenceShard
+from ropewalk.attention.norm import RMSNorm, multiplied, residual_stream
 from ropewalk.attention.static_cache import StaticCache
 from ropewalk.attention.tables import SeqLen
 from ropewalk.encodings import Encoding, EncodingConfig, Sizes
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig
+from ropewalk.models.config import UNCHANGED, DecoderConfig, ExtensionSetting, RopeSetting, Unchanged
 from ropewalk.models.layers import DecoderLayer, FeedForward, Head, HeadFunction, make_norm, only_hidden, run_layers
-from ropewalk.models.positions import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
 

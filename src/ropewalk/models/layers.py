@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
 from ropewalk.attention.forward_inputs import ForwardInputs
-from ropewalk.attention.norm import LayerNorm, RMSNorm
-from ropewalk.attention.projections import multiplied, projected
+from ropewalk.attention.norm import LayerNorm, RMSNorm, multiplied, projected
 from ropewalk.encodings import Encoding
 from ropewalk.errors import RopeError
 

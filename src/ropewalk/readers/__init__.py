@@ -1,1 +1,5 @@
-"""What a measurement needs of a model, and the adapters that give it."""
+"""What a measurement needs of a model, and the adapters that provide it."""
+
+from __future__ import annotations
+
+CHUNK = 2048  # tokens of one forward: enough for large products, few enough for caches and memory

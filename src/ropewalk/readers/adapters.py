@@ -78,7 +78,7 @@ def open_reader(
     if builds(path):
         return reader_of(load_decoder(path, dtype=dtype).to(device), name)
     need("transformers", "transformers")
-    from ropewalk.readers.live.loading import load_live
+    from ropewalk.readers.loading import load_live
 
     return reader_of(load_live(path, dtype, device), name)
 
@@ -93,6 +93,6 @@ def _spread(path: Path, dtype: torch.dtype | None, **options: str | None) -> Any
             cure="Pass device_map or tp_plan with a folder.",
         )
     need("transformers", "transformers")
-    from ropewalk.readers.live.loading import load_spread
+    from ropewalk.readers.loading import load_spread
 
     return load_spread(path, dtype, **given)

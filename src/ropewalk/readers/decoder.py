@@ -1,26 +1,275 @@
-"""The adapter of our `Decoder`."""
+"""The adapter of our `Decoder`: losses, a cached prefix and its continuations."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.masks import Branches
 from ropewalk.methods import ConfigForm, trained_length_of
+from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generate import stream
-from ropewalk.models.positions import Positions
-from ropewalk.models.prompts import Prompts
-from ropewalk.models.tokens import Tokenizer
-from ropewalk.readers.beginning import Beginning
+from ropewalk.models.generation import stream
+from ropewalk.models.layers import only_hidden
+from ropewalk.models.precision import to_float64
+from ropewalk.models.prompts import Prompts, Tokenizer
 from ropewalk.readers.digest import model_digest
-from ropewalk.readers.likelihood import continuation_log_probs
-from ropewalk.readers.losses import window_losses
-from ropewalk.readers.prefix import ASK_TOKENS, DecoderPrefix
-from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses
-from ropewalk.readers.top import Top, top_after
+from ropewalk.readers.losses import Top, all_log_probs, likeliest, logit_slices, top_after, window_losses
+from ropewalk.readers.reader import (
+    CHUNK,
+    Advance,
+    Beginning,
+    IsDone,
+    Losses,
+    QuestionIds,
+    check_pairs,
+    check_questions,
+    check_read,
+)
+
+ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
+
+
+class DecoderPrefix:
+    """Tokens that have gone through a decoder once; see `ropewalk.readers.reader.Prefix`.
+
+    - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist for the last token alone.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache, *, chunk: int) -> None:
+        self.model, self.cache, self.chunk = model, cache, chunk
+        self._tokens = 0
+        self._next = torch.empty(0)  # log-probabilities of the next token
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds."""
+        return self._tokens
+
+    @torch.inference_mode()
+    def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
+        """Put more tokens at the end, at least one."""
+        check_read(input_ids, self._tokens)
+        ids = torch.tensor(list(input_ids), device=self.cache.device)
+        for start in range(0, len(ids), self.chunk):
+            part, ends = ids[start : start + self.chunk], start + self.chunk >= len(ids)
+            last = self.model(part[None], cache=self.cache, head_fn=_last_log_probs if ends else only_hidden)
+            if advance is not None:
+                advance(len(part))
+        self._next = last
+        self._tokens += len(ids)
+
+    def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
+        """The log-probability in nats of each continuation, the sum over its tokens; the prefix stays as it was."""
+        return self.ask([((), continuations)])[0]
+
+    @torch.inference_mode()
+    def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
+        """For each question, read after the prefix, the log-probability of each of its continuations.
+
+        The tokens of all questions go through the model as branches of one row, 256 at a time: what continuations begin
+        with alike is read once, and the prefix is neither copied nor changed.
+        """
+        check_questions(questions)
+        trees = [_Tree(question, continuations) for question, continuations in questions]
+        found: list[list[float]] = []
+        for first, last in _together([len(tree.tokens) for tree in trees], ASK_TOKENS):
+            found += self._ask_at_once(trees[first:last])
+        return found
+
+    def _ask_at_once(self, trees: Sequence[_Tree]) -> list[list[float]]:
+        tokens = [token for tree in trees for token in tree.tokens]
+        starts = [0, *itertools.accumulate(len(tree.tokens) for tree in trees)]
+        wanted = [
+            (start + node if node >= 0 else -1, token)
+            for start, tree in zip(starts, trees, strict=False)
+            for line in tree.lines
+            for node, token in line
+        ]
+        likely = torch.zeros(len(wanted), dtype=torch.float32, device=self.cache.device)
+        nodes, targets = torch.tensor(wanted, dtype=torch.int64, device=self.cache.device).reshape(-1, 2).unbind(1)
+        at_end = nodes < 0
+        likely[at_end] = self._next[targets[at_end]]
+        if tokens:
+            parents = [
+                parent if parent < 0 else start + parent
+                for start, tree in zip(starts, trees, strict=False)
+                for parent in tree.parents
+            ]
+            likely[~at_end] = self.model(
+                torch.tensor([tokens], device=self.cache.device),
+                cache=self.cache,
+                branches=Branches(parents, self.cache.device),
+                head_fn=partial(_log_probs_at, nodes=nodes[~at_end], targets=targets[~at_end]),
+            )
+        values = iter(to_float64(likely).tolist())
+        return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
+
+    def top(self, count: int) -> list[tuple[int, float]]:
+        """The `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
+        return likeliest(self._next, count)
+
+    @torch.inference_mode()
+    def fork(self) -> DecoderPrefix:
+        """A copy that can be read on independently."""
+        cache = self.model.new_cache(seq_len=self.cache.seq_len, capacity=self.cache.capacity, dtype=self.cache.dtype)
+        cache.replace([0], self.cache)
+        other = DecoderPrefix(self.model, cache, chunk=self.chunk)
+        other._tokens, other._next = self._tokens, self._next
+        return other
+
+
+class _Tree:
+    """A question and its continuations as a tree of tokens: `parents` as in `Branches`, numbered from this tree's own.
+
+    `lines` are, for each continuation, the node after which each of its tokens comes (-1: the prefix), and the token.
+    """
+
+    def __init__(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
+        self.tokens, self.parents = list(question), [*range(-1, len(question) - 1)]
+        self.lines: list[list[tuple[int, int]]] = []
+        after: dict[tuple[int, int], int] = {}
+        for continuation in continuations:
+            node = len(question) - 1
+            line: list[tuple[int, int]] = []
+            for token in continuation:
+                if line:
+                    node = self._node(after, *line[-1])
+                line.append((node, token))
+            self.lines.append(line)
+
+    def _node(self, after: dict[tuple[int, int], int], parent: int, token: int) -> int:
+        """The node of `token` after `parent`: one for all continuations that begin so."""
+        if (parent, token) not in after:
+            after[parent, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+        return after[parent, token]
+
+
+def _together(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Cuts a list into runs (first, last) whose sizes are together at most `most`; a larger one stands alone.
+
+    >>> list(_together([3, 4, 2, 9, 1], 7))
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    first, total = 0, 0
+    for index, size in enumerate(sizes):
+        if index > first and total + size > most:
+            yield first, index
+            first, total = index, 0
+        total += size
+    if sizes:
+        yield first, len(sizes)
+
+
+def _log_probs_at(hidden: Tensor, weight: Tensor, *, nodes: Tensor, targets: Tensor) -> Tensor:
+    """The log-probability of each target after its node, float32; the logits of few nodes exist at a time."""
+    likely = torch.empty(len(nodes), dtype=torch.float32, device=hidden.device)
+    asked, index = torch.unique(nodes, return_inverse=True)
+    one_of_each = targets.new_empty(len(asked)).scatter_reduce_(0, index, targets, "amin", include_self=False)
+    for part, logits in logit_slices(hidden[0, asked], weight, one_of_each):
+        here = (index >= part.start) & (index < part.stop)
+        likely[here] = logits.log_softmax(-1)[index[here] - part.start, targets[here]]
+    return likely
+
+
+def _last_log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
+    """The log-probability of every token after the last one, `[vocab]`."""
+    return all_log_probs(hidden[0, -1], weight)
+
+
+Pair = tuple[Sequence[int], Sequence[int]]
+
+
+@torch.inference_mode()
+def continuation_log_probs(
+    model: Decoder,
+    pairs: Sequence[Pair],
+    *,
+    batch: int = 8,
+    chunk: int = CHUNK,
+    done: Callable[[int, tuple[float, bool]], None] | None = None,
+) -> list[tuple[float, bool]]:
+    """For each (context, continuation): its log-probability, and whether greedy decoding would give it.
+
+    **Arguments:**
+    - `pairs`: token ids, at least one in each context and each continuation.
+    - `batch`: rows that go through the model together, of like lengths; each comes out as it would alone.
+    - `chunk`: tokens of a row in one forward. Logits exist for the continuations alone, 256 tokens at a time.
+    - `done`: called with a pair's index and result as soon as it is there.
+
+    **Returns:** (nats, summed over the continuation's tokens; greedy or not) in the order of `pairs`. Frequencies that
+    depend on length are those of the tokens that each row reads: all but its last.
+    **Raises:** `RopeError` for an empty context or continuation, and for a batch below 1.
+
+    >>> from ropewalk.checkpoints.load import load
+    >>> model = load("tiny")
+    >>> ids = model.tokenizer.encode("The old man and the sea")
+    >>> [(found, greedy)] = continuation_log_probs(model, [(ids[:3], ids[3:])])
+    >>> found < 0, greedy
+    (True, False)
+    """
+    check_pairs(pairs, batch, chunk)
+    found: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
+    order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
+    for start in range(0, len(order), batch):
+        rows = order[start : start + batch]
+        for index, result in zip(rows, _batch(model, [pairs[index] for index in rows], chunk), strict=True):
+            found[index] = result
+            if done is not None:
+                done(index, result)
+    return found
+
+
+def _batch(model: Decoder, pairs: Sequence[Pair], chunk: int) -> list[tuple[float, bool]]:
+    """One batch, padded on the right; the last token of each row is predicted and not read."""
+    device = model.embed_tokens.weight.device
+    inputs = [[*context, *continuation][:-1] for context, continuation in pairs]
+    lengths = torch.tensor([len(row) for row in inputs])
+    longest = int(lengths.max())
+    ids = torch.zeros(len(pairs), longest, dtype=torch.long)
+    targets = torch.full((len(pairs), longest), -1)
+    for row, (tokens, (_, continuation)) in enumerate(zip(inputs, pairs, strict=True)):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        targets[row, len(tokens) - len(continuation) : len(tokens)] = torch.tensor(list(continuation))
+    real = torch.arange(longest) < lengths[:, None]
+    ids, targets, real = ids.to(device), targets.to(device), real.to(device)
+    padded = bool((lengths < longest).any())
+    seq_len = lengths.to(device) if model.config.needs_seq_len else None
+    cache = model.new_cache(len(pairs), seq_len=seq_len, capacity=longest)
+    totals = torch.zeros(len(pairs), dtype=torch.float64, device="cpu")  # MPS has no float64
+    greedy = torch.ones(len(pairs), dtype=torch.bool, device="cpu")
+    for start in range(0, longest, chunk):
+        part = slice(start, min(start + chunk, longest))
+        model(
+            ids[:, part],
+            attention_mask=real[:, part] if padded else None,
+            cache=cache,
+            head_fn=partial(_add_chunk, targets=targets[:, part], totals=totals, greedy=greedy),
+        )
+    return [(float(total), bool(best)) for total, best in zip(totals, greedy, strict=True)]
+
+
+def _add_chunk(hidden: Tensor, weight: Tensor, *, targets: Tensor, totals: Tensor, greedy: Tensor) -> None:
+    """Add what one chunk has of the continuations; the logits of few tokens exist at a time."""
+    rows, places = (targets >= 0).nonzero(as_tuple=True)
+    wanted = targets[rows, places]
+    for part, logits in logit_slices(hidden[rows, places], weight, wanted):
+        _add(logits, wanted[part], rows[part], totals, greedy)
+
+
+def _add(logits: Tensor, targets: Tensor, rows: Tensor, totals: Tensor, greedy: Tensor) -> None:
+    """Add each target's log-probability to its row, and note where it is not the likeliest token."""
+    likely, rows = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1), rows.cpu()
+    totals.index_add_(0, rows, likely.cpu().double())
+    greedy[rows[(logits.argmax(-1) != targets).cpu()]] = False
 
 
 class DecoderReader:

@@ -1,15 +1,17 @@
-"""A model's digest: what its numbers depend on, to the bit."""
+"""What a measurement's numbers depend on: a digest of the model, and the environment of the run."""
 
 from __future__ import annotations
 
 import hashlib
+import platform
 from collections.abc import Iterable, MutableMapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ropewalk.models.decoder import Decoder
+from ropewalk.version import __version__
 
 _DIGESTS = cast(MutableMapping[torch.Tensor, tuple[int, bytes]], WeakTensorKeyDictionary())
 
@@ -36,3 +38,16 @@ def _weight_digest(weight: torch.Tensor) -> bytes:
         flat = whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         kept = _DIGESTS[weight] = (version, hashlib.sha256(flat.numpy().data).digest())
     return kept[1]
+
+
+def environment_of(device: str, parameters: int) -> dict[str, Any]:
+    """Versions, machine, threads, and the model's size."""
+    return {
+        "ropewalk": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "parameters": parameters,
+    }

@@ -12,12 +12,86 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ropewalk.attention.attention import Attention
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.tables import tables_at
+from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm
-from ropewalk.models.positions import Positions
-from ropewalk.models.prompts import Prompts
-from ropewalk.models.tokens import Tokenizer
-from ropewalk.readers.beginning import Beginning
-from ropewalk.readers.defaults import CHUNK as CHUNK
+from ropewalk.models.config import Positions
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.prompts import Prompts, Tokenizer
+from ropewalk.readers import CHUNK as CHUNK
+from ropewalk.rotation.rotate import rotate
+
+
+class Beginning:
+    """Keys and values of a window's first tokens, and their losses; a copy, that the model's cache can go on without.
+
+    - `model`: the one that read them. `cache`: of one row of rotated keys, with at least `tokens` tokens in it.
+    - `losses`: float32 `[tokens]`, nats of the tokens from 1 to `tokens`, the last after all that is kept.
+    - `seconds`: that it took to read them.
+
+    Raises `RopeError` for a cache of unrotated keys, and for one that holds fewer tokens.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache, losses: Tensor, seconds: float) -> None:
+        held = cache.lay_out(1, 0)
+        if not cache.rotated or held.total < len(losses):
+            raise RopeError(
+                "Beginning: it is taken from a cache of rotated keys that holds all its tokens.",
+                facts={"cache": cache, "tokens": len(losses)},
+                cure="Take it after they were read, under a model without an extension.",
+            )
+        self.tokens, self.seconds, self.losses = len(losses), seconds, losses.clone()
+        self._ropes = model.config.ropes
+        self._layers = [
+            tuple(part[:, :, : self.tokens].clone() for part in cache.held(layer, held))
+            for layer in range(model.config.num_hidden_layers)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its keys and values."""
+        return sum(part.nbytes for layer in self._layers for part in layer)
+
+    def put(self, model: Decoder, cache: KVCache, tokens: int) -> None:
+        """Write the first `tokens` into an empty cache of the same model under an extension.
+
+        Keys that the cache keeps unrotated are turned back: in float32 to 1e-7, in a half type with one more rounding.
+        Raises `RopeError` where the ropes are others, or fewer tokens are kept.
+        """
+        if model.config.ropes != self._ropes or tokens > self.tokens:
+            raise RopeError(
+                "Beginning: these tokens were read under another rope, or fewer of them.",
+                facts={"ropes": set(self._ropes), "model": set(model.config.ropes), "tokens": (tokens, self.tokens)},
+                cure="Read on with the same weights under the same ropes.",
+            )
+        layout = cache.lay_out(1, tokens)
+        for number, (attention, (keys, values)) in enumerate(zip(_attentions(model), self._layers, strict=True)):
+            kept, values = keys[:, :, :tokens].transpose(1, 2), values[:, :, :tokens].transpose(1, 2)
+            cache.write(number, kept if cache.rotated else _turned_back(kept, attention), values, layout)
+        cache.commit(layout)
+
+
+def _attentions(model: Decoder) -> Iterator[Attention]:
+    for layer in model.layers:
+        attention = layer.self_attn
+        assert isinstance(attention, Attention)
+        yield attention
+
+
+def _turned_back(keys: Tensor, attention: Attention) -> Tensor:
+    """Keys `[1, tokens, heads, head_dim]` at positions 0, 1, ... as they were before their rotation."""
+    if attention.rotary is None:
+        return keys
+    rope, positions = attention.rotary.config, torch.arange(keys.shape[1], device=keys.device)
+    exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
+    cos, sin, factor = tables_at(attention.rotary, positions, None, exact)
+    return rotate(
+        keys, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=1 / factor,
+        inverse=True,
+    )  # fmt: skip
+
 
 Losses = npt.NDArray[np.float64]
 Advance = Callable[[int], None]
@@ -271,3 +345,51 @@ class TunableReader(Reader, Protocol):
 
         **Raises:** `RopeError` where the model cannot be written so.
         """
+
+
+def check_window(input_ids: Tensor, first: int, chunk: int) -> None:
+    """Raise `RopeError` unless a window has two tokens and `first` is one of them after the first."""
+    if input_ids.ndim != 1 or not 1 <= first < len(input_ids) or chunk < 1:
+        raise RopeError(
+            "window_losses: give [tokens] of at least two, and `first` among them.",
+            facts={"input_ids": input_ids, "first": first, "chunk": chunk},
+            cure="Pass the token ids of one window, and 1 <= first < tokens.",
+        )
+
+
+def check_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch: int, chunk: int) -> None:
+    """Raise `RopeError` for an empty context or continuation, and for a batch or a chunk below 1."""
+    if batch < 1 or chunk < 1:
+        raise RopeError(
+            "continuation_log_probs: `batch` and `chunk` are at least 1.",
+            facts={"batch": batch, "chunk": chunk},
+            cure="Give whole numbers of rows and tokens.",
+        )
+    for index, (context, continuation) in enumerate(pairs):
+        if not len(context) or not len(continuation):
+            raise RopeError(
+                "continuation_log_probs: nothing comes before the first token, and an empty text has no probability.",
+                facts={"pair": index, "context tokens": len(context), "continuation tokens": len(continuation)},
+                cure="Begin with the tokenizer's bos where there is no context.",
+            )
+
+
+def check_read(input_ids: Sequence[int], tokens: int) -> None:
+    """Raise `RopeError` where a prefix of so many tokens is to read none."""
+    if not len(input_ids):
+        raise RopeError(
+            "prefix: there are no tokens to read.",
+            facts={"input_ids": list(input_ids), "tokens so far": tokens},
+            cure="Begin with the tokenizer's bos where there is no text.",
+        )
+
+
+def check_questions(questions: Sequence[QuestionIds]) -> None:
+    """Raise `RopeError` for an empty continuation of a question."""
+    for question, continuations in questions:
+        if not all(len(continuation) for continuation in continuations):
+            raise RopeError(
+                "prefix: an empty continuation has no probability.",
+                facts={"question": list(question), "tokens of each": list(map(len, continuations))},
+                cure="Give at least one token each.",
+            )

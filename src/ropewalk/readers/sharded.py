@@ -21,15 +21,13 @@ from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.norm import residual_stream
 from ropewalk.errors import RopeError
-from ropewalk.models.config import DecoderConfig
+from ropewalk.models.config import DecoderConfig, Positions
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import DecoderLayer
-from ropewalk.models.positions import Positions
 from ropewalk.processes import all_together, current, process_group
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.losses import losses_of_rows
-from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader
-from ropewalk.readers.requests import check_window
+from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader, check_window
 
 Span = tuple[int, int]
 """Tokens `start .. stop - 1` of a window; empty where both are the same."""

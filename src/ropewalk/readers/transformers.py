@@ -19,19 +19,16 @@ from ropewalk.attachment import Attachment, attach, attachment_of
 from ropewalk.attachment.layers import config_form_of, positions_of, text_config_of
 from ropewalk.errors import RopeError
 from ropewalk.methods import ConfigForm, trained_length_of
-from ropewalk.models.generate import draws_of, sample
-from ropewalk.models.positions import Positions
-from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.config import Positions
+from ropewalk.models.generation import draws_of, sample
+from ropewalk.models.prompts import Prompts, Tokenizer, check_sampling, is_text, token_lists
 from ropewalk.readers.digest import digest_of
-from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses
-from ropewalk.readers.requests import check_pairs, check_window
-from ropewalk.readers.top import Top, likeliest
+from ropewalk.readers.losses import Top, likeliest
+from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses, check_pairs, check_window
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 
 if TYPE_CHECKING:
-    from ropewalk.readers.live.model import LiveModel
-    from ropewalk.readers.live.prefix import LivePrefix
+    from ropewalk.readers.live_model import LiveModel, LivePrefix
 
 
 class TransformersReader:
@@ -49,8 +46,8 @@ class TransformersReader:
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
-        from ropewalk.readers.live.model import LiveModel
-        from ropewalk.readers.live.tokenizer import text_tokenizer
+        from ropewalk.readers.live_model import LiveModel
+        from ropewalk.readers.loading import text_tokenizer
 
         self.model, self._refused = _twin(model), None
         LiveModel(self.model)  # is a causal language model
@@ -173,7 +170,7 @@ class TransformersReader:
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None
     ) -> LivePrefix:
         """Read tokens into a cache with room for `seq_len` in all, at the frequencies of that length."""
-        from ropewalk.readers.live.prefix import LivePrefix
+        from ropewalk.readers.live_model import LivePrefix
 
         live = self._at(seq_len)
         prefix = LivePrefix(live, live.new_cache(seq_len), chunk=chunk)
@@ -308,7 +305,7 @@ class _Frozen:
 
     def at(self, seq_len: int) -> LiveModel:
         """The twin for a length in tokens."""
-        from ropewalk.readers.live.model import LiveModel
+        from ropewalk.readers.live_model import LiveModel
 
         ropes = set(_handle(self._model).positions.present_ropes)
         key = frozenset((rope, columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in ropes)

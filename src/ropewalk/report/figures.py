@@ -1,14 +1,37 @@
-"""The report's figures, drawn from the document: loss by position, frequencies, wavelengths."""
+"""Figures and tables of the report, made from the doctor's document."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from ropewalk.report.drawing import Drawing
-from ropewalk.report.record import Document, labels, method_of, recommended_label, short_name
-from ropewalk.statistics import difference
+from ropewalk.errors import RopeError
+from ropewalk.measure.answers import CONFIDENCE, LEAST, Accuracy
+from ropewalk.measure.copy_test import span_of
+from ropewalk.methods import METHODS, Method
+from ropewalk.report.record import Document, labels, method_of, printable, recommended_label, short_name
+from ropewalk.statistics import difference, signed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its file's name (no ending), the sentence under it, and what one who cannot see it is told.
+
+    `narrow`: the same for a phone's width, where there is one.
+    """
+
+    name: str
+    caption: str
+    alt: str
+    figure: Figure
+    narrow: Figure | None = None
+
 
 Curves = dict[str, list[float]]
 MOST_BANDS = 7  # of more methods the bands would hide each other
@@ -97,7 +120,7 @@ def frequencies(document: Document) -> Iterator[Drawing]:
     found = {named[m["name"]]: ratios(m) for m in document["methods"] if m["name"] in named and ratios(m)}
     if not found:
         return
-    from ropewalk.figures.frequencies import frequency_ratios
+    from ropewalk.figures.ropes import frequency_ratios
 
     factor = document["target"] / document["trained_length"]
     yield Drawing(
@@ -120,7 +143,7 @@ def wavelengths_of(inv_freq: Sequence[float]) -> list[float | None]:
 
 def turns(document: Document) -> Iterator[Drawing]:
     """Tokens per turn of each pair, before and after the recommended method."""
-    from ropewalk.figures.frequencies import wavelengths
+    from ropewalk.figures.ropes import wavelengths
 
     chosen, trained, target = (
         method_of(document, document["recommended"]),
@@ -147,3 +170,402 @@ def turns(document: Document) -> Iterator[Drawing]:
             title=f"{short_name(document)}: wavelength of each pair",
         ),
     )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Heads and rows; the first cell of a row is its head, `best` the one that stands out, `words` holds prose."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    best: str | None = None
+    words: bool = False
+    papers: dict[str, str] = field(default_factory=dict)
+
+
+def standings(document: Document) -> Table:
+    """Each method within and beyond the trained length, its paired differences to plain, and how long it took."""
+    heads = ["method", "within", "beyond", "within, less plain", "beyond, less plain", "seconds"]
+    rows = []
+    for method in document["methods"]:
+        apart = method["name"] != "plain"
+        rows.append(
+            [
+                method["name"],
+                _loss(method["loss_within"]),
+                _loss(method["loss_beyond"]),
+                _difference(method, "within") if apart else "",
+                _difference(method, "beyond") if apart else "",
+                f"as {method['same_as']}" if method["same_as"] else f"{method['seconds']:,.1f}",
+            ]
+        )
+    trained = document["trained_length"]
+    return Table(
+        f"Loss within and beyond {trained:,} tokens, nats per token", heads, rows, best=document["recommended"]
+    )
+
+
+def by_block(document: Document) -> Table:
+    """Every method's mean loss in each block of positions."""
+    named = labels(document)
+    heads = ["method", *(f"{start:,} to {end - 1:,}" for start, end in document["blocks"])]
+    rows = [
+        [named[method["name"]], *map(_loss, method["loss_by_block"])]
+        for method in document["methods"]
+        if method["name"] in named
+    ]
+    return Table("Loss by position, nats per token", heads, rows, best=recommended_label(document))
+
+
+def natures(document: Document) -> Table:
+    """What each measured method is: what it changes, costs and needs; a method that is not described is left out."""
+    rows, papers = [], {}
+    for method in document["methods"]:
+        known = METHODS.get(method["name"])
+        if known is not None:
+            rows.append([known.name, known.changes, known.costs, _config_note(known, method)])
+            if known.source:
+                papers[known.name] = known.source
+    heads = ["method", "what it changes", "extra cost per token", "in config.json"]
+    return Table("What each method does", heads, rows, best=document["recommended"], words=True, papers=papers)
+
+
+def _config_note(known: Method, method: Mapping[str, Any]) -> str:
+    """Whether a config.json can say the method as it was measured, and how."""
+    if "unscaled_tokens=" in str(method.get("at_run_time") or ""):
+        return "no: there is no key for unscaled first tokens"
+    block = method.get("rope_parameters", {})
+    if known.config is None or known.scaling is None or block == {}:
+        return known.config_note
+    if block is None:
+        return "no: no block of this model's config gives its layers these ropes"
+    blocks = [block] if "rope_type" in block else list(block.values())  # one for each layer type
+    return "yes (its factors, as longrope)" if any(b["rope_type"] == "longrope" for b in blocks) else known.config_note
+
+
+def pairs(document: Document) -> Table | None:
+    """Wavelength of each pair before and after the recommended method; None where it changes none."""
+    chosen = method_of(document, document["recommended"])
+    if chosen is None or not (changed := ratios(chosen)):
+        return None
+    before, after = wavelengths_of(chosen["inv_freq_unscaled"]), wavelengths_of(chosen["inv_freq"])
+    rows = [
+        [str(pair), _tokens(old), _tokens(new), "" if ratio is None else f"{ratio:.4g}"]
+        for pair, (old, new, ratio) in enumerate(zip(before, after, changed, strict=True))
+    ]
+    heads = ["pair", "tokens per turn before", f"after {chosen['name']}", "frequency after / before"]
+    return Table(f"Each pair before and after {chosen['name']}", heads, rows)
+
+
+def environment(document: Document) -> Table:
+    """Versions, machine and settings, as they were recorded."""
+    found: dict[str, Any] = {k: v for k, v in (document.get("environment") or {}).items() if k != "command"}
+    peak = max((method.get("peak_rss_bytes") or 0 for method in document["methods"]), default=0)
+    if peak:
+        found["peak memory"] = f"{peak / 1e9:.2f} GB"
+    rows = [[key, f"{value:,}" if isinstance(value, int) else str(value)] for key, value in found.items()]
+    return Table("Versions and machine", ["what", "which"], rows, words=True)
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _tokens(value: float | None) -> str:
+    return "does not turn" if value is None else f"{value:,.1f}"
+
+
+def _difference(method: dict[str, Any], where: str) -> str:
+    value, interval = method[f"difference_{where}"], method[f"difference_{where}_ci"]
+    return "" if value is None else signed(value, interval)
+
+
+Row = dict[str, Any]
+
+
+def rows_of(document: Document) -> list[Row]:
+    """What was measured of the use of far tokens; nothing in a record of old."""
+    return list(document.get("use") or [])
+
+
+def used_span(document: Document, method: str) -> str:
+    """Where a method is shown to use far tokens, in a few words; empty where that is not shown."""
+    copies = [row for row in rows_of(document) if (row["method"], row["test"]) == (method, "copy")]
+    copies = sorted((row for row in copies if not row.get("control")), key=lambda row: row["distance"])
+    shown = [row["distance"] for row in copies if row["interval"] and row["interval"][0] > (row["needed"] or math.inf)]
+    return span_of(shown, [row["distance"] for row in copies])
+
+
+def use(document: Document) -> Iterator[Drawing]:
+    """Yield the gain by distance; nothing if the copy test was not measured.
+
+    Rows of other tests, which old records contain, are in the table only.
+    """
+    from ropewalk.figures.use import Gain, gain_by_distance
+
+    rows = [row for row in rows_of(document) if row["test"] == "copy"]
+    far, control = ([row for row in rows if bool(row.get("control")) == within] for within in (False, True))
+    if not far:
+        return
+    copies: dict[str, dict[int, Any]] = {}
+    for row in sorted(far, key=lambda row: row["distance"]):
+        gain = Gain(row["gain"], None if row["interval"] is None else tuple(row["interval"]))
+        copies.setdefault(row["method"], {})[row["distance"]] = gain
+    needed = next((row["needed"] for row in far if row.get("needed") is not None), None)
+    within = {row["distance"]: Gain(row["gain"], None) for row in control}
+
+    def draw(narrow: bool) -> Any:
+        return gain_by_distance(
+            copies,
+            trained_length=document["trained_length"],
+            control=within,
+            needed=needed,
+            recommended=document["recommended"],
+            title="Use of far tokens" if narrow else f"{short_name(document)}: use of far tokens",
+            narrow=narrow,
+        )
+
+    yield Drawing(
+        "use",
+        "How much lower the loss of the same tokens is when what they repeat stands far back than when it does not. "
+        "Zero beyond the trained length (shaded): what stands there is not used.",
+        "Gain in nats per token by distance: "
+        + "; ".join(f"{row['method']} at {row['distance']:,}: {row['gain']:.3f}" for row in far)
+        + ".",
+        draw(False),
+        draw(True),
+    )
+
+
+def use_table(document: Document) -> Table | None:
+    """Every gain with its interval; None where nothing was measured."""
+    rows = rows_of(document)
+    if not rows:
+        return None
+    cells = [
+        [
+            f"{row['method']}, control" if row.get("control") else row["method"],
+            row["test"],
+            f"{row['distance']:,}",
+            signed(row["gain"], None if row["interval"] is None else tuple(row["interval"])),
+        ]
+        for row in rows
+    ]
+    heads = ["method", "test", "tokens back", "gain"]
+    return Table("Use of far tokens: gain in nats per token", heads, cells, best=document["recommended"])
+
+
+_LONGEST = 6  # lengths whose curves are drawn
+
+
+def retrieval_rows(document: Document) -> list[Row]:
+    """Every cell of method, task, length and depth, also of a record of old; none where retrieval was not measured."""
+    found = document.get("retrieval") or []
+    return list(found) if isinstance(found, list) else [_row_of_old(row) for row in found.get("results") or []]
+
+
+def retrieval_details(document: Document) -> Row:
+    """The protocol, means, distances and sentences; empty where retrieval was not measured."""
+    found = document.get("retrieval")
+    if not isinstance(found, dict):
+        return dict(document.get("retrieval_details") or {})
+    means = []
+    rows = retrieval_rows(document)
+    for key in dict.fromkeys((row["method"], row["task"], row["length"]) for row in rows):
+        of_key = [row for row in rows if (row["method"], row["task"], row["length"]) == key]
+        counts = sum(row["found"] for row in of_key), sum(row["asked"] for row in of_key)
+        if counts[1]:
+            together = Accuracy.independent(*counts, of_key[0]["chance"])
+            means.append({**dict(zip(("method", "task", "length"), key, strict=True)), **together.to_json()})
+    return {**found, "means": means}
+
+
+def _row_of_old(row: Row) -> Row:
+    """A cell as records held it when each text had one question."""
+    return {
+        **{name: row[name] for name in ("method", "task", "length", "depth", "chance")},
+        "asked": row["n"],
+        "found": row["correct"],
+        "interval": row["ci"],
+    }
+
+
+def retrieval_drawings(document: Document) -> Iterator[Drawing]:
+    """The heat maps and the curves by distance, by task; none where retrieval was not measured.
+
+    A map is drawn where each of its cells has at least 20 answers, or the record is old. Raises `RopeError` where
+    matplotlib is missing.
+    """
+    rows, old = retrieval_rows(document), isinstance(document.get("retrieval"), dict)
+    for task in dict.fromkeys(row["task"] for row in rows if row["depth"] is not None):
+        of_task = [row for row in rows if row["task"] == task and row["depth"] is not None]
+        if old or min(row["asked"] for row in of_task) >= LEAST:
+            depths = dict(sorted((row["depth"], _depth(row)) for row in of_task))
+            yield _heat(document, of_task, depths, "depth", str(task))
+    others = [row for row in rows if row["depth"] is None]
+    if others and (old or min(row["asked"] for row in others) >= LEAST):
+        yield _heat(document, others, {row["task"]: printable(str(row["task"])) for row in others}, "task", "")
+    distances = retrieval_details(document).get("by_distance") or []
+    for task in dict.fromkeys(row["task"] for row in distances):
+        yield _curves(document, [row for row in distances if row["task"] == task], str(task))
+
+
+def _depth(row: Row) -> str:
+    """A cell's depth in words: 0.5, or 0.2 to 0.4."""
+    part = row.get("depths")
+    return f"{row['depth']:g}" if part is None else f"{part[0]:g} to {part[1]:g}"
+
+
+def _file(task: str, *more: str) -> str:
+    return "-".join(["retrieval", *([re.sub(r"[^a-z0-9_]+", "-", task.lower())] if task else []), *more])
+
+
+def _heat(document: Document, rows: Sequence[Row], names: dict[Any, str], key: str, task: str) -> Drawing:
+    """One heat map: a panel for each method, a row for each depth or task, a column for each length."""
+    from ropewalk.figures.use import heat_map
+
+    cells = {(row["method"], row[key], row["length"]): row["found"] / row["asked"] for row in rows}
+    lengths = sorted({row["length"] for row in rows})
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    title = f"Retrieval: {printable(task)}" if task else "Retrieval: tasks without a depth"
+    return Drawing(
+        _file(task),
+        "Part of the answers found, by length of the text"
+        + (" and by where the needle stands (0: at the beginning, furthest from the question)." if task else "."),
+        f"{title}. Heat maps of accuracy for {', '.join(methods)} at {', '.join(f'{n:,}' for n in lengths)} tokens; "
+        f"the lowest cell is {min(cells.values()):.2f}. The numbers stand in the table below.",
+        heat_map(
+            {method: [[cells.get((method, name, n)) for n in lengths] for name in names] for method in methods},
+            lengths=lengths,
+            rows=list(names.values()),
+            **({} if task else {"row_title": "task"}),
+            trained_length=document["trained_length"],
+            chance=_chance(rows),
+            n=[row["asked"] for row in rows],
+            title=title,
+        ),
+    )
+
+
+def _chance(rows: Sequence[Row]) -> float | None:
+    """What guessing finds, where it is the same in all rows."""
+    chances = {round(row["chance"], 9) for row in rows}
+    return chances.pop() if len(chances) == 1 else None
+
+
+def _curves(document: Document, rows: Sequence[Row], task: str) -> Drawing:
+    """Accuracy by distance: a panel for each length, the longest six, and a line for each method."""
+    from ropewalk.figures.use import Share, accuracy_by_distance
+
+    lengths = sorted({row["length"] for row in rows})[-_LONGEST:]
+    curves: dict[int, dict[str, dict[float, Share]]] = {length: {} for length in lengths}
+    for row in rows:
+        if row["length"] in curves:
+            share = Share(row["found"] / row["asked"], row["interval"] and tuple(row["interval"]))
+            curves[row["length"]].setdefault(row["method"], {})[sum(row["distances"]) / 2] = share
+    title = f"Retrieval by distance: {printable(task)}"
+
+    def draw(narrow: bool) -> Any:
+        return accuracy_by_distance(
+            {lengths[-1]: curves[lengths[-1]]} if narrow else curves,
+            trained_length=document["trained_length"],
+            chance=_chance(rows),
+            title=title,
+            narrow=narrow,
+        )
+
+    last = {method: list(points.values())[-1].value for method, points in curves[lengths[-1]].items()}
+    return Drawing(
+        _file(task, "distance"),
+        "Part of the answers found, by how far back the needle stands from the end of its question.",
+        f"{title}, in texts of {', '.join(f'{n:,}' for n in lengths)} tokens. At the largest distance of the longest: "
+        + "; ".join(f"{method} {value:.2f}" for method, value in last.items())
+        + ". The numbers stand in the table below.",
+        draw(False),
+        draw(True),
+    )
+
+
+def retrieval_table(document: Document) -> Table | None:
+    """Right answers of each method in each task by length, with their intervals; None where nothing was measured."""
+    means = [row for row in retrieval_details(document).get("means") or [] if row["task"] is not None]
+    if not means:
+        return None
+    lengths = sorted({row["length"] for row in means})
+    rows = []
+    for method, task in dict.fromkeys((row["method"], row["task"]) for row in means):
+        found = {row["length"]: row for row in means if (row["method"], row["task"]) == (method, task)}
+        cells = [_share(found[length]) if length in found else "" for length in lengths]
+        rows.append([method, str(task), *cells, f"{max(row['chance'] for row in found.values()):.3g}"])
+    heads = ["method", "task", *(f"{length:,} tokens" for length in lengths), "chance"]
+    title = f"Right answers; in brackets the {CONFIDENCE:.0%} interval, raw: without calibration"
+    return Table(title, heads, rows, best=document["recommended"])
+
+
+def distance_table(document: Document) -> Table | None:
+    """Right answers by how far back the needle stands; None where that was not measured."""
+    found = retrieval_details(document).get("by_distance") or []
+    if not found:
+        return None
+    methods = list(dict.fromkeys(row["method"] for row in found))
+    cells: dict[tuple[str, int, tuple[float, float]], dict[str, Row]] = {}
+    for row in found:
+        cells.setdefault((row["task"], row["length"], tuple(row["distances"])), {})[row["method"]] = row
+    rows = [
+        [
+            str(task),
+            f"{length:,}",
+            f"{low:,.0f} to {high:,.0f}",
+            *(_share(of_methods[method]) if method in of_methods else "" for method in methods),
+        ]
+        for (task, length, (low, high)), of_methods in cells.items()
+    ]
+    return Table("Right answers by distance", ["task", "tokens", "distance", *methods], rows)
+
+
+def _share(row: Row) -> str:
+    """Right answers with their interval: 0.75 [0.47, 0.91] (18 of 24; raw 16)."""
+    raw = row.get("found_raw")
+    counts = f"({row['found']} of {row['asked']}" + ("" if raw in (None, row["found"]) else f"; raw {raw}") + ")"
+    interval = "" if row["interval"] is None else "[{:.2f}, {:.2f}] ".format(*row["interval"])
+    return f"{row['found'] / row['asked']:.2f} {interval}{counts}"
+
+
+Draw = Callable[[Document], Iterator[Drawing]]
+FIGURES: dict[str, Draw] = {
+    "loss": loss,
+    "use": use,
+    "retrieval": retrieval_drawings,
+    "frequencies": frequencies,
+    "wavelengths": turns,
+}
+"""What draws each, in the order of the page; a name may stand for several, or for none where nothing was measured."""
+
+
+def drawings(document: Document) -> Iterator[Drawing]:
+    """Every figure that the document has numbers for. Raises `RopeError` where matplotlib is missing."""
+    for draw in FIGURES.values():
+        yield from draw(document)
+
+
+def drawing_named(document: Document, name: str) -> Drawing:
+    """One figure: a name of `FIGURES` (of several the first), or its own, as "retrieval-passkey".
+
+    Raises `RopeError` for another name, for what was not measured, and where matplotlib is missing.
+    """
+    draw = FIGURES.get(name.partition("-")[0])
+    if draw is None:
+        raise RopeError(
+            "report: there is no figure of this name.", facts={"name": name}, cure=f"Choose from {', '.join(FIGURES)}."
+        )
+    found = {drawing.name: drawing for drawing in draw(document)}
+    if name in FIGURES and found:
+        return next(iter(found.values()))
+    if name not in found:
+        raise RopeError(
+            "report: the numbers of this figure were not measured.",
+            facts={"name": name, "drawn": ", ".join(found) or "none"},
+            cure="Measure them: --measure loss,use,retrieval." if not found else "Name one that is drawn.",
+        )
+    return found[name]

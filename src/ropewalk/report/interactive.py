@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ropewalk.atomic_io import finite
 from ropewalk.methods import METHODS
 from ropewalk.methods.method import Look
-from ropewalk.report.night import lighter
+from ropewalk.report.inline import lighter
 from ropewalk.report.record import Document
 
 DASHES = {"-": "", "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}

@@ -16,19 +16,19 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, family_name, trained_as
-from ropewalk.rope.axes import axes_from_sections, sections_of
 from ropewalk.rope.dimensions import (
+    axes_from_sections,
     axes_of,
     fraction_of,
     head_dim_of,
     max_position_embeddings_of,
     rotary_dim_of,
+    sections_of,
     theta_of,
 )
-from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers
-from ropewalk.rope.rope_parameters import rule_of, scaling_of
-from ropewalk.rope.rules.block import TRAINED_KEY
+from ropewalk.rope.layer_types import block_of_layer, blocks_of_layers, rule_of, scaling_of
 from ropewalk.rope.scaling import Ladder, Scaling
+from ropewalk.rope.values import TRAINED_KEY
 
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _VISION_KEYS = ("patch_size", "spatial_merge_size", "depth", "in_channels", "num_channels")

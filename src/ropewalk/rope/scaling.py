@@ -8,41 +8,26 @@ tracer or a meta-device context could change. Every subclass of `Scaling` is an 
 
 from typing import Any
 
-from ropewalk.rope.rules.base import RULES, Ladder, Scaling, rule_from_dict, rule_of_type
-from ropewalk.rope.rules.checks import Variant
-from ropewalk.rope.rules.cope import CoPE
-from ropewalk.rope.rules.interpolation import ABF, NTK, DynamicNTK, Linear
-from ropewalk.rope.rules.llama3 import Llama3
-from ropewalk.rope.rules.longrope import LongRoPE
-from ropewalk.rope.rules.mrrope import MrRoPE
-from ropewalk.rope.rules.per_axis import PerAxis
-from ropewalk.rope.rules.proportional import Proportional
-from ropewalk.rope.rules.resonance import Resonance
-from ropewalk.rope.rules.stacked import Stacked
-from ropewalk.rope.rules.yarn import YaRN, yarn_mscale
-
-__all__ = [
-    "ABF",
-    "NTK",
-    "RULES",
-    "CoPE",
-    "DynamicNTK",
-    "Ladder",
-    "Linear",
-    "Llama3",
-    "LongRoPE",
-    "MrRoPE",
-    "PerAxis",
-    "Proportional",
-    "Resonance",
-    "Scaling",
-    "Stacked",
-    "Variant",
-    "YaRN",
-    "rule_from_dict",
-    "rule_of_type",
-    "yarn_mscale",
-]
+from ropewalk.rope.rules.base import RULES as RULES
+from ropewalk.rope.rules.base import Ladder as Ladder
+from ropewalk.rope.rules.base import Scaling as Scaling
+from ropewalk.rope.rules.base import rule_from_dict as rule_from_dict
+from ropewalk.rope.rules.base import rule_of_type as rule_of_type
+from ropewalk.rope.rules.combined import PerAxis as PerAxis
+from ropewalk.rope.rules.combined import Stacked as Stacked
+from ropewalk.rope.rules.interpolation import ABF as ABF
+from ropewalk.rope.rules.interpolation import NTK as NTK
+from ropewalk.rope.rules.interpolation import DynamicNTK as DynamicNTK
+from ropewalk.rope.rules.interpolation import Linear as Linear
+from ropewalk.rope.rules.interpolation import Llama3 as Llama3
+from ropewalk.rope.rules.longrope import LongRoPE as LongRoPE
+from ropewalk.rope.rules.selected_pairs import CoPE as CoPE
+from ropewalk.rope.rules.selected_pairs import Proportional as Proportional
+from ropewalk.rope.rules.selected_pairs import Resonance as Resonance
+from ropewalk.rope.rules.yarn import MrRoPE as MrRoPE
+from ropewalk.rope.rules.yarn import YaRN as YaRN
+from ropewalk.rope.rules.yarn import yarn_mscale as yarn_mscale
+from ropewalk.rope.values import Variant as Variant
 
 
 def __getattr__(name: str) -> Any:

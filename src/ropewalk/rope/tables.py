@@ -13,9 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ropewalk import compiled
-from ropewalk.compiled import fresh
-from ropewalk.eager import constant_to_compilers, reasons_for_mathematics
+from ropewalk.dispatch import constant_to_compilers, fresh, kernels, reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import as_whole
 from ropewalk.shapes import Int, Real
@@ -67,7 +65,7 @@ def _compiled_may(
     first: tuple[int, tuple[float, ...]] | None,
 ) -> bool:
     """Whether the compiled tables can serve: plain eager tensors on the CPU, and no gradient to keep."""
-    if compiled.kernels is None or reasons_for_mathematics(position_ids) or not position_ids.is_cpu:
+    if kernels is None or reasons_for_mathematics(position_ids) or not position_ids.is_cpu:
         return False
     if axes is not None and first is not None:  # each pair would need a rule of its own
         return False
@@ -91,7 +89,7 @@ def _compiled_tables(
     given = columns.to(torch.float64).contiguous() if isinstance(columns, Tensor) else tuple(columns)
     pairs = given.shape[-1] if isinstance(given, Tensor) else len(given)
     cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype, device="cpu")) for _ in range(2))
-    compiled.kernels.tables(torch.get_num_threads(), flat, given, axes, first, cos, sin)  # type: ignore[union-attr]
+    kernels.tables(torch.get_num_threads(), flat, given, axes, first, cos, sin)  # type: ignore[union-attr]
     return cos, sin
 
 
@@ -128,7 +126,9 @@ def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
         shapes = "[seq] or [batch, seq]" if num_axes == 1 else "[seq, axes] or [batch, seq, axes]"
         cure = f"Give them as {shapes}."
         if num_axes > 1:
-            cure += " Hugging Face's axes-first ids: ids.movedim(0, -1); text ids: rw.text_positions(ids, axes)."
+            cure += (
+                " Hugging Face's axes-first ids: ids.movedim(0, -1); text ids: rw.positions.text_positions(ids, axes)."
+            )
         raise RopeError(
             f"{where}: `position_ids` has the wrong shape for {num_axes} axis/axes.",
             facts={"position_ids": position_ids, "axes": num_axes},

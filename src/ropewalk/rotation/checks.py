@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.backends.request import Turn
-from ropewalk.eager import reasons_for_mathematics
+from ropewalk.dispatch import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import as_whole
 

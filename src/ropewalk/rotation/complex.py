@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.eager import reasons_for_mathematics
+from ropewalk.dispatch import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.shapes import Float, Shaped
 

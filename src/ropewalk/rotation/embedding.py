@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.backends.request import Turn
-from ropewalk.eager import constant_to_compilers, reasons_for_mathematics
+from ropewalk.dispatch import constant_to_compilers, reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import (

@@ -28,7 +28,7 @@ class LearnedFrequencies(nn.Module):
     The parameter stays float32 whatever the module is cast to. After construction on meta and `to_empty`, call
     `reset_parameters()`. Source: Heo et al. 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
 
-    >>> from ropewalk.rope.axes import axes_from_sections
+    >>> from ropewalk.rope.dimensions import axes_from_sections
     >>> axes = axes_from_sections([4, 4])
     >>> config = RopeConfig(head_dim=16, interleaved=True, theta=10.0, axes=axes, axes_restart=True)
     >>> cos, sin = LearnedFrequencies(config, num_heads=3)(torch.rand(49, 2))

@@ -8,7 +8,7 @@ from torch import Tensor
 from ropewalk.backends import choose
 from ropewalk.backends.autograd import note_written, rotated
 from ropewalk.backends.request import Backend, Turn
-from ropewalk.eager import reasons_for_mathematics
+from ropewalk.dispatch import reasons_for_mathematics
 from ropewalk.rotation.checks import (
     Layout,
     check_apart,

@@ -15,10 +15,10 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
+from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.positions import Positions
 from ropewalk.models.precision import dtype_named
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.training.data import (
     Batch,
     CopyWarmup,

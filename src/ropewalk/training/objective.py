@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.compiled import fresh
+from ropewalk.dispatch import fresh
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import HeadFunction, ResultT
 from ropewalk.models.precision import to_float64

@@ -12,7 +12,7 @@ from torch import nn
 
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.verification.engine import TOP, Engine, NextTokens, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
@@ -77,7 +77,7 @@ class TransformersEngine:
                 facts={"model": str(path)},
                 cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
             )
-        from ropewalk.readers.live.loading import quietly
+        from ropewalk.readers.loading import quietly
 
         try:
             with quietly():

@@ -14,11 +14,11 @@ from ropewalk.attention.extensions import Extension
 from ropewalk.attention.extensions.base import Region, Rule, check_tokens, next_index, zero_index
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
-from ropewalk.models.positions import Positions
+from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.rope.rules.block import TRAINED_KEY
 from ropewalk.rope.scaling import Scaling, Stacked
+from ropewalk.rope.values import TRAINED_KEY
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
 FACTORS = (2.0, 4.0, 8.0)

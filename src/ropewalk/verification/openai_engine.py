@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ropewalk.errors import RopeError
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.verification.engine import TOP, NextTokens, NoAnswer, TooLong
 from ropewalk.version import __version__
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.readers.losses import Top
 from ropewalk.readers.reader import Reader
-from ropewalk.readers.top import Top
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__
 

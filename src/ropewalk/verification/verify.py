@@ -14,8 +14,8 @@ import torch
 
 from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
-from ropewalk.models.positions import Positions
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.config import Positions
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress, SilentProgress, say, shown
 from ropewalk.progress import expect as begin_stage
 from ropewalk.readers.adapters import open_reader, reader_of

@@ -1,4 +1,4 @@
-/** The model as Python packs it (`ropewalk.explorer.model_data`): a header, and weights in bfloat16, exactly as stored. */
+/** The model as Python packs it (`ropewalk.report.explorer_model`): a header, and weights in bfloat16, exactly as stored. */
 import { roomForWeights } from "./kernel.ts";
 
 export interface ModelConfig {

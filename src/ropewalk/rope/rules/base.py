@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.rules.block import TRAINED_KEY, Block, read_value
+from ropewalk.rope.values import TRAINED_KEY, Block, read_value
 
 
 @dataclass(frozen=True)

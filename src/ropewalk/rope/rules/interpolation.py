@@ -1,7 +1,8 @@
-"""One factor for all pairs, or one change of theta: position interpolation, NTK-aware scaling, an adjusted base."""
+"""Rules that change frequencies by formula: position interpolation, NTK-aware, adjusted base, Llama 3.1."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,9 +11,18 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.rules.base import Ladder, Scaling
-from ropewalk.rope.rules.block import Block, number_of
-from ropewalk.rope.rules.checks import Variant, check_factor, check_variant
-from ropewalk.rope.values import is_number
+from ropewalk.rope.values import (
+    TRAINED_KEY,
+    Block,
+    Variant,
+    are_numbers,
+    check_factor,
+    check_length,
+    check_variant,
+    is_number,
+    number_of,
+    ramp,
+)
 
 
 @dataclass(frozen=True)
@@ -136,8 +146,8 @@ class DynamicNTK(Scaling):
 class ABF(Scaling):
     """Adjusted base frequency: RoPE with another, larger `theta` in place of the config's.
 
-    In a Hugging Face config it is a default block with that `rope_theta`. `ropewalk.rope.bounds.smallest_theta` finds
-    the one for a length. Source: Xiong et al. 2023, arXiv:2309.16039, section 4.1.
+    In a Hugging Face config it is a default block with that `rope_theta`. `ropewalk.rope.frequencies.smallest_theta`
+    finds the one for a length. Source: Xiong et al. 2023, arXiv:2309.16039, section 4.1.
 
     >>> ABF(theta=1e6).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
     [1.0, 0.001]
@@ -159,3 +169,47 @@ class ABF(Scaling):
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": float(self.theta)}
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """Llama 3.1's: fast pairs stay, slow pairs are divided by `factor`, a ramp joins them; no attention factor.
+
+    Pairs with at least `high_freq_factor` turns stay, with at most `low_freq_factor` are divided.
+    Source: Meta's llama-models (Llama 3.1), `apply_scaling`; transformers' `llama3`.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+    rope_type: ClassVar[str] = "llama3"
+    hf_names: ClassVar[tuple[str, ...]] = ("llama3",)
+    required_keys: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor", TRAINED_KEY)
+
+    def __post_init__(self) -> None:
+        check_factor("Llama3", self.factor)
+        check_length("Llama3", self.original_max_position_embeddings)
+        bands = self.high_freq_factor, self.low_freq_factor
+        if not (are_numbers(*bands) and self.high_freq_factor >= self.low_freq_factor > 0):
+            raise RopeError(
+                "Llama3: `high_freq_factor` must not be below `low_freq_factor`, and both above 0.",
+                facts={"high_freq_factor": self.high_freq_factor, "low_freq_factor": self.low_freq_factor},
+                cure="The published values are low_freq_factor=1, high_freq_factor=4.",
+            )
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        scaled = []
+        for f in ladder.inv_freq():
+            turns = self.original_max_position_embeddings * f / (2 * math.pi)
+            kept = ramp(turns, low, high)
+            scaled.append(f / self.factor * (1 - kept) + f * kept)
+        return scaled
+
+    @property
+    def original_length(self) -> int | None:
+        return self.original_max_position_embeddings
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return int(self.factor * self.original_max_position_embeddings)

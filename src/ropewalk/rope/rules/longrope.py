@@ -9,9 +9,16 @@ from typing import Any, ClassVar
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.rules.base import Ladder, Scaling
-from ropewalk.rope.rules.block import TRAINED_KEY, Block, check_trained_ratio
-from ropewalk.rope.rules.checks import check_above_zero, check_factor, check_length
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.values import (
+    TRAINED_KEY,
+    Block,
+    as_whole,
+    check_above_zero,
+    check_factor,
+    check_length,
+    check_trained_ratio,
+    is_number,
+)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ropewalk.checkpoints.load import load_classifier, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.classifier import TextClassifier
-from ropewalk.models.tokens import Tokenizer
+from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.training.checkpoint import read_tensors, write_tensors
 from ropewalk.training.classification.dataset import (

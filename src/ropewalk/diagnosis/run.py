@@ -1,0 +1,289 @@
+"""A prepared run of the doctor: its steps and its conclusion."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ropewalk.audit.audit import Audit
+from ropewalk.audit.findings import Finding
+from ropewalk.diagnosis.document import Diagnosis, at_run_time, config_changes
+from ropewalk.diagnosis.rules import TOLERATED, Use, forgets
+from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.diagnosis.verdict import Verdict
+from ropewalk.diagnosis.wording import RunFacts, decide, plain_command
+from ropewalk.ledger import Ledger
+from ropewalk.measure.answers import RetrievalMeasurement
+from ropewalk.measure.copy_test import UseMeasurement, UseRun
+from ropewalk.measure.estimate import Clock, Estimate, Outlook, Trial, likely_methods
+from ropewalk.measure.losses import Measurement, gather, run
+from ropewalk.measure.plan import Plan
+from ropewalk.measure.retrieval import RetrievalRun
+from ropewalk.measure.scaling import ScalingReading
+from ropewalk.methods import METHODS
+from ropewalk.models.precision import chosen_dtype
+from ropewalk.processes import current
+from ropewalk.progress import Display, Progress, expect, say, shown
+from ropewalk.readers.digest import environment_of
+from ropewalk.readers.reader import Reader
+
+NOT_REPEATED = ("state", "resume", "minutes")  # which change no number of a run with given windows and methods
+
+
+def conclude(
+    measurement: Measurement,
+    use: Use | None = None,
+    *,
+    command: Callable[[int], str] = plain_command,
+    room: int | None = None,
+    workers: int = 1,
+    further_seconds: float = 0.0,
+    library: str = "ropewalk",
+) -> Verdict:
+    """The verdict on what was measured; `decide` has the rules.
+
+    - `use`: what was measured of the use of far tokens. `command`: what measures the same with other windows of each
+      text, of which the shortest holds `room`. `workers`: windows measured at one time. `further_seconds`: of work on
+      these windows besides the losses. `library`: what computed the model.
+    """
+    seconds = further_seconds + sum(
+        window.seconds
+        for name, windows in measurement.results.items()
+        if name not in measurement.same_as
+        for window in windows
+    )
+    facts = RunFacts(texts=measurement.protocol.texts, room=room, seconds=seconds / workers, command=command)
+    verdict = decide(measurement.losses(), use, facts)
+    if verdict.method is None:
+        return verdict
+    call = at_run_time(verdict.method, measurement, library=library)
+    config = config_changes(verdict.method, measurement)
+    if call is None and config["rope_parameters"] is not None:
+        return dataclasses.replace(verdict, config=measurement.config_form.whole(config))
+    how = f"in Python it is {call}" if call else "it works while the model runs"
+    return dataclasses.replace(verdict, sentence=f"{verdict.sentence} No config.json can express it; {how}.")
+
+
+def doctor_command(model: object, settings: DoctorSettings, **changes: Any) -> str:
+    """The command of a run with these settings, or the call in Python where no command can say the model or the text.
+
+    Of an absolute path only its last name is in it, so that a record does not show anybody's folders.
+
+    >>> doctor_command("tiny", DoctorSettings(methods="yarn,ntk", seed=3), windows=9)
+    'ropewalk doctor tiny --windows 9 --methods yarn,ntk --seed 3'
+    """
+    settings = dataclasses.replace(settings, **changes)
+    given = [
+        (field, getattr(settings, field.name))
+        for field in dataclasses.fields(settings)
+        if field.name not in NOT_REPEATED and settings.changes(field.name)
+    ]
+    texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
+    if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in texts):
+        first = repr(_shown(model)) if isinstance(model, str | Path) else "model"
+        words = [first, *(f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given)]
+        return f"rw.doctor({', '.join(words)})"
+    words = ["ropewalk", "doctor", _shown(model)]
+    for field, value in given:
+        option = field.metadata.get("option", (f"--{field.name.replace('_', '-')}",))[0]
+        several = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        if field.metadata.get("commas"):
+            several = [",".join(map(str, several))]
+        for one in several:
+            words += [option] if one is True else [option, _shown(one)]
+    return shlex.join(words)
+
+
+def _shown(value: object) -> str:
+    """A value as it is typed; of an absolute path the last name."""
+    path = Path(str(value))
+    return path.name if path.is_absolute() else str(value)
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a run: `kept` results of its `kind` are in the ledger, and `due` are not."""
+
+    def __init__(self, kind: str, kept: int, due: int) -> None:
+        super().__init__(f"{kept} {kind} are kept, {due} are due; resume=True continues.")
+        self.kind, self.kept, self.due = kind, kept, due
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorRun:
+    """A run whose settings have been checked and whose model is loaded: what it will do, and the steps that do it.
+
+    - `audits`, `findings`: what the config says. `plan`, `windows`: what will be measured. `resumed`: how many losses
+      were in the ledger already. `retrieval`: the retrieval measurement, where it was asked for.
+    - `use`: the measurement of the use of far tokens, where it was asked for.
+    - `trial`: the model's pace, where it is known already. `left_out`: what did not fit into the minutes, in sentences.
+    - `frequencies`: what token frequencies lose on each window. `room`: windows that the shortest text holds.
+      `command`: what would measure the same with so many windows of each text.
+    - `reading`: whether the model was trained with its scaling, where that had to be measured.
+    """
+
+    settings: DoctorSettings
+    reader: Reader
+    name: str
+    audits: tuple[Audit, ...]
+    findings: tuple[Finding, ...]
+    plan: Plan
+    windows: Tensor
+    ledger: Ledger
+    resumed: int
+    retrieval: RetrievalRun | None
+    use: UseRun | None = None
+    trial: Trial | None = None
+    left_out: tuple[str, ...] = ()
+    frequencies: tuple[float, ...]
+    room: int
+    command: Callable[[int], str]
+    reading: ScalingReading | None = None
+
+    def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
+        """Measure everything that was asked for; `progress` as for `doctor`."""
+        with self.at_work(), shown("doctor", progress) as display:
+            for line in self.left_out:
+                say(display, line)
+            if self.resumed:
+                say(display, f"Resumed: {self.resumed} measurements were there already.")
+            if isinstance(display, Display) and not current().together:  # a trial is one process's
+                display.begin("a short trial", 0)
+                found = self.estimate()
+                say(display, "All is measured already." if found is None else f"This takes {found.sentence}.")
+            losses = self.measure_losses(display)
+            use = self.measure_use(losses, display)
+            return self.diagnosis(losses, self.measure_retrieval(losses, display), use)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """For the time of the block no other process may begin this run again; it may join it."""
+        ledgers = [self.ledger, *(() if self.use is None else (self.use.ledger,))]
+        ledgers += [] if self.retrieval is None else [self.retrieval.ledger]
+        with ExitStack() as held:
+            for ledger in ledgers:
+                held.enter_context(ledger.at_work())
+            yield
+
+    @property
+    def outlook(self) -> Outlook:
+        """What tells how long this takes."""
+        return Outlook(
+            reader=self.reader,
+            plan=self.plan,
+            chunk=self.settings.chunk,
+            most_workers=self.settings.workers,
+            use=self.use,
+            retrieval=self.retrieval,
+            every=self.settings.names_methods,
+        )
+
+    def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
+        """How long the work that is due will take, and its memory, from a short trial; None where all is done."""
+        due, outlook = self.plan.due(self.ledger, chunk=self.settings.chunk), self.outlook
+        examined = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
+        if not due and not outlook.others(examined):
+            return None
+        trial = self.trial or outlook.try_out(self.windows[0], due, clock)
+        return outlook.estimate(due, examined, trial)
+
+    def measure_losses(self, progress: Progress) -> Measurement:
+        """The losses of every method on every window."""
+        due = self.plan.due(self.ledger, chunk=self.settings.chunk)
+        workers = self.outlook.workers(len(due))
+        expect(progress, sum(job.tokens for job in due))
+        try:
+            measured = run(
+                self.reader,
+                self.windows,
+                self.plan,
+                self.ledger,
+                chunk=self.settings.chunk,
+                workers=workers,
+                progress=progress,
+            )
+        except KeyboardInterrupt as stop:
+            raise RunInterrupted(
+                "measurements", len(self.ledger), len(self.plan.due(self.ledger, chunk=self.settings.chunk))
+            ) from stop
+        return dataclasses.replace(measured, frequencies=self.frequencies)
+
+    def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
+        """What distant tokens are worth to plain, the best method and crop; None where it was not asked for."""
+        if self.use is None:
+            return None
+        models = {name: UseRun.model(name, self.reader, self.plan) for name in examined_methods(losses)}
+        due = self.use.due(models)
+        expect(progress, sum(job.tokens for job in due))
+        try:
+            workers = self.outlook.workers(len(due))
+            return self.use.measure(models, workers=workers, progress=progress)
+        except KeyboardInterrupt as stop:
+            raise RunInterrupted("readings", len(self.use.ledger), len(self.use.due(models))) from stop
+
+    def measure_retrieval(self, losses: Measurement, progress: Progress) -> RetrievalMeasurement | None:
+        """The accuracies of the methods that were named, else of plain, the best method and crop; None where they were
+        not asked for."""
+        if self.retrieval is None:
+            return None
+        methods = self.retrieval.asked_methods(self.plan, examined_methods(losses), every=self.settings.names_methods)
+        expect(progress, sum(job.tokens for job in self.retrieval.due(methods)))
+        try:
+            return self.retrieval.measure(progress, methods=methods)
+        except KeyboardInterrupt as stop:
+            kept = len(self.retrieval.ledger)
+            raise RunInterrupted("texts", kept, len(self.retrieval.due(methods))) from stop
+
+    def diagnosis(
+        self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None
+    ) -> Diagnosis:
+        """What was found, put together."""
+        device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
+        _, choice = chosen_dtype(self.settings.dtype, device)
+        environment = {
+            **environment_of(device, self.reader.parameters),
+            "library": self.reader.library,
+            "dtype": dtype,
+            **({"dtype_choice": choice} if choice else {}),
+            "chunk": self.settings.chunk,
+            "model_digest": self.reader.digest(),
+        }
+        return Diagnosis(
+            name=self.name,
+            measurement=measurement,
+            verdict=conclude(
+                measurement,
+                use,
+                command=self.command,
+                room=self.room,
+                workers=self.outlook.workers(self.plan.protocol.total_windows),
+                further_seconds=0.0 if use is None else sum(use.seconds.values()),
+                library=self.reader.library,
+            ),
+            audits=self.audits,
+            findings=self.findings,
+            retrieval=retrieval,
+            use=use,
+            reading=self.reading,
+            environment=environment,
+            left_out=self.left_out,
+        )
+
+
+def examined_methods(measurement: Measurement) -> tuple[str, ...]:
+    """The methods whose use of far tokens is measured: plain, the best method, and crop.
+
+    The best has the lowest mean loss beyond the trained length of those that do not forget and whose mean within it is
+    at most 0.05 nats above plain's; it may be plain.
+    """
+    beyond = {name: sum(found) for name in measurement.results if (found := measurement.beyond(name)) is not None}
+    most = sum(measurement.within("plain")) + TOLERATED * measurement.protocol.total_windows
+    able = [name for name in beyond if not forgets(name) and sum(measurement.within(name)) <= most]
+    best = min(able, key=lambda name: beyond[name], default="plain")
+    return tuple(name for name in measurement.results if name in ("plain", best) or METHODS[name].crops)

@@ -1,0 +1,74 @@
+"""Whether a kernel may serve a tensor: the checks for plain eager tensors, and the compiled extension."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+Function = TypeVar("Function", bound=Callable[..., object])
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
+def reasons_for_mathematics(x: Tensor) -> list[str]:
+    """Why `x` must go through expressions that compilers and transforms can see; empty for a plain eager tensor."""
+    if torch.compiler.is_compiling():
+        return ["a compiler is tracing: it fuses the plain expression with its neighbours"]
+    reasons = []
+    if type(x) not in PLAIN:
+        reasons.append(f"{type(x).__name__} is a tensor subclass")
+    if torch._C._len_torch_dispatch_stack():
+        reasons.append("a dispatch mode is active")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        reasons.append("a function transform (torch.func) is active")
+    if forward_ad._current_level >= 0:
+        reasons.append("forward-mode differentiation is active")
+    if torch._C._get_tracing_state() is not None:
+        reasons.append("torch.jit is tracing")
+    if not reasons and x.is_neg():
+        reasons.append("it is a lazily negated view, as freqs_cis.conj().imag is")
+    if not reasons and not torch._C._has_storage(x):
+        reasons.append("it has no memory of its own, as gradients have under is_grads_batched=True")
+    return reasons
+
+
+def constant_to_compilers(function: Function) -> Function:
+    """`torch.compiler.assume_constant_result`, which imports dynamo: longer than all of torch, and for compilers alone.
+
+    Returns the same function; a compiler then calls it while it traces, and puts the result into the graph.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+_HUGE = 4 << 20  # bytes from which fresh memory is asked for in huge pages
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """`ropewalk._kernels`, built from backends/csrc; missing where no compiler was at hand when ropewalk was built."""
+    try:
+        module = importlib.import_module("ropewalk._kernels")
+        module.use_exchange(Tensor.__dlpack_c_exchange_api__)
+    except (ImportError, AttributeError) as error:
+        return None, f"the compiled extension is missing ({error})"
+    return module, ""
+
+
+kernels, why_not = _load()
+
+
+def new_like(x: Tensor) -> Tensor:
+    """`torch.empty_like` of a plain tensor on the CPU, its memory in huge pages where it is large."""
+    return fresh(torch.empty_like(x))
+
+
+def fresh(out: Tensor) -> Tensor:
+    """A tensor just allocated on the CPU, its memory in huge pages where it is large."""
+    if out.nbytes >= _HUGE and kernels is not None:
+        kernels.use_huge_pages(out)
+    return out

@@ -1,0 +1,556 @@
+"""The table of model families: what each class rotates and what shape its decoder has, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ropewalk.families.family import ALTERNATING, HALF, INTERLEAVED, Condition, DecoderShape, FamilyTable, two_thetas
+
+FAMILIES = FamilyTable()
+
+# --- those that our decoder can express
+_COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "head_dim": None,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "residual_dropout": 0.0,
+}
+_WINDOWED: dict[str, Any] = {
+    **_COMMON,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+FAMILIES.add(
+    "llama",
+    HALF,
+    decoder=DecoderShape(
+        "LlamaForCausalLM",
+        {**_COMMON, "num_key_value_heads": None, "max_position_embeddings": 2048},
+        mlp_bias=True,
+    ),
+)
+FAMILIES.add(
+    "mistral",
+    HALF,
+    sliding_window=4096,
+    windowed=True,
+    decoder=DecoderShape(
+        "MistralForCausalLM",
+        {**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+        qkv_bias=False,
+        windows="all",
+    ),
+)
+FAMILIES.add(
+    "ministral",
+    HALF,
+    decoder=DecoderShape(
+        "MinistralForCausalLM",
+        {
+            **_WINDOWED,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "use_sliding_window": True,
+            "max_window_layers": 0,
+        },
+        qkv_bias=False,
+        windows="by layer type",
+    ),
+)
+FAMILIES.add("qwen2", HALF, decoder=DecoderShape("Qwen2ForCausalLM", _WINDOWED, qkv_bias=True, windows="by layer type"))
+FAMILIES.add(
+    "qwen3",
+    HALF,
+    head_dim=128,
+    decoder=DecoderShape("Qwen3ForCausalLM", {**_WINDOWED, "head_dim": 128}, qk_norm=True, windows="by layer type"),
+)
+FAMILIES.add(
+    "smollm3",
+    HALF,
+    theta=2_000_000.0,
+    decoder=DecoderShape(
+        "SmolLM3ForCausalLM",
+        {
+            **_WINDOWED,
+            "num_key_value_heads": 4,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+        mlp_bias=True,
+        windows="by layer type",
+    ),
+)
+
+# --- half-split pairs over the whole head
+FAMILIES.add(
+    "qwen2_moe qwen3_moe olmo olmo2 olmoe granite granitemoe "
+    "granitemoeshared granite_docling_text granite4_vision_text diffllama doge dots1 aria_text "
+    "chameleon deepseek_ocr2_text eurobert esmc falcon_h1 hyperclovax idefics jais2 kyutai_speech_to_text mimi "
+    "moshi unlimited_ocr_text voxtral_realtime_text arcee gradium_phonon_tts pocket_tts mimi_encoder mimi_decoder "
+    "lasr_encoder deepseek_ocr2_encoder pocket_tts_audio_tokenizer nemotron3_diarization_audio",
+    HALF,
+)
+FAMILIES.add("starcoder2", HALF, windowed=True)
+FAMILIES.add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
+FAMILIES.add("gemma gemma2 vaultgemma t5_gemma_module", HALF, head_dim=256)
+FAMILIES.add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
+FAMILIES.add("mixtral phimoe", HALF, theta=1_000_000.0, windowed=True)
+FAMILIES.add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
+FAMILIES.add("evolla", HALF, theta=500_000.0)
+FAMILIES.add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
+FAMILIES.add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
+FAMILIES.add("esm", HALF, switch=("position_embedding_type", "rotary", "absolute"))
+_CONFORMER = replace(HALF, theta_key="rotary_embedding_base")
+FAMILIES.add("wav2vec2-bert", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative_key"))
+FAMILIES.add("wav2vec2-conformer", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"))
+FAMILIES.add(
+    "seamless_m4t",
+    _CONFORMER,
+    switch=("position_embeddings_type", "rotary", "relative"),
+    heads_key="speech_encoder_attention_heads",
+)
+FAMILIES.add(  # values turn as well
+    "clvp_encoder",
+    HALF,
+    projected=32,
+    sizes={"projection_dim": 768, "num_attention_heads": 12},
+    switch=("use_rotary_embedding", True, True),
+    fixed=True,
+)
+FAMILIES.add("nanochat", HALF, backwards=True)
+FAMILIES.add("nomic_bert", HALF, theta=1_000.0)
+FAMILIES.add("gte", HALF, theta=160_000.0)
+FAMILIES.add("jina_embeddings_v3", HALF, theta=20_000.0)
+FAMILIES.add("hy_v3", HALF, theta=11_158_840.0, head_dim=128)
+FAMILIES.add("timesfm2_5", HALF, head_dim=80)
+FAMILIES.add("neucodec xcodec2 voxtral_realtime_encoder", HALF, head_dim=64)
+FAMILIES.add("hunyuan_v1_dense hunyuan_v1_moe", HALF, meanings={"dynamic": ("ntk", "alpha")})
+FAMILIES.add("jetmoe", HALF, head_dim=128)
+FAMILIES.add("falcon", HALF, switch=("alibi", False, False), max_position_embeddings=2048)
+FAMILIES.add("dbrx", HALF, max_position_embeddings=2048)
+FAMILIES.add(
+    "zamba2",
+    HALF,
+    head_width=2,
+    sizes={"hidden_size": 2560, "num_attention_heads": 32},
+    head_dim_keys=("head_dim", "attention_head_dim"),
+    switch=("use_mem_rope", True, False),
+)
+FAMILIES.add("granitemoehybrid", HALF, switch=("position_embedding_type", "rope", None))
+FAMILIES.add("exaone4 exaone_moe", HALF, **ALTERNATING, sliding_window=4096, nope_needs_window=True)
+FAMILIES.add("kolibri1", HALF, **ALTERNATING, head_dim=128, sliding_window=513, nope_needs_window=True)
+FAMILIES.add("afmoe", HALF, **ALTERNATING, head_dim=128)
+FAMILIES.add("flint", HALF, **ALTERNATING, head_dim=128, sliding_window=513, rope_needs_window=True)
+
+# --- half-split, whole head, with a scaling rule as the class default
+GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+MINISTRAL = ("llama_4_scaling_beta", "max_position_embeddings")
+FAMILIES.add("gpt_oss", HALF, theta=150_000.0, head_dim=64, block=GPT_OSS)
+FAMILIES.add("apertus", HALF, theta=12_000_000.0, block={**_LLAMA3, "factor": 8.0, "rope_theta": 12_000_000.0})
+FAMILIES.add("cwm", HALF, theta=1_000_000.0, head_dim=128, block={**_LLAMA3, "factor": 16.0, "rope_theta": 1_000_000.0})
+FAMILIES.add(
+    "higgs_audio_v2",
+    HALF,
+    head_dim=128,
+    block={
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 32.0,
+        "low_freq_factor": 0.125,
+        "high_freq_factor": 0.5,
+        "original_max_position_embeddings": 1024,
+    },
+)
+FAMILIES.add(
+    "ministral3",
+    HALF,
+    head_dim=128,
+    keys=MINISTRAL,
+    block={
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+)
+
+# --- half-split, partial
+FAMILIES.add("gpt_neox", HALF, partial=0.25, fraction_keys=("rotary_pct",))
+FAMILIES.add("stablelm", HALF, partial=0.25)
+FAMILIES.add("bamba glm4_moe nemotron persimmon phi recurrent_gemma", HALF, partial=0.5)
+FAMILIES.add("glmasr_encoder dots3_note_audio_encoder", HALF, partial=0.5)
+FAMILIES.add(
+    "nemotron3_5_transcribe_asr_audio",
+    HALF,
+    partial=1.0,
+    block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+)
+FAMILIES.add("gpt_neox_japanese", HALF, partial=1.0, fraction_keys=("rotary_pct",))
+FAMILIES.add("phi3 phi4_multimodal", HALF, partial=1.0, windowed=True, meanings={"yarn": ("longrope", None)})
+FAMILIES.add("solar_open", HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
+FAMILIES.add("minimax_m2 minimax_m3_vl_text", HALF, partial=1.0, theta=5_000_000.0, head_dim=128)
+FAMILIES.add("qwen3_next", HALF, partial=0.25, head_dim=256)
+
+
+MLA = replace(INTERLEAVED, mla=True, head_dim=64)
+
+# --- interleaved pairs
+FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, looked_up="embed_positions")
+FAMILIES.add(  # with `rotary_value`, values turn as well
+    "roformer",
+    INTERLEAVED,
+    fixed=True,
+    sizes={"hidden_size": 768, "num_attention_heads": 12},
+    looked_up="embed_positions.weight",
+)
+FAMILIES.add("cohere", INTERLEAVED, theta=500_000.0)
+FAMILIES.add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, rope_needs_window=True)
+_FORCED = "its first dense layers rotate though they see everything, and other layers of that type do not"
+FAMILIES.add(
+    "cohere2_moe",
+    INTERLEAVED,
+    **ALTERNATING,
+    head_dim=128,
+    sliding_window=4096,
+    rope_needs_window=True,
+    holds={
+        "first_k_dense_replace": Condition(_FORCED, values=(None, 0)),
+        "mlp_layer_types": Condition(_FORCED, without="dense"),
+    },
+)
+FAMILIES.add("helium", INTERLEAVED, theta=100_000.0, head_dim=128)
+FAMILIES.add("ernie4_5", INTERLEAVED, theta=500_000.0, head_dim=128)
+FAMILIES.add("ernie4_5_moe blt_local_encoder blt_local_decoder blt_global_transformer", INTERLEAVED, theta=500_000.0)
+FAMILIES.add("blt_patcher", INTERLEAVED)
+FAMILIES.add(
+    "llama4_text",
+    INTERLEAVED,
+    theta=500_000.0,
+    head_dim=128,
+    layer_types=("chunked_attention", "full_attention"),
+    nope=("full_attention",),
+    flags="no_rope_layers",
+    window_key="attention_chunk_size",
+    sliding_window=8192,
+)
+FAMILIES.add("glm glm4", INTERLEAVED, partial=0.5, head_dim=128)
+FAMILIES.add("moonshine", INTERLEAVED, partial=0.9)
+FAMILIES.add(
+    "moonshine_streaming", INTERLEAVED, partial=1.0, block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.8}
+)
+FAMILIES.add("pe_audio_encoder pe_video_encoder pe_audio_video_encoder", INTERLEAVED, theta=20_000.0, head_dim=128)
+FAMILIES.add("openai_privacy_filter", INTERLEAVED, theta=150_000.0, head_dim=64, block=GPT_OSS)
+
+# --- a slice of qk_rope_head_dim features turns (multi-head latent attention)
+FAMILIES.add("deepseek_v2 deepseek_v32 glm_moe_dsa", MLA)
+FAMILIES.add("deepseek_v3 axk1 youtu", MLA, reads_flag=True)
+FAMILIES.add("glm4_moe_lite", MLA, reads_flag=True, partial=1.0)
+FAMILIES.add("bailing_hybrid", MLA, theta=6_000_000.0)
+FAMILIES.add("longcat_flash", MLA, theta=10_000_000.0)
+FAMILIES.add(
+    "mistral4",
+    MLA,
+    reads_flag=True,
+    keys=MINISTRAL,
+    max_position_embeddings=1_048_576,
+    block={
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+)
+FAMILIES.add("axk2", MLA, head_dim=32)
+FAMILIES.add(
+    "dots3_note_text",
+    MLA,
+    blocks={"indexed_attention": {"rope_theta": 80_000_000.0}, "sliding_attention": {"rope_theta": 50_000.0}},
+    theta_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
+    holds={"swa_qk_rope_head_dim": Condition("its sliding layers turn another slice", values=(None, 64))},
+)
+FAMILIES.add(  # the last features of a head turn, and those of the attention's output turn back
+    "deepseek_v4",
+    MLA,
+    blocks={"main": {"rope_theta": 10_000.0}, "compress": {"rope_theta": 160_000.0}},
+    theta_keys={"main": "rope_theta", "compress": "compress_rope_theta"},
+    scaled=("compress",),
+    scaled_block={"yarn": {"attention_factor": 1.0}},
+    thetas_on_top=True,
+    block_of={
+        "sliding_attention": "main",
+        "compressed_sparse_attention": "compress",
+        "heavily_compressed_attention": "compress",
+    },
+)
+FAMILIES.add("minicpm3", MLA, interleaved=False, head_dim=32)
+FAMILIES.add("hy_v4", MLA, interleaved=False)
+
+
+_GEMMA3_KEYS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+_BERT_KEYS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
+_PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+_GEMMA3 = replace(HALF, head_dim=256, blocks=two_thetas(1e4, 1e6), theta_keys=_GEMMA3_KEYS, scaled=("full_attention",))
+_GEMMA4 = replace(
+    HALF,
+    head_dim=256,
+    blocks=two_thetas(1e4, 1e6, **_PROPORTIONAL),
+    head_dim_of={"full_attention": ("global_head_dim", 512)},
+)
+_MODERNBERT = replace(
+    HALF,
+    blocks=two_thetas(1e4, 160_000.0),
+    theta_keys=_BERT_KEYS,
+    scaled=("full_attention", "sliding_attention"),
+    window_key="local_attention",
+    sliding_window=128,
+)
+FAMILIES.add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, max_position_embeddings=131_072)
+FAMILIES.add("gemma3n_text", _GEMMA3, max_position_embeddings=32_768)
+FAMILIES.add("gemma4_text gemma4_unified_text diffusion_gemma_text", _GEMMA4)
+FAMILIES.add("embedding_gemma2_text", _GEMMA4, blocks=two_thetas(1e4, 1e6))
+FAMILIES.add("modernbert modernbert-decoder", _MODERNBERT)
+FAMILIES.add(
+    "olmo3",
+    HALF,
+    blocks=two_thetas(500_000.0, 500_000.0),
+    theta_keys={"full_attention": "rope_theta", "sliding_attention": "rope_theta"},
+    scaled=("full_attention",),
+)
+FAMILIES.add(
+    "lfm3", HALF, head_dim=128, blocks=two_thetas(1e4, 1e6, rope_type="proportional", partial_rotary_factor=0.5)
+)
+FAMILIES.add("ultrabert", HALF, blocks=two_thetas(1e4, 2_560_000.0))
+FAMILIES.add(
+    "laguna",
+    HALF,
+    head_dim=128,
+    partial=1.0,
+    blocks={
+        "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_theta": 10_000.0},
+    },
+)
+FAMILIES.add(
+    "mellum",
+    HALF,
+    head_dim=128,
+    partial=1.0,
+    blocks={
+        "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 1.0},
+        "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    },
+)
+FAMILIES.add(
+    "mimo_v2_flash",
+    HALF,
+    head_dim=192,
+    partial=0.334,
+    scaled_partial=1.0,
+    blocks={
+        "full_attention": {"rope_theta": 5_000_000.0, "partial_rotary_factor": 0.334},
+        "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.334},
+    },
+)
+FAMILIES.add("beam", HALF, head_dim=128, blocks={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None})
+FAMILIES.add("granite_swa granitemoe_swa", HALF, thetas="layer_rope_theta")
+_MUSE = replace(
+    HALF,
+    thetas="layer_rope_theta",
+    layer_types=ALTERNATING["layer_types"],
+    nope=ALTERNATING["nope"],
+    nope_from_last=4,
+)
+FAMILIES.add("muse_glimmer_text", _MUSE, head_dim=128)
+FAMILIES.add("muse_spark_text", _MUSE, theta=500_000.0, head_dim=64)
+FAMILIES.add(
+    "step3p5",
+    HALF,
+    head_dim=128,
+    partial=1.0,
+    thetas="rope_theta",
+    fractions="partial_rotary_factors",
+    scaled=("full_attention",),
+)
+FAMILIES.add(
+    "zaya",
+    HALF,
+    head_dim=128,
+    partial=1.0,
+    blocks={
+        "hybrid": {"rope_theta": 5_000_000.0, "partial_rotary_factor": 0.5},
+        "hybrid_sliding": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+)
+
+
+# --- half-split, three axes
+_QWEN2_VL = replace(HALF, theta=1_000_000.0, mrope="contiguous", mrope_section=(16, 24, 24))
+_QWEN3_VL = replace(HALF, theta=500_000.0, mrope="interleaved", mrope_section=(24, 20, 20))
+_QWEN3_5 = replace(HALF, partial=0.25, head_dim=256, mrope="interleaved", mrope_section=(11, 11, 10))
+FAMILIES.add("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", _QWEN2_VL)
+FAMILIES.add("paddleocr_vl_text", _QWEN2_VL, theta=500_000.0, head_dim=128)
+FAMILIES.add("qwen3_vl_text", _QWEN3_VL, head_dim=128)
+FAMILIES.add("qwen3_vl_moe_text", _QWEN3_VL)
+FAMILIES.add("qwen3_omni_moe_text", _QWEN3_VL, theta=1_000_000.0)
+FAMILIES.add("qwen3_5_text qwen3_5_moe_text", _QWEN3_5)
+FAMILIES.add("qwen2_5_omni_talker", _QWEN2_VL, head_dim=128)
+FAMILIES.add("qwen3_omni_moe_talker_text", _QWEN3_VL, theta=10_000.0)
+FAMILIES.add("qwen4_exp_text", _QWEN3_5, partial=1.0)
+FAMILIES.add(  # which of its layers turn, and how, every config says
+    "cohere_compass_text", _QWEN3_VL, theta=10_000.0, blocks={"full_attention": None, "sliding_attention": None}
+)
+FAMILIES.add(
+    "neomme",
+    HALF,
+    head_dim=64,
+    partial=1.0,
+    mrope="alternating",
+    blocks={
+        "full_attention": {"rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    },
+)
+FAMILIES.add("cosmos3_edge_text", _QWEN3_VL, theta=100_000_000.0, head_dim=128, block={"rope_theta": 100_000_000.0})
+FAMILIES.add("glm4v_moe_text", HALF, partial=0.5, mrope="contiguous", mrope_section=(8, 12, 12))
+FAMILIES.add("glm_image_text", HALF, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))
+FAMILIES.add("glm4v_text glm_ocr_text", INTERLEAVED, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))
+FAMILIES.add("ernie4_5_vl_moe_text", INTERLEAVED, theta=500_000.0, mrope="ernie", mrope_section=(22, 22, 20))
+
+# --- vision towers: positions are (row, column), whichever their class takes first
+FAMILIES.add(
+    "qwen2_vl_vision qwen2_5_vl_vision qwen2_5_omni_vision_encoder qwen3_vl_vision qwen3_vl_moe_vision "
+    "qwen3_omni_moe_vision_encoder qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision glm4v_vision glm4v_moe_vision "
+    "glm_ocr_vision glm5_next_vision ernie4_5_vl_moe_vision paddleocr_vl_vision exaone4_5_vision video_llama_3_vision "
+    "mlcd_vision_model cohere_compass_vision dots3_note_vision_encoder",
+    HALF,
+    axial=(0, 1),
+)
+FAMILIES.add("lfm3_vl_vision", HALF, axial=(0, 1), theta=1_000_000.0)
+FAMILIES.add("muse_glimmer_vision muse_spark_vision step3p5_vision", HALF, axial=(1, 0))
+FAMILIES.add("minimax_m3_vl_vision", HALF, axial=(0, 1, 2))
+FAMILIES.add("kimi_k25_vision", HALF, axial=(1, 0), in_turn=True)
+FAMILIES.add("inkling2_vision sam3_vit_model llama4_vision_model", INTERLEAVED, axial=(1, 0))
+FAMILIES.add(
+    "sam2_video sam3_tracker_video edgetam_video",
+    INTERLEAVED,
+    axial=(1, 0),
+    sizes={
+        "memory_attention_hidden_size": 256,
+        "memory_attention_num_attention_heads": 1,
+        "memory_attention_downsample_rate": 1,
+    },
+    width_key="memory_attention_hidden_size",
+    heads_key="memory_attention_num_attention_heads",
+    divisor_key="memory_attention_downsample_rate",
+    theta_key="memory_attention_rope_theta",
+)
+FAMILIES.add("pixtral", HALF, axial=(0, 1), one_ladder=True)
+FAMILIES.add("gemma4_vision", HALF, axial=(0, 1), halves=True, theta=100.0)
+FAMILIES.add("efficientloftr", INTERLEAVED, axial=(0, 1), in_turn=True, whole_width=True)
+
+# --- those that take coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
+FAMILIES.add("dinov3_vit eomt_dinov3 sapiens2", HALF, axial=(0, 1), theta=100.0)
+
+
+_PLAIN = ("default", "linear", "dynamic")  # rules without an attention factor
+_LONGROPE = "whether its LongRoPE also scales queries and keys is not known here"
+_STEPS = "beyond seq_length its frequencies change in steps of their own (up to it, `use_dynamic_ntk` may be false)"
+_TWO_POSITIONS = "ChatGLM-6B turns each half of a head by positions of its own"
+_DIVIDED = "ChatGLM2-6B-32K divides positions by its rope_ratio, where later models multiply theta by it"
+FAMILIES.add("internlm2 deepseek bailing_moe exaone", HALF)
+FAMILIES.add("internlm", HALF, holds={"rotary": Condition("its `rotary` block is not read here", values=(None,))})
+FAMILIES.add(
+    "minicpm", HALF, holds=dict.fromkeys(("rope_scaling", "rope_parameters"), Condition(_LONGROPE, rope_types=_PLAIN))
+)
+FAMILIES.add(
+    "baichuan", HALF, holds={"hidden_size": Condition("only the 7B models turn, others use ALiBi", values=(4096,))}
+)
+FAMILIES.add("qwen", HALF, partial=1.0, holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))})
+FAMILIES.add("minimax_text_01 minimax_m1", HALF, partial=1.0)
+FAMILIES.add("llada", HALF, switch=("rope", True, False))
+FAMILIES.add("kimi_k2", MLA)
+FAMILIES.add(
+    "chatglm",
+    INTERLEAVED,
+    partial=0.5,
+    theta_ratio="rope_ratio",
+    holds={
+        "position_encoding_2d": Condition(_TWO_POSITIONS, values=(None, False, 0)),
+        "original_rope": Condition("false pairs otherwise (CogAgent)", values=(None, True)),
+        "_name_or_path": Condition(_DIVIDED, without="chatglm2-6b-32k"),
+    },
+)
+SOURCES: dict[str, str] = {  # GitHub repositories at a commit; copies of a release where the release is no repository
+    "baichuan": "alibaba/alimama-video-narrator modeling_baichuan.py@58f8af3; 13B: Mrgengli/baichuan_python@c3b700b",
+    "bailing_moe": "inclusionAI/Ming modeling_bailing_moe.py@22f8315",
+    "chatglm": "THUDM/LongAlign modeling_chatglm.py@21d6e84; rope_ratio: vllm-project/vllm models/chatglm.py@028aedf",
+    "deepseek": "mindspore-lab/mindnlp models/deepseek/modeling_deepseek.py@4842e87",
+    "exaone": "ml-explore/mlx-lm models/exaone.py@1205638",
+    "internlm": "yangulei/internlm-20b modeling_internlm.py@5d2ec53",
+    "internlm2": "IntMeGroup/HarmonyIQA modeling_internlm2.py@79a7bf6",
+    "kimi_k2": "MoonshotAI/Kimi-K2 docs/deploy_guidance.md: DeepSeek-V3's code under another model_type",
+    "llada": "QuentinFitteRey/LLada-Reasoning modeling_llada.py@dad4f02",
+    "minicpm": "mindspore-lab/mindnlp models/minicpm/modeling_minicpm.py@8f4fefb",
+    "minimax_m1": "MiniMax-AI/vllm models/minimax_text_01.py@cc737ee",
+    "minimax_text_01": "MiniMax-AI/vllm models/minimax_text_01.py@cc737ee",
+    "qwen": "QwenLM/Qwen-Audio modeling_qwen.py@0b0e882",
+}
+
+
+REFUSED: dict[str, str] = {
+    "blt": "each of its four parts has a rope of its own, over bytes or over patches (pass the config of one part)",
+    "hunyuan_vl_text": "with different axes its formula is not a rotation",
+    "vjepa2": "its formula is not a rotation",
+    "kimi_linear": "it has no rotation",
+    "inkling2_text": "it has no rotation",
+    "mistral_large4_text": "its frequencies are multiplied by learned numbers, which only the checkpoint holds",
+    "qwen2_5_omni_dit": "of its heads only the first turns",
+    "olmo_hybrid": "its released checkpoints have no rotation (a null rope_theta says so)",
+}
+REFUSED |= {"mistral_large4": REFUSED["mistral_large4_text"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
+
+_ENCODINGS = {
+    "learned absolute positions": "gpt2 openai-gpt gpt_bigcode gpt_neo opt biogpt bert roberta xlm xlm-roberta "
+    "camembert distilbert albert electra ernie mobilebert longformer big_bird bart mbart blenderbot whisper "
+    "clip vit git trocr",
+    "sinusoidal absolute positions": "xglm marian pegasus m2m_100 ctrl fsmt speech_to_text",
+    "a relative position bias": "t5 mt5 umt5 longt5 switch_transformers pop2piano mpnet",
+    "relative positions": "deberta deberta-v2 xlnet transfo-xl funnel",
+    "ALiBi": "bloom mpt",
+    "no positions, because it is recurrent": "mamba mamba2 falcon_mamba rwkv xlstm",
+}
+NO_ROTATION: dict[str, str] = {name: encoding for encoding, names in _ENCODINGS.items() for name in names.split()}
+"""The position encoding of families without a rotary embedding, by `model_type`."""

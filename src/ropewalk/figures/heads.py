@@ -1,0 +1,279 @@
+"""Figures of attention: scores by distance, attention maps, the two pairings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    QUIET,
+    RED,
+    SKY,
+    bar,
+    caption,
+    heat,
+    length_ticks,
+    panel,
+    style,
+)
+from ropewalk.methods import Look  # fmt: skip
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+_MOVES = {
+    "both move": Look(BLUE, "-", "o"),
+    "only the query moves": Look(RED, "--", "s"),
+    "only the key moves": Look(GREEN, ":", "^"),
+}
+
+
+def shift(
+    grid: Any,
+    *,
+    start: tuple[int, int],
+    shifts: Sequence[int],
+    curves: Mapping[str, Sequence[float]],
+    spread: float,
+    note: str = "",
+) -> Figure:
+    """Left, scores `grid[m, n]` of a query at m and a key at n; right, scores along a shift (tokens) from `start`.
+
+    `spread` is how much the score differs in all while both move.
+    """
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9.2, 4.4))
+        left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.15))
+        image = heat(left, grid)
+        left.set_aspect("equal")
+        bar(figure, image, left, "score q·k / √head_dim", shrink=0.85)
+        m, n = start
+        ahead = len(grid) - 1 - max(m, n)
+        left.plot([n, n + ahead], [m, m + ahead], color="white", linewidth=3.2)
+        left.plot([n, n + ahead], [m, m + ahead], color=BLUE, linewidth=1.8)
+        left.plot([n], [m], color="white", marker="o", markersize=8, markeredgecolor=BLUE, markeredgewidth=1.8)
+        panel(left, "every query position, every key position")
+        left.set_xlabel("key position n (tokens)")
+        left.set_ylabel("query position m (tokens)")
+        for name, values in curves.items():
+            look = _MOVES.get(name, Look(QUIET))
+            right.plot(
+                shifts, values, color=look.color, linestyle=look.line, marker=look.marker,
+                markevery=max(1, len(shifts) // 8),
+                label=f"{name} (within {spread:.0e})" if name == "both move" else name,
+            )  # fmt: skip
+        right.set_xlim(shifts[0], shifts[-1])
+        length_ticks(right)
+        low, high = right.get_ylim()
+        right.set_ylim(low, high + 0.4 * (high - low))
+        panel(right, f"the circle (m = {m}, n = {n}) moved")
+        right.set_xlabel("shift (tokens)")
+        right.set_ylabel("score q·k / √head_dim")
+        right.legend(loc="upper left")
+        caption(figure, "A score depends on the distance alone", note)
+        return figure
+
+
+def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "") -> Figure:
+    """For each (name, patch, similarity): the similarity of one patch to every patch of a grid, the patch marked."""
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(1.4 + 3.1 * len(panels), 4.15))
+        grid = figure.subplots(1, len(panels), squeeze=False)[0]
+        low = min(float(values.min()) for _, _, values in panels)
+        for index, (axes, (name, (row, column), values)) in enumerate(zip(grid, panels, strict=True)):
+            image = heat(axes, values, vmin=low, vmax=1.0)
+            axes.set_aspect("equal")
+            axes.plot([column], [row], color="white", marker="x", markersize=7, markeredgewidth=3.2)
+            axes.plot([column], [row], color=RED, marker="x", markersize=6, markeredgewidth=1.8)
+            panel(axes, name)
+            axes.set_xlabel("column (patches)")
+            if index == 0:
+                axes.set_ylabel("row (patches)")
+        bar(figure, image, grid, "score / its largest (no unit)", shrink=0.8, pad=0.02)
+        caption(figure, "One patch against all others", note)
+        return figure
+
+
+def decay(
+    distances: Sequence[int],
+    *,
+    equal: Sequence[float],
+    bound: Sequence[float],
+    random_bands: Sequence[tuple[float, Sequence[float], Sequence[float]]],
+    random_mean: Sequence[float],
+    random_examples: Sequence[Sequence[float]],
+    heads: Mapping[str, Sequence[float]],
+    falling: str,
+    rising: str,
+    rising_count: int,
+    model: str,
+    note: str = "",
+) -> Figure:
+    """Score against distance (tokens): q = k with its bound; random q and k (bands: share, low, high); trained heads.
+
+    `heads` are mean scores by distance, each less its mean over distances; two of them are drawn in colour.
+    """
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11.5, 4.3))
+        first, second, third = figure.subplots(1, 3)
+        first.plot(distances, bound, color=QUIET, linestyle="--", linewidth=1.4, label="the paper's bound, scaled")
+        first.plot(distances, equal, color=BLUE, label="equal pairs, q = k")
+        first.legend(loc="upper right")
+        panel(first, "q = k: decays, and not evenly")
+        first.set_ylabel("score / |q| |k| (no unit)")
+        for number, (share, low, high) in enumerate(random_bands):
+            second.fill_between(
+                distances, low, high, color=ORANGE, alpha=0.25 + 0.25 * number, linewidth=0,
+                label=f"{share:.0%} of draws",
+            )  # fmt: skip
+        for number, line in enumerate(random_examples):
+            second.plot(distances, line, color=INK, linewidth=0.9, label=None if number else "single draws")
+        second.plot(distances, random_mean, color=BLUE, linewidth=2, linestyle="--", label="mean of draws")
+        second.set_ylim(top=1.35 * second.get_ylim()[1])
+        second.legend(loc="upper right", ncols=2, fontsize=8)
+        panel(second, "random q and k: no decay")
+        second.set_ylabel("score / |q| |k| (no unit)")
+        for name, values in heads.items():
+            if name not in (falling, rising):
+                third.plot(distances, values, color=PALE, linewidth=0.9, zorder=2)
+        third.plot([], [], color=PALE, linewidth=0.9, label="the other heads")
+        third.plot(distances, heads[falling], color=BLUE, zorder=4, label=f"falls most: {falling}")
+        third.plot(distances, heads[rising], color=RED, linestyle="--", zorder=4, label=f"rises again most: {rising}")
+        low, high = third.get_ylim()
+        third.set_ylim(low, high + 0.25 * (high - low))
+        third.legend(loc="upper right", fontsize=8)
+        panel(third, f"{model}: {rising_count} of {len(heads)} heads rise again")
+        third.set_ylabel("mean score q·k / √head_dim, less its mean")
+        for axes in (first, second, third):
+            axes.axhline(0, color=QUIET, linewidth=0.8)
+            axes.set_xlim(distances[0], distances[-1])
+            axes.set_xlabel("distance (tokens)")
+            length_ticks(axes)
+        caption(figure, "Rotation allows decay with distance, and does not enforce it", note)
+        return figure
+
+
+LEAST = 1e-3  # weights below share one colour
+
+
+def maps(rows: Sequence[tuple[str, Sequence[Any]]], *, columns: Sequence[str], note: str = "") -> Figure:
+    """One row for each (label, weights `[queries, keys]` of each column); later keys are left white."""
+    with style():
+        import numpy as np
+        from matplotlib.colors import LogNorm
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(2.0 + 2.7 * len(columns), 1.3 + 2.75 * len(rows)))
+        grid = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
+        image = None
+        for index, (label, weights) in enumerate(rows):
+            for axes, values, name in zip(grid[index], weights, columns, strict=True):
+                hidden = np.triu(np.ones(values.shape, dtype=bool), 1)
+                shown = np.ma.masked_where(hidden, np.maximum(values, LEAST))
+                image = heat(axes, shown, norm=LogNorm(LEAST, 1.0))
+                axes.set_aspect("equal")
+                axes.spines[["left", "bottom"]].set_visible(False)
+                if index == 0:
+                    first, colon, rest = name.partition(": ")
+                    panel(axes, f"{first}\n{rest}" if colon else f"{first}\n")
+                if index == len(rows) - 1:
+                    axes.set_xlabel("key position (tokens)")
+            grid[index][0].set_ylabel(f"{label}\n\nquery position (tokens)")
+        if image is not None:
+            bar(figure, image, grid, f"attention weight (no unit; up to {LEAST:g} alike)", shrink=0.6, pad=0.02)
+        caption(figure, "Attention maps: what rotation does, and what a shift does not", note)
+        return figure
+
+
+_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, QUIET, INK)
+_BARS = {
+    "its own pairing": Look(BLUE, ""),
+    "the wrong pairing": Look(RED, "////"),
+    "converted": Look(SKY, "...."),
+}
+
+
+def pairing(
+    pairs: Mapping[str, Sequence[tuple[int, int]]], *, losses: Mapping[str, Mapping[str, Any]], note: str = ""
+) -> Figure:
+    """Left, the features of each pair joined by arcs, for each convention; right, loss (nats per token) of each model.
+
+    Of each model `losses` holds "bars", (mean, low, high) by case, and "uniform", the loss of an even guess.
+    """
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.patches import FancyBboxPatch
+
+        width = max(4.9, 2.4 + 1.7 * len(losses))
+        figure = Figure(figsize=(4.5 + width, 4.8))
+        left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(4.5, width))[0]
+        tall = [1.3 + 0.32 * len(joined) * (joined[0][1] - joined[0][0] > 1) for joined in pairs.values()]
+        grid = left.subplots(len(pairs), 1, squeeze=False, height_ratios=tall)[:, 0]
+        for axes, (name, joined) in zip(grid, pairs.items(), strict=True):
+            features = 2 * len(joined)
+            top = 0.0
+            for number, (a, b) in enumerate(joined):
+                color = _COLORS[number % len(_COLORS)]
+                for feature in (a, b):
+                    axes.add_patch(
+                        FancyBboxPatch(
+                            (feature - 0.33, -0.3), 0.66, 0.6, boxstyle="round,pad=0,rounding_size=0.12",
+                            facecolor="white", edgecolor=color, linewidth=2,
+                        )
+                    )  # fmt: skip
+                    axes.text(feature, 0, str(number), ha="center", va="center", fontsize=10, color=INK)
+                level = 0.6 + (0.32 * number if b - a > 1 else 0.0)  # arcs that cross each have a height of their own
+                axes.plot([a, a, b, b], [0.3, level, level, 0.3], color=color, linewidth=1.6)
+                top = max(top, level)
+            axes.set_xlim(-0.7, features - 0.3)
+            axes.set_ylim(-0.5, top + 0.2)
+            axes.set_aspect("equal", anchor="NW")
+            axes.grid(False)
+            axes.set_yticks([])
+            axes.spines["left"].set_visible(False)
+            axes.set_xticks(range(features))
+            panel(axes, name + " (number in the box: pair)")
+            axes.set_xlabel("feature of the head (index)")
+        caption(left, "Which features form a pair")
+        axes = right.add_subplot()
+        thick = 0.26
+        for place, of_model in enumerate(losses.values()):
+            for index, (case, (mean, low, high)) in enumerate(of_model["bars"].items()):
+                look = _BARS.get(case, Look(QUIET))
+                axes.bar(
+                    place + (index - 1) * thick, mean, thick * 0.9, color=look.color, hatch=look.line,
+                    edgecolor="white", linewidth=0, label=None if place else case,
+                )  # fmt: skip
+                axes.errorbar(
+                    place + (index - 1) * thick, mean, yerr=[[mean - low], [high - mean]], color=INK, linewidth=1.2,
+                    capsize=3,
+                )  # fmt: skip
+                axes.annotate(
+                    f"{mean:.2f}", (place + (index - 1) * thick, high), xytext=(0, 3), textcoords="offset points",
+                    ha="center", fontsize=9,
+                )  # fmt: skip
+            axes.plot(
+                [place - 0.45, place + 0.45], [of_model["uniform"]] * 2, color=QUIET, linestyle=":", linewidth=1.6
+            )
+        axes.set_xticks(range(len(losses)), list(losses))
+        axes.set_xlim(-0.6, len(losses) - 0.4)
+        axes.grid(axis="x", visible=False)
+        axes.set_ylabel("loss (nats per token)")
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=9, columnspacing=1.2)
+        caption(right, "What the wrong pairing costs")
+        if note:
+            figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
+        return figure

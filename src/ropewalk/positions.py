@@ -1,0 +1,554 @@
+"""Position ids: packed and padded batches, images and videos (M-RoPE), grids of patches, context-parallel ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.dispatch import reasons_for_mathematics
+from ropewalk.errors import RopeError
+from ropewalk.rope.dimensions import axes_from_sections
+from ropewalk.rope.tables import text_positions
+from ropewalk.rope.values import as_whole, is_number
+from ropewalk.shapes import Int
+
+__all__ = [
+    "LAYOUTS",
+    "axes_from_sections",
+    "grid_positions",
+    "mrope_positions",
+    "page_slots",
+    "positions_for_rank",
+    "positions_from",
+    "text_positions",
+]
+
+_INTEGERS = frozenset((torch.int32, torch.int64))
+
+
+def positions_from(
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
+    *,
+    offsets: int | Int[Tensor, " batch"] = 0,
+    max_seqlen: int | None = None,
+    tokens: int | None = None,
+) -> Int[Tensor, "*batch tokens"]:
+    """Each token's position in its own sequence, for packed tokens (thd) or for the rows of a padded batch.
+
+    - `cu_seqlens`: int32 or int64 `[sequences + 1]`, the packed tokens before each sequence and, last, all of them:
+      0, then never falling; empty sequences are allowed. None: a padded batch.
+    - `offsets`: the position of each sequence's first token, as flash-attention's `seqlen_offsets`: the tokens that its
+      cache holds already. An int for all, or int32 or int64, one for each.
+    - `max_seqlen`: of a padded batch its length, in tokens. Beside `cu_seqlens` no sequence may be longer.
+    - `tokens`: how many packed tokens the buffer holds; None reads the last of `cu_seqlens`, which a compiler cannot.
+      Tokens after the last sequence are at position 0.
+
+    Returns int64 `[tokens]`; of a padded batch `[batch, max_seqlen]`, or `[max_seqlen]` for an int. Padding on the
+    right goes on counting. Raises `RopeError` for what does not fit; on a GPU, or under a compiler, the numbers in
+    `cu_seqlens` are checked where they are, which raises RuntimeError.
+    Source: flash-attention's `apply_rotary_emb(seqlen_offsets=, cu_seqlens=, max_seqlen=)`.
+
+    >>> positions_from(torch.tensor([0, 3, 5])).tolist()
+    [0, 1, 2, 0, 1]
+    >>> positions_from(torch.tensor([0, 3, 5]), offsets=torch.tensor([10, 0])).tolist()
+    [10, 11, 12, 0, 1]
+    >>> positions_from(offsets=torch.tensor([4, 0]), max_seqlen=3).tolist()
+    [[4, 5, 6], [0, 1, 2]]
+    """
+    _check_count("max_seqlen", max_seqlen)
+    _check_count("tokens", tokens)
+    if cu_seqlens is None:
+        return _padded(offsets, max_seqlen, tokens)
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in _INTEGERS or cu_seqlens.ndim != 1:
+        raise _wrong_ends(cu_seqlens)
+    if cu_seqlens.shape[0] < 2:
+        raise _wrong_ends(cu_seqlens)
+    per_row = _check_offsets(offsets, cu_seqlens.shape[0] - 1, cu_seqlens.device)
+    ends = cu_seqlens.to(torch.int64)
+    tokens = _check_ends(ends, max_seqlen, tokens)
+    index = torch.arange(tokens, device=ends.device)
+    sequence = torch.searchsorted(ends[1:], index, right=True)
+    within = sequence < ends.shape[0] - 1
+    sequence = sequence.clamp(max=ends.shape[0] - 2)
+    first = per_row.to(torch.int64)[sequence] if isinstance(per_row, Tensor) else per_row
+    return torch.where(within, index - ends[sequence] + first, 0)
+
+
+def page_slots(
+    page_table: Int[Tensor, "batch pages"], position_ids: Int[Tensor, "*batch seq"], page_size: int
+) -> Int[Tensor, "batch seq"]:
+    """Where tokens go in a paged cache, by each sequence's list of pages: the slots of `Store(pages=...)`.
+
+    - `page_table`: int32 or int64 `[batch, pages]`, the number of each page of a sequence in order; below 0: none.
+    - `position_ids`: `[seq]` or `[batch, seq]`, places in the sequence; below 0 for tokens that are not to be kept.
+    - `page_size`: tokens of a page.
+
+    Returns int64 `[batch, seq]`: page * page_size + place, -1 where there is none. Raises `RopeError` for other shapes
+    and dtypes, and outside of compilers for a place beyond the table.
+
+    >>> page_slots(torch.tensor([[5, 2]]), torch.tensor([0, 3, 4, -1]), page_size=4).tolist()
+    [[20, 23, 8, -1]]
+    """
+    size = as_whole(page_size)
+    right = all(isinstance(x, Tensor) and x.dtype in _INTEGERS for x in (page_table, position_ids))
+    right = right and page_table.ndim == 2 and page_table.shape[1] > 0 and position_ids.ndim in (1, 2)
+    right = right and (position_ids.ndim == 1 or position_ids.shape[0] in (1, page_table.shape[0]))
+    if not right or size is None or size < 1:
+        raise RopeError(
+            "page_slots: `page_table` is int32 or int64 [batch, pages], `position_ids` [seq] or [batch, seq].",
+            facts={"page_table": page_table, "position_ids": position_ids, "page_size": page_size},
+            cure="Give each sequence's pages in order, and the tokens of one page.",
+        )
+    places = position_ids.to(torch.int64).expand(page_table.shape[0], position_ids.shape[-1])
+    if not reasons_for_mathematics(places) and places.is_cpu and bool((places >= size * page_table.shape[1]).any()):
+        raise RopeError(
+            "page_slots: a token lies beyond the pages of its sequence.",
+            facts={"position_ids": position_ids, "pages": page_table.shape[1], "page_size": size},
+            cure="Give the sequence another page first.",
+        )
+    number = torch.div(places, size, rounding_mode="floor")
+    page = page_table.to(torch.int64).gather(1, number.clamp(0, page_table.shape[1] - 1))
+    inside = (places >= 0) & (page >= 0) & (number < page_table.shape[1])
+    return torch.where(inside, page * size + places % size, -1)
+
+
+def _padded(offsets: int | Tensor, max_seqlen: int | None, tokens: int | None) -> Tensor:
+    if max_seqlen is None or tokens is not None:
+        raise RopeError(
+            "positions_from: without `cu_seqlens` the rows are padded to `max_seqlen`, and `tokens` counts nothing.",
+            facts={"max_seqlen": max_seqlen, "tokens": tokens},
+            cure="Pass max_seqlen=x.shape[1] for a padded batch, or cu_seqlens for packed tokens.",
+        )
+    per_row = _check_offsets(offsets, None, None)
+    if not isinstance(per_row, Tensor):
+        return torch.arange(max_seqlen, device="cpu") + per_row
+    return per_row.to(torch.int64)[:, None] + torch.arange(max_seqlen, device=per_row.device)
+
+
+def _check_ends(ends: Tensor, max_seqlen: int | None, tokens: int | None) -> int:
+    """How many tokens there are, once the boundaries make sense: read here, or asserted where they cannot be read."""
+    lengths = ends.diff()
+    wrong = (ends[0] != 0) | (lengths < 0).any()
+    if max_seqlen is not None:
+        wrong = wrong | (lengths > max_seqlen).any()
+    if tokens is not None:
+        wrong = wrong | (ends[-1] > tokens)
+    if not ends.is_cpu or reasons_for_mathematics(ends):
+        if tokens is None and reasons_for_mathematics(ends):
+            raise RopeError(
+                "positions_from: a compiler cannot read how many tokens `cu_seqlens` counts.",
+                facts={"cu_seqlens": ends},
+                cure="Pass tokens=x.shape[0].",
+            )
+        if not ends.is_meta:
+            torch._assert_async(~wrong, "positions_from: `cu_seqlens` does not fit `max_seqlen` or `tokens`, or falls")
+        return int(ends[-1]) if tokens is None else tokens
+    if bool(wrong):
+        raise RopeError(
+            "positions_from: `cu_seqlens` must begin at 0 and never fall, within `max_seqlen` and `tokens`.",
+            facts={"cu_seqlens": ends.tolist(), "max_seqlen": max_seqlen, "tokens": tokens},
+            cure="It is the cumulative sum of the lengths, after a 0.",
+        )
+    return int(ends[-1]) if tokens is None else tokens
+
+
+def _check_offsets(offsets: Any, batch: int | None, device: torch.device | None) -> int | Tensor:
+    """A whole number, or one for each sequence on the device of the boundaries."""
+    if isinstance(offsets, Tensor):
+        right = offsets.dtype in _INTEGERS and offsets.ndim == 1
+        if right and batch in (None, offsets.shape[0]) and device in (None, offsets.device):
+            return offsets
+    else:
+        whole: Any = offsets if isinstance(offsets, torch.SymInt) else as_whole(offsets)
+        if whole is not None:
+            return whole  # type: ignore[no-any-return]
+    raise RopeError(
+        "positions_from: `offsets` must be a whole number, or int32 or int64, one for each sequence.",
+        facts={"offsets": offsets, "sequences": batch},
+        cure="Pass the tokens that each sequence's cache holds already, on the device of `cu_seqlens`.",
+    )
+
+
+def _check_count(name: str, count: object) -> None:
+    if count is None or isinstance(count, torch.SymInt):
+        return
+    whole = as_whole(count)
+    if whole is None or whole < 0 or not isinstance(count, int):
+        raise RopeError(
+            f"positions_from: `{name}` must be a whole number of tokens.",
+            facts={name: count},
+            cure="Pass an int, such as a size of x.",
+        )
+
+
+def _wrong_ends(cu_seqlens: object) -> RopeError:
+    return RopeError(
+        "positions_from: `cu_seqlens` must be int32 or int64 [sequences + 1].",
+        facts={"cu_seqlens": cu_seqlens},
+        cure="torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) makes it from the lengths.",
+    )
+
+
+_TEXT, _IMAGE, _VIDEO = 0, 1, 2
+Grids = Tensor | Sequence[Sequence[int]]
+Grid = tuple[int, int, int]
+
+
+def mrope_positions(
+    token_types: Int[Tensor, "*batch seq"],
+    *,
+    images: Grids = (),
+    videos: Grids = (),
+    spatial_merge_size: int = 2,
+    frame_intervals: float | Sequence[float] | Tensor = 1.0,
+    split_frames: bool = False,
+    attention_mask: Tensor | None = None,
+) -> tuple[Int[Tensor, "*batch seq axes"], Int[Tensor, "*batch"]]:
+    """(Time, height, width) of each token of text with images and videos, and where decoding goes on.
+
+    - `token_types`: int32 or int64 `[seq]` or `[batch, seq]`: 0 text, 1 of an image, 2 of a video, as transformers'
+      `mm_token_type_ids`.
+    - `images`, `videos`: (frames, height, width) of each in patches, before merging, in the order of the whole batch.
+    - `spatial_merge_size`: patches of a side that become one token.
+    - `frame_intervals`: positions between two frames of a video, one number or one for each; Qwen2.5-VL's is its
+      `tokens_per_second` times the seconds from one to the next. Others leave 1.
+    - `split_frames`: each frame of a video is a picture of its own, with text between, as Qwen3-VL and GLM-4V have it.
+    - `attention_mask`: 0 for padding on any side, whose positions are 0. None: no padding.
+
+    Returns int64 `[..., seq, 3]`, and int64 `[...]`: a row's next token, the n-th (padding not counted), is at n plus
+    this number on every axis. Text counts on all three axes at once; behind an image or a video it goes on after the
+    larger of its height and width. Raises `RopeError` where tokens and grids do not fit each other, and under a
+    compiler, which cannot read them.
+    Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers 5.23, `get_rope_index` of Qwen2-VL,
+    Qwen2.5-VL, Qwen3-VL and GLM-4V.
+
+    >>> positions, delta = mrope_positions(torch.tensor([0, 1, 1, 1, 1, 0]), images=[(1, 4, 4)])
+    >>> positions.tolist(), delta.item()
+    ([[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]], -2)
+    """
+    types = _checked_types(token_types, attention_mask)
+    merge = as_whole(spatial_merge_size)
+    if merge is None or merge < 1:
+        raise RopeError(
+            "mrope_positions: `spatial_merge_size` must be a whole number of patches, at least 1.",
+            facts={"spatial_merge_size": spatial_merge_size},
+            cure="It is in the model's vision config: 2 for Qwen-VL.",
+        )
+    stills, moving = _checked_grids("images", images, merge), _checked_grids("videos", videos, merge)
+    intervals = _checked_intervals(frame_intervals, len(moving), split_frames)
+    if split_frames:
+        moving = [(1, height, width) for frames, height, width in moving for _ in range(frames)]
+        intervals = [1.0] * len(moving)
+    waiting = {_IMAGE: [(grid, 1.0) for grid in stills], _VIDEO: list(zip(moving, intervals, strict=True))}
+    rows, lasts = [], []
+    kept = None if attention_mask is None else attention_mask.reshape(types.shape).bool().tolist()
+    for number, row in enumerate(types.tolist()):
+        mask = [True] * len(row) if kept is None else kept[number]
+        found, length = _row([kind for kind, seen in zip(row, mask, strict=True) if seen], waiting), sum(mask)
+        largest = max((max(place) for place in found), default=-1)
+        placed = iter(found)
+        rows.append([next(placed) if seen else [0, 0, 0] for seen in mask])
+        lasts.append(largest + 1 - length)
+    left = {"images": len(waiting[_IMAGE]), "videos (or frames)": len(waiting[_VIDEO])}
+    if any(left.values()):
+        raise RopeError(
+            "mrope_positions: there are more grids than images and videos among the tokens.",
+            facts=left,
+            cure="Give the grids of this batch alone, in its order.",
+        )
+    positions = torch.tensor(rows, dtype=torch.int64, device=token_types.device).reshape(*token_types.shape, 3)
+    deltas = torch.tensor(lasts, dtype=torch.int64, device=token_types.device)
+    return positions, deltas.reshape(token_types.shape[:-1])
+
+
+def _row(types: list[int], waiting: dict[int, list[tuple[Grid, float]]]) -> list[list[int]]:
+    """The places of one sequence's tokens; the grids that it shows are taken from `waiting`."""
+    places: list[list[int]] = []
+    start = 0
+    for kind, run in groupby(types):
+        count = len(list(run))
+        if kind == _TEXT:
+            places += [[place] * 3 for place in range(start, start + count)]
+            start += count
+        while kind != _TEXT and count:
+            if not waiting[kind]:
+                raise _unfitting(kind, count, None)
+            (frames, height, width), interval = waiting[kind].pop(0)
+            count -= frames * height * width
+            if count < 0:
+                raise _unfitting(kind, count + frames * height * width, (frames, height, width))
+            between = torch.tensor(interval, dtype=torch.float32, device="cpu")  # as in transformers: 3 * 0.3333 is 1
+            times = (torch.arange(frames, device="cpu") * between).long().tolist()
+            places += [[start + t, start + h, start + w] for t in times for h in range(height) for w in range(width)]
+            start += max(height, width)
+    return places
+
+
+def _unfitting(kind: int, tokens: int, grid: Grid | None) -> RopeError:
+    return RopeError(
+        "mrope_positions: the tokens of an image or a video do not fill the grid that is next.",
+        facts={"kind": {_IMAGE: "image", _VIDEO: "video"}[kind], "tokens": tokens, "merged grid": grid},
+        cure="A grid of t, h, w patches has t * h * w / spatial_merge_size^2 tokens; split_frames=True has text "
+        "between the frames of a video.",
+    )
+
+
+def _checked_types(token_types: Any, attention_mask: Any) -> Tensor:
+    """`[batch, seq]`, of known kinds, with a mask like it."""
+    right = isinstance(token_types, Tensor) and token_types.dtype in _INTEGERS and token_types.ndim in (1, 2)
+    if not right or reasons_for_mathematics(token_types) or bool(((token_types < 0) | (token_types > _VIDEO)).any()):
+        raise RopeError(
+            "mrope_positions: `token_types` must be int32 or int64 [seq] or [batch, seq] of 0, 1 and 2, outside of "
+            "compilers.",
+            facts={"token_types": token_types},
+            cure="0 is text, 1 of an image, 2 of a video: transformers' processors return mm_token_type_ids.",
+        )
+    if attention_mask is not None and getattr(attention_mask, "shape", None) != token_types.shape:
+        raise RopeError(
+            "mrope_positions: `attention_mask` must have the shape of `token_types`.",
+            facts={"token_types": token_types, "attention_mask": attention_mask},
+            cure="0 is padding, 1 a token.",
+        )
+    types: Tensor = token_types.reshape(-1, token_types.shape[-1])
+    return types
+
+
+def _checked_grids(name: str, grids: Any, merge: int) -> list[Grid]:
+    """Frames, and height and width after merging."""
+    rows = grids.tolist() if isinstance(grids, Tensor) else grids
+    merged: list[Grid] = []
+    for row in rows if isinstance(rows, (list, tuple)) else [None]:
+        sizes = [as_whole(size) or 0 for size in row] if isinstance(row, (list, tuple)) else []
+        if len(sizes) != 3 or min(sizes) < 1 or sizes[1] % merge or sizes[2] % merge:
+            raise RopeError(
+                f"mrope_positions: `{name}` needs (frames, height, width) of each, in patches that merge evenly.",
+                facts={name: grids, "spatial_merge_size": merge},
+                cure="transformers' processors return image_grid_thw and video_grid_thw.",
+            )
+        merged.append((sizes[0], sizes[1] // merge, sizes[2] // merge))
+    return merged
+
+
+def _checked_intervals(given: Any, videos: int, split_frames: bool) -> list[float]:
+    """One for each video; where frames are pictures of their own there is nothing between them."""
+    values = given.tolist() if isinstance(given, Tensor) else given
+    several = list(values) if isinstance(values, (list, tuple)) else [values] * videos
+    right = len(several) == videos and all(is_number(value) and value >= 0 for value in several)
+    if not right or (split_frames and values != 1.0):
+        raise RopeError(
+            "mrope_positions: `frame_intervals` is a number of at least 0, or one for each video; with `split_frames` "
+            "there is none.",
+            facts={"frame_intervals": given, "videos": videos, "split_frames": split_frames},
+            cure="For Qwen2.5-VL: tokens_per_second * second_per_grid of each video.",
+        )
+    return [float(value) for value in several]
+
+
+def grid_positions(
+    height: int,
+    width: int,
+    *,
+    start: int = 0,
+    merge: int = 1,
+    normalized: bool = False,
+    shift: float | None = None,
+    jitter: float | None = None,
+    rescale: float | None = None,
+) -> Tensor:
+    """The (row, column) of each patch of an image, row by row: `[height * width, 2]`.
+
+    - `height`, `width`: patches. `start`: the number of the first row and column: 0 for Qwen-VL, Pixtral, SAM and most
+      others, 1 for Llama 4's tower (whose class token has position (0, 0)), Muse and EfficientLoFTR.
+    - `merge`: the patches come in blocks of merge x merge, as Qwen-VL's and GLM-4V's towers read them.
+    - `normalized`: float64 coordinates of the patches' centres, from -2 pi to 2 pi along each side, as DINOv3 and
+      Sapiens 2 take them; tokens before the patches do not turn. Their training draws anew each time, from torch's
+      global generator, what each side moves by, up to `shift` of half the side, what it is stretched by, up to `jitter`
+      times, and what both are, up to `rescale` times.
+
+    The order is (row, column) for every tower that `RopeConfig.from_hf` describes, also where its class takes the
+    column first. Towers that read a window of patches at a time want these rows in their own order; SAM 3 multiplies
+    those of its global layers by window_size / patches of a side. Raises `RopeError` for what fits no grid.
+    Source: transformers 5.23, `get_vision_position_ids` and each tower's own code.
+
+    >>> grid_positions(2, 2).tolist()
+    [[0, 0], [0, 1], [1, 0], [1, 1]]
+    >>> grid_positions(1, 2, normalized=True).div(torch.pi).tolist()
+    [[0.0, -1.0], [0.0, 1.0]]
+    """
+    sizes = (as_whole(height), as_whole(width))
+    if any(size is None or size < 1 for size in sizes) or as_whole(start) is None:
+        raise RopeError(
+            "grid_positions: `height` and `width` are numbers of patches, at least 1, and `start` a whole number.",
+            facts={"height": height, "width": width, "start": start},
+            cure="Divide the image's sides by the size of a patch.",
+        )
+    if normalized and start:
+        raise RopeError(
+            "grid_positions: normalized coordinates run from side to side and have no first number.",
+            facts={"start": start, "normalized": True},
+            cure="Leave one of them out.",
+        )
+    rows, columns = torch.arange(height, device="cpu"), torch.arange(width, device="cpu")
+    block = _checked_block(merge, height, width)
+    if normalized:
+        rows, columns = (2 * math.pi * (2 * (side.double() + 0.5) / len(side) - 1) for side in (rows, columns))
+    else:
+        rows, columns = rows + start, columns + start
+    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)
+    grid = grid.view(height // block, block, width // block, block, 2).transpose(1, 2).reshape(-1, 2)
+    if shift is jitter is rescale is None:
+        return grid
+    return _augmented(grid, normalized, shift, jitter, rescale)
+
+
+def _checked_block(merge: object, height: int, width: int) -> int:
+    block = as_whole(merge)
+    if block is None or block < 1 or height % block or width % block:
+        raise RopeError(
+            "grid_positions: `merge` must be a number of patches that divides both sides.",
+            facts={"merge": merge, "height": height, "width": width},
+            cure="It is `spatial_merge_size` in the model's vision config.",
+        )
+    return block
+
+
+def _augmented(
+    grid: Tensor, normalized: bool, shift: float | None, jitter: float | None, rescale: float | None
+) -> Tensor:
+    """Moved and stretched at random, each side by itself and then both: DINOv3's training."""
+    stretches = [value for value in (jitter, rescale) if value is not None]
+    right = all(is_number(value) and value >= 1 for value in stretches)
+    if not (normalized and right and (shift is None or (is_number(shift) and shift >= 0))):
+        raise RopeError(
+            "grid_positions: `shift` is at least 0, `jitter` and `rescale` at least 1, and they need `normalized`.",
+            facts={"normalized": normalized, "shift": shift, "jitter": jitter, "rescale": rescale},
+            cure="They are DINOv3's pos_embed_shift, _jitter and _rescale; leave them out to evaluate.",
+        )
+    if shift is not None:
+        grid = grid + 2 * math.pi * _uniform(2, shift)
+    if jitter is not None:
+        grid = grid * _uniform(2, math.log(jitter)).exp()
+    return grid if rescale is None else grid * _uniform(1, math.log(rescale)).exp()
+
+
+def _uniform(count: int, most: float) -> Tensor:
+    """Numbers between -most and most, drawn in float32 as the model's own code draws them."""
+    return torch.empty(1, count, dtype=torch.float32, device="cpu").uniform_(-most, most).double()
+
+
+_Layout = Callable[[Tensor, int, int, int], Tensor]
+"""From all positions, the rank, the ring's size and the Ulysses degree to the rank's own."""
+
+
+def positions_for_rank(
+    layout: str,
+    tokens: int,
+    *,
+    rank: int,
+    cp: int,
+    ulysses: int = 1,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
+    device: torch.device | str = "cpu",
+) -> Int[Tensor, " local"]:
+    """The positions of the tokens that one rank of a context-parallel group holds, in its order.
+
+    - `layout`: how the sequence is dealt out, a key of `LAYOUTS`:
+      - "contiguous": rank r has the r-th of cp equal parts (torch's context parallelism without a load balancer).
+      - "head-tail": of 2 cp parts, parts r and 2 cp - 1 - r, so that causal attention costs each rank the same (torch's
+        `_HeadTailLoadBalancer`, Megatron-LM's `get_pos_emb_on_this_cp_rank`, zigzag ring attention; Llama 3,
+        arXiv:2407.21783, section 3.3.2).
+      - "striped": tokens r, r + cp, r + 2 cp, ... (Striped Attention, arXiv:2311.09431; SGLang's round robin).
+      - "zigzag-ulysses": head-tail over the cp / `ulysses` ranks of a ring, and each of its shares in `ulysses` equal
+        parts; rank = ring rank * ulysses + Ulysses rank (USP, arXiv:2405.07719: yunchang's `zigzag_extract_local`).
+      - "llama3": contiguous parts of a packed buffer (ring-flash-attention's `llama3_flash_attn_varlen_func`): with
+        `cu_seqlens` each token stands at its position in its own document.
+    - `tokens`: of the whole sequence. `rank`: 0 .. cp - 1 within the group. `cp`: how many ranks share the sequence.
+    - `ulysses`: ranks of one Ulysses group, of "zigzag-ulysses" alone. `cu_seqlens`: int32 or int64 `[documents + 1]`,
+      of "llama3" alone; for packed tokens in another layout index `rw.positions_from(cu_seqlens)` with what this gives.
+
+    Returns int64 `[tokens / cp]`: without `cu_seqlens` also the tokens' indices, and over all ranks a permutation of
+    0 .. tokens - 1. Raises `RopeError` for an unknown layout, and where the parts would not be equal: torch falls back
+    to contiguous parts there without a word (pytorch#183968).
+
+    >>> [positions_for_rank("head-tail", 8, rank=rank, cp=2).tolist() for rank in (0, 1)]
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    >>> positions_for_rank("llama3", 6, rank=1, cp=2, cu_seqlens=torch.tensor([0, 4, 6])).tolist()
+    [3, 0, 1]
+    """
+    if layout not in LAYOUTS:
+        raise RopeError(
+            "positions_for_rank: there is no such layout.",
+            facts={"layout": layout},
+            cure=f"Choose from {', '.join(LAYOUTS)}.",
+        )
+    deal, parts = LAYOUTS[layout]
+    sizes = {"tokens": tokens, "rank": rank, "cp": cp, "ulysses": ulysses}
+    if any(as_whole(size) is None for size in sizes.values()) or min(tokens, cp, ulysses) < 1 or not 0 <= rank < cp:
+        raise RopeError(
+            "positions_for_rank: sizes are whole numbers of at least 1, and a rank is one of 0 .. cp - 1.",
+            facts=sizes,
+            cure="Pass the tokens of the whole sequence, and the rank within its context-parallel group.",
+        )
+    _check_used(layout, cp, ulysses, cu_seqlens)
+    if tokens % (parts * cp):
+        raise RopeError(
+            f"positions_for_rank: {layout} deals out {parts * cp} equal parts.",
+            facts={"tokens": tokens, "cp": cp},
+            cure=f"Pad the sequence to a multiple of {parts * cp} tokens.",
+        )
+    if cu_seqlens is None:
+        every = torch.arange(tokens, device=device)
+    else:
+        every = positions_from(cu_seqlens.to(device), tokens=tokens)
+    return deal(every, rank, cp // ulysses, ulysses)
+
+
+def _contiguous(every: Tensor, rank: int, ring: int, ulysses: int) -> Tensor:
+    return every.view(ring, -1)[rank]
+
+
+def _head_tail(every: Tensor, rank: int, ring: int, ulysses: int) -> Tensor:
+    ring_rank, of_ulysses = divmod(rank, ulysses)
+    parts = every.view(2 * ring, -1)
+    return torch.cat([parts[ring_rank], parts[2 * ring - 1 - ring_rank]]).view(ulysses, -1)[of_ulysses]
+
+
+def _striped(every: Tensor, rank: int, ring: int, ulysses: int) -> Tensor:
+    return every[rank::ring]
+
+
+LAYOUTS: dict[str, tuple[_Layout, int]] = {
+    "contiguous": (_contiguous, 1),
+    "head-tail": (_head_tail, 2),
+    "striped": (_striped, 1),
+    "zigzag-ulysses": (_head_tail, 2),
+    "llama3": (_contiguous, 1),
+}
+"""How each layout deals out the tokens, and by how many parts for each rank their number must divide."""
+
+
+def _check_used(layout: str, cp: int, ulysses: int, cu_seqlens: Tensor | None) -> None:
+    """No argument that the layout would ignore, and a Ulysses degree that divides the group."""
+    if ulysses != 1 and layout != "zigzag-ulysses":
+        raise RopeError(
+            f"positions_for_rank: {layout} has no Ulysses groups.",
+            facts={"ulysses": ulysses},
+            cure='Leave it out, or choose "zigzag-ulysses".',
+        )
+    if cp % ulysses:
+        raise RopeError(
+            "positions_for_rank: `ulysses` must divide `cp`.",
+            facts={"cp": cp, "ulysses": ulysses},
+            cure="cp is the size of a ring times that of a Ulysses group.",
+        )
+    if cu_seqlens is not None and layout != "llama3":
+        raise RopeError(
+            f"positions_for_rank: {layout} deals out tokens by their index, whatever documents they are of.",
+            facts={"cu_seqlens": cu_seqlens},
+            cure="Index the documents' positions: rw.positions_from(cu_seqlens)[positions_for_rank(...)].",
+        )

@@ -1,0 +1,197 @@
+"""Rules made of rules: one for each axis of positions, and an extension of frequencies that are already scaled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.rope.rules.base import Ladder, Scaling
+from ropewalk.rope.rules.longrope import LongRoPE
+
+
+@dataclass(frozen=True)
+class PerAxis(Scaling):
+    """Each axis under its own rule; None leaves an axis as it is.
+
+    Only for axes with a ladder of their own (`axes_restart=True`), and for rules that do not ask for a sequence length
+    and have no attention factor: all pairs of a head share one. transformers has no block for it.
+    Source: NVIDIA Cosmos and diffusers' `CosmosRotaryPosEmbed`, which scale theta by axis.
+
+    >>> from ropewalk.rope.scaling import Linear
+    >>> PerAxis((Linear(2.0), None)).inv_freq(Ladder(10000.0, 4, (0, 1), axis=0), None)
+    [0.5, 0.005]
+    """
+
+    rules: tuple[Scaling | None, ...]
+    rope_type: ClassVar[str] = "per_axis"
+    can_be_extended: ClassVar[bool] = False
+    can_be_rounded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        rules: tuple[Any, ...] = tuple(self.rules) if isinstance(self.rules, Iterable) else ()
+        object.__setattr__(self, "rules", rules)
+        refused = [
+            rule
+            for rule in rules
+            if rule is not None and (not isinstance(rule, Scaling) or rule.needs_seq_len or not rule.can_be_extended)
+        ]
+        if not rules or refused:
+            raise RopeError(
+                "PerAxis: `rules` holds for each axis a rule that asks for no sequence length, or None.",
+                facts={"rules": self.rules, "refused": refused},
+                cure="For example PerAxis((NTK(2.0), None, None)).",
+            )
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        rule = None if ladder.axis is None else self.rules[ladder.axis]
+        return ladder.inv_freq() if rule is None else rule.inv_freq(ladder, seq_len)
+
+    def check_axes(self, num_axes: int | None) -> None:
+        if num_axes != len(self.rules):
+            raise RopeError(
+                "RopeConfig: PerAxis needs one rule for each axis, and axes with ladders of their own.",
+                facts={"rules": self.rules, "axes with ladders of their own": num_axes or 0},
+                cure="Pass axes=axes_from_sections([...]) and axes_restart=True.",
+            )
+
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+        for rule in self.rules:
+            if rule is None:
+                continue
+            rule.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+            factor = rule.attention_factor_at(max_position_embeddings, None)
+            if factor != 1.0:
+                raise RopeError(
+                    "PerAxis: all pairs of a head share one attention factor, so no axis may bring its own.",
+                    facts={"rule": rule, "attention_factor": factor},
+                    cure="Give YaRN attention_factor=1.0.",
+                )
+
+    def to_block(self, ladder: Ladder) -> dict[str, Any]:
+        raise RopeError(
+            "to_hf: transformers has no block for a scaling of each axis.",
+            facts={"rules": self.rules},
+            cure="Save the model in ropewalk's own form, whose config holds every field.",
+        )
+
+
+@dataclass(frozen=True)
+class Stacked(Scaling):
+    """The rule `by` on the frequencies of `of`, the scaling that a model was trained with.
+
+    What `by` does to a pair of the unscaled ladder it does to that pair as `of` leaves it: Linear, NTK and a changed
+    theta multiply it by what they multiply the plain one by; YaRN and Llama 3 ask how often it turns as it is within
+    the length that they start from. The attention factors multiply. transformers has no block for two rules: where the
+    frequencies do not follow the length it becomes `longrope`, one divisor for each pair.
+    Source: YaRN's section 3 read with the model's own frequencies in place of theta^(-2i/dim).
+
+    >>> from ropewalk.rope.scaling import Linear
+    >>> Stacked(Linear(8.0), Linear(2.0)).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
+    [0.0625, 0.000625]
+    """
+
+    of: Scaling
+    by: Scaling
+    rope_type: ClassVar[str] = "stacked"
+    can_be_rounded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.of, Scaling) and isinstance(self.by, Scaling)):
+            raise RopeError(
+                "Stacked: `of` and `by` must be scaling rules.",
+                facts={"of": self.of, "by": self.by},
+                cure="For a model without a scaling of its own, the rule alone is the extension.",
+            )
+        if not self.of.can_be_extended:
+            raise RopeError(
+                "Stacked: pairs that stand still cannot be extended.",
+                facts={"of": self.of},
+                cure="Measure the model as it is.",
+            )
+        if self.of.switch_length is not None and self.by.first_tokens:
+            raise RopeError(
+                "Stacked: first tokens that keep their angles need one set of them, and `of` has two.",
+                facts={"of": type(self.of).__name__, "unscaled_tokens": self.by.first_tokens},
+                cure="Set unscaled_tokens=0.",
+            )
+
+    @property
+    def needs_seq_len(self) -> bool:  # type: ignore[override]
+        """Whether the frequencies depend on the sequence length."""
+        return self.of.needs_seq_len or self.by.needs_seq_len
+
+    @property
+    def starts_at_max_length(self) -> bool:  # type: ignore[override]
+        """Whether max_position_embeddings is the length that `by` starts from."""
+        return self.by.starts_at_max_length
+
+    @property
+    def reads_max_length(self) -> bool:  # type: ignore[override]
+        """Whether max_position_embeddings enters the numbers."""
+        return self.of.reads_max_length or self.by.reads_max_length
+
+    def below(self, ladder: Ladder, seq_len: int | None) -> Ladder:
+        """The ladder that `by` starts from: the frequencies of `of`."""
+        scaled = self.of.inv_freq(ladder, seq_len)
+        plain = replace(ladder, divisors=None).inv_freq()
+        return replace(ladder, divisors=tuple(f / g for f, g in zip(plain, scaled, strict=True)))
+
+    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+        return self.by.inv_freq(self.below(ladder, seq_len), seq_len)
+
+    def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
+        if self.of.needs_seq_len:
+            return super().inv_freq_of_lengths(ladder, lengths)
+        return self.by.inv_freq_of_lengths(self.below(ladder, None), lengths)
+
+    def first_inv_freq(self, ladder: Ladder) -> list[float]:
+        return self.of.inv_freq(ladder, None)
+
+    def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
+        return self.of.attention_factor_at(ladder_max, seq_len) * self.by.attention_factor_at(ladder_max, seq_len)
+
+    @property
+    def original_length(self) -> int | None:
+        return self.by.original_length
+
+    @property
+    def switch_length(self) -> int | None:
+        """That of `of`; of `by` where `of` has none; None where both follow the length, each in its own way."""
+        if not self.of.needs_seq_len:
+            return self.by.switch_length
+        return self.of.switch_length if self._by_is_the_same_at_all_lengths else None
+
+    @property
+    def _by_is_the_same_at_all_lengths(self) -> bool:
+        equal_lists = isinstance(self.by, LongRoPE) and self.by.short_factor == self.by.long_factor
+        return equal_lists or not self.by.needs_seq_len
+
+    @property
+    def first_tokens(self) -> int:
+        return self.by.first_tokens
+
+    def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
+        own = math.inf if self._by_is_the_same_at_all_lengths else self.by.longest_at(seq_len, max_position_embeddings)
+        return min(self.of.longest_at(seq_len, max_position_embeddings), own)
+
+    def target_length(self, max_position_embeddings: int | None) -> int | None:
+        return self.by.target_length(max_position_embeddings)
+
+    @property
+    def trained_part(self) -> Scaling | None:
+        return self.of
+
+    def unscaled(self) -> Scaling | None:
+        return self.of.unscaled()
+
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+        for rule in (self.of, self.by):
+            rule.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+
+    def check_axes(self, num_axes: int | None) -> None:
+        self.by.check_axes(num_axes)
