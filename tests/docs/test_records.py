@@ -195,7 +195,7 @@ def test_league():
 
 def test_evidence_of_removed_searches_and_self_distillation():
     """The page of what was removed quotes the records."""
-    page = " ".join((DOCS / "evidence" / "removed-search.md").read_text().split())
+    page = " ".join((DOCS / "evidence" / "removed.md").read_text().split())
 
     def quoted(nats, ends):
         return f"{nats:+.3f} [{ends[0]:+.3f}, {ends[1]:+.3f}]" in page
