@@ -104,7 +104,7 @@ _MOVED = {
     "stream": "models",
     "text_positions": "positions",
 }
-"""The module of each name that stood at the top level until version 0.3; it still works there, with a warning."""
+"""The module of each name that stood at the top level in version 0.1; it still works there, with a warning."""
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(
