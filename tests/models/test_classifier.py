@@ -160,7 +160,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoding": "nosuch"}, "no encoding of this name"),
+        ({"encoding": "nosuch"}, "unknown encoding"),
         ({"labels": ("a",)}, "two or more"),
         ({"labels": ("a", "b", "a")}, "two or more different"),
         ({"pooling": "max"}, "unknown `pooling`"),
