@@ -24,7 +24,7 @@ COMMANDS = {
     "inspect": "Say what a rope config promises and which known traps it falls into; runs no model.",
     "serve-config": "Print how an engine is told to serve an extended model, and what it is known to ignore.",
     "verify": "Find out which rotary embedding an engine really applies to a model.",
-    "generate": "Continue a prompt, printing the text as it is produced.",
+    "generate": "Continue a prompt, and print the text while it is produced.",
     "train": "Train a decoder language model from scratch.",
     "classify": "Train a text classifier, and label texts with it.",
     "compare": "Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.",

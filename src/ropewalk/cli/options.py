@@ -292,7 +292,8 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
     annotation = list[typed] if repeated else typed
     if not required and (repeated or optional or partial):
         annotation = annotation | None
-    shown_default = "" if partial or default in (None, "", ()) else f"  [default: {default}]"
+    value = str(default).lower() if isinstance(default, bool) else default
+    shown_default = "" if partial or default in (None, "", ()) else f"  [default: {value}]"
     return _Option(
         annotation=_annotated(annotation, info),
         default=_typed(default, typed),
