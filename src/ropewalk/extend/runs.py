@@ -29,7 +29,7 @@ from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import TunableReader
 from ropewalk.report.record import read_record, understood
-from ropewalk.training.events import Housekeeping, Report
+from ropewalk.training.settings import Housekeeping, Report
 
 CHOSEN = ("method", "target", "trained_length", "unscaled_tokens")
 """The settings that a record holds."""

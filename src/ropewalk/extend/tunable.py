@@ -33,9 +33,9 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.readers.transformers import TransformersReader
-from ropewalk.training.checkpoint import add_adapters, merge_adapters
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss
+from ropewalk.training.run_folder import add_adapters, merge_adapters
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -16,13 +16,11 @@ from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers.reader import TunableReader
-from ropewalk.training.checkpoint import read_trained, write_trained
 from ropewalk.training.data import Batch, RepeatSampler, SkipSampler, TokenStream, Windows, WindowSampler, word_tokens
-from ropewalk.training.events import Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask, WindowSettings
 from ropewalk.training.loop import Run
-from ropewalk.training.run_folder import RunFolder
-from ropewalk.training.settings import on_machine
+from ropewalk.training.run_folder import RunFolder, read_trained, write_trained
+from ropewalk.training.settings import Housekeeping, Report, on_machine
 
 
 @dataclass(frozen=True, kw_only=True)
