@@ -1,26 +1,26 @@
-# Each target works on a fresh clone: it makes .venv and installs what constraints.txt pins.
+# Each target works on a fresh clone: it makes .venv and installs the versions that constraints.txt pins.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# what the demo needs, and no more; a checkout that is set up for development has it
+# The demo needs no group for developers; if one is installed, its environment is used.
 DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
-# the compiled extension is built in pip's own environment: the pins hold there too
+# The pins also apply to the environment in which pip builds the compiled extension.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: web test-web test-node demo test test-rest test-shapes test-all check lint types parity bench figures docs docs-serve dist slow sanitize format clean
+.PHONY: web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
 
-# What to run while working: two processes, each of which takes whole files. One thread each, also in the processes that
-# tests start: the tensors are tiny, and a second thread spins while the other process works.
+# The tests to run while working: two processes, each of which takes whole files. Each has one thread, also the processes
+# that tests start: the tensors are tiny, and a second thread would spin.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test: $(READY)
 	$(PYTEST) -m "not slow and not thorough"
 
-# What `make test` leaves out: the costly tests, and once more the lower rooms with every shape in a signature checked.
+# The tests that `make test` leaves out: the costly ones, and those of the lower subpackages with shape checks.
 test-rest: test-shapes
 	$(PYTEST) -m "thorough and not slow"
 
@@ -29,7 +29,7 @@ test-shapes: $(READY)
 
 test-all: test test-rest
 
-check: lint types
+check: lint types layers
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -38,15 +38,19 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# Every rotary class and causal family of transformers against ours: the record and docs/models.md. It goes on where it
-# was, and several processes share it.
+# The order of the subpackages and the ban on circles: the contracts in pyproject.toml.
+layers: $(READY)
+	$(BIN)/lint-imports
+
+# Compare every rotary class and causal family of transformers with ours: the record and docs/models.md. To resume, run it
+# again; several processes can share it.
 parity: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py
 
-# The explorer's page in the package, from web/; the lock file pins esbuild, TypeScript and d3.
+# Build the explorer's page in the package from web/; the lock file pins esbuild, TypeScript and d3.
 web: web/node_modules/.package-lock.json
 	cd web && npm run --silent build
 
@@ -54,7 +58,7 @@ web/node_modules/.package-lock.json: web/package.json web/package-lock.json
 	cd web && npm ci --no-fund --no-audit
 	touch $@
 
-# web/'s own tests, and the build as it stands in the package, byte for byte.
+# Run web/'s own tests, and compare a new build with the package's byte for byte.
 test-node: web/node_modules/.package-lock.json
 	cd web && npm run --silent types && npm test --silent
 	mkdir -p build/web && cp src/ropewalk/report/explorer.html src/ropewalk/report/interactive.js build/web
@@ -62,20 +66,19 @@ test-node: web/node_modules/.package-lock.json
 	cmp build/web/explorer.html src/ropewalk/report/explorer.html
 	cmp build/web/interactive.js src/ropewalk/report/interactive.js
 
-# Everything of web/, also in a real browser. Where Chromium is missing, this installs Debian's (as root).
+# Also test web/ in a real browser. If Chromium is missing, this installs Debian's (as root).
 test-web: $(READY) test-node
 	command -v chromium || apt-get install -y chromium
 	$(BIN)/python -m pytest -q -rs tests/explorer tests/report/test_interactive.py
 
-
-# The site, into build/site: opened from the folder, it fetches nothing.
+# Build the site into build/site. Opened from the folder, it fetches nothing.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 docs-serve: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
-# with ROPEWALK_SMOLLM2 set, `pairing` measures that model, too (two minutes)
+# With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two minutes).
 figures: $(READY)
 	$(BIN)/ropewalk figure --all --out docs/figures
 	$(BIN)/python scripts/front_figure.py
@@ -83,8 +86,8 @@ figures: $(READY)
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
-# The extension under AddressSanitizer and UndefinedBehaviourSanitizer, in a build of its own. GCC's runtime has to be
-# in the process before Python is; Python's own leaks are not ours.
+# Test a separate build of the extension under AddressSanitizer and UndefinedBehaviourSanitizer. GCC's runtime must be
+# loaded before Python; Python's own leaks are not reported.
 sanitize: $(READY)
 	rm -f build/sanitize/_kernels*.so
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/sanitize/wheel \
@@ -93,8 +96,8 @@ sanitize: $(READY)
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TRITON_INTERPRET=0 \
 	  $(BIN)/python scripts/pytest_with.py build/sanitize/_kernels*.so -q tests/backends tests/rotation
 
-# What would be released, into dist: the source archive, a wheel built from it, and that wheel checked and named for
-# every Linux that can run it. Other machines: `cibuildwheel`, which reads pyproject.toml.
+# Build the release into dist: the source archive, a wheel built from it, and that wheel checked and named for every Linux
+# that can run it. For other machines use `cibuildwheel`, which reads pyproject.toml.
 dist: $(VENV)/.dist
 	rm -rf dist build/dist
 	env -u PIP_CONSTRAINT $(BIN)/python -m build --outdir build/dist
@@ -102,24 +105,26 @@ dist: $(VENV)/.dist
 	cp build/dist/*.tar.gz dist/
 
 $(VENV)/.dist: $(READY)
-	$(BIN)/python -m pip install --quiet -e '.[release]'
+	$(BIN)/python -m pip install --quiet --group release
 	touch $@
 
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(READY): EXTRAS := dev
-$(VENV)/.demo: EXTRAS := cli,figures
+# pip installs groups (PEP 735) from 25.1 on; a new environment of Python 3.11 has 23.2, which is enough for the demo.
+$(READY): WANTED := -e . --group dev
+$(VENV)/.demo: WANTED := -e '.[cli,figures]'
 $(READY) $(VENV)/.demo: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/ropewalk/backends/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(findstring group,$(WANTED)),$(BIN)/python -m pip install --quiet --upgrade pip)
 	$(BIN)/python -m pip install --quiet torch==2.13.0 numpy
-	$(BIN)/python -m pip install --quiet -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet $(WANTED)
 	touch $@
 
 $(VENV)/.bench: $(READY)
-	$(BIN)/python -m pip install --quiet -e '.[bench]'
+	$(BIN)/python -m pip install --quiet -e . --group bench
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,4 +11,4 @@ printf 'validate_every = 250\ncheckpoint_every = 250\ndtype = "float32"\n' > run
 OMP_NUM_THREADS=1 .venv/bin/ropewalk train --text runs/moby_dick.txt --out runs/learned --encoding learned \
   --size nano --vocab-size 2048 --seq-len 256 --batch-size 16 --steps 1500 --lr 3e-3 --seed 0 \
   --settings runs/learned.toml
-.venv/bin/python scripts/extract_learned_table.py runs/learned src/ropewalk/gallery/data/learned_table.npz
+.venv/bin/python scripts/extract_learned_table.py runs/learned src/ropewalk/figures/data/learned_table.npz

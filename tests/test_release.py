@@ -1,11 +1,13 @@
-"""What a release is made of agrees with itself."""
+"""Consistency of the files that a release consists of."""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
 
+import ropewalk
 from ropewalk import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -13,13 +15,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def pins() -> set[str]:
-    """The packages that constraints.txt pins, by their normalised names."""
+    """Return the normalised names of the packages that constraints.txt pins."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines if "==" in line}
 
 
 def test_the_citation_names_this_version() -> None:
-    """CITATION.cff repeats the version, which stands in version.py."""
+    """CITATION.cff repeats the version of version.py."""
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert cited is not None
     assert __version__ == cited[1]
@@ -27,23 +29,41 @@ def test_the_citation_names_this_version() -> None:
 
 def test_every_requirement_of_the_project_is_pinned() -> None:
     """A fresh clone installs the same packages tomorrow; torch is pinned by the Makefile, which takes the CPU build."""
-    extras = PROJECT["project"]["optional-dependencies"]
-    wanted = [each for name in extras if name != "lm-eval" for each in extras[name]] + PROJECT["project"][
-        "dependencies"
-    ]
-    names = {re.split(r"[\[<>=;~ ]", each, maxsplit=1)[0].lower().replace("_", "-") for each in wanted}
-    assert not names - pins() - {"ropewalk", "torch"}
+    lists = {**PROJECT["project"]["optional-dependencies"], **PROJECT["dependency-groups"]}
+    wanted = [each for entries in lists.values() for each in entries if isinstance(each, str)]
+    names = {re.split(r"[\[<>=;~ ]", each, maxsplit=1)[0] for each in wanted + PROJECT["project"]["dependencies"]}
+    assert not {name.lower().replace("_", "-") for name in names} - pins() - {"ropewalk", "torch"}
 
 
 def test_every_extra_is_in_the_install_page() -> None:
-    """docs/install.md says what each extra brings."""
+    """docs/install.md says what each extra and each group of developers brings."""
     page = (ROOT / "docs/install.md").read_text()
-    extras = set(PROJECT["project"]["optional-dependencies"]) - {"dev"}
-    assert not {name for name in extras if f"| `{name}` |" not in page}
+    names = [*PROJECT["project"]["optional-dependencies"], *PROJECT["dependency-groups"]]
+    assert [name for name in names if f"| `{name}` |" not in page] == []
 
 
-def test_the_demo_installs_the_runtime_alone() -> None:
-    """`make demo` takes no development extra on a fresh clone."""
+def test_every_extra_that_an_error_names_exists() -> None:
+    """The command in the message of a missing package installs something."""
+    calls = [
+        call
+        for path in Path(ropewalk.__file__).parent.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id in ("need", "install_command")
+    ]
+    named = {
+        value.value
+        for call in calls
+        for value in [*call.args[call.func.id == "need" :], *(keyword.value for keyword in call.keywords)]
+        if isinstance(value, ast.Constant)
+    }
+    assert named >= {"cli", "doctor", "figures", "tune"}
+    assert named - set(PROJECT["project"]["optional-dependencies"]) == set()
+
+
+def test_the_demo_installs_no_group_for_developers() -> None:
+    """`make demo` installs on a fresh clone what a user installs."""
     makefile = (ROOT / "Makefile").read_text()
-    assert "$(VENV)/.demo: EXTRAS := cli,figures" in makefile
+    assert "$(VENV)/.demo: WANTED := -e '.[cli,figures]'" in makefile
     assert "demo: $(DEMO)" in makefile

@@ -7,7 +7,6 @@ import { build } from "esbuild";
 import wabt from "wabt";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
-const EXPLORER = join(HERE, "..", "src", "ropewalk", "explorer");
 const REPORT = join(HERE, "..", "src", "ropewalk", "report");
 const SETTINGS = ["build.mjs", "package.json", "package-lock.json", "tsconfig.json"];
 
@@ -73,8 +72,8 @@ async function page() {
   };
   const template = readFileSync(join(HERE, "src", "page.html"), "utf8");
   const text = template.replaceAll(/@@(SOURCES|STYLE|SCRIPT)@@/g, (_, name) => texts[name]);
-  writeFileSync(join(EXPLORER, "page.html"), text);
-  console.log(`page.html: ${Math.round(text.length / 1024)} KiB`);
+  writeFileSync(join(REPORT, "explorer.html"), text);
+  console.log(`explorer.html: ${Math.round(text.length / 1024)} KiB`);
 }
 
 /** The program of the doctor's report, with the hash of the sources in its first line. */

@@ -27,7 +27,7 @@ def t_quantile(df: int, comparisons: int = 1) -> float:
     (2.131, 3.112)
     """
     # what scipy.stats.t.ppf computes, to the bit, without the seconds that importing scipy.stats takes
-    return float(need("scipy.special", extra="cli").stdtrit(df, 1 - (1 - CONFIDENCE) / (2 * comparisons)))
+    return float(need("scipy.special", extra="doctor").stdtrit(df, 1 - (1 - CONFIDENCE) / (2 * comparisons)))
 
 
 def mean_and_interval(values: Sequence[float], *, comparisons: int = 1) -> tuple[float, Interval]:
@@ -81,7 +81,7 @@ def over_windows(values: Sequence[float]) -> tuple[float, Interval]:
     if np.ptp(array) == 0:
         return mean, (mean, mean)
     found = (
-        need("scipy.stats", extra="cli")
+        need("scipy.stats", extra="doctor")
         .bootstrap(
             (array,),
             np.mean,
@@ -182,4 +182,4 @@ def _wilson(share: float, answers: float, quantile: float) -> tuple[float, float
 
 @cache
 def _normal_quantile() -> float:
-    return float(need("scipy.stats", extra="cli").norm.ppf((1 + CONFIDENCE) / 2))
+    return float(need("scipy.stats", extra="doctor").norm.ppf((1 + CONFIDENCE) / 2))

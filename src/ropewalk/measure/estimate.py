@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -83,22 +81,11 @@ def pace_of(timed: Sequence[tuple[Workload, float]], *, pair_over_token: float, 
     by_token = seconds / longest.tokens
     rows.append([0.0, -1 / (DOUBT * by_token), 1 / (DOUBT * by_token * pair_over_token), 0.0])
     rows.append([1 / per_call, 0.0, 0.0, 0.0])
-    return Pace(*_not_negative(np.array(rows), np.array([*wanted, 0.0, 1.0])))
-
-
-def _not_negative(rows: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> list[float]:
-    """The least squares solution without negative entries: the best of every choice of columns."""
-    scale = np.linalg.norm(rows, axis=0)
+    columns = np.array(rows)
+    scale = np.linalg.norm(columns, axis=0)
     scale[scale == 0] = 1.0
-    best, found = math.inf, np.zeros(rows.shape[1])
-    for count in range(rows.shape[1] + 1):
-        for columns in map(list, combinations(range(rows.shape[1]), count)):
-            solved = np.linalg.lstsq(rows[:, columns] / scale[columns], wanted)[0] if columns else np.zeros(0)
-            error = float(np.square((rows[:, columns] / scale[columns]) @ solved - wanted).sum())
-            if (solved >= 0).all() and error < best:
-                best, found = error, np.zeros(rows.shape[1])
-                found[columns] = solved / scale[columns]
-    return [float(one) for one in found]
+    rates, _ = need("scipy.optimize", extra="doctor").nnls(columns / scale, np.array([*wanted, 0.0, 1.0]))
+    return Pace(*(rates / scale).tolist())
 
 
 def pair_over_token(reader: Reader) -> float:
@@ -215,7 +202,7 @@ def _peak() -> Iterator[list[int]]:
 
 def resident_bytes() -> int:
     """Return this process's resident memory, in bytes."""
-    return int(need("psutil", extra="cli").Process().memory_info().rss)
+    return int(need("psutil", extra="doctor").Process().memory_info().rss)
 
 
 IN_ATTENTION = 1.2  # time of a method in attention over plain's; recorded: 1.03 to 1.14 of SmolLM2, 0.9 to 1.5 of tiny

@@ -203,7 +203,7 @@ def peak_memory() -> int:
     try:
         import resource
     except ImportError:  # Windows
-        return int(need("psutil", extra="cli").Process().memory_info().peak_wset)
+        return int(need("psutil", extra="doctor").Process().memory_info().peak_wset)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

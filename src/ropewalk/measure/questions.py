@@ -314,12 +314,10 @@ def chat_frame(tokenizer: Tokenizer) -> Frame:
             facts={"tokenizer": type(tokenizer).__name__},
             cure="Leave the chat out: the questions are then asked as plain text.",
         )
-    sandbox = need("jinja2.sandbox", extra="figures").ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True
-    )
+    sandbox = need("jinja2.sandbox", extra="doctor").ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
 
     def refuse(message: str) -> None:
-        raise need("jinja2", extra="figures").TemplateError(message)
+        raise need("jinja2", extra="doctor").TemplateError(message)
 
     sandbox.globals["raise_exception"] = refuse
     special = {

@@ -191,7 +191,7 @@ class RetrievalRun:
         """
         if not readers:
             raise RopeError("retrieval: no method is given.", facts={"methods": readers}, cure="Name at least one.")
-        need("scipy.stats", extra="cli")
+        need("scipy.stats", extra="doctor")
         tasks = {
             task.name: task
             for task in make_tasks(
