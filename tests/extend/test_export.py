@@ -15,7 +15,7 @@ from ropewalk import RopeConfig, load
 from ropewalk.checkpoints.export import hub_rope, write_weights
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
-from ropewalk.extend.output import check_out
+from ropewalk.extend.job import check_out
 from ropewalk.extend.runs import apply
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.methods import METHODS, Reach
