@@ -50,7 +50,7 @@ def build(chosen: str | None = None) -> typer.Typer:
     """The typer application: `chosen` as it is, and of every other command its name and line."""
     import typer
 
-    from ropewalk.cli.options import options, with_options
+    from ropewalk.cli.options import Command, options, with_options
 
     app = typer.Typer(
         name="ropewalk",
@@ -68,9 +68,11 @@ def build(chosen: str | None = None) -> typer.Typer:
         module = name.replace("-", "_")
         command = getattr(import_module(f"ropewalk.cli.{module}"), module)
         if isinstance(command, typer.Typer):
+            for part in command.registered_commands:
+                part.cls = Command
             app.add_typer(command)
         else:
-            app.command(name)(with_options(command))
+            app.command(name, cls=Command)(with_options(command))
     app.callback(invoke_without_command=True)(options)
     return app
 
