@@ -170,8 +170,8 @@ def test_a_group_lists_its_commands_in_full(group: str, capsys: pytest.CaptureFi
     [
         ("doctor", "target trained-length block stride unscaled-tokens retrieval-lengths chunk"),
         ("inspect", "target trained-length"),
-        ("extend apply", "target trained-length unscaled-tokens block"),
-        ("extend tune", "target trained-length unscaled-tokens block tokens-per-step window skip-target"),
+        ("extend apply", "target trained-length"),
+        ("extend tune", "target trained-length tokens-per-step window"),
         ("train", "validation-length seq-len"),
         ("classify train", "max-length"),
         ("compare", "seq-len tokens"),
