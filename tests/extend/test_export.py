@@ -376,7 +376,7 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(RopeError, match="files that no export writes"):
         check_out(tmp_path / "out", overwrite=True)
-    with pytest.raises(RopeError, match="read from"):
+    with pytest.raises(RopeError, match="of the model itself"):
         check_out(source, source=source, overwrite=True)
     with pytest.raises(RopeError, match="names the folder"):
         check_out(source / "config.json", overwrite=True)

@@ -43,8 +43,8 @@ from ropewalk.training.events import Housekeeping, Report
 CHOSEN = ("method", "target", "trained_length", "unscaled_tokens")
 """The settings that a record contains."""
 _INSTEAD = {
-    "keep": "Leave the model as it is: nothing has to be written.",
-    "cut": "Give the model the last tokens of its trained length: nothing has to be written.",
+    "keep": "Keep the model unchanged: nothing has to be written.",
+    "cut": "Give the model only the last tokens, up to its trained length: nothing has to be written.",
     "unfit": "Measure on a text that the model can predict: ropewalk doctor MODEL --text FILE.",
 }
 
