@@ -54,7 +54,6 @@ from ropewalk.progress import ProgressBar
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
 from ropewalk.statistics import difference
-from ropewalk.training import Housekeeping
 
 UNTUNED, UNTUNED_CROP = f"un{TUNED}", f"un{TUNED_CROP}"
 ARMS: dict[str, str] = {
@@ -105,13 +104,13 @@ def tuned(arm: str, options: argparse.Namespace, progress: ProgressBar) -> Path:
             "method": options.method,
             "measure": False,
             "dtype": "float32",
+            "checkpoint_every": options.checkpoint_every,
             **{name: getattr(options, name) for name in OF_TRAINING},
             **changes_of(arm, options),
         }
     )
     if not (out / "config.json").exists():
-        housekeeping = Housekeeping(log_every=10, checkpoint_every=options.checkpoint_every)
-        extend.tune(options.model, out, settings, housekeeping=housekeeping, progress=progress)
+        extend.tune(options.model, out, settings, progress=progress)
     return out  # type: ignore[no-any-return]
 
 

@@ -87,7 +87,7 @@ def test_a_broken_attention_is_noticed(monkeypatch, broken, dtype):
     if broken == "keys":
         right = live_attention.TokenLayout.position_ids
         monkeypatch.setattr(live_attention.TokenLayout, "position_ids", lambda self: right(self) + 1)
-    with pytest.raises(rw.RopeError, match="does not give what it gave before") as error:
+    with pytest.raises(rw.RopeError, match="outputs of the attached model differ from those before") as error:
         rw.attach(model, "rerope", target=256)
     assert ("dtype=torch.float32" in str(error.value)) == (dtype != torch.float32)
     assert attachment_of(model) is None
@@ -101,7 +101,7 @@ def test_a_model_that_its_config_does_not_describe_is_detached(dtype):
     model.config.rope_parameters["rope_theta"] = 100.0
     for weight in model.parameters():  # not `.to`, which would round the frequencies
         weight.data = weight.data.to(dtype)
-    with pytest.raises(rw.RopeError, match="does not give what it gave before"):
+    with pytest.raises(rw.RopeError, match="outputs of the attached model differ from those before"):
         rw.attach(model)
     assert attachment_of(model) is None
     assert not any("forward" in vars(module) for module in model.modules())

@@ -195,6 +195,8 @@ def test_a_command_has_few_options(command: str) -> None:
     ("command", "options"),
     [
         ("inspect", "target trained-length"),
+        ("extend apply", "target trained-length"),
+        ("extend tune", "target trained-length tokens-per-step window"),
         ("train", "seq-len"),
         ("classify train", "max-length"),
         ("compare", "seq-len tokens"),

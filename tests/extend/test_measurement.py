@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.extend.card import card
-from ropewalk.extend.measurement import Variant, before, interaction, measure, record, untuned_crop, verdict
+from ropewalk.extend.measurement import Variant, before, card, interaction, measure, record, untuned_crop, verdict
 from ropewalk.measure.plan import Protocol
 from ropewalk.statistics import interval_sentence, mean_and_interval, over_windows
 from tests.extend.material import TARGET, TRAINED, checkpoint, reader_under, token_ids

@@ -22,7 +22,7 @@ COMMANDS = {
     "extend": "Extend a checkpoint's context: apply a method, or tune under one.",
     "report": "Make the doctor's report again from its record; runs no model.",
     "inspect": "Say what a rope config promises and which known traps it falls into; runs no model.",
-    "serve-config": "Print how an engine is told to serve an extended model, and what it is known to ignore.",
+    "serve-config": "Print the commands, flags and files that make an engine serve an extended model, and its caveats.",
     "verify": "Find out which rotary embedding an engine really applies to a model.",
     "generate": "Continue a prompt, and print the text while it is produced.",
     "train": "Train a decoder language model from scratch.",
