@@ -65,7 +65,7 @@ test-node: web/node_modules/.package-lock.json
 # Everything of web/, also in a real browser. Where Chromium is missing, this installs Debian's (as root).
 test-web: $(READY) test-node
 	command -v chromium || apt-get install -y chromium
-	$(BIN)/python -m pytest -q -rs tests/explorer tests/report/test_interactive.py
+	$(BIN)/python -m pytest -q -rs tests/report
 
 
 # The site, into build/site: opened from the folder, it fetches nothing.

@@ -7,7 +7,7 @@ import pytest
 from ropewalk.figures.loss import loss_by_position
 from ropewalk.figures.ropes import frequency_ratios, wavelengths
 from ropewalk.figures.style import LOOKS, OTHER, look_of, render
-from ropewalk.figures.use import Gain, gain_by_distance
+from ropewalk.figures.use import Estimate, gain_by_distance
 
 pytest.importorskip("matplotlib")
 BLOCKS = [(0, 128), (128, 256), (256, 384)]
@@ -47,8 +47,11 @@ def test_a_phone_has_names_for_a_few_only() -> None:
 
 def test_gains_are_drawn_by_distance() -> None:
     """A line for each method on an axis that doubles, what counts as use, and the control."""
-    copies = {"plain": {128: Gain(6.0, (5.5, 6.5)), 512: Gain(0.1, (-0.2, 0.4))}, "dca": {128: Gain(6.0, None)}}
-    control = {64: Gain(6.4, None)}
+    copies = {
+        "plain": {128: Estimate(6.0, (5.5, 6.5)), 512: Estimate(0.1, (-0.2, 0.4))},
+        "dca": {128: Estimate(6.0, None)},
+    }
+    control = {64: Estimate(6.4, None)}
     figure = gain_by_distance(copies, trained_length=256, control=control, needed=3.2, recommended="dca")
     [axes] = figure.axes
     plain = next(one for one in axes.containers if one.get_label() == "plain")

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ropewalk.figures.style import ON_DARK, ON_LIGHT, render
-from ropewalk.figures.use import Share, accuracy_by_distance, heat_map
+from ropewalk.figures.use import Estimate, accuracy_by_distance, heat_map
 
 TABLE = [[1.0, 0.5, None], [0.25, 0.125, 0.0]]
 
@@ -76,8 +76,11 @@ def test_the_same_numbers_are_the_same_file() -> None:
 
 
 CURVES = {
-    512: {"plain": {128.0: Share(0.9, (0.8, 0.95)), 384.0: Share(0.5, (0.3, 0.7))}},
-    1024: {"plain": {256.0: Share(0.8, (0.7, 0.9)), 768.0: Share(0.1, (0.02, 0.2))}, "crop": {256.0: Share(0.7, None)}},
+    512: {"plain": {128.0: Estimate(0.9, (0.8, 0.95)), 384.0: Estimate(0.5, (0.3, 0.7))}},
+    1024: {
+        "plain": {256.0: Estimate(0.8, (0.7, 0.9)), 768.0: Estimate(0.1, (0.02, 0.2))},
+        "crop": {256.0: Estimate(0.7, None)},
+    },
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.explorer.browser import Watched, browser, why_not
+from tests.report.browser import Watched, browser, why_not
 from tests.report.pages import page_of
 from tests.report.records import EXTEND, record, use_rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.figures.gallery import ENTRIES, comparison, draw
+from ropewalk.figures.catalog import ENTRIES, comparison, convergence, draw
 
 pytest.importorskip("matplotlib")
 
@@ -34,13 +34,13 @@ def record(folder: Path) -> Path:
 
 def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
     """Means over seeds; a missing value has no point; a scaling's line begins at the trained length."""
-    found = comparison.comparison(str(record(tmp_path)))
+    found = comparison(str(record(tmp_path)))
     assert {name: [point[:2] for point in points] for name, points in found["encodings"].items()} == {
         "rope": [(64, 4.5), (128, 6.5)], "learned": [(64, 4.5)]
     }  # fmt: skip
     assert [point[:2] for point in found["scalings"]["pi"]] == [(64, 4.5), (128, 5.5)]
     assert found["trained_length"] == 64
-    curves = comparison.convergence(str(tmp_path / "results.jsonl"))["curves"]
+    curves = convergence(str(tmp_path / "results.jsonl"))["curves"]
     assert curves == {"rope": [(256, 5.0, None), (512, 4.0, None)]}
     figure = draw("comparison", record=str(tmp_path))
     assert len(figure.axes) == 2
@@ -48,7 +48,7 @@ def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
 
 def test_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is ready, and both say how to make one; with one in the checkout's results both are."""
-    monkeypatch.setattr(comparison, "RESULTS", tmp_path)
+    monkeypatch.setattr("ropewalk.figures.catalog.RESULTS", tmp_path)
     assert not ENTRIES["comparison"].ready()
     with pytest.raises(RopeError, match="no record of a comparison") as refused:
         draw("convergence")

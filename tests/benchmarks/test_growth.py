@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from growth import _GROWTH_LOOKS, growth
 
-from ropewalk.figures.benchmarks import _GROWTH_LOOKS, growth
 from ropewalk.figures.style import render
 
 pytest.importorskip("matplotlib")

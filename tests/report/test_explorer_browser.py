@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explorer.browser import Watched, why_not
+from tests.report.browser import Watched, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 

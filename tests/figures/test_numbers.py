@@ -19,11 +19,10 @@ from ropewalk.figures.material import (
     rotary_model,
     windows,
 )
-from ropewalk.figures.model_numbers import by_kind, decay, maps, random_scores
+from ropewalk.figures.model_numbers import by_kind, decay, decay_of, maps, random_scores
 from ropewalk.figures.rope_numbers import (
     axial,
     clocks,
-    decay_of,
     learned_table,
     never_seen,
     precision,
@@ -275,9 +274,9 @@ def test_precision_against_float64() -> None:
 def test_queries_and_keys_repeat_for_groups() -> None:
     """Grouped key heads stand once for each of their queries."""
     attention = rw.Attention(32, 4, num_key_value_heads=2, rope=rw.RopeConfig(8, interleaved=False), qk_norm=True)
-    from ropewalk.figures.material import Seen
+    from ropewalk.figures.material import LayerInput
 
-    q, k = queries_and_keys(Seen(attention, torch.randn(1, 3, 32)))
+    q, k = queries_and_keys(LayerInput(attention, torch.randn(1, 3, 32)))
     assert q.shape == k.shape == (1, 4, 3, 8)
     assert torch.equal(k[:, 0], k[:, 1])
     assert not torch.equal(k[:, 1], k[:, 2])
