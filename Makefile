@@ -65,8 +65,7 @@ test-node: web/node_modules/.package-lock.json
 # Everything of web/, also in a real browser. Where Chromium is missing, this installs Debian's (as root).
 test-web: $(READY) test-node
 	command -v chromium || apt-get install -y chromium
-	$(BIN)/python -m pytest -q -rs tests/report
-
+	$(BIN)/python -m pytest -q -rs tests/report/test_browser.py tests/report/test_live_model.py tests/report/test_explorer.py
 
 # The site, into build/site: opened from the folder, it fetches nothing.
 docs: $(READY)

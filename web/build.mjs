@@ -1,4 +1,4 @@
-// Builds src/ropewalk/report/explorer.html and src/ropewalk/report/interactive.js from web/, or with --test [FOLDER] the tests into build/test.
+// Builds explorer.html and interactive.js of src/ropewalk/report, or with --test [FOLDER] the tests into build/test.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
@@ -7,7 +7,6 @@ import { build } from "esbuild";
 import wabt from "wabt";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
-const EXPLORER = join(HERE, "..", "src", "ropewalk", "explorer");
 const REPORT = join(HERE, "..", "src", "ropewalk", "report");
 const SETTINGS = ["build.mjs", "package.json", "package-lock.json", "tsconfig.json"];
 
@@ -19,7 +18,7 @@ function sources() {
   return [...SETTINGS, ...found].sort();
 }
 
-/** SHA-256 over names and contents; tests/explorer/test_built.py computes the same. */
+/** SHA-256 over names and contents; tests/report/test_explorer.py computes the same. */
 function digest() {
   const hash = createHash("sha256");
   for (const name of sources()) hash.update(`${name}\0`).update(readFileSync(join(HERE, name))).update("\0");
@@ -73,8 +72,8 @@ async function page() {
   };
   const template = readFileSync(join(HERE, "src", "page.html"), "utf8");
   const text = template.replaceAll(/@@(SOURCES|STYLE|SCRIPT)@@/g, (_, name) => texts[name]);
-  writeFileSync(join(EXPLORER, "page.html"), text);
-  console.log(`page.html: ${Math.round(text.length / 1024)} KiB`);
+  writeFileSync(join(REPORT, "explorer.html"), text);
+  console.log(`explorer.html: ${Math.round(text.length / 1024)} KiB`);
 }
 
 /** The program of the doctor's report, with the hash of the sources in its first line. */
