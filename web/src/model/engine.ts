@@ -174,13 +174,13 @@ export class Engine {
   private async generate(request: GenerateRequest, emit: (result: Result) => void, wanted: () => boolean): Promise<void> {
     const { longest } = this.model.header.config;
     const prompt = this.tokenizer.encode(request.text).slice(-longest);
-    const room = Math.min(request.count, longest - prompt.length);
+    const count = Math.min(request.count, longest - prompt.length);
     const same = this.isTrained(request.changed);
     for (const side of same ? (["trained"] as const) : SIDES) {
       const ids = [...prompt];
       const draw = randomNumbers(request.seed);
       const begin = this.now();
-      for (let made = 0; made < room && ids.length; made++) {
+      for (let made = 0; made < count && ids.length; made++) {
         const shown = this.shownFor(side, request.changed, ids.length);
         if ((await this.bring(shown, ids, wanted)) === null) return;
         const last = shown.reading.ids.length;
@@ -189,9 +189,9 @@ export class Engine {
         if (!wanted()) return;
         const text = this.tokenizer.decode(ids.slice(prompt.length));
         const tokensPerSecond = (1000 * made) / (this.now() - begin);
-        emit({ kind: "generated", side, text, tokensPerSecond, done: made + 1 === room });
+        emit({ kind: "generated", side, text, tokensPerSecond, done: made + 1 === count });
       }
-      if (room <= 0 || !ids.length) emit({ kind: "generated", side, text: "", tokensPerSecond: 0, done: true });
+      if (count <= 0 || !ids.length) emit({ kind: "generated", side, text: "", tokensPerSecond: 0, done: true });
     }
   }
 

@@ -17,7 +17,7 @@ interface Kernel {
 const kernels = new WeakMap<ArrayBufferLike, Kernel>();
 
 /** Allocate memory for a model's weights, in the kernel's memory if it can run. */
-export function roomForWeights(count: number): Float32Array {
+export function allocateWeights(count: number): Float32Array {
   const bytes = 4 * (count + 2 * MOST_NUMBERS);
   try {
     const memory = new WebAssembly.Memory({ initial: Math.ceil(bytes / PAGE) });

@@ -1,5 +1,5 @@
 /** The model as Python packs it (`ropewalk.report.explorer_model`): a header, and the stored weights in bfloat16. */
-import { roomForWeights } from "./kernel.ts";
+import { allocateWeights } from "./kernel.ts";
 
 export interface ModelConfig {
   vocabSize: number;
@@ -69,14 +69,14 @@ export interface Model {
   weights: Map<string, Float32Array>;
 }
 
-/** Read the result of `packed_model`; `room` allocates the memory of the weights. */
-export async function unpackModel(base64: string, room = roomForWeights): Promise<Model> {
+/** Read the result of `packed_model`; `allocate` allocates the memory of the weights. */
+export async function unpackModel(base64: string, allocate = allocateWeights): Promise<Model> {
   const raw = await inflate(bytesOf(base64));
   const length = new DataView(raw.buffer, raw.byteOffset).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(raw.subarray(4, 4 + length))) as ModelHeader;
   const planes = raw.subarray(4 + length);
   const count = planes.length / 2;
-  const numbers = room(count);
+  const numbers = allocate(count);
   const bits = new Uint32Array(numbers.buffer, numbers.byteOffset, count);
   for (let i = 0; i < count; i++) bits[i] = (planes[i]! << 24) | (planes[count + i]! << 16);
   const weights = new Map<string, Float32Array>();

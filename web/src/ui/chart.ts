@@ -167,9 +167,9 @@ export class Chart {
     return marks.map(({ x: at, label }) => {
       const x = this.x(at);
       const left = x > width * 0.6;
-      const room = 7 * label.length;
-      const shown = (left ? x - 5 - room : x) > end;
-      if (shown) end = left ? x : x + 5 + room;
+      const labelWidth = 7 * label.length;
+      const shown = (left ? x - 5 - labelWidth : x) > end;
+      if (shown) end = left ? x : x + 5 + labelWidth;
       const text = { x: x + (left ? -5 : 5), y: MARGIN.top + 11, "text-anchor": left ? "end" : "start" };
       const line = svg("line", { x1: x, x2: x, y1: MARGIN.top, y2: this.height - MARGIN.bottom });
       return svg("g", { class: "rule" }, line, ...(shown ? [svg("text", text, label)] : []));
