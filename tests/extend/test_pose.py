@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ropewalk.extend.measurement import Variant
-from ropewalk.figures.loss import pose_figure
 from ropewalk.measure.plan import Protocol
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"
@@ -90,12 +89,12 @@ def test_figure() -> None:
         "model": "m", "trained_length": 8, "lengths": [16, 32], "protocol": {"windows": 2, "texts": ["a", "b"]},
         "untuned": {"yarn": {"copy": copy}}, "arms": {"pose": arm, "no-skip": arm},
     }  # fmt: skip
-    pose_figure({**record, "arms": dict.fromkeys(POSE["ARMS"], arm)})
-    figure = pose_figure(record)
+    POSE["pose_figure"]({**record, "arms": dict.fromkeys(POSE["ARMS"], arm)})
+    figure = POSE["pose_figure"](record)
     left, _ = figure.axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["pose", "no-skip"]
     assert len(left.containers) == 4
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["yarn, untuned", "pose", "no-skip"]
     for found in (record["untuned"]["yarn"], arm):
         found["copy"] = []
-    assert len(pose_figure(record).axes) == 1  # the copy test was not asked for
+    assert len(POSE["pose_figure"](record).axes) == 1  # the copy test was not asked for

@@ -65,7 +65,9 @@ def compare(
     if workers is not None and workers < 1:
         raise RopeError("compare: --workers must be at least 1.", facts={"workers": workers}, cure="Leave it out.")
     if figure is not None:
-        _check_figure(figure)
+        from ropewalk.figures.style import picture_files
+
+        picture_files(figure, "compare")
     defaults = PRESETS["quick" if quick else "full" if full else "hour"]
     if "text" not in settings.values:
         defaults = {**defaults, "text": (str(packaged_text(out)),)}
@@ -119,36 +121,15 @@ def _tables(console: Console, title: str, rows: Sequence[Row], *, rise: bool) ->
 
 
 def _draw(record: Path, path: Path) -> list[Path]:
-    """Draw the two figures of a record, each in the kind of its ending or as .png and .svg; return their paths."""
-    from ropewalk.atomic_io import write_whole
-    from ropewalk.figures.gallery import draw
-    from ropewalk.figures.style import render
+    """Draw the two figures of a record, each with its ending or as .png and .svg; return their paths."""
+    from ropewalk.figures.catalog import draw
+    from ropewalk.figures.style import picture_files, write_figure
 
-    written = []
-    for name, place in (
-        ("comparison", path),
-        ("convergence", path.with_name(f"{path.stem}-convergence{path.suffix}")),
-    ):
-        drawn = draw(name, record=str(record))
-        for kind in [path.suffix[1:]] if path.suffix else ["png", "svg"]:
-            written.append(place.with_suffix(f".{kind}"))
-            write_whole(written[-1], render(drawn, kind))
-    return written
-
-
-def _check_figure(path: Path) -> None:
-    """Raise `RopeError` for an ending, a missing matplotlib or a folder that would fail after the training."""
-    from ropewalk.atomic_io import check_writable
-    from ropewalk.optional import need
-
-    if path.suffix not in ("", ".png", ".svg"):
-        raise RopeError(
-            "compare: a figure is a .png or an .svg file.",
-            facts={"--figure": str(path)},
-            cure="Name one of these, or leave the ending out to have both.",
-        )
-    need("matplotlib", extra="figures")
-    check_writable(path)
+    first = picture_files(path, "compare")
+    second = [file.with_name(f"{file.stem}-convergence{file.suffix}") for file in first]
+    write_figure(draw("comparison", record=str(record)), first)
+    write_figure(draw("convergence", record=str(record)), second)
+    return first + second
 
 
 class RunProgress:

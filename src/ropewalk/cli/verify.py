@@ -75,15 +75,14 @@ def verify(
     """
     from rich.console import Console
 
-    from ropewalk.atomic_io import check_writable, write_json, write_whole
-    from ropewalk.figures.results import figure_kind
+    from ropewalk.atomic_io import check_writable, write_json
+    from ropewalk.figures.style import picture_files, write_figure
     from ropewalk.verification.verify import verify as run
 
     if json_file is not None:
         check_writable(json_file)
     if figure is not None:
-        figure_kind(figure)
-        check_writable(figure)
+        picture_files(figure, "verify")
     verification = run(
         model,
         engine,
@@ -102,9 +101,8 @@ def verify(
         write_json(json_file, document, indent=1)
     if figure is not None:
         from ropewalk.figures.results import misfits
-        from ropewalk.figures.style import render
 
-        write_whole(figure, render(misfits(document), figure_kind(figure)))
+        write_figure(misfits(document), picture_files(figure, "verify"))
     raise typer.Exit(verification.exit_status)
 
 
