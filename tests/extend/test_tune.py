@@ -178,8 +178,8 @@ def test_short_windows_are_trained_at_positions_that_skip(text: str, source: Tun
         ({"window": TARGET + 1}, "no longer than what they skip to"),
         ({"window": 8, "skip_target": 7}, "no longer than what they skip to"),
         ({"skip_target": 20}, "what the positions of short windows skip to"),
-        ({"window": 8, "method": "dca"}, "counts each row's tokens itself"),
-        ({"window": 8, "method": "drope"}, "counts each row's tokens itself"),
+        ({"window": 8, "method": "dca"}, "computes positions itself"),
+        ({"window": 8, "method": "drope"}, "computes positions itself"),
         ({"repeat_share": 1.5}, "must lie between 0 and 1"),
     ],
 )
