@@ -329,7 +329,7 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
     if seen is None:
         room = -(-total // _SLOTS) * _SLOTS
         return TokenLayout(
-            batch, seq, q.device, start=total - seq, total=total, room=room, cached=True, slot_tables=slot_tables
+            batch, seq, q.device, start=total - seq, total=total, capacity=room, cached=True, slot_tables=slot_tables
         )
     blind, real = ~seen.any(-1, keepdim=True), seen.any(2)[:, 0]
     # a padded query sees only its row's first key, which has index 0 too: its output is finite and unused
