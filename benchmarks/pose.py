@@ -62,7 +62,7 @@ from ropewalk.figures.style import (
 from ropewalk.measure.answers import Answer, RetrievalMeasurement
 from ropewalk.measure.copy_test import UseModel, UseRun
 from ropewalk.measure.copy_windows import UseProtocol, UseText
-from ropewalk.measure.plan import Protocol, plan, trained_length_of
+from ropewalk.measure.plan import LossProtocol, plan, trained_length_of
 from ropewalk.measure.retrieval import measure_retrieval
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import ProgressBar
@@ -141,12 +141,12 @@ def held_out(options: argparse.Namespace, source: Reader, length: int, path: Pat
                             windows=options.windows, block=options.block)  # fmt: skip
 
 
-def beyond(variant: Variant, protocol: Protocol, length: int) -> list[float]:
+def beyond(variant: Variant, protocol: LossProtocol, length: int) -> list[float]:
     """Each window's mean loss from the trained length up to `length`."""
     return up_to(variant.blocks, protocol, length)
 
 
-def up_to(blocks: Sequence[Sequence[float]], protocol: Protocol, length: int) -> list[float]:
+def up_to(blocks: Sequence[Sequence[float]], protocol: LossProtocol, length: int) -> list[float]:
     """As `beyond`, of losses by window and block; blocks are equally long."""
     which = [i for i, (first, end) in enumerate(protocol.blocks) if first >= protocol.trained_length and end <= length]
     return [sum(row[i] for i in which) / len(which) for row in blocks]
@@ -202,7 +202,7 @@ def losses(
     }
 
 
-def contrasts(arms: Mapping[str, Any], protocol: Protocol, lengths: Sequence[int]) -> dict[str, Any]:
+def contrasts(arms: Mapping[str, Any], protocol: LossProtocol, lengths: Sequence[int]) -> dict[str, Any]:
     """The arm `pose` against every other: the difference of their (full - crop) beyond the trained length.
 
     And arms that have a control of their own, which does not skip, against that.

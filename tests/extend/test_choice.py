@@ -12,6 +12,7 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.cli.app import main
+from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
 from tests.extend.material import TARGET, TRAINED, checkpoint
@@ -38,7 +39,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(source: Path) -> dict[str, Any]:
     """What the doctor measured of it, with a verdict to extend."""
     state = source.parent / "state"
-    measured = rw.doctor(source, text=TEXT, target=48, windows=1, methods="ntk", state=state).to_json()
+    measured = rw.doctor(
+        source, text=TEXT, target=48, methods="ntk", state=state, protocol=Protocol(windows=1)
+    ).to_json()
     return {**measured, "verdict": CHOSEN}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.extend.measurement import Variant
-from ropewalk.measure.plan import Protocol
+from ropewalk.measure.plan import LossProtocol
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"
 if not SCRIPT.exists():
@@ -38,7 +38,7 @@ def test_what_each_arm_changes() -> None:
 
 def test_losses_up_to_a_length() -> None:
     """The blocks between the trained length and it, window by window."""
-    protocol = Protocol.choose(trained_length=8, text="t", target=32, block=4, windows=2)
+    protocol = LossProtocol.choose(trained_length=8, text="t", target=32, block=4, windows=2)
     rows = [[float(block) for block in range(8)], [10.0 * block for block in range(8)]]
     variant = Variant(name="tuned", blocks=rows, within=[0.0, 0.0], beyond=None, seconds=1.0)
     assert POSE["beyond"](variant, protocol, 16) == [2.5, 25.0]
@@ -60,7 +60,7 @@ def test_windows_of_several_texts() -> None:
 
 def test_pose_against_a_control() -> None:
     """(full - crop) of the one minus that of the other, window by window: by hand -0.5 and -1.5."""
-    protocol = Protocol.choose(trained_length=8, text="t", target=16, block=8, windows=2)
+    protocol = LossProtocol.choose(trained_length=8, text="t", target=16, block=8, windows=2)
 
     def arm(full: list[float], crop: list[float]) -> dict[str, object]:
         losses = {"tuned": full, "tuned crop": crop}

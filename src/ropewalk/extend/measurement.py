@@ -23,7 +23,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 from ropewalk.ledger import Ledger
 from ropewalk.measure.losses import run
-from ropewalk.measure.plan import KIND, Plan, Protocol, fingerprint, plan, take_windows
+from ropewalk.measure.plan import KIND, LossProtocol, Plan, fingerprint, plan, take_windows
 from ropewalk.methods import Reach
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress
@@ -37,7 +37,7 @@ class HeldOutText:
 
     name: str
     windows: Tensor
-    protocol: Protocol
+    protocol: LossProtocol
 
     @classmethod
     def take(
@@ -45,11 +45,11 @@ class HeldOutText:
     ) -> HeldOutText:
         """Cut windows from a text (None: the packaged Moby Dick), starting at `start_char`.
 
-        `protocol`: further arguments of `Protocol.choose`.
+        `protocol`: further arguments of `LossProtocol.choose`.
         """
         name, contents = read_text(path)
         tokens = tokenizer.encode(contents[max(start_char, 0) :])
-        chosen = Protocol.choose(
+        chosen = LossProtocol.choose(
             trained_length=reach.trained,
             target=reach.target,
             text=name,
@@ -179,32 +179,32 @@ def measure(
     ]
 
 
-def before(reader: Reader, protocol: Protocol, method: str) -> tuple[Plan, dict[str, str]]:
+def before(reader: Reader, protocol: LossProtocol, method: str) -> tuple[Plan, dict[str, str]]:
     """Plan the measurement of the checkpoint: plain, crop if the target exceeds the trained length, and the method."""
     baselines = [PLAIN, CROP] if _can_crop(protocol) else [PLAIN]
     return plan(reader, protocol, [*baselines, method]), {name: name for name in (*baselines, method)}
 
 
-def untuned_crop(adapted: Reader, protocol: Protocol, method: str) -> tuple[Plan, dict[str, str]]:
+def untuned_crop(adapted: Reader, protocol: LossProtocol, method: str) -> tuple[Plan, dict[str, str]]:
     """Plan the measurement of the model under its method, in fresh windows."""
     names = {crop_of(method): CROP} if method != PLAIN and _can_crop(protocol) else {}
     return _plan_of_own(adapted, protocol, names), names
 
 
-def after(reader: Reader, protocol: Protocol) -> tuple[Plan, dict[str, str]]:
+def after(reader: Reader, protocol: LossProtocol) -> tuple[Plan, dict[str, str]]:
     """Plan the measurement of the tuned model, in whole windows and in fresh ones."""
     names = {TUNED: AS_IS, TUNED_CROP: CROP} if _can_crop(protocol) else {TUNED: AS_IS}
     return _plan_of_own(reader, protocol, names), names
 
 
-def _plan_of_own(reader: Reader, protocol: Protocol, names: Mapping[str, str]) -> Plan:
+def _plan_of_own(reader: Reader, protocol: LossProtocol, names: Mapping[str, str]) -> Plan:
     """Plan a reader under its own positions; the frequencies of the target apply to fresh windows too."""
     own = reader.positions
     positions = dict.fromkeys(names.values(), own)
     return Plan(protocol=protocol, own=own, positions=positions, same_as={}, crop_seq_len=protocol.target)
 
 
-def _can_crop(protocol: Protocol) -> bool:
+def _can_crop(protocol: LossProtocol) -> bool:
     return protocol.target > protocol.trained_length > 1
 
 
@@ -256,7 +256,7 @@ def record(
     *,
     model: str,
     method: str,
-    protocol: Protocol | None,
+    protocol: LossProtocol | None,
     variants: Sequence[Variant],
     config: Mapping[str, Any],
     tuning: Mapping[str, Any] | None,
