@@ -1,4 +1,4 @@
-"""The extension methods: one file for each, one record that describes it, and the registry that lists them."""
+"""The extension methods: their table, the ropes that they give a model, and the choice of methods for a run."""
 
 from __future__ import annotations
 

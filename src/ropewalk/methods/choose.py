@@ -1,4 +1,4 @@
-"""Which methods a run compares."""
+"""The choice of the methods that a run compares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL = "all"
 
 
 def named_methods(asked: Sequence[str] | None) -> list[str]:
-    """The names in `asked`, one by one; raises `RopeError` for one that no method has.
+    """Return the single names in `asked`; raise `RopeError` for a name that no method has.
 
     >>> named_methods(["yarn, dca", "all"])
     ['yarn', 'dca', 'all']
@@ -30,10 +30,10 @@ def named_methods(asked: Sequence[str] | None) -> list[str]:
 
 
 def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Reach) -> tuple[str, ...]:
-    """The names of a run's methods, in order, `plain` among them (differences are paired to it).
+    """Return the names of a run's methods in table order, always with `plain`, to which differences are paired.
 
-    `asked` names methods, separated by commas or one by one; "all" is every method that applies without tuning, those
-    in attention as well; None or nothing: those that a config can hold, and crop.
+    - `asked`: names of methods, single or separated by commas. "all" is every method that works without tuning,
+      including those in attention. None or no names: `default_methods`.
     """
     words = named_methods(asked)
     if not words:
@@ -49,10 +49,10 @@ def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Rea
 
 
 def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
-    """Every method that a config can hold and that is not measured on request alone, and crop.
+    """Return `plain`, `crop`, and every method that config.json can express and that is not measured only on request.
 
-    `as-is` only where the checkpoint carries a scaling that it was not trained with, or an extension; nothing but it
-    and `plain` where the target is within the trained length.
+    `as-is` is included if the checkpoint has an extension, or a scaling that it was not trained with. If the target is
+    within the trained length, only `plain` and `as-is` remain.
     """
     scaled = any(rope.as_trained() != rope for rope in positions.present_ropes) or any(positions.extensions)
     fixed = any(not rope.can_be_extended for rope in positions.present_ropes)
