@@ -113,7 +113,7 @@ YARN = dataclasses.replace(LLAMA2, scaling=YaRN(4.0, 4096), max_position_embeddi
         ),
         (
             YARN,
-            "Trained length 4,096 if the yarn scaling is an option for inference, 16,384 if the model was trained with it",
+            "4,096 if the yarn scaling is an option for inference, 16,384 if the model was trained with it",
         ),
         (YARN, "`ropewalk doctor` measures which. 18 of 64 pairs never complete a turn within 4,096 tokens."),
         (

@@ -37,7 +37,7 @@ ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matri
 
 
 class DecoderPrefix:
-    """Tokens in a decoder's cache; see `ropewalk.readers.reader.Prefix`.
+    """Tokens in a decoder's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
     - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist only for the last token.
     """
@@ -49,12 +49,10 @@ class DecoderPrefix:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens in the prefix."""
         return self._tokens
 
     @torch.inference_mode()
     def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
-        """Append tokens, at least one."""
         check_read(input_ids, self._tokens)
         ids = torch.tensor(list(input_ids), device=self.cache.device)
         for start in range(0, len(ids), self.chunk):
@@ -66,7 +64,6 @@ class DecoderPrefix:
         self._tokens += len(ids)
 
     def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
-        """Return the log-probability in nats of each continuation, summed over its tokens."""
         return self.ask([((), continuations)])[0]
 
     @torch.inference_mode()
@@ -111,12 +108,10 @@ class DecoderPrefix:
         return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
 
     def top(self, count: int) -> list[tuple[int, float]]:
-        """Return the `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
         return likeliest(self._next, count)
 
     @torch.inference_mode()
     def fork(self) -> DecoderPrefix:
-        """Return an independent copy."""
         cache = self.model.new_cache(seq_len=self.cache.seq_len, capacity=self.cache.capacity, dtype=self.cache.dtype)
         cache.replace([0], self.cache)
         other = DecoderPrefix(self.model, cache, chunk=self.chunk)
@@ -267,7 +262,7 @@ def _add_chunk(hidden: Tensor, weight: Tensor, *, targets: Tensor, totals: Tenso
 
 
 class DecoderReader:
-    """A reader of our decoder; see `ropewalk.readers.reader.Reader`.
+    """A reader of our decoder; `ropewalk.readers.reader.Reader` describes its members.
 
     - `name`: of the model in reports.
 
@@ -282,22 +277,18 @@ class DecoderReader:
 
     @property
     def name(self) -> str:
-        """Return the model's name in reports."""
         return self._name
 
     @property
     def library(self) -> str:
-        """Return "ropewalk"."""
         return "ropewalk"
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer, or None."""
         return self.model.tokenizer
 
     @property
     def positions(self) -> Positions:
-        """Return the rope, window and extension of each layer."""
         return self.model.config.positions
 
     @property
@@ -307,35 +298,28 @@ class DecoderReader:
 
     @property
     def trained_length(self) -> int | None:
-        """Return the trained length in tokens, or None if unknown."""
         return trained_length_of(self.positions)
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the embeddings."""
         return self.model.embed_tokens.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights."""
         return self.model.embed_tokens.weight.dtype
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters."""
         return self.model.num_parameters()
 
     def digest(self) -> str:
-        """Return a short hash of the config and every bit of every weight."""
         return model_digest(self.model)
 
     def under(self, positions: Positions) -> DecoderReader:
-        """Return the same model with shared weights and these positions in its layers."""
         model = self.model.with_positions(rope=positions.ropes, extension=positions.extensions)
         return DecoderReader(model, self._name)
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the bytes of the keys and values of `tokens` tokens."""
         config = self.model.config
         return 2 * config.num_hidden_layers * config.kv_heads * (config.head_dim or 0) * self.dtype.itemsize * tokens
 
@@ -348,7 +332,6 @@ class DecoderReader:
         chunk: int = CHUNK,
         advance: Advance | None = None,
     ) -> Losses:
-        """Return the losses of one window from token `first` on, each given all tokens before it."""
         return window_losses(self.model, input_ids, first=first, seq_len=seq_len, chunk=chunk, advance=advance)
 
     def reading_on(
@@ -367,7 +350,6 @@ class DecoderReader:
     def prefix(
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None
     ) -> DecoderPrefix:
-        """Read tokens into a cache for `seq_len` tokens, at the frequencies of that length."""
         cache = self.model.new_cache(seq_len=seq_len, capacity=seq_len + ASK_TOKENS)
         prefix = DecoderPrefix(self.model, cache, chunk=chunk)
         prefix.read(input_ids, advance=advance)
@@ -376,7 +358,6 @@ class DecoderReader:
     def top_after(
         self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK
     ) -> list[Top]:
-        """Return the `count` likeliest tokens after the first n, for each n of `lengths`, in one pass."""
         return top_after(self.model, input_ids, lengths, count=count, seq_len=seq_len, chunk=chunk)
 
     def continuation_log_probs(
@@ -387,7 +368,6 @@ class DecoderReader:
         chunk: int = CHUNK,
         done: Callable[[int, tuple[float, bool]], None] | None = None,
     ) -> list[tuple[float, bool]]:
-        """Return for each (context, continuation) its log-probability, and whether greedy decoding would give it."""
         return continuation_log_probs(self.model, pairs, batch=batch, chunk=chunk, done=done)
 
     def generate(
@@ -399,7 +379,6 @@ class DecoderReader:
         is_done: IsDone | None = None,
         **options: Any,
     ) -> list[list[int]]:
-        """Return the new tokens of each prompt; `options` are those of `ropewalk.generate`."""
         rows: list[list[int]] = [[] for _ in prompts]
         unfinished = set(range(len(rows)))
         ids = [list(prompt) for prompt in prompts]
@@ -414,7 +393,6 @@ class DecoderReader:
         return rows
 
     def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
-        """Yield (row, token) for each new token; arguments as for `ropewalk.generate`."""
         return stream(self.model, prompts, **options)
 
 

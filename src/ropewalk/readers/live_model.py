@@ -325,7 +325,7 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
 
 
 class LivePrefix:
-    """Tokens in a live model's cache; see `ropewalk.readers.reader.Prefix`.
+    """Tokens in a live model's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
     - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist only for the last token.
     """
@@ -337,7 +337,6 @@ class LivePrefix:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens in the prefix."""
         return self._tokens
 
     @property
@@ -347,7 +346,6 @@ class LivePrefix:
 
     @torch.inference_mode()
     def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
-        """Append tokens, at least one."""
         check_read(input_ids, self._tokens)
         last = torch.empty(0)
         for start in range(0, len(input_ids), self.chunk):
@@ -359,7 +357,6 @@ class LivePrefix:
         self._next = self.live.logits(last)[0].log_softmax(-1)
 
     def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
-        """Return the log-probability in nats of each continuation, summed over its tokens."""
         return self.ask([((), continuations)])[0]
 
     @torch.inference_mode()
@@ -398,12 +395,10 @@ class LivePrefix:
         return self.live.hidden(torch.tensor([tokens], device=self.live.device), self.cache, start)[0]
 
     def top(self, count: int) -> list[tuple[int, float]]:
-        """Return the `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
         return likeliest(self._next, count)
 
     @torch.inference_mode()
     def fork(self) -> LivePrefix:
-        """Return an independent copy."""
         other = LivePrefix(self.live, copied(self.cache), chunk=self.chunk)
         other._tokens, other._next = self._tokens, self._next
         return other

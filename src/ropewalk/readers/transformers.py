@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class TransformersReader:
-    """A causal language model of transformers as a reader; see `ropewalk.readers.reader.Reader`.
+    """A reader of a causal language model of transformers; `ropewalk.readers.reader.Reader` describes its members.
 
     - `model`: a `PreTrainedModel` with a head for the next token; it is not changed.
     - `tokenizer`: of transformers with a fast backend, of `tokenizers`, or a `TextTokenizer`. `name`: in reports.
@@ -65,7 +65,6 @@ class TransformersReader:
 
     @property
     def name(self) -> str:
-        """Return the model's name in reports."""
         return self._name
 
     @property
@@ -75,48 +74,39 @@ class TransformersReader:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer, or None."""
         return self._tokenizer
 
     @property
     def positions(self) -> Positions:
-        """Return the rope, window and extension of each layer."""
         handle = attachment_of(self.model)
         return self._own if handle is None else handle.positions
 
     @property
     def config_form(self) -> ConfigForm:
-        """Return the places of the layers' ropes in the model's config."""
         return config_form_of(self.model.config, text_config_of(self.model))
 
     @property
     def trained_length(self) -> int | None:
-        """Return the trained length in tokens, or None if unknown."""
         return trained_length_of(self.positions)
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the embeddings."""
         return self.live.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     def digest(self) -> str:
-        """Return a short hash of the config, the positions and every bit of every weight."""
         described = f"{type(self.model).__name__} {self.model.config.to_json_string()} {self.positions!r}"
         return digest_of(described, self.model.state_dict(keep_vars=True).items())
 
     def under(self, positions: Positions) -> TransformersReader:
-        """Return the same model with shared weights and these positions in its layers."""
         if positions == self.positions:
             return self
         if self._refused is not None:
@@ -149,7 +139,6 @@ class TransformersReader:
         chunk: int = CHUNK,
         advance: Advance | None = None,
     ) -> Losses:
-        """Return the losses of one window from token `first` on, each given all tokens before it."""
         check_window(input_ids, first, chunk)
         tokens, live = len(input_ids), self._at(len(input_ids) if seq_len is None else seq_len)
         losses = torch.empty(tokens, dtype=torch.float32)
@@ -169,7 +158,6 @@ class TransformersReader:
     def prefix(
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None
     ) -> LivePrefix:
-        """Read tokens into a cache for `seq_len` tokens, at the frequencies of that length."""
         from ropewalk.readers.live_model import LivePrefix
 
         live = self._at(seq_len)
@@ -181,7 +169,6 @@ class TransformersReader:
     def top_after(
         self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK
     ) -> list[Top]:
-        """Return the `count` likeliest tokens after the first n, for each n of `lengths`, in one pass."""
         live = self._at(seq_len)
         cache, tops, last = live.new_cache(seq_len), list[Top](), lengths[-1]
         for start in range(0, last, chunk):
@@ -200,7 +187,6 @@ class TransformersReader:
         chunk: int = CHUNK,
         done: Callable[[int, tuple[float, bool]], None] | None = None,
     ) -> list[tuple[float, bool]]:
-        """Return for each (context, continuation) its log-probability, and whether greedy decoding would give it."""
         check_pairs(pairs, batch, chunk)
         results = []
         for index, (context, continuation) in enumerate(pairs):
@@ -230,7 +216,6 @@ class TransformersReader:
         is_done: IsDone | None = None,
         **options: Any,
     ) -> list[list[int]]:
-        """Return the new tokens of each prompt; `options` are those of `ropewalk.generate`."""
         ids = [list(prompt) for prompt in prompts]
         rows: list[list[int]] = [[] for _ in ids]
         streams = self._rows(ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options)
