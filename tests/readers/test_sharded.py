@@ -95,7 +95,7 @@ def test_rounds(tokens, chunk, ranks):
 
 def test_refusals():
     """One process alone, and settings that a sharded window does not serve."""
-    with pytest.raises(RopeError, match="this is one alone"), sharing_windows(True):
+    with pytest.raises(RopeError, match="there is only one"), sharing_windows(True):
         pass
     for more in ({"minutes": 3.0}, {"workers": 2}, {"retrieval": "numbers"}):
         with pytest.raises(RopeError, match="one after the other"):
