@@ -56,11 +56,11 @@ def test_the_arguments_are_the_settings() -> None:
 
 
 def test_an_argument_that_moved_into_the_protocol_warns(tmp_path: Path) -> None:
-    """It works for one release; a name that never was is a TypeError."""
+    """It works for one release; a name that never was is refused."""
     with pytest.warns(DeprecationWarning, match=r"protocol=Protocol\(windows=...\)"):
         found = rw.doctor(model(), target=64, text=TEXT, methods="pi", measure="loss", state=tmp_path, windows=1)
     assert found.measurement.protocol.windows == 1
-    with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
+    with pytest.raises(RopeError, match="unknown arguments"):
         rw.doctor(model(), window=1)
 
 

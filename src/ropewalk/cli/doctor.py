@@ -111,13 +111,12 @@ def print_verdict(console: Console, found: Diagnosis) -> None:
     from rich.text import Text
 
     from ropewalk.diagnosis.rules import used_in_words
-    from ropewalk.report.write import headline, reaches
+    from ropewalk.report.write import reaches
 
     verdict, protocol = found.verdict, found.measurement.protocol
-    first, others = headline(verdict.sentence)
     line = Text(f"{found.name}: ", style="bold")
-    line.append(first, style=_COLORS[verdict.action])
-    console.print(line.append(f" {others}", style="not bold"))
+    line.append(verdict.headline, style=_COLORS[verdict.action])
+    console.print(line.append(f" {' '.join(verdict.reasons)}" if verdict.reasons else "", style="not bold"))
     for said in (*(() if found.reading is None else (found.reading.sentence,)), *found.left_out):
         console.print(Text(said))
     used = "" if found.use is None else used_in_words(found.use, verdict.method or "plain")

@@ -21,7 +21,7 @@ from ropewalk.measure.copy_test import UseMeasurement
 from ropewalk.measure.losses import Measurement
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS, main_rope, rope_parameters
-from ropewalk.report.write import headline, report_figure, report_page
+from ropewalk.report.write import report_figure, report_page
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import first_columns_of
 from ropewalk.statistics import over_windows
@@ -324,9 +324,8 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         """The verdict, the table and the other sentences, for a notebook; needs no extra."""
         heads, rows = standing_rows(self.measurement, self.use)
-        first, others = headline(self.verdict.sentence)
-        following = self.next_command()
-        lines = [f"<p><b>{escape(self.name)}: {escape(first)}</b> {escape(others)}</p>"]
+        verdict, following = self.verdict, self.next_command()
+        lines = [f"<p><b>{escape(self.name)}: {escape(verdict.headline)}</b> {escape(' '.join(verdict.reasons))}</p>"]
         lines += [f"<p>{escape(line)}</p>" for line in self.left_out]
         lines += ["<table><tr>", *(f"<th>{escape(head)}</th>" for head in ("method", *heads))]
         for name, row in rows.items():

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -47,11 +48,11 @@ def conclude(
     further_seconds: float = 0.0,
     library: str = "ropewalk",
 ) -> Verdict:
-    """The verdict on what was measured; `decide` has the rules.
+    """Return the verdict on a measurement; `decide` describes the rules.
 
-    - `use`: what was measured of the use of far tokens. `command`: what measures the same with other windows of each
-      text, of which the shortest holds `room`. `workers`: windows measured at one time. `further_seconds`: of work on
-      these windows besides the losses. `library`: what computed the model.
+    - `use`: the measurement of the use of far tokens. `command`: returns the command that measures the same with other
+      windows of each text; the shortest text contains `room` windows. `workers`: windows measured at one time.
+    - `further_seconds`: of work on these windows besides the losses. `library`: the library that computed the model.
     """
     seconds = further_seconds + sum(
         window.seconds
@@ -59,16 +60,21 @@ def conclude(
         if name not in measurement.same_as
         for window in windows
     )
-    facts = RunFacts(texts=measurement.protocol.texts, room=room, seconds=seconds / workers, command=command)
-    verdict = decide(measurement.losses(), use, facts)
-    if verdict.method is None:
-        return verdict
-    call = at_run_time(verdict.method, measurement, library=library)
-    config = config_changes(verdict.method, measurement)
-    if call is None and config["rope_parameters"] is not None:
-        return dataclasses.replace(verdict, config=measurement.config_form.whole(config))
-    how = f"in Python it is {call}" if call else "it works while the model runs"
-    return dataclasses.replace(verdict, sentence=f"{verdict.sentence} No config.json can express it; {how}.")
+
+    def application(method: str) -> tuple[dict[str, Any] | None, str | None]:
+        call, config = at_run_time(method, measurement, library=library), config_changes(method, measurement)
+        if call is None and config["rope_parameters"] is not None:
+            return measurement.config_form.whole(config), None
+        return None, call
+
+    facts = RunFacts(
+        texts=measurement.protocol.texts,
+        room=room,
+        seconds=seconds / workers,
+        command=command,
+        application=application,
+    )
+    return decide(measurement.losses(), use, facts)
 
 
 def doctor_command(
@@ -81,7 +87,7 @@ def doctor_command(
     >>> from ropewalk.diagnosis import Protocol
     >>> settings = DoctorSettings(methods="yarn,ntk", protocol=Protocol(seed=3))
     >>> doctor_command("tiny", settings, windows=9)
-    'ropewalk doctor tiny --methods yarn,ntk --windows 9 --protocol \'{"seed": 3}\''
+    'ropewalk doctor tiny --methods yarn,ntk --windows 9 --protocol \\'{"seed": 3}\\''
     """
     protocol = dataclasses.replace(settings.protocol, windows=windows)
     settings = settings if methods is None else dataclasses.replace(settings, methods=methods)

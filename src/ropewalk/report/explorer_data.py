@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -32,7 +33,7 @@ from ropewalk.methods.ropes import Reach
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
 from ropewalk.report.interactive import css_look, record_entry
-from ropewalk.report.record import Document, short_name
+from ropewalk.report.record import short_name
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -372,7 +373,7 @@ def continued(model: Decoder, ids: list[int]) -> list[int]:
 
 
 def explorer_data(
-    source: Source | None = None, record: Document | None = None, *, site: str | None = None
+    source: Source | None = None, record: Mapping[str, Any] | None = None, *, site: str | None = None
 ) -> dict[str, Any]:
     """Everything that the page reads, as what JSON can hold.
 
