@@ -45,7 +45,6 @@ FIRST_VERSION: dict[str, set[str]] = {  # what records of the first version hold
         "difference_within", "difference_within_ci", "difference_beyond", "difference_beyond_ci", "affordable",
         "loss_by_window_and_block", "seconds", "peak_rss_bytes", "same_as",
     },
-    "recommendation": {"reason", "best_name", "over_crop", "over_crop_ci", "beats_crop", "crop_sentence"},
     "environment": {"ropewalk", "torch", "python", "machine", "device", "threads", "parameters", "dtype", "chunk",
                     "command"},
 }  # fmt: skip
@@ -259,7 +258,7 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.wait() == 130
-    assert "--resume to go on" in rest
+    assert "rerun the command with --resume" in rest
     assert "Traceback" not in rest
     assert len(kept_lines(tmp_path / "s")) >= 2
     assert list((tmp_path / "s" / "losses" / "leases").iterdir()) == []

@@ -66,7 +66,7 @@ def test_the_order_and_one_table(found: Diagnosis) -> None:
         "2 windows of 64 tokens of story, seed 0. ±: 95 % intervals between windows.",
         f"pi {METHODS['pi'].changes}",
         f"yarn {METHODS['yarn'].changes}",
-        "dynamic turns by the same frequencies as ntk",
+        "dynamic has the same frequencies as ntk",
         "Next: ropewalk extend apply folder/model.gguf --method yarn --target 64 --out folder/model-64",
         'or, in config.json: {"rope_parameters"',
     ]

@@ -124,7 +124,6 @@ def record(
         "methods": methods,
         "verdict": {**verdict.to_json(), "config": config},
         "recommended": verdict.method,
-        "recommendation": {"reason": verdict.sentence, "best_name": None},
         "environment": {"ropewalk": "0.1.0", "parameters": 1000, "command": "ropewalk doctor small --windows 3"},
         **more,
     }

@@ -69,7 +69,7 @@ def doctor(
     except RunInterrupted as stop:
         sys.stderr.write(
             f"\nStopped: {stop.kept} {stop.kind} are kept, {stop.due} are due. "
-            "Run the same command with --resume to go on.\n"
+            "To resume, rerun the command with --resume.\n"
         )
         raise typer.Exit(130) from None
     if not current().is_first:
@@ -92,7 +92,7 @@ def print_diagnosis(
     trained_length: int | None = None,
     record: Path | None = None,
 ) -> None:
-    """Print the verdict, the evidence, and what to do next; arguments as for `Diagnosis.next_command`."""
+    """Print the verdict, the evidence, and the next command; arguments as for `Diagnosis.next_command`."""
     from ropewalk.cli.tables import SEVERITIES, finding_line
 
     print_verdict(console, found)
@@ -151,7 +151,7 @@ def print_table(console: Console, found: Diagnosis) -> None:
 
 
 def print_methods(console: Console, found: Diagnosis) -> None:
-    """Print what each method changes, in a few words."""
+    """Print a few words on what each method changes."""
     from rich.text import Text
 
     from ropewalk.diagnosis.document import shared_sentences
@@ -170,7 +170,7 @@ def print_methods(console: Console, found: Diagnosis) -> None:
 
 
 def print_next(console: Console, found: Diagnosis, command: str | None) -> None:
-    """Print the next command, and what to put into config.json by hand."""
+    """Print the next command, and the keys for config.json."""
     if command is not None:
         console.print("Next:", style="bold")
         console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)

@@ -43,7 +43,7 @@ def conclude(
     use: Use | None = None,
     *,
     command: Callable[[int], str] = plain_command,
-    room: int | None = None,
+    available: int | None = None,
     workers: int = 1,
     further_seconds: float = 0.0,
     library: str = "ropewalk",
@@ -51,7 +51,7 @@ def conclude(
     """Return the verdict on a measurement; `decide` describes the rules.
 
     - `use`: the measurement of the use of far tokens. `command`: returns the command that measures the same with other
-      windows of each text; the shortest text contains `room` windows. `workers`: windows measured at one time.
+      windows of each text; the shortest text contains `available` windows. `workers`: windows measured at one time.
     - `further_seconds`: of work on these windows besides the losses. `library`: the library that computed the model.
     """
     seconds = further_seconds + sum(
@@ -69,7 +69,7 @@ def conclude(
 
     facts = RunFacts(
         texts=measurement.protocol.texts,
-        room=room,
+        available=available,
         seconds=seconds / workers,
         command=command,
         application=application,
@@ -118,13 +118,13 @@ def doctor_command(
 
 
 def _shown(value: object) -> str:
-    """A value as it is typed; of an absolute path the last name."""
+    """Return a value as it is typed; the last name of an absolute path."""
     path = Path(str(value))
     return path.name if path.is_absolute() else str(value)
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a run: `kept` results of its `kind` are in the ledger, and `due` are not."""
+    """Ctrl-C during a run: `kept` results of its `kind` are saved, and `due` are missing."""
 
     def __init__(self, kind: str, kept: int, due: int) -> None:
         super().__init__(f"{kept} {kind} are kept, {due} are due; resume=True continues.")
@@ -133,15 +133,15 @@ class RunInterrupted(KeyboardInterrupt):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorRun:
-    """A run whose settings have been checked and whose model is loaded: what it will do, and the steps that do it.
+    """A prepared run, with checked settings and a loaded model: its work, and the steps that do it.
 
-    - `audits`, `findings`: what the config says. `plan`, `windows`: what will be measured. `resumed`: how many losses
-      were in the ledger already. `retrieval`: the retrieval measurement, where it was asked for.
-    - `use`: the measurement of the use of far tokens, where it was asked for.
-    - `trial`: the model's pace, where it is known already. `left_out`: what did not fit into the minutes, in sentences.
-    - `frequencies`: what token frequencies lose on each window. `room`: windows that the shortest text holds.
-      `command`: what would measure the same with so many windows of each text.
-    - `reading`: whether the model was trained with its scaling, where that had to be measured.
+    - `audits`, `findings`: of the config. `plan`, `windows`: what will be measured. `resumed`: the number of losses
+      that were saved before. `retrieval`: the retrieval measurement, or None.
+    - `use`: the measurement of the use of far tokens, or None.
+    - `trial`: the model's pace, if it is known already. `left_out`: what did not fit into the minutes, in sentences.
+    - `frequencies`: the loss of token frequencies on each window. `available`: windows that the shortest text contains.
+      `command`: returns the command that measures the same with a different number of windows of each text.
+    - `reading`: whether the model was trained with its scaling, if that had to be measured.
     """
 
     settings: DoctorSettings
@@ -158,28 +158,28 @@ class DoctorRun:
     trial: Trial | None = None
     left_out: tuple[str, ...] = ()
     frequencies: tuple[float, ...]
-    room: int
+    available: int
     command: Callable[[int], str]
     reading: ScalingReading | None = None
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
-        """Measure everything that was asked for; `progress` as for `doctor`."""
+        """Measure everything; `progress` as for `doctor`."""
         with self.at_work(), shown("doctor", progress) as display:
             for line in self.left_out:
                 say(display, line)
             if self.resumed:
-                say(display, f"Resumed: {self.resumed} measurements were there already.")
+                say(display, f"Resumed: {self.resumed} measurements were saved before.")
             if isinstance(display, Display) and not current().together:  # a trial is one process's
                 display.begin("a short trial", 0)
                 found = self.estimate()
-                say(display, "All is measured already." if found is None else f"This takes {found.sentence}.")
+                say(display, "All results are saved already." if found is None else f"This takes {found.sentence}.")
             losses = self.measure_losses(display)
             use = self.measure_use(losses, display)
             return self.diagnosis(losses, self.measure_retrieval(losses, display), use)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """For the time of the block no other process may begin this run again; it may join it."""
+        """Let other processes join this run during the block, but not start it over."""
         ledgers = [self.ledger, *(() if self.use is None else (self.use.ledger,))]
         ledgers += [] if self.retrieval is None else [self.retrieval.ledger]
         with ExitStack() as held:
@@ -189,7 +189,7 @@ class DoctorRun:
 
     @property
     def outlook(self) -> Outlook:
-        """What tells how long this takes."""
+        """Return the estimator of time and memory."""
         return Outlook(
             reader=self.reader,
             plan=self.plan,
@@ -201,7 +201,7 @@ class DoctorRun:
         )
 
     def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
-        """How long the work that is due will take, and its memory, from a short trial; None where all is done."""
+        """Estimate the time and memory of the work that is due from a short trial; None if all is done."""
         due, outlook = self.plan.due(self.ledger, chunk=self.settings.protocol.chunk), self.outlook
         examined = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
         if not due and not outlook.others(examined):
@@ -210,7 +210,7 @@ class DoctorRun:
         return outlook.estimate(due, examined, trial)
 
     def measure_losses(self, progress: Progress) -> Measurement:
-        """The losses of every method on every window."""
+        """Return the losses of every method on every window."""
         due = self.plan.due(self.ledger, chunk=self.settings.protocol.chunk)
         workers = self.outlook.workers(len(due))
         expect(progress, sum(job.tokens for job in due))
@@ -231,7 +231,7 @@ class DoctorRun:
         return dataclasses.replace(measured, frequencies=self.frequencies)
 
     def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
-        """What distant tokens are worth to plain, the best method and crop; None where it was not asked for."""
+        """Return the gain from distant tokens under plain, the best method and crop; None if it is not measured."""
         if self.use is None:
             return None
         models = {name: UseRun.model(name, self.reader, self.plan) for name in examined_methods(losses)}
@@ -244,8 +244,7 @@ class DoctorRun:
             raise RunInterrupted("readings", len(self.use.ledger), len(self.use.due(models))) from stop
 
     def measure_retrieval(self, losses: Measurement, progress: Progress) -> RetrievalMeasurement | None:
-        """The accuracies of the methods that were named, else of plain, the best method and crop; None where they were
-        not asked for."""
+        """Return the accuracies of the named methods, else of plain, the best method and crop; None if not measured."""
         if self.retrieval is None:
             return None
         methods = self.retrieval.asked_methods(self.plan, examined_methods(losses), every=self.settings.names_methods)
@@ -259,7 +258,7 @@ class DoctorRun:
     def diagnosis(
         self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None
     ) -> Diagnosis:
-        """What was found, put together."""
+        """Return the diagnosis."""
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
         _, choice = chosen_dtype(self.settings.dtype, device)
         environment = {
@@ -277,7 +276,7 @@ class DoctorRun:
                 measurement,
                 use,
                 command=self.command,
-                room=self.room,
+                available=self.available,
                 workers=self.outlook.workers(self.plan.protocol.total_windows),
                 further_seconds=0.0 if use is None else sum(use.seconds.values()),
                 library=self.reader.library,
@@ -293,10 +292,10 @@ class DoctorRun:
 
 
 def examined_methods(measurement: Measurement) -> tuple[str, ...]:
-    """The methods whose use of far tokens is measured: plain, the best method, and crop.
+    """Return the methods for which the use of far tokens is measured: plain, the best method, and crop.
 
-    The best has the lowest mean loss beyond the trained length of those that do not forget and whose mean within it is
-    at most 0.05 nats above plain's; it may be plain.
+    The best method has the lowest mean loss beyond the trained length, does not forget, and costs at most 0.05 nats
+    within it by the mean; it may be plain.
     """
     beyond = {name: sum(found) for name in measurement.results if (found := measurement.beyond(name)) is not None}
     most = sum(measurement.within("plain")) + TOLERATED * measurement.protocol.total_windows

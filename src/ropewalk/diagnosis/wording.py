@@ -37,7 +37,7 @@ MOST_WINDOWS = 1_000
 
 
 def plain_command(windows: int) -> str:
-    """The command of a run that is all defaults but for its windows."""
+    """Return the command of a run with a number of windows, and defaults otherwise."""
     return f"ropewalk doctor --windows {windows}"
 
 
@@ -45,21 +45,21 @@ def plain_command(windows: int) -> str:
 class RunFacts:
     """The facts of a run that its verdict names.
 
-    - `texts`: their names. `room`: windows that the shortest text contains, or None.
+    - `texts`: their names. `available`: windows that the shortest text contains, or None.
     - `seconds`: of all its windows together; None if they were not timed.
     - `command`: returns the command that measures the same with a different number of windows of each text.
     - `application`: returns the config that expresses a method, and the call that sets it otherwise.
     """
 
     texts: tuple[str, ...] = ("this text",)
-    room: int | None = None
+    available: int | None = None
     seconds: float | None = None
     command: Callable[[int], str] = plain_command
     application: Callable[[str], tuple[dict[str, Any] | None, str | None]] | None = None
 
 
 def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts) -> NextRun | None:
-    """The run that would settle all of these comparisons; None where no number of windows would."""
+    """Return the run that would settle all of these comparisons; None if no number of windows would."""
     texts = evidence.losses.texts
     if evidence.losses.windows == 1:
         windows = FIRST_WINDOWS
@@ -73,7 +73,7 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
         each = "" if texts == 1 else f" of each of the {texts} texts"
         more = windows - evidence.losses.windows // texts
         purpose = f"About {windows} windows{each} ({more} more) would settle it, if they vary as these do."
-    fitting = windows if run.room is None else min(windows, run.room)
+    fitting = windows if run.available is None else min(windows, run.available)
     if fitting < windows:
         others = math.ceil(windows * texts / max(1, fitting)) - texts
         purpose += f" {_holds(run)} for this length: give {others} more text{'s' if others > 1 else ''} with --text."
@@ -83,9 +83,9 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
 
 
 def _holds(run: RunFacts) -> str:
-    """How many windows there are, in words."""
+    """Return the number of windows that the text contains, in words."""
     which = run.texts[0] if len(run.texts) == 1 else "The shortest text"
-    return f"{which} holds {run.room} window{'' if run.room == 1 else 's'}"
+    return f"{which} holds {run.available} window{'' if run.available == 1 else 's'}"
 
 
 def next_step(
@@ -97,11 +97,11 @@ def next_step(
     record: str | None = None,
     library: str = "ropewalk",
 ) -> str | None:
-    """What to type next; None where there is nothing to run.
+    """Return what to type next; None if there is nothing to run.
 
-    - `model`: as a command names it. `trained_length`: where it had to be given.
-    - `record`: the doctor's, as a file; method and lengths are taken from it. `library`: what computed the model: a
-      method that no config can say goes into a live model of another library by `rw.attach`, in Python.
+    - `model`: as a command names it. `trained_length`: if it had to be given.
+    - `record`: the doctor's file, which contains method and lengths. `library`: the library that computed the model;
+      `rw.attach` applies a method that no config can express to a live model of transformers.
 
     >>> next_step(Verdict(action="extend", method="ntk", config={}), "tiny", 1024)
     'ropewalk extend apply tiny --method ntk --target 1024 --out tiny-1024'
@@ -124,7 +124,7 @@ def next_step(
 
 
 def attach_call(method: str, target: int, trained_length: int | None = None) -> str:
-    """The call that puts a live model of transformers under a method.
+    """Return the call that applies a method to a live model of transformers.
 
     >>> attach_call("dca", 1024)
     'rw.attach(model, "dca", target=1024)'
@@ -208,7 +208,7 @@ def _cut(evidence: Evidence) -> list[str]:
         f"crop by more than {MARGIN} nats per token{' at a small cost within the trained length' if dear else ''}.",
         f"The lowest, {best}, differs from crop by {_of(evidence.beats_crop_by_margin(best))}.",
         *([f"Lower, but too costly within the trained length: {costs}."] if dear else []),
-        f"{best} is not shown to use far tokens. What stands further back is lost.",
+        f"{best} is not shown to use far tokens. Tokens further back are lost.",
     ]
 
 
@@ -268,12 +268,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _of(comparison: Comparison) -> str:
-    """A difference with its interval."""
+    """Return a difference with its interval."""
     return signed(comparison.difference, comparison.interval)
 
 
 def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = None) -> Verdict:
-    """What to do with a model, from its losses: the first action of these whose comparisons are settled in its favour.
+    """Decide what to do with a model: the first of these actions for which all comparisons are settled.
 
     1. "unfit": its loss within the trained length is not below that of token frequencies.
     2. "keep": plain is shown to be no worse than crop by more than 0.02 nats per token, in each stretch up to the
@@ -286,12 +286,11 @@ def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = 
     5. "undecided": `next` says what would settle it.
 
     **Arguments:**
-    - `losses`: each method's, window by window; crop among them wherever anything lies beyond the trained length.
-    - `use`: what was measured of the use of far tokens; None: nothing. `run`: names and times for the sentences.
+    - `losses`: each method's, window by window; crop among them if the target exceeds the trained length.
+    - `use`: the measurement of the use of far tokens, or None. `run`: names, times and functions for the sentences.
 
-    **Returns:** a `Verdict` without `config`. "Shown" is always said of an interval between windows, so that one window
-    gives "undecided" or "unfit". A loss within that lies below that of token frequencies, but is not shown to, is
-    "undecided".
+    **Returns:** a `Verdict`. "Shown" always refers to an interval between windows, so that one window gives "undecided"
+    or "unfit". A loss within that is below that of token frequencies by its mean only gives "undecided".
 
     >>> flat = [3.0, 3.1, 2.9, 3.0]
     >>> decide(WindowLosses(trained=8, target=8, within={"plain": flat}, frequencies=[6.0, 6.0, 6.1, 6.1])).action
