@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ropewalk.audit.audit import Audit
@@ -29,7 +30,7 @@ from ropewalk.measure.plan import Plan
 from ropewalk.measure.retrieval import RetrievalRun
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS
-from ropewalk.models.precision import chosen_dtype
+from ropewalk.models.precision import chosen_dtype, fast_bfloat16
 from ropewalk.processes import current
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.digest import environment_of
@@ -167,6 +168,8 @@ class DoctorRun:
         with self.at_work(), shown("doctor", progress) as display:
             for line in self.left_out:
                 say(display, line)
+            if self.slow_dtype is not None:
+                say(display, f"Computed in bfloat16: {self.slow_dtype}.")
             if self.resumed:
                 say(display, f"Resumed: {self.resumed} measurements were saved before.")
             if isinstance(display, Display) and not current().together:  # a trial is one process's
@@ -176,6 +179,13 @@ class DoctorRun:
             losses = self.measure_losses(display)
             use = self.measure_use(losses, display)
             return self.diagnosis(losses, self.measure_retrieval(losses, display), use)
+
+    @property
+    def slow_dtype(self) -> str | None:
+        """Return why the model's dtype is slow on its device, or None."""
+        device = str(self.reader.device)
+        slow = device == "cpu" and self.reader.dtype == torch.bfloat16 and not fast_bfloat16(device)
+        return "no fast instructions for bfloat16 on cpu; float32 is several times faster" if slow else None
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -260,7 +270,7 @@ class DoctorRun:
     ) -> Diagnosis:
         """Return the diagnosis."""
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
-        _, choice = chosen_dtype(self.settings.dtype, device)
+        choice = chosen_dtype(self.settings.dtype, device)[1] or self.slow_dtype
         environment = {
             **environment_of(device, self.reader.parameters),
             "library": self.reader.library,
