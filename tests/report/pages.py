@@ -8,6 +8,7 @@ from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 
+from ropewalk.report.record import checked
 from ropewalk.report.write import render, report_files
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -70,7 +71,7 @@ def page_of(document: dict) -> Page:
 
 def text_of(document: dict) -> Page:
     """The page without its figures: quick."""
-    return Page(render(document, []))
+    return Page(render(checked(document), []))
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ OF_METHOD = ("name", "loss_by_block", "ci_by_block", "loss_within", "loss_beyond
 OF_USE = ("method", "test", "distance", "gain", "interval", "control", "needed")
 
 
-def record_entry(document: Document) -> dict[str, Any]:
+def record_entry(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that web/src/record.ts reads, with their values in the document.
 
     >>> document = {key: None for key in KEYS} | {
