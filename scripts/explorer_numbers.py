@@ -16,7 +16,7 @@ from typing import Any
 
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.report.explorer import head_entries, pairing_entries, published_presets
-from ropewalk.report.interactive import record_entry
+from ropewalk.report.inline import record_entry
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "report" / "numbers"
 RESULTS = FOLDER.parents[3] / "benchmarks" / "results"
