@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from ropewalk.report.record import checked
-from ropewalk.report.write import render, report_files
+from ropewalk.report.write import render, report_page
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -76,7 +76,7 @@ def text_of(document: dict) -> Page:
 
 @lru_cache(maxsize=64)
 def _page_of_text(document: str) -> Page:
-    return Page(report_files(json.loads(document))[1])
+    return Page(report_page(json.loads(document)))
 
 
 def page_at(path: Path) -> Page:

@@ -37,7 +37,7 @@ from ropewalk.methods.method import Method
 from ropewalk.methods.ropes import Reach
 from ropewalk.models.generation import generate
 from ropewalk.report.explorer_model import packed_model
-from ropewalk.report.interactive import css_look, embedded, record_entry
+from ropewalk.report.inline import css_look, embedded, record_entry
 from ropewalk.report.record import read_record, short_name, understood
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of

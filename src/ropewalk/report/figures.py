@@ -39,7 +39,7 @@ MOST_BANDS = 7  # bands of more methods would hide each other
 
 def loss(document: Document) -> Iterator[Drawing]:
     """Yield the loss by position."""
-    from ropewalk.figures.loss import loss_by_position
+    from ropewalk.figures.results import loss_by_position
 
     losses, intervals = loss_curves(document)
     trained, shown = document["trained_length"], recommended_label(document)

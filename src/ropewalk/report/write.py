@@ -26,8 +26,7 @@ from ropewalk.report.figures import (
     use_table,
     used_span,
 )
-from ropewalk.report.inline import inline_svg, night_colors
-from ropewalk.report.interactive import program
+from ropewalk.report.inline import inline_svg, night_colors, program
 from ropewalk.report.record import (
     Document,
     MethodEntry,
