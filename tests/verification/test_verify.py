@@ -326,7 +326,7 @@ def test_an_engine_that_needs_another_checkpoint(tmp_path):
     file.write_bytes(b"")
     from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
 
-    with pytest.raises(RopeError, match="started from a Hugging Face folder"):
+    with pytest.raises(RopeError, match="loads a Hugging Face folder"):
         TransformersEngine.load(file)
-    with pytest.raises(RopeError, match=r"started from a \.gguf file"):
+    with pytest.raises(RopeError, match=r"loads a \.gguf file"):
         llama_cpp_server(tmp_path, None).__enter__()

@@ -217,7 +217,7 @@ class LayerTables:
     def __call__(
         self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, nudge: float = 0.0
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """Return cos and sin of these positions in the form of the model's own module; `nudge` as in `TablesForward`."""
+        """Return cos and sin of these positions in the form of the model's own module; `nudge`: see `TablesForward`."""
         positions = positions_by_axis(position_ids, self.axes)
         if self.rope is None:
             shape = positions.shape if self.axes == 1 else positions.shape[:-1]
