@@ -188,7 +188,7 @@ def test_tables_that_turn_forwards_for_a_class_that_turns_back(monkeypatch):
         assert all(frequency < 0 for rope in handle.ropes for frequency in rope.inv_freq)
         _, sin = model.model.rotary_emb(torch.zeros(1, 1), torch.tensor([[1]]))
         assert sin[0, 0, 0].item() == pytest.approx(math.sin(1.0), abs=1e-7)
-    monkeypatch.setattr(tables, "_turns_back", lambda rope: False)
+    monkeypatch.setattr(tables, "_rotates_backwards", lambda rope: False)
     with pytest.raises(rw.RopeError, match="not those that the config describes"):
         rw.attach(model)
 
