@@ -197,8 +197,7 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
         factor = getattr(scaled[0].scaling, "factor", None)
         if isinstance(factor, int | float) and factor * times > 1.0:
             yield from with_rule(
-                f"{rule} with factor {factor * times:g}",
-                partial(_with_field, field="factor", value=factor * times),
+                f"{rule} with factor {factor * times:g}", partial(_with_field, field="factor", value=factor * times)
             )
     yield from with_rule(f"{rule} by the paper's formula", partial(_with_field, field="variant", value="paper"))
     yield from with_rule(f"{rule} without rounded bounds", partial(_with_field, field="truncate", value=False))
