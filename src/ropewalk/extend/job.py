@@ -294,7 +294,7 @@ def export(
     - `source`: the model's path or name. Its config.json is kept except for the rope's keys, and its other files are
       copied. For a GGUF file, ropewalk's own folders and None they are written from the model.
     - `dtype`: of the weights; defaults to the model's own.
-    - `native`: write ropewalk's own form, which holds every method and which only `ropewalk.load` opens.
+    - `native`: write ropewalk's own form, which expresses every method, but which only `ropewalk.load` opens.
     - `more_files`: called with the result; returns more files of the folder by name: README.md, extend.json, ...
     - `shard_bytes`: the largest weight file; beyond it there are several, and an index.
 

@@ -149,17 +149,17 @@ class Check:
         self.expected, self.trained = described(expected), trained
         self.all = {hypothesis.name: hypothesis for hypothesis in hypotheses(expected, trained=trained)}
         self.first = next(iter(self.all.values()))
-        self.left_out = tuple(name for name in self.all if name != self.first.name and not self._readable(name))
+        self.left_out = tuple(name for name in self.all if name != self.first.name and not self._supports(name))
         self.all = {name: hypothesis for name, hypothesis in self.all.items() if name not in self.left_out}
         self.up_to = length_to_verify(expected, trained) if up_to is None else up_to
         self.alive = self._different()
         self.questions: list[Probe] = []
         self.requests = 0
-        self.counted = True  # whether the engine reports the number of tokens that it has read
+        self.counted = True  # whether the engine reports the number of tokens that it processed
         self.noise: float | None = None
         self.limit = max_tokens
 
-    def _readable(self, name: str) -> bool:
+    def _supports(self, name: str) -> bool:
         """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
         try:
             self.reader.under(self.all[name].positions)
@@ -225,17 +225,17 @@ class Check:
         ids = self._prompt(place, last)
         lengths = candidates(first, last, 24 if self.questions else 8)
         begin_stage(self.progress, last * len(self.alive))
-        read = {}
+        predicted = {}
         begun = time.monotonic()
         for number, (name, hypothesis) in enumerate(self.alive.items()):
             self.progress.begin(f"our prediction {number + 1} of {len(self.alive)} for {last:,} tokens: {name}", last)
-            read[name] = self.predictions.of(hypothesis, ids, lengths)
+            predicted[name] = self.predictions.of(hypothesis, ids, lengths)
             self.progress.advance(last)
             if not number:
                 seconds = (time.monotonic() - begun) * len(self.alive)
                 say(self.progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
         best = self._best()
-        chosen = choose(read, best, lengths, LATER_QUESTIONS if self.questions else QUESTIONS)
+        chosen = choose(predicted, best, lengths, LATER_QUESTIONS if self.questions else QUESTIONS)
         for number, length in enumerate(chosen):
             self.progress.begin(f"request {number + 1} of {len(chosen)} to {self.engine.name}: {length:,} tokens", 0)
             try:
@@ -247,7 +247,7 @@ class Check:
                 if not self.questions:
                     raise
                 return False
-            self.questions.append(Probe(length, answer, {name: read[name][length] for name in read}))
+            self.questions.append(Probe(length, answer, {name: tops[length] for name, tops in predicted.items()}))
         best = self._best()
         keep = {name for name in self.alive if name == best or not self._lean(best, name).refuted}
         self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
@@ -301,7 +301,7 @@ class Check:
         self.questions += [Probe(probe.tokens, probe.answer, {name: ours[probe.tokens]}) for probe in probes]
         leans = {end: lean(probes, name, str(end), comparisons=len(ends)) for end in ends}
         error = misfit(probes, name)
-        if error > self._allowed or (error > EXACT and any(found.leaves for found in leans.values())):
+        if error > self._allowed or (error > EXACT and any(one.leaves for one in leans.values())):
             detail = (
                 f"{self.expected} explains {len(self.questions) - len(probes)} prompts, but misses {len(probes)} more, "
                 f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average: does the engine "
