@@ -323,7 +323,7 @@ def test_unknown_engine(small, verify):
 def test_an_engine_that_needs_another_checkpoint(tmp_path):
     """llama.cpp reads files, transformers folders."""
     file = tmp_path / "a.gguf"
-    file.write_bytes(b"")
+    file.write_bytes(b"GGUF")
     from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
 
     with pytest.raises(RopeError, match="loads a Hugging Face folder"):
