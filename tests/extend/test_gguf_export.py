@@ -287,7 +287,7 @@ def test_places_and_options(tmp_path: Path) -> None:
     assert made.read_bytes() != before
     with pytest.raises(RopeError, match="is the file of the model itself"):
         apply(source, source, ApplySettings(method="pi", target=TARGET), overwrite=True)
-    with pytest.raises(RopeError, match="copied as they are"):
+    with pytest.raises(RopeError, match="copied, not quantised again"):
         apply(source, tmp_path / "x.gguf", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))
     with pytest.raises(RopeError, match="--quantization is of"):
         apply(source, tmp_path / "x", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))
