@@ -109,7 +109,7 @@ def _under(rope: RopeConfig, config: Any) -> RopeConfig:
     method = method_named(config.method)
     facts = {"method": method.name, "trained_length": config.trained_length, "target": config.target}
     if method.scaling is None:
-        raise RopeError("torchtitan: this method does not act on frequencies alone.", facts=facts,
+        raise RopeError("torchtitan: this method does not act only on frequencies.", facts=facts,
                         cure="Choose one that does: yarn, pi, ntk, llama3.")  # fmt: skip
     if config.scaling == "yarn" and config.rope_factor > 1.0:
         raise RopeError("torchtitan: the model has YaRN's attention factor in its softmax scale, and keeps it there.",
@@ -120,7 +120,7 @@ def _under(rope: RopeConfig, config: Any) -> RopeConfig:
     extended = method.rope(rope, Reach(config.trained_length, config.target))
     if extended.needs_seq_len:
         raise RopeError("torchtitan: this method's frequencies depend on the length of each text.", facts=facts,
-                        cure="Choose one whose frequencies are fixed: yarn, pi, ntk, llama3.")  # fmt: skip
+                        cure="Choose one with fixed frequencies: yarn, pi, ntk, llama3.")  # fmt: skip
     return extended
 
 
