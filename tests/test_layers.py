@@ -1,4 +1,4 @@
-"""Rules for the package that import-linter does not check. `make check` runs it with the contracts of pyproject.toml."""
+"""Rules that import-linter does not check. `make check` runs it with the contracts of pyproject.toml."""
 
 from __future__ import annotations
 
