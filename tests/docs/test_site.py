@@ -101,7 +101,7 @@ def test_every_method_has_its_row(site):
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_it_works_opened_from_its_folder(site):
-    """In a browser, formulas are set, the search answers, only files of the site are requested, and no error appears."""
+    """In a browser, formulas are set, the search answers, only the site's files are requested, without errors."""
     with browser() as chromium:
         page = chromium.new_page(viewport={"width": 390, "height": 900}, color_scheme="dark")
         asked, errors = [], []
