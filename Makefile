@@ -69,7 +69,7 @@ test-node: web/node_modules/.package-lock.json
 # Also test web/ in a real browser. If Chromium is missing, this installs Debian's (as root).
 test-web: $(READY) test-node
 	command -v chromium || apt-get install -y chromium
-	$(BIN)/python -m pytest -q -rs tests/explorer tests/report/test_interactive.py
+	$(BIN)/python -m pytest -q -rs tests/report/test_browser.py tests/report/test_live_model.py tests/report/test_explorer.py
 
 # Build the site into build/site. Opened from the folder, it fetches nothing.
 docs: $(READY)

@@ -14,11 +14,13 @@ record() { # NAME: the run's scores and figure into benchmarks/results
     cp "runs/classify-$1/confusion.png" "benchmarks/results/classify-$1.png"
     cp "runs/classify-$1/confusion.svg" "benchmarks/results/classify-$1.svg"
 }
+mkdir -p runs
+echo 'validation_fraction = 0.05' > runs/banking77.toml
+printf '%s\n' 'hidden_size = 128' 'heads = 2' 'intermediate_size = 352' 'dropout = 0.3' 'token_dropout = 0.2' > runs/polarity.toml
 "$BIN/ropewalk" classify train --data "$DATA/banking77_train.csv" --test "$DATA/banking77_test.csv" \
-    --label-column category --validation-fraction 0.05 --out runs/classify-banking77
+    --label-column category --settings runs/banking77.toml --out runs/classify-banking77
 record banking77
 "$BIN/python" benchmarks/sentence_polarity.py "$DATA/nltk_sentence_polarity.zip" runs/sentence-polarity
 "$BIN/ropewalk" classify train --data runs/sentence-polarity/train.csv --test runs/sentence-polarity/test.csv \
-    --hidden-size 128 --heads 2 --intermediate-size 352 --dropout 0.3 --token-dropout 0.2 --epochs 8 \
-    --out runs/classify-polarity
+    --settings runs/polarity.toml --epochs 8 --out runs/classify-polarity
 record polarity

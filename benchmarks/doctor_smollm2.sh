@@ -24,11 +24,12 @@ if [ -z "${ROPEWALK_SMOLLM2:-}" ]; then
 fi
 DATA=${ROPEWALK_DATA:-../shared/data}
 WINDOWS=${WINDOWS:-3}
-measure() { # name, options
-    name=$1
-    shift
+measure() { # name, further fields of the protocol, options
+    name=$1 more=$2
+    shift 2
     mkdir -p build/doctor-smollm2
-    "$BIN/ropewalk" doctor "$ROPEWALK_SMOLLM2" --text "$DATA/moby_dick.txt" --start-char 30000 --block 2048 \
+    "$BIN/ropewalk" doctor "$ROPEWALK_SMOLLM2" --text "$DATA/moby_dick.txt" \
+        --protocol "{\"start_char\": 30000, \"block\": 2048$more}" \
         --device "${DEVICE:-cpu}" --dtype "${DTYPE:-float32}" \
         --state "build/doctor-smollm2/state-$name" --resume --json "benchmarks/results/$name.json" \
         --report "build/doctor-smollm2/$name" "$@"
@@ -39,15 +40,14 @@ measure() { # name, options
 }
 MEASURE=${MEASURE:-loss,use,retrieval}
 case $MEASURE in
-*retrieval*) measured="--measure $MEASURE --retrieval numbers --retrieval-lengths 2048,8192,16384 --retrieval-samples ${TEXTS:-4}" ;;
-*) measured="--measure $MEASURE" ;;
+*retrieval*) texts=", \"retrieval_lengths\": [2048, 8192, 16384], \"retrieval_samples\": ${TEXTS:-4}" ;;
+*) texts= ;;
 esac
-# shellcheck disable=SC2086 # the words of $measured are options
 if [ "${1:-}" = first ]; then
     shift
-    measure doctor-smollm2-135m-first --target 16384 --windows "$WINDOWS" --methods dca,crop $measured "$@"
+    measure doctor-smollm2-135m-first "$texts" --measure "$MEASURE" --target 16384 --windows "$WINDOWS" --methods dca,crop "$@"
 else
-    measure doctor-smollm2-135m --text "$DATA/middlemarch.txt" --text "$DATA/bleak_house.txt" --target 16384 \
-        --windows "$WINDOWS" --methods ntk,yarn,self-extend,dca,crop $measured "$@"
-    measure doctor-smollm2-135m-32k-use --target 32768 --windows "$WINDOWS" --methods yarn,dca,crop "$@"
+    measure doctor-smollm2-135m "$texts" --measure "$MEASURE" --text "$DATA/middlemarch.txt" \
+        --text "$DATA/bleak_house.txt" --target 16384 --windows "$WINDOWS" --methods ntk,yarn,self-extend,dca,crop "$@"
+    measure doctor-smollm2-135m-32k-use "" --target 32768 --windows "$WINDOWS" --methods yarn,dca,crop "$@"
 fi

@@ -116,11 +116,11 @@ def expected_seconds(done: dict[tuple[str, int], float], contender: str, tokens:
 
 def draw(records: list[dict[str, Any]], target: Path) -> None:
     """Time and memory by length, as png and svg."""
-    from ropewalk.figures.benchmarks import growth
-    from ropewalk.figures.style import render
+    from growth import growth
 
-    for kind in ("png", "svg"):
-        target.with_suffix(f".{kind}").write_bytes(render(growth(records), kind))
+    from ropewalk.figures.style import write_figure
+
+    write_figure(growth(records), [target.with_suffix(ending) for ending in (".png", ".svg")])
     print(f"figure: {target}.png, .svg")
 
 

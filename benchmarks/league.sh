@@ -17,10 +17,14 @@ cd "$(dirname "$0")/.."
 BIN=${BIN:-.venv/bin}
 MODEL=${MODEL:-${ROPEWALK_SMOLLM2:?"name the GGUF: benchmarks/doctor_smollm2.sh fetches it into build/smollm2"}}
 DATA=${ROPEWALK_DATA:-../shared/data}
-compare() { # name, options
-    name=${NAME:-league}-$1
-    shift
-    "$BIN/ropewalk" doctor "$MODEL" --text "$DATA/moby_dick.txt" --start-char 30000 --block "${BLOCK:-2048}" \
+compare() { # name, lengths of retrieval, options
+    name=${NAME:-league}-$1 texts=
+    case $MEASURE in
+    *retrieval*) texts=", \"retrieval_samples\": ${TEXTS:-1}, \"retrieval_lengths\": [$2]" ;;
+    esac
+    shift 2
+    "$BIN/ropewalk" doctor "$MODEL" --text "$DATA/moby_dick.txt" --measure "$MEASURE" \
+        --protocol "{\"start_char\": 30000, \"block\": ${BLOCK:-2048}$texts}" \
         --device "${DEVICE:-cpu}" --dtype "${DTYPE:-bfloat16}" --windows "${WINDOWS:-2}" \
         --state "build/league/state-$name" --resume --json "benchmarks/results/$name.json" \
         --report "build/league/$name" "$@"
@@ -30,17 +34,10 @@ compare() { # name, options
 }
 mkdir -p build/league
 MEASURE=${MEASURE:-loss,use,retrieval} TARGET=${TARGET:-16384}
-measured() { # lengths of retrieval
-    case $MEASURE in
-    *retrieval*) echo "--measure $MEASURE --retrieval numbers --retrieval-samples ${TEXTS:-1} --retrieval-lengths $1" ;;
-    *) echo "--measure $MEASURE" ;;
-    esac
-}
-# shellcheck disable=SC2046 # the words of measured are options
 if [ "${1:-}" = first ]; then
     shift
-    compare first --target "$TARGET" --methods "${METHODS:-yarn,mrrope,string,lampe,jet-long,dca,crop}" $(measured "$TARGET") "$@"
+    compare first "$TARGET" --target "$TARGET" --methods "${METHODS:-yarn,mrrope,string,lampe,jet-long,dca,crop}" "$@"
 else
-    compare 2x --target "$TARGET" --methods all $(measured "$((TARGET / 2)),$TARGET") "$@"
-    compare 4x --target "$((2 * TARGET))" --methods all $(measured "$((2 * TARGET))") "$@"
+    compare 2x "$((TARGET / 2)), $TARGET" --target "$TARGET" --methods all "$@"
+    compare 4x "$((2 * TARGET))" --target "$((2 * TARGET))" --methods all "$@"
 fi

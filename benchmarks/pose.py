@@ -21,8 +21,9 @@ import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,19 +43,36 @@ from ropewalk.extend.measurement import (
     measure,
     refuse_seen,
 )
-from ropewalk.figures.loss import pose_figure
-from ropewalk.figures.style import render
+from ropewalk.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    RED,
+    SKY,
+    caption,
+    length_ticks,
+    new_figure,
+    panel,
+    style,
+    write_figure,
+)
 from ropewalk.measure.answers import Answer, RetrievalMeasurement
 from ropewalk.measure.copy_test import UseModel, UseRun
 from ropewalk.measure.copy_windows import UseProtocol, UseText
-from ropewalk.measure.plan import Protocol, plan, trained_length_of
+from ropewalk.measure.plan import LossProtocol, plan, trained_length_of
 from ropewalk.measure.retrieval import measure_retrieval
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import ProgressBar
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
 from ropewalk.statistics import difference
-from ropewalk.training import Housekeeping
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 UNTUNED, UNTUNED_CROP = f"un{TUNED}", f"un{TUNED_CROP}"
 ARMS: dict[str, str] = {
@@ -105,13 +123,13 @@ def tuned(arm: str, options: argparse.Namespace, progress: ProgressBar) -> Path:
             "method": options.method,
             "measure": False,
             "dtype": "float32",
+            "checkpoint_every": options.checkpoint_every,
             **{name: getattr(options, name) for name in OF_TRAINING},
             **changes_of(arm, options),
         }
     )
     if not (out / "config.json").exists():
-        housekeeping = Housekeeping(log_every=10, checkpoint_every=options.checkpoint_every)
-        extend.tune(options.model, out, settings, housekeeping=housekeeping, progress=progress)
+        extend.tune(options.model, out, settings, progress=progress)
     return out  # type: ignore[no-any-return]
 
 
@@ -123,12 +141,12 @@ def held_out(options: argparse.Namespace, source: Reader, length: int, path: Pat
                             windows=options.windows, block=options.block)  # fmt: skip
 
 
-def beyond(variant: Variant, protocol: Protocol, length: int) -> list[float]:
+def beyond(variant: Variant, protocol: LossProtocol, length: int) -> list[float]:
     """Each window's mean loss from the trained length up to `length`."""
     return up_to(variant.blocks, protocol, length)
 
 
-def up_to(blocks: Sequence[Sequence[float]], protocol: Protocol, length: int) -> list[float]:
+def up_to(blocks: Sequence[Sequence[float]], protocol: LossProtocol, length: int) -> list[float]:
     """As `beyond`, of losses by window and block; blocks are equally long."""
     which = [i for i, (first, end) in enumerate(protocol.blocks) if first >= protocol.trained_length and end <= length]
     return [sum(row[i] for i in which) / len(which) for row in blocks]
@@ -184,7 +202,7 @@ def losses(
     }
 
 
-def contrasts(arms: Mapping[str, Any], protocol: Protocol, lengths: Sequence[int]) -> dict[str, Any]:
+def contrasts(arms: Mapping[str, Any], protocol: LossProtocol, lengths: Sequence[int]) -> dict[str, Any]:
     """The arm `pose` against every other: the difference of their (full - crop) beyond the trained length.
 
     And arms that have a control of their own, which does not skip, against that.
@@ -274,6 +292,59 @@ def lies(first: int, end: int, answer: Answer) -> bool:
     return answer.distance is not None and first <= answer.distance < end
 
 
+def pose_figure(record: Mapping[str, Any]) -> Figure:
+    """Draw each arm of `benchmarks/pose.py`: the interaction at each length, and what copying gains, if measured."""
+    colors = dict(zip(record["arms"], cycle((BLUE, RED, GREEN, PURPLE, ORANGE, INK, SKY)), strict=False))
+    markers = dict(zip(record["arms"], cycle("osD^vPX*h"), strict=False))
+    copied = any(result["copy"] for result in (*record["untuned"].values(), *record["arms"].values()))
+    with style():
+        figure, left = new_figure(11.0 if copied else 8.5, 4.3 if copied else 1.5 + 0.5 * len(record["arms"]))
+        left.remove()
+        left, *rest = figure.subplots(1, 2 if copied else 1, squeeze=False)[0]
+        panel(left, "interaction up to each length, nats per token")
+        left.axvline(0, color=INK, linewidth=0.8)
+        lengths = record["lengths"]
+        for place, (arm, found) in enumerate(record["arms"].items()):
+            for row in found["beyond"]:
+                mean, ends = row["interaction"]["nats"], row["interaction"]["ci"]
+                at = place + 0.22 * (lengths.index(row["length"]) - (len(lengths) - 1) / 2)
+                around = None if ends is None else [[mean - ends[0]], [ends[1] - mean]]
+                left.errorbar(mean, at, xerr=around, color=colors[arm], marker=markers[arm], linestyle="", capsize=3)
+                left.annotate(f" {row['length']:,}", (mean if ends is None else ends[1], at), color=QUIET, fontsize=8,
+                              va="center")  # fmt: skip
+        left.set_yticks(range(len(record["arms"])), list(record["arms"]))
+        left.set_ylim(len(record["arms"]) - 0.5, -0.5)
+        left.margins(x=0.2)
+        for right in rest:
+            _copies(figure, right, record, colors, markers)
+        windows = record["protocol"]["windows"] * len(record["protocol"]["texts"])
+        dotted = "; the trained length is dotted" if copied else ""
+        note = f"{windows} windows; 95 % intervals, paired by window{dotted}."
+        caption(figure, f"{record['model']}: tuned on windows that skip, and controls", note)
+    return figure
+
+
+def _copies(
+    figure: Figure, axes: Axes, record: Mapping[str, Any], colors: Mapping[str, str], markers: Mapping[str, str]
+) -> None:
+    """Draw what a copy gains by its distance, under every model of a record of PoSE."""
+    panel(axes, f"copy test at {record['lengths'][-1]:,} tokens: nats gained, by distance")
+    untuned = dict(zip(record["untuned"], (QUIET, SKY), strict=False))
+    curves = [(f"{name}, untuned", untuned.get(name, QUIET), "", found) for name, found in record["untuned"].items()]
+    curves += [(arm, colors[arm], markers[arm], found) for arm, found in record["arms"].items()]
+    for name, color, marker, found in curves:
+        rows = [row for row in found["copy"] if row.get("window") == record["lengths"][-1]]
+        if rows:
+            axes.plot([row["distance"] for row in rows], [row["gain"] for row in rows], color=color, marker=marker,
+                      linestyle="-" if marker else "--", label=name)  # fmt: skip
+    axes.axvline(record["trained_length"], color=QUIET, linestyle=":")
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set_xlabel("distance, tokens")
+    length_ticks(axes)
+    if axes.lines[2:]:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8)
+
+
 def main() -> None:
     """Tune and read every arm, and write record and figure."""
     options = arguments()
@@ -321,8 +392,7 @@ def main() -> None:
         }
         record["contrasts"] = contrasts(record["arms"], protocol, options.lengths)
         write_json(options.record, finite(record))
-        for kind in ("png", "svg"):
-            options.record.with_suffix(f".{kind}").write_bytes(render(pose_figure(record), kind))
+        write_figure(pose_figure(record), [options.record.with_suffix(ending) for ending in (".png", ".svg")])
         for row in record["arms"][arm]["beyond"]:
             ends = row["interaction"]["ci"]
             shown = "" if ends is None else f" [{ends[0]:+.4f}, {ends[1]:+.4f}]"

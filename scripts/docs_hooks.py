@@ -16,8 +16,7 @@ from ropewalk import encodings, scaling
 from ropewalk import positions as distributed
 from ropewalk.attention.extensions import Extension
 from ropewalk.methods import METHODS
-from ropewalk.report.explorer import explorer_page
-from ropewalk.report.explorer_data import explorer_data
+from ropewalk.report.explorer import explorer_data, explorer_page
 from ropewalk.report.explorer_model import packed_model
 
 NAMES = re.compile(r"^<!-- names of: ([\w ]+) --> \*.*\*$", re.MULTILINE)

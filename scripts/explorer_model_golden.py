@@ -2,7 +2,7 @@
 
     python scripts/explorer_model_golden.py FOLDER    writes golden.json, and model.txt: the packed weights
 
-Then `ROPEWALK_GOLDEN=FOLDER npm test` in web/ compares; tests/explorer/test_live_model.py does both. Methods are read
+Then `ROPEWALK_GOLDEN=FOLDER npm test` in web/ compares; tests/report/test_live_model.py does both. Methods are read
 by ropewalk's Decoder, everything else by transformers, whose rotary module is replaced by one that says how the angles
 are to be computed. All of it in float32.
 """

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import finite, write_whole
-from ropewalk.report.explorer_data import head_entries, pairing_entries, published_presets
+from ropewalk.report.explorer import head_entries, pairing_entries, published_presets
 from ropewalk.report.interactive import record_entry
 
-FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "explorer" / "numbers"
+FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "report" / "numbers"
 RESULTS = FOLDER.parents[3] / "benchmarks" / "results"
 RECORDS = {
     "SmolLM2 135M to 16,384 tokens, four windows": "doctor-smollm2-135m-first",

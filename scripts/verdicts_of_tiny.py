@@ -26,7 +26,7 @@ from ropewalk.atomic_io import finite, write_whole
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.rules import TOLERATED, forgets
 from ropewalk.diagnosis.run import DoctorRun, conclude, examined_methods
-from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.diagnosis.settings import DoctorSettings, Protocol
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.measure.copy_test import UseMeasurement, UseRun, gather
 from ropewalk.measure.copy_windows import Reading, UseInputs, Where
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, help="the folder of the results so far [default: in the user's cache]")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settings = DoctorSettings(windows=WINDOWS, workers=1, dtype="float32", state=given.state, resume=True)
+    settings = DoctorSettings(state=given.state, resume=True, protocol=Protocol(windows=WINDOWS, workers=1))
     run = prepare("tiny", settings)
     whole, examined = measured(run)
     losses = whole.losses()

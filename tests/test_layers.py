@@ -1,4 +1,4 @@
-"""Rules that import-linter does not check. `make check` runs it with the contracts of pyproject.toml."""
+"""Rules for the package that import-linter does not check. `make check` also runs the contracts of pyproject.toml."""
 
 from __future__ import annotations
 

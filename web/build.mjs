@@ -1,4 +1,4 @@
-// Builds src/ropewalk/report/explorer.html and src/ropewalk/report/interactive.js from web/, or with --test [FOLDER] the tests into build/test.
+// Builds explorer.html and interactive.js of src/ropewalk/report, or with --test [FOLDER] the tests into build/test.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
@@ -18,7 +18,7 @@ function sources() {
   return [...SETTINGS, ...found].sort();
 }
 
-/** SHA-256 over names and contents; tests/explorer/test_built.py computes the same. */
+/** SHA-256 over names and contents; tests/report/test_explorer.py computes the same. */
 function digest() {
   const hash = createHash("sha256");
   for (const name of sources()) hash.update(`${name}\0`).update(readFileSync(join(HERE, name))).update("\0");

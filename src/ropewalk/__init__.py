@@ -83,7 +83,7 @@ _HOMES = {
     "scaling": "ropewalk.rope.scaling",
     "verify": "ropewalk.verification.verify",
 }
-"""The module of each public name: what the imports above say to a type checker."""
+"""The module of each public name; the imports above are for type checkers."""
 
 _MOVED = {
     "DecoderConfig": "models",
@@ -104,7 +104,7 @@ _MOVED = {
     "stream": "models",
     "text_positions": "positions",
 }
-"""The module of each name that stood at the top level in version 0.1; it still works there, with a warning."""
+"""The module of each name of the top level in version 0.1; it still works there, with a warning."""
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(

@@ -1,4 +1,4 @@
-"""Whether a kernel may serve a tensor: the checks for plain eager tensors, and the compiled extension."""
+"""The checks for plain eager tensors, which kernels need, and the compiled extension."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def reasons_for_mathematics(x: Tensor) -> list[str]:
-    """Why `x` must go through expressions that compilers and transforms can see; empty for a plain eager tensor."""
+    """Return the reasons why `x` needs plain expressions, visible to compilers and transforms; [] if it is plain."""
     if torch.compiler.is_compiling():
         return ["a compiler is tracing: it fuses the plain expression with its neighbours"]
     reasons = []
@@ -38,19 +38,20 @@ def reasons_for_mathematics(x: Tensor) -> list[str]:
 
 
 def constant_to_compilers(function: Function) -> Function:
-    """`torch.compiler.assume_constant_result`, which imports dynamo: longer than all of torch, and for compilers alone.
+    """Mark a function for compilers: they call it while tracing and put the result into the graph.
 
-    Returns the same function; a compiler then calls it while it traces, and puts the result into the graph.
+    This equals `torch.compiler.assume_constant_result`, which also imports dynamo and so takes longer than `import
+    torch`. Returns the same function.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-_HUGE = 4 << 20  # bytes from which fresh memory is asked for in huge pages
+_HUGE = 4 << 20  # bytes; larger new tensors use huge pages
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """`ropewalk._kernels`, built from backends/csrc; missing where no compiler was at hand when ropewalk was built."""
+    """Return `ropewalk._kernels`, or None and the reason; it is missing if the build had no C++ compiler."""
     try:
         module = importlib.import_module("ropewalk._kernels")
         module.use_exchange(Tensor.__dlpack_c_exchange_api__)
@@ -63,12 +64,12 @@ kernels, why_not = _load()
 
 
 def new_like(x: Tensor) -> Tensor:
-    """`torch.empty_like` of a plain tensor on the CPU, its memory in huge pages where it is large."""
+    """Return `torch.empty_like` of a plain CPU tensor, in huge pages if it is large."""
     return fresh(torch.empty_like(x))
 
 
 def fresh(out: Tensor) -> Tensor:
-    """A tensor just allocated on the CPU, its memory in huge pages where it is large."""
+    """Move the memory of a new CPU tensor to huge pages if it is large; return the tensor."""
     if out.nbytes >= _HUGE and kernels is not None:
         kernels.use_huge_pages(out)
     return out

@@ -1,4 +1,4 @@
-"""Define the package's exception and the format of its message."""
+"""The package's exception and the format of its message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class RopeError(ValueError):
-    """Report a broken rule, the facts that conflict, and the cure.
+    """A broken rule, the facts that conflict, and the cure.
 
     >>> import torch
     >>> raise RopeError("rotate: `x` must be floating point.", facts={"x": torch.zeros(2, 3).long()},
@@ -43,7 +43,7 @@ class RopeError(ValueError):
 
 
 class _Shown(str):
-    """Hold a fact that has already been described."""
+    """A fact that has already been described."""
 
     def __repr__(self) -> str:
         return str(self)

@@ -1,4 +1,4 @@
-"""Packages that import each of their names on first use, so that a part costs no more than itself."""
+"""Packages that import each of their names on first use, so that unused parts cost nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import optional packages when they are needed, and name the missing ones."""
+"""Imports of optional packages on first use, with the command that installs a missing one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 
 
 def need(module: str, extra: str = "hf") -> Any:
-    """Import `module`; raises `RopeError` with the extra that installs it if it is missing.
+    """Import `module`; if it is missing, raise `RopeError` with the extra that installs it.
 
     >>> need("json").dumps([1])
     '[1]'

@@ -38,20 +38,22 @@ def positions_from(
     max_seqlen: int | None = None,
     tokens: int | None = None,
 ) -> Int[Tensor, "*batch tokens"]:
-    """Each token's position in its own sequence, for packed tokens (thd) or for the rows of a padded batch.
+    """Return each token's position in its own sequence, for packed tokens (thd) or for a padded batch.
 
-    - `cu_seqlens`: int32 or int64 `[sequences + 1]`, the packed tokens before each sequence and, last, all of them:
-      0, then never falling; empty sequences are allowed. None: a padded batch.
-    - `offsets`: the position of each sequence's first token, as flash-attention's `seqlen_offsets`: the tokens that its
-      cache holds already. An int for all, or int32 or int64, one for each.
-    - `max_seqlen`: of a padded batch its length, in tokens. Beside `cu_seqlens` no sequence may be longer.
-    - `tokens`: how many packed tokens the buffer holds; None reads the last of `cu_seqlens`, which a compiler cannot.
-      Tokens after the last sequence are at position 0.
+    **Arguments:**
+    - `cu_seqlens`: int32 or int64 `[sequences + 1]`, cumulative lengths that start at 0; empty sequences are allowed.
+      None: a padded batch.
+    - `offsets`: position of each sequence's first token (flash-attention's `seqlen_offsets`): the number of its tokens
+      in the cache. An int for all sequences, or int32 or int64 `[sequences]`.
+    - `max_seqlen`: length of a padded batch, in tokens. With `cu_seqlens`, the most tokens of a sequence.
+    - `tokens`: number of packed tokens in the buffer; None takes the last of `cu_seqlens`, which a compiler cannot
+      read. Tokens after the last sequence have position 0.
 
-    Returns int64 `[tokens]`; of a padded batch `[batch, max_seqlen]`, or `[max_seqlen]` for an int. Padding on the
-    right goes on counting. Raises `RopeError` for what does not fit; on a GPU, or under a compiler, the numbers in
-    `cu_seqlens` are checked where they are, which raises RuntimeError.
-    Source: flash-attention's `apply_rotary_emb(seqlen_offsets=, cu_seqlens=, max_seqlen=)`.
+    **Returns:** int64 `[tokens]`; for a padded batch `[batch, max_seqlen]`, or `[max_seqlen]` if `offsets` is an int.
+    Padding on the right continues the count.
+    **Raises:** `RopeError` if the arguments do not fit each other. On a GPU or under a compiler, the numbers in
+    `cu_seqlens` are checked on the device, which raises RuntimeError.
+    **Source:** flash-attention's `apply_rotary_emb(seqlen_offsets=, cu_seqlens=, max_seqlen=)`.
 
     >>> positions_from(torch.tensor([0, 3, 5])).tolist()
     [0, 1, 2, 0, 1]
@@ -82,14 +84,16 @@ def positions_from(
 def page_slots(
     page_table: Int[Tensor, "batch pages"], position_ids: Int[Tensor, "*batch seq"], page_size: int
 ) -> Int[Tensor, "batch seq"]:
-    """Where tokens go in a paged cache, by each sequence's list of pages: the slots of `Store(pages=...)`.
+    """Return the slots of tokens in a paged cache, for `Store(pages=...)`.
 
-    - `page_table`: int32 or int64 `[batch, pages]`, the number of each page of a sequence in order; below 0: none.
-    - `position_ids`: `[seq]` or `[batch, seq]`, places in the sequence; below 0 for tokens that are not to be kept.
+    **Arguments:**
+    - `page_table`: int32 or int64 `[batch, pages]`, the page numbers of each sequence in order; below 0: no page.
+    - `position_ids`: int32 or int64 `[seq]` or `[batch, seq]`, positions in the sequence; tokens with a position below
+      0 are not stored.
     - `page_size`: tokens of a page.
 
-    Returns int64 `[batch, seq]`: page * page_size + place, -1 where there is none. Raises `RopeError` for other shapes
-    and dtypes, and outside of compilers for a place beyond the table.
+    **Returns:** int64 `[batch, seq]`: page * page_size + place in the page, or -1 without a page.
+    **Raises:** `RopeError` for other shapes and dtypes, and, outside of compilers, for a position beyond the table.
 
     >>> page_slots(torch.tensor([[5, 2]]), torch.tensor([0, 3, 4, -1]), page_size=4).tolist()
     [[20, 23, 8, -1]]
@@ -102,14 +106,14 @@ def page_slots(
         raise RopeError(
             "page_slots: `page_table` is int32 or int64 [batch, pages], `position_ids` [seq] or [batch, seq].",
             facts={"page_table": page_table, "position_ids": position_ids, "page_size": page_size},
-            cure="Give each sequence's pages in order, and the tokens of one page.",
+            cure="Pass the page numbers of each sequence in order, and the number of tokens of a page.",
         )
     places = position_ids.to(torch.int64).expand(page_table.shape[0], position_ids.shape[-1])
     if not reasons_for_mathematics(places) and places.is_cpu and bool((places >= size * page_table.shape[1]).any()):
         raise RopeError(
             "page_slots: a token lies beyond the pages of its sequence.",
             facts={"position_ids": position_ids, "pages": page_table.shape[1], "page_size": size},
-            cure="Give the sequence another page first.",
+            cure="Add a page to the sequence first.",
         )
     number = torch.div(places, size, rounding_mode="floor")
     page = page_table.to(torch.int64).gather(1, number.clamp(0, page_table.shape[1] - 1))
@@ -120,7 +124,7 @@ def page_slots(
 def _padded(offsets: int | Tensor, max_seqlen: int | None, tokens: int | None) -> Tensor:
     if max_seqlen is None or tokens is not None:
         raise RopeError(
-            "positions_from: without `cu_seqlens` the rows are padded to `max_seqlen`, and `tokens` counts nothing.",
+            "positions_from: without `cu_seqlens` pass `max_seqlen`, and leave `tokens` out.",
             facts={"max_seqlen": max_seqlen, "tokens": tokens},
             cure="Pass max_seqlen=x.shape[1] for a padded batch, or cu_seqlens for packed tokens.",
         )
@@ -131,7 +135,7 @@ def _padded(offsets: int | Tensor, max_seqlen: int | None, tokens: int | None) -
 
 
 def _check_ends(ends: Tensor, max_seqlen: int | None, tokens: int | None) -> int:
-    """How many tokens there are, once the boundaries make sense: read here, or asserted where they cannot be read."""
+    """Return the number of tokens; check the boundaries here, or on the device if they cannot be read here."""
     lengths = ends.diff()
     wrong = (ends[0] != 0) | (lengths < 0).any()
     if max_seqlen is not None:
@@ -141,7 +145,7 @@ def _check_ends(ends: Tensor, max_seqlen: int | None, tokens: int | None) -> int
     if not ends.is_cpu or reasons_for_mathematics(ends):
         if tokens is None and reasons_for_mathematics(ends):
             raise RopeError(
-                "positions_from: a compiler cannot read how many tokens `cu_seqlens` counts.",
+                "positions_from: a compiler cannot read the number of tokens from `cu_seqlens`.",
                 facts={"cu_seqlens": ends},
                 cure="Pass tokens=x.shape[0].",
             )
@@ -158,7 +162,7 @@ def _check_ends(ends: Tensor, max_seqlen: int | None, tokens: int | None) -> int
 
 
 def _check_offsets(offsets: Any, batch: int | None, device: torch.device | None) -> int | Tensor:
-    """A whole number, or one for each sequence on the device of the boundaries."""
+    """Return the offsets: a whole number, or one for each sequence, on the device of the boundaries."""
     if isinstance(offsets, Tensor):
         right = offsets.dtype in _INTEGERS and offsets.ndim == 1
         if right and batch in (None, offsets.shape[0]) and device in (None, offsets.device):
@@ -209,22 +213,23 @@ def mrope_positions(
     split_frames: bool = False,
     attention_mask: Tensor | None = None,
 ) -> tuple[Int[Tensor, "*batch seq axes"], Int[Tensor, "*batch"]]:
-    """(Time, height, width) of each token of text with images and videos, and where decoding goes on.
+    """Return (time, height, width) of each token of text with images and videos, and the offset for decoding.
 
-    - `token_types`: int32 or int64 `[seq]` or `[batch, seq]`: 0 text, 1 of an image, 2 of a video, as transformers'
+    **Arguments:**
+    - `token_types`: int32 or int64 `[seq]` or `[batch, seq]`: 0 text, 1 image, 2 video, as transformers'
       `mm_token_type_ids`.
     - `images`, `videos`: (frames, height, width) of each in patches, before merging, in the order of the whole batch.
-    - `spatial_merge_size`: patches of a side that become one token.
-    - `frame_intervals`: positions between two frames of a video, one number or one for each; Qwen2.5-VL's is its
-      `tokens_per_second` times the seconds from one to the next. Others leave 1.
-    - `split_frames`: each frame of a video is a picture of its own, with text between, as Qwen3-VL and GLM-4V have it.
-    - `attention_mask`: 0 for padding on any side, whose positions are 0. None: no padding.
+    - `spatial_merge_size`: patches along each side of one token.
+    - `frame_intervals`: positions between two frames of a video, one number for all videos or one for each. For
+      Qwen2.5-VL: `tokens_per_second` times the seconds between frames. Others use 1.
+    - `split_frames`: treat each frame of a video as a separate picture, with text in between (Qwen3-VL, GLM-4V).
+    - `attention_mask`: 0 for padding on any side; its positions are 0. None: no padding.
 
-    Returns int64 `[..., seq, 3]`, and int64 `[...]`: a row's next token, the n-th (padding not counted), is at n plus
-    this number on every axis. Text counts on all three axes at once; behind an image or a video it goes on after the
-    larger of its height and width. Raises `RopeError` where tokens and grids do not fit each other, and under a
-    compiler, which cannot read them.
-    Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers 5.23, `get_rope_index` of Qwen2-VL,
+    **Returns:** int64 `[..., seq, 3]`, and int64 `[...]`: the next token of a row with n tokens (without padding) has
+    position n plus this number on every axis. Text advances all three axes; after an image or a video it continues
+    after the larger of height and width.
+    **Raises:** `RopeError` if tokens and grids do not fit each other, and under a compiler, which cannot read them.
+    **Source:** Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers 5.23, `get_rope_index` of Qwen2-VL,
     Qwen2.5-VL, Qwen3-VL and GLM-4V.
 
     >>> positions, delta = mrope_positions(torch.tensor([0, 1, 1, 1, 1, 0]), images=[(1, 4, 4)])
@@ -245,29 +250,29 @@ def mrope_positions(
         moving = [(1, height, width) for frames, height, width in moving for _ in range(frames)]
         intervals = [1.0] * len(moving)
     waiting = {_IMAGE: [(grid, 1.0) for grid in stills], _VIDEO: list(zip(moving, intervals, strict=True))}
-    rows, lasts = [], []
+    rows, deltas = [], []
     kept = None if attention_mask is None else attention_mask.reshape(types.shape).bool().tolist()
     for number, row in enumerate(types.tolist()):
         mask = [True] * len(row) if kept is None else kept[number]
-        found, length = _row([kind for kind, seen in zip(row, mask, strict=True) if seen], waiting), sum(mask)
-        largest = max((max(place) for place in found), default=-1)
-        placed = iter(found)
-        rows.append([next(placed) if seen else [0, 0, 0] for seen in mask])
-        lasts.append(largest + 1 - length)
+        places = _row([kind for kind, seen in zip(row, mask, strict=True) if seen], waiting)
+        largest = max((max(place) for place in places), default=-1)
+        remaining = iter(places)
+        rows.append([next(remaining) if seen else [0, 0, 0] for seen in mask])
+        deltas.append(largest + 1 - sum(mask))
     left = {"images": len(waiting[_IMAGE]), "videos (or frames)": len(waiting[_VIDEO])}
     if any(left.values()):
         raise RopeError(
             "mrope_positions: there are more grids than images and videos among the tokens.",
             facts=left,
-            cure="Give the grids of this batch alone, in its order.",
+            cure="Pass only the grids of this batch, in its order.",
         )
     positions = torch.tensor(rows, dtype=torch.int64, device=token_types.device).reshape(*token_types.shape, 3)
-    deltas = torch.tensor(lasts, dtype=torch.int64, device=token_types.device)
-    return positions, deltas.reshape(token_types.shape[:-1])
+    offsets = torch.tensor(deltas, dtype=torch.int64, device=token_types.device)
+    return positions, offsets.reshape(token_types.shape[:-1])
 
 
 def _row(types: list[int], waiting: dict[int, list[tuple[Grid, float]]]) -> list[list[int]]:
-    """The places of one sequence's tokens; the grids that it shows are taken from `waiting`."""
+    """Return the positions of one sequence's tokens; remove the grids of its images and videos from `waiting`."""
     places: list[list[int]] = []
     start = 0
     for kind, run in groupby(types):
@@ -291,22 +296,22 @@ def _row(types: list[int], waiting: dict[int, list[tuple[Grid, float]]]) -> list
 
 def _unfitting(kind: int, tokens: int, grid: Grid | None) -> RopeError:
     return RopeError(
-        "mrope_positions: the tokens of an image or a video do not fill the grid that is next.",
+        "mrope_positions: the tokens of an image or a video do not fill the next grid.",
         facts={"kind": {_IMAGE: "image", _VIDEO: "video"}[kind], "tokens": tokens, "merged grid": grid},
-        cure="A grid of t, h, w patches has t * h * w / spatial_merge_size^2 tokens; split_frames=True has text "
-        "between the frames of a video.",
+        cure="A grid of t, h, w patches has t * h * w / spatial_merge_size^2 tokens; with split_frames=True there is "
+        "text between the frames of a video.",
     )
 
 
 def _checked_types(token_types: Any, attention_mask: Any) -> Tensor:
-    """`[batch, seq]`, of known kinds, with a mask like it."""
+    """Return token types `[batch, seq]`; check their values and the shape of the mask."""
     right = isinstance(token_types, Tensor) and token_types.dtype in _INTEGERS and token_types.ndim in (1, 2)
     if not right or reasons_for_mathematics(token_types) or bool(((token_types < 0) | (token_types > _VIDEO)).any()):
         raise RopeError(
             "mrope_positions: `token_types` must be int32 or int64 [seq] or [batch, seq] of 0, 1 and 2, outside of "
             "compilers.",
             facts={"token_types": token_types},
-            cure="0 is text, 1 of an image, 2 of a video: transformers' processors return mm_token_type_ids.",
+            cure="0 is text, 1 image, 2 video: pass mm_token_type_ids of transformers' processors.",
         )
     if attention_mask is not None and getattr(attention_mask, "shape", None) != token_types.shape:
         raise RopeError(
@@ -319,7 +324,7 @@ def _checked_types(token_types: Any, attention_mask: Any) -> Tensor:
 
 
 def _checked_grids(name: str, grids: Any, merge: int) -> list[Grid]:
-    """Frames, and height and width after merging."""
+    """Return frames, and height and width after merging, of each grid."""
     rows = grids.tolist() if isinstance(grids, Tensor) else grids
     merged: list[Grid] = []
     for row in rows if isinstance(rows, (list, tuple)) else [None]:
@@ -335,14 +340,14 @@ def _checked_grids(name: str, grids: Any, merge: int) -> list[Grid]:
 
 
 def _checked_intervals(given: Any, videos: int, split_frames: bool) -> list[float]:
-    """One for each video; where frames are pictures of their own there is nothing between them."""
+    """Return one interval for each video; with `split_frames` there are none."""
     values = given.tolist() if isinstance(given, Tensor) else given
     several = list(values) if isinstance(values, (list, tuple)) else [values] * videos
     right = len(several) == videos and all(is_number(value) and value >= 0 for value in several)
     if not right or (split_frames and values != 1.0):
         raise RopeError(
-            "mrope_positions: `frame_intervals` is a number of at least 0, or one for each video; with `split_frames` "
-            "there is none.",
+            "mrope_positions: `frame_intervals` must be a number of at least 0, or one for each video, and needs "
+            "`split_frames=False`.",
             facts={"frame_intervals": given, "videos": videos, "split_frames": split_frames},
             cure="For Qwen2.5-VL: tokens_per_second * second_per_grid of each video.",
         )
@@ -360,20 +365,24 @@ def grid_positions(
     jitter: float | None = None,
     rescale: float | None = None,
 ) -> Tensor:
-    """The (row, column) of each patch of an image, row by row: `[height * width, 2]`.
+    """Return the (row, column) of each patch of an image, row by row.
 
-    - `height`, `width`: patches. `start`: the number of the first row and column: 0 for Qwen-VL, Pixtral, SAM and most
-      others, 1 for Llama 4's tower (whose class token has position (0, 0)), Muse and EfficientLoFTR.
-    - `merge`: the patches come in blocks of merge x merge, as Qwen-VL's and GLM-4V's towers read them.
-    - `normalized`: float64 coordinates of the patches' centres, from -2 pi to 2 pi along each side, as DINOv3 and
-      Sapiens 2 take them; tokens before the patches do not turn. Their training draws anew each time, from torch's
-      global generator, what each side moves by, up to `shift` of half the side, what it is stretched by, up to `jitter`
-      times, and what both are, up to `rescale` times.
+    **Arguments:**
+    - `height`, `width`: patches.
+    - `start`: number of the first row and column: 0 for Qwen-VL, Pixtral, SAM and most others; 1 for Llama 4's tower
+      (its class token has position (0, 0)), Muse and EfficientLoFTR.
+    - `merge`: the patches are in blocks of merge x merge, as in Qwen-VL's and GLM-4V's towers.
+    - `normalized`: return float64 coordinates of the patches' centres, from -2 pi to 2 pi along each side (DINOv3,
+      Sapiens 2). Tokens before the patches do not rotate.
+    - `shift`, `jitter`, `rescale`: random augmentation in training, from torch's global generator, only with
+      `normalized`: shift each side by up to `shift` of half the side, stretch each side by up to `jitter`, and both
+      together by up to `rescale`.
 
-    The order is (row, column) for every tower that `RopeConfig.from_hf` describes, also where its class takes the
-    column first. Towers that read a window of patches at a time want these rows in their own order; SAM 3 multiplies
-    those of its global layers by window_size / patches of a side. Raises `RopeError` for what fits no grid.
-    Source: transformers 5.23, `get_vision_position_ids` and each tower's own code.
+    **Returns:** `[height * width, 2]`, int64 or float64. The order is (row, column) for every tower that
+    `RopeConfig.from_hf` supports, even if its class takes the column first. Towers that process windows of patches need
+    these rows in their own order; SAM 3 multiplies those of its global layers by window_size / patches of a side.
+    **Raises:** `RopeError` if the numbers do not form a grid.
+    **Source:** transformers 5.23, `get_vision_position_ids` and each tower's own code.
 
     >>> grid_positions(2, 2).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -383,13 +392,13 @@ def grid_positions(
     sizes = (as_whole(height), as_whole(width))
     if any(size is None or size < 1 for size in sizes) or as_whole(start) is None:
         raise RopeError(
-            "grid_positions: `height` and `width` are numbers of patches, at least 1, and `start` a whole number.",
+            "grid_positions: `height` and `width` must be numbers of patches, at least 1, and `start` a whole number.",
             facts={"height": height, "width": width, "start": start},
             cure="Divide the image's sides by the size of a patch.",
         )
     if normalized and start:
         raise RopeError(
-            "grid_positions: normalized coordinates run from side to side and have no first number.",
+            "grid_positions: `start` and `normalized` exclude each other.",
             facts={"start": start, "normalized": True},
             cure="Leave one of them out.",
         )
@@ -420,7 +429,7 @@ def _checked_block(merge: object, height: int, width: int) -> int:
 def _augmented(
     grid: Tensor, normalized: bool, shift: float | None, jitter: float | None, rescale: float | None
 ) -> Tensor:
-    """Moved and stretched at random, each side by itself and then both: DINOv3's training."""
+    """Return the grid shifted and stretched at random, as in DINOv3's training."""
     stretches = [value for value in (jitter, rescale) if value is not None]
     right = all(is_number(value) and value >= 1 for value in stretches)
     if not (normalized and right and (shift is None or (is_number(shift) and shift >= 0))):
@@ -437,12 +446,12 @@ def _augmented(
 
 
 def _uniform(count: int, most: float) -> Tensor:
-    """Numbers between -most and most, drawn in float32 as the model's own code draws them."""
+    """Draw numbers between -most and most, in float32 as in the model's own code."""
     return torch.empty(1, count, dtype=torch.float32, device="cpu").uniform_(-most, most).double()
 
 
 _Layout = Callable[[Tensor, int, int, int], Tensor]
-"""From all positions, the rank, the ring's size and the Ulysses degree to the rank's own."""
+"""A function of all positions, the rank, the ring's size and the Ulysses degree that returns the rank's positions."""
 
 
 def positions_for_rank(
@@ -455,25 +464,31 @@ def positions_for_rank(
     cu_seqlens: Int[Tensor, " ends"] | None = None,
     device: torch.device | str = "cpu",
 ) -> Int[Tensor, " local"]:
-    """The positions of the tokens that one rank of a context-parallel group holds, in its order.
+    """Return the positions of the tokens of one rank of a context-parallel group, in its order.
 
-    - `layout`: how the sequence is dealt out, a key of `LAYOUTS`:
+    **Arguments:**
+    - `layout`: order of the sequence over the ranks, a key of `LAYOUTS`:
       - "contiguous": rank r has the r-th of cp equal parts (torch's context parallelism without a load balancer).
-      - "head-tail": of 2 cp parts, parts r and 2 cp - 1 - r, so that causal attention costs each rank the same (torch's
-        `_HeadTailLoadBalancer`, Megatron-LM's `get_pos_emb_on_this_cp_rank`, zigzag ring attention; Llama 3,
-        arXiv:2407.21783, section 3.3.2).
+      - "head-tail": rank r has parts r and 2 cp - 1 - r of 2 cp parts, so that causal attention costs the same on each
+        rank (torch's `_HeadTailLoadBalancer`, Megatron-LM's `get_pos_emb_on_this_cp_rank`, zigzag ring attention;
+        Llama 3, arXiv:2407.21783, section 3.3.2).
       - "striped": tokens r, r + cp, r + 2 cp, ... (Striped Attention, arXiv:2311.09431; SGLang's round robin).
-      - "zigzag-ulysses": head-tail over the cp / `ulysses` ranks of a ring, and each of its shares in `ulysses` equal
-        parts; rank = ring rank * ulysses + Ulysses rank (USP, arXiv:2405.07719: yunchang's `zigzag_extract_local`).
-      - "llama3": contiguous parts of a packed buffer (ring-flash-attention's `llama3_flash_attn_varlen_func`): with
-        `cu_seqlens` each token stands at its position in its own document.
-    - `tokens`: of the whole sequence. `rank`: 0 .. cp - 1 within the group. `cp`: how many ranks share the sequence.
-    - `ulysses`: ranks of one Ulysses group, of "zigzag-ulysses" alone. `cu_seqlens`: int32 or int64 `[documents + 1]`,
-      of "llama3" alone; for packed tokens in another layout index `rw.positions_from(cu_seqlens)` with what this gives.
+      - "zigzag-ulysses": head-tail over the cp / `ulysses` ranks of a ring, with each share in `ulysses` equal parts;
+        rank = ring rank * ulysses + Ulysses rank (USP, arXiv:2405.07719: yunchang's `zigzag_extract_local`).
+      - "llama3": contiguous parts of a packed buffer (ring-flash-attention's `llama3_flash_attn_varlen_func`); with
+        `cu_seqlens` each token has its position in its own document.
+    - `tokens`: tokens of the whole sequence.
+    - `rank`: 0 .. cp - 1 within the group.
+    - `cp`: number of ranks of the group.
+    - `ulysses`: ranks of one Ulysses group, only for "zigzag-ulysses".
+    - `cu_seqlens`: int32 or int64 `[documents + 1]`, only for "llama3". For packed tokens in a different layout, index
+      `rw.positions.positions_from(cu_seqlens)` with the result of this function.
+    - `device`: device of the result; `cu_seqlens` is moved there.
 
-    Returns int64 `[tokens / cp]`: without `cu_seqlens` also the tokens' indices, and over all ranks a permutation of
-    0 .. tokens - 1. Raises `RopeError` for an unknown layout, and where the parts would not be equal: torch falls back
-    to contiguous parts there without a word (pytorch#183968).
+    **Returns:** int64 `[tokens / cp]`; without `cu_seqlens` these are also the tokens' indices, and the results of all
+    ranks are a permutation of 0 .. tokens - 1.
+    **Raises:** `RopeError` for an unknown layout, and if the parts are not equal (torch silently uses contiguous parts
+    then, pytorch#183968).
 
     >>> [positions_for_rank("head-tail", 8, rank=rank, cp=2).tolist() for rank in (0, 1)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -482,7 +497,7 @@ def positions_for_rank(
     """
     if layout not in LAYOUTS:
         raise RopeError(
-            "positions_for_rank: there is no such layout.",
+            "positions_for_rank: unknown layout.",
             facts={"layout": layout},
             cure=f"Choose from {', '.join(LAYOUTS)}.",
         )
@@ -490,14 +505,14 @@ def positions_for_rank(
     sizes = {"tokens": tokens, "rank": rank, "cp": cp, "ulysses": ulysses}
     if any(as_whole(size) is None for size in sizes.values()) or min(tokens, cp, ulysses) < 1 or not 0 <= rank < cp:
         raise RopeError(
-            "positions_for_rank: sizes are whole numbers of at least 1, and a rank is one of 0 .. cp - 1.",
+            "positions_for_rank: sizes must be whole numbers of at least 1, and `rank` one of 0 .. cp - 1.",
             facts=sizes,
             cure="Pass the tokens of the whole sequence, and the rank within its context-parallel group.",
         )
     _check_used(layout, cp, ulysses, cu_seqlens)
     if tokens % (parts * cp):
         raise RopeError(
-            f"positions_for_rank: {layout} deals out {parts * cp} equal parts.",
+            f"positions_for_rank: {layout} needs {parts * cp} equal parts.",
             facts={"tokens": tokens, "cp": cp},
             cure=f"Pad the sequence to a multiple of {parts * cp} tokens.",
         )
@@ -529,11 +544,11 @@ LAYOUTS: dict[str, tuple[_Layout, int]] = {
     "zigzag-ulysses": (_head_tail, 2),
     "llama3": (_contiguous, 1),
 }
-"""How each layout deals out the tokens, and by how many parts for each rank their number must divide."""
+"""The function of each layout, and its parts for each rank; the number of tokens must be a multiple of all parts."""
 
 
 def _check_used(layout: str, cp: int, ulysses: int, cu_seqlens: Tensor | None) -> None:
-    """No argument that the layout would ignore, and a Ulysses degree that divides the group."""
+    """Raise for an argument that the layout would ignore, and for a Ulysses degree that does not divide the group."""
     if ulysses != 1 and layout != "zigzag-ulysses":
         raise RopeError(
             f"positions_for_rank: {layout} has no Ulysses groups.",
@@ -544,11 +559,11 @@ def _check_used(layout: str, cp: int, ulysses: int, cu_seqlens: Tensor | None) -
         raise RopeError(
             "positions_for_rank: `ulysses` must divide `cp`.",
             facts={"cp": cp, "ulysses": ulysses},
-            cure="cp is the size of a ring times that of a Ulysses group.",
+            cure="cp is the size of a ring times the size of a Ulysses group.",
         )
     if cu_seqlens is not None and layout != "llama3":
         raise RopeError(
-            f"positions_for_rank: {layout} deals out tokens by their index, whatever documents they are of.",
+            f"positions_for_rank: {layout} ignores documents.",
             facts={"cu_seqlens": cu_seqlens},
-            cure="Index the documents' positions: rw.positions_from(cu_seqlens)[positions_for_rank(...)].",
+            cure="Index the documents' positions: rw.positions.positions_from(cu_seqlens)[positions_for_rank(...)].",
         )

@@ -1,7 +1,7 @@
 """jaxtyping's names for shapes in signatures; without jaxtyping installed they are plain stand-ins.
 
-Annotations are strings at run time (`from __future__ import annotations`), so the core does not need jaxtyping: the
-test run has it, and checks every shape of every call through its import hook.
+Annotations are strings at run time (`from __future__ import annotations`), so the core does not need jaxtyping. In the
+tests, jaxtyping's import hook checks every shape of every call.
 """
 
 from __future__ import annotations

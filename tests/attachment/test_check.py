@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
+from ropewalk.diagnosis import Protocol
 from tests.attachment.families import small_model
 
 README = Path(__file__).parents[2] / "README.md"
@@ -43,7 +44,8 @@ def test_readmes_five_lines(outliers, tmp_path, monkeypatch, capsys):
     """They run on a bfloat16 checkpoint with special tokens; the doctor gets a short text of ours."""
     (tmp_path / "text.txt").write_text("A line of text for the doctor, and more of it. " * 60)
     doctor = rw.doctor
-    options = {"text": [str(tmp_path / "text.txt")], "windows": 2, "methods": ("plain",), "measure": ("loss",)}
+    options = {"text": [str(tmp_path / "text.txt")], "methods": ("plain",), "measure": ("loss",)}
+    options["protocol"] = Protocol(windows=2)
     monkeypatch.setattr(rw, "doctor", lambda model, target: doctor(model, target=target, **options), raising=False)
     code = re.search(r"## Five lines of Python\n\n```python\n(.*?)```", README.read_text(), re.DOTALL)
     names = {}
@@ -87,7 +89,7 @@ def test_a_broken_attention_is_noticed(monkeypatch, broken, dtype):
     if broken == "keys":
         right = live_attention.TokenLayout.position_ids
         monkeypatch.setattr(live_attention.TokenLayout, "position_ids", lambda self: right(self) + 1)
-    with pytest.raises(rw.RopeError, match="does not give what it gave before") as error:
+    with pytest.raises(rw.RopeError, match="outputs of the attached model differ from those before") as error:
         rw.attach(model, "rerope", target=256)
     assert ("dtype=torch.float32" in str(error.value)) == (dtype != torch.float32)
     assert attachment_of(model) is None
@@ -101,7 +103,7 @@ def test_a_model_that_its_config_does_not_describe_is_detached(dtype):
     model.config.rope_parameters["rope_theta"] = 100.0
     for weight in model.parameters():  # not `.to`, which would round the frequencies
         weight.data = weight.data.to(dtype)
-    with pytest.raises(rw.RopeError, match="does not give what it gave before"):
+    with pytest.raises(rw.RopeError, match="outputs of the attached model differ from those before"):
         rw.attach(model)
     assert attachment_of(model) is None
     assert not any("forward" in vars(module) for module in model.modules())

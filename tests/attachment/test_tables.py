@@ -293,7 +293,7 @@ def test_positions_of_any_kind(llama):
         handle.set_positions(handle.own.with_rope(faster))
         changed = outputs_of(llama, IDS)
         assert handle.ropes == (faster,) * 4
-        with pytest.raises(rw.RopeError, match="turn the same pairs"):
+        with pytest.raises(rw.RopeError, match="rotate the same pairs"):
             handle.set_positions(handle.own.with_rope(replace(theirs, rotary_dim=8)))
         with pytest.raises(rw.RopeError, match="one entry for each layer"):
             handle.set_positions(Positions((theirs,), (None,), (None,)))

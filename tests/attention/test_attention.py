@@ -281,7 +281,7 @@ def test_what_is_refused() -> None:
         Attention(24, 4, num_key_value_heads=3)
     with pytest.raises(RopeError, match="`hidden_size` is not a multiple"):
         Attention(25, 4)
-    with pytest.raises(RopeError, match="another head_dim"):
+    with pytest.raises(RopeError, match="different head_dim"):
         Attention(32, 4, rope=rope)
     with pytest.raises(RopeError, match="`sliding_window` must be at least 1"):
         Attention(24, 4, sliding_window=0)
@@ -295,7 +295,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(RopeError, match=r"`document_ids` must be integers"):
         module(x, document_ids=torch.ones(2, 5))
     cache = KVCache(num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
-    with pytest.raises(RopeError, match="packed documents cannot go through a cache"):
+    with pytest.raises(RopeError, match="packed documents do not work with a cache"):
         module(x, document_ids=torch.ones(2, 5, dtype=torch.long), cache=cache)
     from ropewalk.rope.scaling import DynamicNTK
 
@@ -306,7 +306,7 @@ def test_what_is_refused() -> None:
         num_layers=1, batch=2, num_key_value_heads=2, head_dim=DIM, dtype=x.dtype, ropes=[dynamic.rope], seq_len=7
     )
     dynamic(x, cache=known)
-    with pytest.raises(RopeError, match="outgrows"):
+    with pytest.raises(RopeError, match="exceeds the `seq_len`"):
         dynamic(x, cache=known)
     with pytest.raises(RopeError, match="not made for this layer's rope"):
         module(x, cache=known)
@@ -330,9 +330,9 @@ def test_nothing_given_is_ignored() -> None:
     with pytest.raises(RopeError, match="`position_ids` and `seq_len` would be ignored"):
         attention(x, inputs=inputs, position_ids=torch.arange(4), seq_len=4)
     bias = torch.zeros(1, HEADS, 4, 4, dtype=torch.float64)
-    with pytest.raises(RopeError, match="a `bias` comes with `inputs`"):
+    with pytest.raises(RopeError, match="`bias` requires `inputs`"):
         attention(x, bias=bias)
     with pytest.raises(RopeError, match="`bias` would be ignored"):
         attention(x, inputs=ForwardInputs.of(x, document_ids=torch.tensor([[0, 0, 1, 1]])), bias=bias)
-    with pytest.raises(RopeError, match="built for a call of another shape"):
+    with pytest.raises(RopeError, match="built for a different shape"):
         attention(x[:, :3], inputs=inputs)

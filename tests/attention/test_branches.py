@@ -132,17 +132,17 @@ def test_what_cannot_branch_is_refused() -> None:
     for parents in ([], [0], [-1, 1], [-2]):
         with pytest.raises(RopeError, match="follows an earlier one"):
             Branches(parents)
-    with pytest.raises(RopeError, match="go on from one row"):
+    with pytest.raises(RopeError, match="branches continue one row"):
         model(ids, cache=model.new_cache(), branches=Branches([-1]))
-    with pytest.raises(RopeError, match="go on from one row"):
+    with pytest.raises(RopeError, match="branches continue one row"):
         model(ids.expand(2, -1), cache=model.new_cache(2), branches=Branches(PARENTS))
-    with pytest.raises(RopeError, match="go on from a cache"):
+    with pytest.raises(RopeError, match="branches continue a cache"):
         model(ids, branches=Branches(PARENTS))
-    with pytest.raises(RopeError, match="go on from a cache"):
+    with pytest.raises(RopeError, match="branches continue a cache"):
         model(ids, cache=model.new_cache(), branches=Branches(PARENTS), position_ids=torch.arange(9))
     growing = tiny_decoder(dataclasses.replace(ROPE, scaling=DynamicNTK(4.0)))
     cache: KVCache = growing.new_cache(seq_len=20)
     growing(random_ids(16)[None], cache=cache)
     assert growing(ids, cache=cache, branches=Branches(PARENTS)).shape[1] == 9  # more tokens than fit, in short lines
-    with pytest.raises(RopeError, match="outgrows"):
+    with pytest.raises(RopeError, match="exceeds the `seq_len`"):
         growing(ids[:, :5], cache=cache, branches=Branches([-1, 0, 1, 2, 3]))

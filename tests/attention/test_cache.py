@@ -135,7 +135,7 @@ def test_replace_begins_rows_anew() -> None:
     stored, _ = cache.write(0, k[:, :1], v[:, :1], cache.lay_out(3, 1))
     assert (stored[1, :, :18] == k2[0].transpose(0, 1)).all()
     assert (stored[0, :, :3] == k[0].transpose(0, 1)).all()
-    with pytest.raises(RopeError, match="one row of `other`"):
+    with pytest.raises(RopeError, match="one row of the cache"):
         cache.replace([0, 1], other)
 
 
@@ -153,14 +153,14 @@ def test_outgrowing_is_refused_per_row() -> None:
     """Growth is refused where it would change a row's frequencies, and only there."""
     cache = make(2, ropes=[DYNAMIC], seq_len=torch.tensor([20, 10]))
     cache.commit(cache.lay_out(2, 16))  # row 1: beyond its seq_len, but not beyond the trained length
-    with pytest.raises(RopeError, match=r"outgrows(.|\n)*row +1"):
+    with pytest.raises(RopeError, match=r"exceeds the `seq_len`(.|\n)*row +1"):
         cache.lay_out(2, 1)
     cache.commit(cache.lay_out(2, 4, attention_mask=torch.tensor([[1] * 4, [0] * 4])))
-    with pytest.raises(RopeError, match=r"outgrows(.|\n)*row +0"):
+    with pytest.raises(RopeError, match=r"exceeds the `seq_len`(.|\n)*row +0"):
         cache.lay_out(2, 1, attention_mask=torch.tensor([[1], [0]]))
     short, long = make(ropes=[LONG], seq_len=9), make(ropes=[LONG], seq_len=17)
     short.commit(short.lay_out(1, 16))
-    with pytest.raises(RopeError, match="outgrows"):
+    with pytest.raises(RopeError, match="exceeds the `seq_len`"):
         short.lay_out(1, 1)
     long.commit(long.lay_out(1, 900))
     make(ropes=[YARN], seq_len=3).lay_out(1, 90)

@@ -56,7 +56,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ropewalk.attention.extensions.base import Extension, Retained, near_and_far
+from ropewalk.attention.extensions import Extension, Retained, near_and_far
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def test_a_rule_of_the_caller_is_known_everywhere(tmp_path, monkeypatch):
 @pytest.mark.rejects
 def test_a_name_is_taken_once():
     """A second rule of one name would be read in place of the first."""
-    with pytest.raises(rw.RopeError, match="an extension of this name already"):
+    with pytest.raises(rw.RopeError, match="an extension of this name exists"):
         type("ReRoPE", (Extension,), {"__module__": "elsewhere"})
     assert Extension.registry["ReRoPE"] is ReRoPE
     with pytest.raises(AttributeError, match="no attribute 'Unknown'"):
@@ -141,13 +141,13 @@ def test_impossible_uses_are_refused():
     model, ids = make_model(ReRoPE(window=4)), torch.randint(0, 50, (2, 6))
     with pytest.raises(rw.RopeError, match="unrotated"):
         model(ids, cache=model.new_cache(2, rotated=True))
-    with pytest.raises(rw.RopeError, match="counts each row's tokens itself"):
+    with pytest.raises(rw.RopeError, match="computes positions itself"):
         model(ids, position_ids=torch.arange(6))
     with pytest.raises(rw.RopeError, match="causal"):
         Attention(32, HEADS, rope=ROPE, causal=False, extension=ReRoPE(window=4))
     with pytest.raises(rw.RopeError, match="one entry for each row"):
         model.with_positions(rope=DYNAMIC)(ids, seq_len=torch.tensor([6, 12, 18]))
-    with pytest.raises(rw.RopeError, match="cannot go alone"):
+    with pytest.raises(rw.RopeError, match="cannot be removed"):
         model.with_positions(rope=None)
     layer, x = make_layer(ReRoPE(window=4)), torch.zeros(1, 6, 24, dtype=torch.float64)
     with pytest.raises(rw.RopeError, match="would be ignored"):

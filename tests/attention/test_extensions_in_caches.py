@@ -116,7 +116,7 @@ def test_generation_streams_in_bounded_memory(monkeypatch):
     """Greedy tokens are those of the full forward, and the cache never holds more than its lot."""
     from ropewalk.models import generation as module
 
-    monkeypatch.setattr(module, "_FORGET", 4)
+    monkeypatch.setattr(module, "_SLACK", 4)
     monkeypatch.setattr(module, "_PREFILL", 10)
     model = make_model(StreamingLLM(window=6, sinks=3))
     longest: list[int] = []
@@ -142,7 +142,7 @@ def test_a_cache_of_another_extension_is_refused(before):
         base.with_positions(extension=before)(ids, cache=cache)
         for after in [*EXTENSIONS, None]:
             if after != before:
-                with pytest.raises(rw.RopeError, match="under another extension"):
+                with pytest.raises(rw.RopeError, match="a different extension"):
                     base.with_positions(extension=after)(ids[:, :1], cache=cache)
         equal = None if before is None else replace(before)  # the same settings are the same extension
         base.with_positions(extension=equal)(ids[:, :1], cache=cache)
@@ -155,7 +155,7 @@ def test_a_cache_knows_the_extension_of_each_layer():
     mixed = base.with_positions(extension=(None, SelfExtend(group=2, window=4), None))
     cache = mixed.new_cache(2)
     assert cache.extensions == (None, SelfExtend(group=2, window=4), None)
-    with pytest.raises(rw.RopeError, match="under another extension"):
+    with pytest.raises(rw.RopeError, match="a different extension"):
         base.with_positions(extension=(None, SelfExtend(group=2, window=5), None))(ids.expand(2, -1), cache=cache)
     for other in (
         base.new_cache(rotated=False),
@@ -277,7 +277,7 @@ def test_impossible_drops_are_refused():
     rotated, cache = model.new_cache(2), model.new_cache(2, rotated=False)
     with torch.no_grad():
         model(torch.randint(0, 50, (2, 6)), cache=cache)
-    with pytest.raises(rw.RopeError, match="rotated by the positions"):
+    with pytest.raises(rw.RopeError, match="stores rotated keys"):
         rotated.drop(0)
     for count, sinks in ((7, 0), (3, 4), (-1, 0), ([1, 2, 3], 0), (1.5, 0), (1, -1)):
         with pytest.raises(rw.RopeError, match="drop"):

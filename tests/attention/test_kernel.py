@@ -153,7 +153,7 @@ def test_keys_that_are_turned_before(
     rule: Extension, dtype: torch.dtype, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many queries have them: the kernel is given no tables."""
-    monkeypatch.setattr(remap, "TURN_BEFORE", 1)
+    monkeypatch.setattr(remap, "ROTATE_BEFORE", 1)
     monkeypatch.setattr(remap, "KeyTurn", None)
     ours, exact, x = layers(dtype, {"extension": rule})
     agree(ours(x), exact(x.double()), dtype)

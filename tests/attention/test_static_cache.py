@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from ropewalk.attention.cache import KVCache
+from ropewalk.attention.cache import KVCache, StaticCache
 from ropewalk.attention.extensions import ReRoPE, StreamingLLM
-from ropewalk.attention.static_cache import StaticCache
 from ropewalk.errors import RopeError
 from ropewalk.models import generation as module
 from ropewalk.models.decoder import Decoder
@@ -213,6 +212,6 @@ def test_what_is_refused() -> None:
     """No capacity, or frequencies that are not right up to it."""
     with pytest.raises(RopeError, match="`capacity` is required"):
         make().new_cache(static=True)
-    with pytest.raises(RopeError, match="outgrows the `seq_len`"):
+    with pytest.raises(RopeError, match="exceeds the `seq_len`"):
         make(DynamicNTK(2.0)).new_cache(seq_len=20, capacity=21, static=True)
     assert isinstance(make(DynamicNTK(2.0)).new_cache(seq_len=20, capacity=20, static=True), StaticCache)

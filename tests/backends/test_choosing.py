@@ -66,7 +66,7 @@ def test_the_first_that_can(monkeypatch):
         "rotate: backend 'first' cannot run here.",
         "  x        float32[2, 3]",
         "  because  'too early; too far'",
-        "Leave `backend` out to have one chosen.",
+        "Leave `backend` out for an automatic choice.",
     ]
     with pytest.raises(rw.RopeError, match=r"no backend 'fifth'.\n  backends  \['first', 'second', 'third', 'last'\]"):
         choose(x, "fifth")

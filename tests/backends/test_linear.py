@@ -148,12 +148,12 @@ def test_what_goes_where() -> None:
     for against, call in {
         "there are 9 rows": (torch.zeros(9, 8), weight, None),
         "there are 0 rows": (torch.zeros(0, 8), weight, None),
-        "a gradient is asked for": (few, leaf, None),
+        "a gradient is needed": (few, leaf, None),
         "torch.float64 is none of": (few.double(), weight.double(), None),
-        "float32 on cpu, beside torch.bfloat16": (few.bfloat16(), weight, None),
+        "float32 on cpu with torch.bfloat16": (few.bfloat16(), weight, None),
         "on meta": (few, weight.to("meta"), None),
-        "side by side": (few, torch.zeros(8, 5).T, None),
-        "does not have 8 features": (few, torch.zeros(5, 7), None),
+        "contiguous features": (few, torch.zeros(8, 5).T, None),
+        "does not have 8 contiguous features": (few, torch.zeros(5, 7), None),
     }.items():
         assert against in explain_linear(*call).splitlines()[1], against
     with torch.no_grad():

@@ -15,9 +15,18 @@ import pytest
 from ropewalk.cli.app import main
 from ropewalk.cli.compare import RunProgress
 from ropewalk.progress import ProgressBar
+from tests.comparison.pools import in_process  # noqa: F401
 from tests.training.material import prose
 
-SMALL = ["--vocab-size=270", "--seq-len=16", "--batch-size=2", "--steps=2", "--multiples=1,2", "--tokens=128"]
+SMALL = ["--settings=settings.toml", "--seq-len=16", "--multiples=1,2", "--tokens=128", "--seeds=0", "--workers=1"]
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a text and the settings of small models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.toml").write_text("vocab_size = 270\nbatch_size = 2\n")
+    (tmp_path / "words.txt").write_text(prose(3000))
 
 
 def compare(*arguments: str | Path) -> int:
@@ -27,17 +36,15 @@ def compare(*arguments: str | Path) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_tables_record_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every encoding has its row, a table that ends says so, and both figures are written in both kinds."""
-    text, out = tmp_path / "words.txt", tmp_path / "out"
-    text.write_text(prose(3000))
-    given = ["--text", text, "--out", out, "--encodings=rope,learned", "--seeds=0", "--scalings=pi", *SMALL]
-    given.append("--workers=1")
-    assert compare(*given, "--figure", tmp_path / "loss") == 0
+    """Every encoding has its row, a learned table has no value beyond its end, and both figures have both kinds."""
+    given = ["--text=words.txt", "--out=out", "--encodings=rope,learned", "--scalings=pi", "--steps=2", *SMALL]
+    assert compare(*given, "--figure=loss") == 0
     printed = capsys.readouterr().out
     assert "rope, pi" in printed
     assert "no value" in printed
-    first, *lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    first, *lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert first["settings"]["text"] == ["words.txt"]
     assert f"{lines[0]['loss']:.3f}" in printed
     written = {path.name for path in tmp_path.iterdir() if path.suffix in (".png", ".svg")}
@@ -49,7 +56,7 @@ def test_tables_record_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--quick", "--full"], "exclude each other"),
+        (["--quick", "--full"], "mutually exclusive"),
         (["--encodings=rotary"], "`encodings` must be"),
         (["--seeds=a"], "--seeds must be a whole number"),
         (["--workers=0"], "--workers must be"),
@@ -97,11 +104,9 @@ def test_progress_has_lines_off_a_terminal(capsys: pytest.CaptureFixture[str]) -
 
 def begun(tmp_path: Path) -> subprocess.Popen[str]:
     """The command in a process group of its own, one worker, two runs, the first of them past an update."""
-    (tmp_path / "words.txt").write_text(prose(3000))
-    given = [*SMALL[:3], "--steps=100000", "--multiples=1,2", "--tokens=128", "--text=words.txt", "--out=out"]
+    given = ["--text=words.txt", "--out=out", "--encodings=rope,learned", "--steps=100000", *SMALL]
     process = subprocess.Popen(
-        [sys.executable, "-c", "from ropewalk.cli.app import main; main()", "compare", *given, "--workers=1",
-         "--encodings=rope,learned", "--seeds=0"],
+        [sys.executable, "-c", "from ropewalk.cli.app import main; main()", "compare", *given],
         cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
@@ -113,22 +118,14 @@ def begun(tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(
-    ("number", "everyone"),
-    [
-        (signal.SIGINT, True),
-        pytest.param(signal.SIGINT, False, marks=pytest.mark.thorough),
-        pytest.param(signal.SIGTERM, False, marks=pytest.mark.thorough),
-        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
-    ],
-)
-def test_a_stop_begins_no_other_run(number: signal.Signals, everyone: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+def test_a_stop_begins_no_other_run(number: signal.Signals, tmp_path: Path) -> None:
     """A checkpoint of the run in hand, none begun after it, status 130, no process left, and no traceback."""
     process = begun(tmp_path)
-    (os.killpg if everyone else os.kill)(process.pid, number)
+    os.killpg(process.pid, number)
     _, said = process.communicate(timeout=120)  # ends when the last process with this standard error has ended
     assert process.returncode == 130, said
-    assert "continues from the last checkpoints" in said
+    assert "To resume from the last checkpoints" in said
     assert "Traceback" not in said
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == ["rope-0"]
     assert list((tmp_path / "out" / "runs" / "rope-0").glob("checkpoint*/*"))

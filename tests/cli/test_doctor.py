@@ -161,7 +161,20 @@ def test_one_window_has_no_interval(
     """Nulls in JSON, and the output says so; the window begins at the character asked for."""
     out = tmp_path / "out.json"
     assert (
-        doctor(checkpoint, "--text", text, "--windows", 1, "--start-char", 53, "--json", out, "--method", "yarn") == 0
+        doctor(
+            checkpoint,
+            "--text",
+            text,
+            "--windows",
+            1,
+            "--protocol",
+            '{"start_char": 53}',
+            "--json",
+            out,
+            "--method",
+            "yarn",
+        )
+        == 0
     )
     found = json.loads(out.read_text())
     assert [method["name"] for method in found["methods"]] == ["plain", "yarn", "crop"]
@@ -255,7 +268,7 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
 def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> None:
     """The record says how many, gives no block for a config where none exists, and the page shows the call instead."""
     where = tmp_path / "found.json"
-    words = [checkpoint, "--text", text, "--target", 64, "--methods", "pi,dca", "--unscaled-tokens", 3]
+    words = [checkpoint, "--text", text, "--target", 64, "--methods", "pi,dca", "--protocol", '{"unscaled_tokens": 3}']
     assert doctor(*words, "--json", where, "--report", tmp_path / "report") == 0
     found = json.loads(where.read_text())
     assert found["protocol"]["unscaled_tokens"] == 3
@@ -275,7 +288,7 @@ def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> 
     again = (tmp_path / "again" / "index.html").read_text()
     assert "No <code>config.json</code> can hold pi" in again
     assert "model.with_positions(rope=RopeConfig(" in again
-    assert doctor(*words[:-1], 64) == 2
+    assert doctor(*words[:-1], '{"unscaled_tokens": 64}') == 2
 
 
 def test_a_target_within_the_trained_length_recommends_nothing(checkpoint: Path, text: Path, tmp_path: Path) -> None:

@@ -20,16 +20,16 @@ pytestmark = pytest.mark.usefixtures("quiet")
         (["--target", "16", "--method", "yarn"], "within the trained length"),
         (["--target", "1000"], "too short for the windows"),
         (["--windows", "50"], "too short for the windows"),
-        (["--block", "1"], "`block` must be from 2"),
-        (["--stride", "9"], "at most a quarter"),
+        (["--protocol", '{"block": 1}'], "`block` must be from 2"),
+        (["--protocol", '{"stride": 9}'], "at most a quarter"),
         (["--dtype", "int8"], "unknown dtype"),
         (["--device", "abacus"], "device cannot be used"),
-        (["--chunk", "0"], "`chunk` must be at least 1"),
-        (["--workers", "0"], "`workers` must be at least 1"),
+        (["--protocol", '{"chunk": 0}'], "`chunk` must be at least 1"),
+        (["--protocol", '{"workers": 0}'], "`workers` must be at least 1"),
         (["--minutes", "0"], "`minutes` must be above 0"),
         (["--minutes", "0.0001"], "plain and crop on one window of each text take longer than that"),
         (["--text", "absent.txt"], "text cannot be read"),
-        (["--start-char", "-3"], "must not be negative"),
+        (["--protocol", '{"start_char": -3}'], "must not be negative"),
         (["--state", __file__], "the state is a folder"),
     ],
 )
@@ -47,11 +47,13 @@ def test_bad_input_is_a_message_and_status_2(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--retrieval-samples", "9"], "belong to --retrieval"),
-        (["--retrieval-lengths", "64"], "belong to --retrieval"),
-        (["--retrieval-samples", "3"], "belong to --retrieval"),
-        (["--methods", "plain", "--target", "32", "--stride", "4"], "belong to crop"),
-        (["--methods", "dca,crop", "--unscaled-tokens", "4"], "belong to methods that change frequencies"),
+        (["--protocol", '{"retrieval_samples": 9}'], "belong to --retrieval"),
+        (["--protocol", '{"retrieval_lengths": [64]}'], "belong to --retrieval"),
+        (["--methods", "plain", "--target", "32", "--protocol", '{"stride": 4}'], "belong to crop"),
+        (
+            ["--methods", "dca,crop", "--protocol", '{"unscaled_tokens": 4}'],
+            "belong to methods that change frequencies",
+        ),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(

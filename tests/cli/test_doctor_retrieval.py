@@ -22,9 +22,10 @@ def test_retrieval_beside_the_losses(tmp_path: Path, text: Path, capsys: pytest.
     (tmp_path / "other.txt").write_text("Call me Ishmael. " * 90)
     out, report = tmp_path / "out.json", tmp_path / "report"
     arguments = (
-        model, "--target", 1024, "--text", text, "--text", tmp_path / "other.txt", "--start-char", 7,
+        model, "--target", 1024, "--text", text, "--text", tmp_path / "other.txt",
         "--windows", 1, "--methods", "ntk,dynamic,dca,crop",
-        "--retrieval", "numbers", "--retrieval-lengths", "600,1024", "--retrieval-samples", 2,
+        "--retrieval", "numbers",
+        "--protocol", '{"start_char": 7, "retrieval_lengths": [600, 1024], "retrieval_samples": 2}',
     )  # fmt: skip
     assert doctor(*arguments, "--json", out, "--report", report) == 0
     shown = capsys.readouterr()
@@ -66,10 +67,8 @@ def test_retrieval_of_the_methods_that_matter(text: Path, tmp_path: Path, capsys
         text,
         "--windows",
         1,
-        "--retrieval-lengths",
-        600,
-        "--retrieval-samples",
-        1,
+        "--protocol",
+        '{"retrieval_lengths": [600], "retrieval_samples": 1}',
     )
     assert doctor(*given, "--measure", "loss,retrieval", "--json", out) == 0
     found = json.loads(out.read_text())
@@ -87,12 +86,12 @@ def test_retrieval_of_the_methods_that_matter(text: Path, tmp_path: Path, capsys
     [
         (("--retrieval", "vt"), "RULER's tasks are in lm-eval"),
         (
-            ("--retrieval", "passkey", "--retrieval-lengths", "600,many"),
-            "--retrieval-lengths must be a whole number of tokens",
+            ("--retrieval", "passkey", "--protocol", '{"retrieval_lengths": [600, "many"]}'),
+            "`retrieval_lengths` has the wrong type",
         ),
-        (("--retrieval", "all", "--retrieval-lengths", "20"), "no retrieval task fits"),
-        (("--retrieval", "passkey", "--retrieval-chat"), "no chat template"),
-        (("--retrieval-chat",), "belong to --retrieval"),
+        (("--retrieval", "all", "--protocol", '{"retrieval_lengths": [20]}'), "no retrieval task fits"),
+        (("--retrieval", "passkey", "--protocol", '{"retrieval_chat": true}'), "no chat template"),
+        (("--protocol", '{"retrieval_chat": true}'), "belong to --retrieval"),
     ],
 )
 def test_bad_retrieval_is_a_message(

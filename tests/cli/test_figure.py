@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.cli.app import main
-from ropewalk.figures.gallery import ENTRIES
+from ropewalk.figures.catalog import ENTRIES
 
 pytest.importorskip("matplotlib")
 
@@ -95,7 +95,7 @@ def test_never_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             raise KeyboardInterrupt
         return b"half"
 
-    monkeypatch.setattr("ropewalk.figures.gallery.render", stopped)
+    monkeypatch.setattr("ropewalk.figures.style.render", stopped)
     assert figure("waves", "--set", "head_dim=8") == 130
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -103,7 +103,7 @@ def test_never_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every figure that is ready, as PNG and SVG, in the folder."""
     few = {name: ENTRIES[name] for name in ("waves", "wavelengths")}
-    monkeypatch.setattr("ropewalk.figures.gallery.ENTRIES", few)
+    monkeypatch.setattr("ropewalk.figures.catalog.ENTRIES", few)
     assert figure("--all", "--out", "built") == 0
     assert sorted(path.name for path in (tmp_path / "built").iterdir()) == [
         "wavelengths.png", "wavelengths.svg", "waves.png", "waves.svg"

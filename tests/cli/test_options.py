@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from ropewalk.cli.options import TOKENS, Overrides, command_line, with_options
+from ropewalk.cli.options import TOKENS, Command, Overrides, command_line, with_options
 from ropewalk.errors import RopeError
 
 
@@ -206,3 +206,73 @@ def test_a_missing_option_is_a_usage_error():
     result = run("tiny")
     assert result.exit_code == 2
     assert "--text" in result.output
+
+
+@dataclass(frozen=True)
+class GroupedSettings:
+    """Fields in groups, and fields that are set in a file."""
+
+    steps: int = field(default=5, metadata={"help": "Updates.", "group": "Training"})
+    target: int = field(default=512, metadata={"help": "The length wanted.", "unit": "tokens"})
+    lr: float = field(default=0.5, metadata={"help": "Learning rate.", "group": "Training"})
+    beta: float = field(default=0.9, metadata={"help": "A beta.", "file": True})
+    block: int | None = field(default=None, metadata={"help": "Tokens of a block.", "file": True, "unit": "tokens"})
+    names: tuple[str, ...] = field(default=("a",), metadata={"help": "Names.", "file": True, "commas": True})
+    fast: bool = field(default=False, metadata={"help": "Be fast.", "file": True})
+
+
+def grouped(
+    settings: GroupedSettings,
+    json_file: Annotated[Path | None, typer.Option("--json", help="A file.", rich_help_panel="Output")] = None,
+) -> None:
+    """Do something."""
+    CALLS.append({"settings": settings})
+
+
+def run_grouped(*arguments: str | Path) -> Result:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(cls=Command)(with_options(grouped))
+    CALLS.clear()
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_the_help_has_a_heading_for_each_group():
+    """Groups stand in the order of their first option; options without a group stand under Options."""
+    lines = run_grouped("--help").output.splitlines()
+    starts = [line.split()[0] for line in lines if line.endswith(":") or line.startswith("  ")][1:]
+    assert starts == [
+        *("Training:", "--steps", "--lr", "Options:", "--target", "--settings", "--help"),
+        *("Output:", "--json", "In", "beta", "block", "names", "fast"),
+    ]
+
+
+def test_a_settings_file_sets_the_fields_that_have_no_option(tmp_path: Path):
+    """Values arrive as the field's type, next to what is typed."""
+    (tmp_path / "s.toml").write_text('beta = 1\nblock = "8k"\nnames = ["b", "c"]\nfast = true\n')
+    result = run_grouped("--settings", tmp_path / "s.toml", "--steps", "7")
+    assert result.exit_code == 0, result.output
+    assert CALLS[0]["settings"] == GroupedSettings(7, 512, 0.5, 1, 8192, ("b", "c"), True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("steps = 3", "an unknown name"),
+        ("beta = true", "the wrong type"),
+        ('beta = "0.9"', "the wrong type"),
+        ("fast = 1", "the wrong type"),
+        ('names = "b"', "the wrong type"),
+        ("block = 0.5", "the wrong type"),
+        ('block = "8x"', "ropewalk: block must be a whole number of tokens"),
+        ("beta = ", "must be a TOML file"),
+        (None, "must be a TOML file"),
+    ],
+)
+def test_a_bad_settings_file_is_a_rope_error(content: str | None, message: str, tmp_path: Path):
+    """The file, the name and the value; an option is not set there."""
+    if content is not None:
+        (tmp_path / "s.toml").write_text(content)
+    result = run_grouped("--settings", tmp_path / "s.toml")
+    assert isinstance(result.exception, RopeError)
+    assert message in str(result.exception)
+    assert CALLS == []

@@ -45,4 +45,4 @@ def test_a_record_says_from_where_on_it_pays(capsys: pytest.CaptureFixture[str])
 def test_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 2."""
     assert run("tiny", "--engine", "vllm", "--method", "yarn", "--factor", "4", "--target", "1k") == 2
-    assert "say the same" in capsys.readouterr().err
+    assert "mutually exclusive" in capsys.readouterr().err

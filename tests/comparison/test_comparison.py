@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from concurrent.futures import Future
 from dataclasses import replace
-from queue import SimpleQueue
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.comparison import CompareSettings, compare, convergence, summarise, worker
+from ropewalk.comparison import CompareSettings, compare, convergence, summarise
 from ropewalk.comparison import run as comparing
 from ropewalk.comparison.record import open_ledger, read_record
-from ropewalk.comparison.worker import held_out, losses_at, measure
+from ropewalk.comparison.run import held_out, losses_at, measure
 from ropewalk.readers.losses import window_losses
+from tests.comparison.pools import Refused, in_process  # noqa: F401
 from tests.training.material import prose
 
 
@@ -70,39 +68,6 @@ def test_measure_has_blocks_scalings_and_no_invented_value(settings):
     assert [line["loss"] is None for line in learned] == [False, True, True]
 
 
-class _Refused:
-    """A pool that only reports what it was given."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def submit(self, function, settings, out, key, tokenizer, encoding, seed):
-        raise RuntimeError(encoding)
-
-    def shutdown(self, **_):
-        pass
-
-
-class _InProcess(_Refused):
-    """A pool whose worker is this process."""
-
-    def submit(self, function, *arguments):
-        future = Future()
-        future.set_result(function(*arguments))
-        return future
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Compare without processes: tests/cli/test_compare.py has them."""
-    state = SimpleNamespace(
-        events=SimpleQueue(), flag=SimpleNamespace(value=worker.CONTINUE), busy=False, training=False
-    )
-    monkeypatch.setattr(worker, "_worker", state, raising=False)
-    monkeypatch.setattr(worker.torch, "set_num_threads", lambda number: None)
-    monkeypatch.setattr(comparing, "ProcessPoolExecutor", _InProcess)
-
-
 @pytest.mark.usefixtures("in_process")
 def test_it_continues_where_it_was_stopped(settings, tmp_path, monkeypatch):
     """A finished run is not run again; one whose line in the ledger a kill cut short is; the record is made from it."""
@@ -115,7 +80,7 @@ def test_it_continues_where_it_was_stopped(settings, tmp_path, monkeypatch):
         *[("learned", "loss")] * 3, ("learned", "run"),
     ]  # fmt: skip
     whole = record.read_text()
-    monkeypatch.setattr(comparing, "ProcessPoolExecutor", _Refused)
+    monkeypatch.setattr(comparing, "ProcessPoolExecutor", Refused)
     compare(settings, out)
     assert record.read_text() == whole
     record.write_text(whole.splitlines()[0] + '\n{"kind": "lo')

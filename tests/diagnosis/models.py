@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 
+from ropewalk.diagnosis.settings import DoctorSettings, Protocol
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -40,3 +42,15 @@ def under_method(model: Decoder, method: str, *, trained: int, target: int, unsc
 def random_ids(tokens: int) -> torch.Tensor:
     """int64 [tokens] below 50."""
     return torch.randint(0, 50, (tokens,), generator=torch.Generator().manual_seed(2))
+
+
+def with_protocol(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `rw.doctor`, those that belong to the protocol put into one."""
+    names = {field.name for field in fields(Protocol)} & given.keys()
+    others = {name: value for name, value in given.items() if name not in names}
+    return {**others, "protocol": Protocol(**{name: given[name] for name in names})}
+
+
+def settings_of(**given: Any) -> DoctorSettings:
+    """The doctor's settings, those of the protocol by their own names."""
+    return DoctorSettings(**with_protocol(given))

@@ -8,7 +8,7 @@ from typing import Any
 from ropewalk.ledger import Ledger
 from ropewalk.measure.engine import NOTHING, Job, Workload
 from ropewalk.measure.losses import Measurement, run
-from ropewalk.measure.plan import KIND, Protocol, plan, take_windows
+from ropewalk.measure.plan import KIND, LossProtocol, plan, take_windows
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
 from tests.diagnosis.models import random_ids
@@ -49,17 +49,19 @@ def loss_job(method: str, window: int, tokens: int, work: Workload = NOTHING, pa
     )
 
 
-def planned(model: Any, of: Protocol, methods: list[str] | None = None) -> Any:
+def planned(model: Any, of: LossProtocol, methods: list[str] | None = None) -> Any:
     """The plan of a run of this model."""
     return plan(reader_of(model), of, methods)
 
 
-def protocol(**changes: int) -> Protocol:
+def protocol(**changes: int) -> LossProtocol:
     """16 trained tokens, 64 wanted, two windows."""
-    return Protocol.choose(**{"trained_length": 16, "windows": 2, **changes}, text="random")  # type: ignore[arg-type]
+    return LossProtocol.choose(**{"trained_length": 16, "windows": 2, **changes}, text="random")  # type: ignore[arg-type]
 
 
-def measure(model: Any, of: Protocol, methods: list[str] | None = None, ledger: Ledger | None = None) -> Measurement:
+def measure(
+    model: Any, of: LossProtocol, methods: list[str] | None = None, ledger: Ledger | None = None
+) -> Measurement:
     """A whole run on random tokens."""
     windows = take_windows(random_ids(200).tolist(), of)
     return run(reader_of(model), windows, planned(model, of, methods), ledger_at(None) if ledger is None else ledger)

@@ -12,15 +12,14 @@ import pytest
 from ropewalk.diagnosis.document import at_run_time, config_changes, recommendation
 from ropewalk.diagnosis.rules import standings
 from ropewalk.diagnosis.run import conclude, doctor_command
-from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.diagnosis.wording import next_step
 from ropewalk.errors import RopeError
 from ropewalk.measure.losses import Measurement, WindowResult
-from ropewalk.measure.plan import Protocol
+from ropewalk.measure.plan import LossProtocol
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
-from tests.diagnosis.models import ROPE
+from tests.diagnosis.models import ROPE, settings_of
 
 OWN = Positions((ROPE, ROPE), (None, None), (None, None))
 
@@ -29,7 +28,7 @@ def measured(
     beyond: dict[str, float], same_as: dict[str, str] | None = None, *, windows: int = 4, unscaled_tokens: int = 0
 ) -> Measurement:
     """16 trained tokens of 64 in blocks of 24, the first of which reaches beyond: losses of each method beyond."""
-    protocol = Protocol.choose(
+    protocol = LossProtocol.choose(
         trained_length=16, target=64, block=24, windows=windows, text="novel", unscaled_tokens=unscaled_tokens
     )
     reach = Reach(16, 64, unscaled_tokens)
@@ -103,10 +102,10 @@ def test_stretches_begin_at_the_trained_length() -> None:
     measurement = measured(LOSSES)
     assert measurement.stretches() == ((16, 24), (24, 48), (48, 64))
     np.testing.assert_allclose(measurement.by_stretch("yarn"), [[3.0 + w / 50] * 3 for w in range(4)], rtol=1e-12)
-    of = Protocol.choose(trained_length=256, text="t", windows=1)
+    of = LossProtocol.choose(trained_length=256, text="t", windows=1)
     many = dataclasses.replace(measurement, protocol=of)
     assert many.stretches() == ((256, 512), (512, 768), (768, 1024))
-    short = dataclasses.replace(measurement, protocol=Protocol.choose(trained_length=64, target=40, text="t"))
+    short = dataclasses.replace(measurement, protocol=LossProtocol.choose(trained_length=64, target=40, text="t"))
     assert short.stretches() == ()
 
 
@@ -136,15 +135,20 @@ def test_keys_of_old_are_filled_from_the_verdict() -> None:
             {"text": (Path("a.txt"), Path("b.txt"))},
             "ropewalk doctor tiny --text a.txt --text b.txt --windows 9",
         ),
-        ("tiny", {"methods": ["yarn", "ntk"]}, "ropewalk doctor tiny --windows 9 --methods yarn,ntk"),
+        ("tiny", {"methods": ["yarn", "ntk"]}, "ropewalk doctor tiny --methods yarn,ntk --windows 9"),
         ("tiny", {"resume": True, "state": "s", "minutes": 3.0, "windows": 2}, "ropewalk doctor tiny --windows 9"),
-        (object(), {"target": 64}, "rw.doctor(model, target=64, windows=9)"),
-        ("tiny", {"text": [("story", "words")]}, "rw.doctor('tiny', text=text, windows=9)"),
+        (object(), {"target": 64}, "rw.doctor(model, target=64, protocol=Protocol(windows=9))"),
+        ("tiny", {"text": [("story", "words")]}, "rw.doctor('tiny', text=text, protocol=Protocol(windows=9))"),
+        (
+            "tiny",
+            {"seed": 3, "shard_window": True},
+            "ropewalk doctor tiny --windows 9 --shard-window --protocol '{\"seed\": 3}'",
+        ),
     ],
 )
 def test_the_command_measures_the_same(model: object, settings: dict[str, Any], expected: str | None) -> None:
     """With other windows; as the command line takes it, or as Python does; no folder of an absolute path."""
-    found = doctor_command(model, DoctorSettings(**settings), windows=9)
+    found = doctor_command(model, settings_of(**settings), windows=9)
     assert found == (expected or "ropewalk doctor model --text novel.txt --windows 9")
 
 

@@ -15,7 +15,7 @@ from ropewalk.checkpoints.export import same_rope
 from ropewalk.diagnosis.document import at_run_time, config_changes
 from ropewalk.diagnosis.run import conclude
 from ropewalk.measure.losses import Measurement
-from ropewalk.measure.plan import Protocol, take_windows
+from ropewalk.measure.plan import LossProtocol, take_windows
 from ropewalk.methods import METHODS, ConfigForm, Reach, settled, trained_length_of
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
 from tests.diagnosis.small_runs import measure, protocol
@@ -45,7 +45,7 @@ def under(config: Any, method: str) -> Measurement:
     trained = trained_length_of(own) or 0
     target = 4 * trained if METHODS[method].extends else trained
     return Measurement(
-        protocol=Protocol.choose(trained_length=trained, target=target, text="novel", windows=1),
+        protocol=LossProtocol.choose(trained_length=trained, target=target, text="novel", windows=1),
         own=own,
         positions={method: METHODS[method].positions(own, Reach(trained, target))},
         same_as={},
@@ -102,7 +102,7 @@ def test_ropes_that_no_config_says(name: str, method: str) -> None:
 def test_transformers_computes_what_was_measured() -> None:
     """A Gemma 3 with these keys in its config, and the same weights: the losses are those of the measurement."""
     model = random_model("gemma3_text", vocab_size=64)
-    of = Protocol.choose(trained_length=32, target=64, block=16, windows=2, text="random")
+    of = LossProtocol.choose(trained_length=32, target=64, block=16, windows=2, text="random")
     found = measure(model, of, ["yarn"])
     changes = config_changes("yarn", found)
     assert changes["max_position_embeddings"] == 64

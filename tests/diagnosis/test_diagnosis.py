@@ -21,10 +21,10 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.run import RunInterrupted
-from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.diagnosis.settings import DoctorSettings, Protocol, read_protocol
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
-from tests.diagnosis.models import ROPE, tiny_decoder
+from tests.diagnosis.models import ROPE, settings_of, tiny_decoder, with_protocol
 
 TEXT = [("story", "It was the best of times, it was the worst of times. " * 12)]
 
@@ -39,17 +39,54 @@ def model(trained_length: int = 32) -> Decoder:
 def diagnose(state: Path, **changes: Any) -> Diagnosis:
     """A short run."""
     given = {"target": 64, "text": TEXT, "methods": "pi,yarn,crop", "windows": 2, "state": state}
-    return rw.doctor(model(), **{**given, **changes})
+    return rw.doctor(model(), **with_protocol({**given, **changes}))
 
 
 def test_the_arguments_are_the_settings() -> None:
     """One name, one default, and help for each field; no argument but the model's that the record does not know."""
     arguments = inspect.signature(rw.doctor).parameters
     fields = {field.name: field for field in dataclasses.fields(DoctorSettings)}
-    assert set(arguments) - {"model", "tokenizer", "progress"} == set(fields)
-    for name, field in fields.items():
-        assert arguments[name].default == field.default
-        assert field.metadata["help"].endswith((".", "]", "..."))
+    assert set(arguments) - {"model", "tokenizer", "progress", "moved"} == set(fields)
+    assert len(arguments) - 1 <= 15
+    for name in set(fields) - {"protocol"}:
+        assert arguments[name].default == fields[name].default
+    for name, field in {**fields, **{field.name: field for field in dataclasses.fields(Protocol)}}.items():
+        assert name == "protocol" or field.metadata["help"].endswith((".", "]", "..."))
+        assert f"`{name}`" in rw.doctor.__doc__
+
+
+def test_an_argument_that_moved_into_the_protocol_warns(tmp_path: Path) -> None:
+    """It works for one release; a name that never was is a TypeError."""
+    with pytest.warns(DeprecationWarning, match=r"protocol=Protocol\(windows=...\)"):
+        found = rw.doctor(model(), target=64, text=TEXT, methods="pi", measure="loss", state=tmp_path, windows=1)
+    assert found.measurement.protocol.windows == 1
+    with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
+        rw.doctor(model(), window=1)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ('{"windows": 2', "cannot be read"),
+        ("absent.toml", "cannot be read"),
+        ('{"window": 2}', "sets what no protocol has"),
+    ],
+)
+def test_a_protocol_that_cannot_be_read_is_refused(source: str, message: str) -> None:
+    """From a file or from text, with the names that there are."""
+    with pytest.raises(RopeError, match=message):
+        read_protocol(source)
+
+
+def test_a_protocol_is_read_from_a_file(tmp_path: Path) -> None:
+    """TOML and JSON hold the same; a value of the wrong type is refused by its name."""
+    (tmp_path / "p.toml").write_text("seed = 3\nretrieval_lengths = [64, 128]\n")
+    (tmp_path / "p.json").write_text('{"seed": 3, "retrieval_lengths": [64, 128]}')
+    both = [Protocol(**read_protocol(str(tmp_path / name))) for name in ("p.toml", "p.json")]
+    assert both[0] == both[1] == Protocol(seed=3, retrieval_lengths=[64, 128])
+    for wrong in ({"seed": "3"}, {"seed": True}, {"retrieval_lengths": ["64"]}, {"retrieval_chat": 1}):
+        with pytest.raises(RopeError, match="has the wrong type"):
+            Protocol(**wrong)
 
 
 def test_the_result_is_data_and_text(tmp_path: Path) -> None:
@@ -109,7 +146,7 @@ def test_random_weights_are_unfit(tmp_path: Path) -> None:
 def test_a_run_begins_again_unless_it_resumes(tmp_path: Path) -> None:
     """Resumed, nothing is measured; begun again, everything is; the numbers are the same."""
     first = diagnose(tmp_path)
-    settings = DoctorSettings(target=64, text=TEXT, methods="pi,yarn,crop", windows=2, state=tmp_path, resume=True)
+    settings = settings_of(target=64, text=TEXT, methods="pi,yarn,crop", windows=2, state=tmp_path, resume=True)
     resumed = prepare(model(), settings)
     assert (resumed.resumed, len(resumed.plan.due(resumed.ledger))) == (8, 0)
     assert resumed.measure().to_json() == first.to_json()
@@ -192,7 +229,7 @@ def test_two_processes_share_one_run(tmp_path: Path) -> None:
 
 def test_a_run_that_others_are_at_is_not_begun_again(tmp_path: Path) -> None:
     """It may be joined."""
-    settings = DoctorSettings(target=64, text=TEXT, methods="pi", windows=1, state=tmp_path)
+    settings = settings_of(target=64, text=TEXT, methods="pi", windows=1, state=tmp_path)
     run = prepare(model(), settings)
     with run.at_work():
         with pytest.raises(RopeError, match="another process is at work"):
@@ -214,14 +251,14 @@ def names_in(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_diagnosis_and_retrieval_know_only_readers() -> None:
-    """No file of these rooms names our decoder or its adapter."""
+def test_diagnosis_and_measure_know_only_readers() -> None:
+    """No file of these subpackages names our decoder or its adapter."""
     forbidden = {
         "Decoder", "DecoderReader", "DecoderConfig", "load_decoder", "ropewalk.models.decoder",
-        "ropewalk.readers.decoder", "ropewalk.models.config", "ropewalk.models.generation",
+        "ropewalk.readers.decoder", "ropewalk.models.generation",
     }  # fmt: skip
     package = Path(ropewalk.__file__).parent
-    files = [path for room in ("diagnosis", "retrieval") for path in (package / room).glob("*.py")]
+    files = [path for name in ("diagnosis", "measure") for path in (package / name).glob("*.py")]
     assert len(files) > 15
     for path in files:
         assert not names_in(ast.parse(path.read_text())) & forbidden, path

@@ -15,7 +15,7 @@ import torch
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
-from ropewalk.extend.output import export
+from ropewalk.extend.job import export
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
 from ropewalk.readers.losses import window_losses

@@ -19,11 +19,11 @@ from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.measure.estimate import Outlook, Pace, Trial, seconds_at_once
 from ropewalk.measure.losses import Measurement, WindowResult
-from ropewalk.measure.plan import Protocol
+from ropewalk.measure.plan import LossProtocol
 from ropewalk.models.config import Positions
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.decoder import DecoderReader
-from tests.diagnosis.models import ROPE, tiny_decoder
+from tests.diagnosis.models import ROPE, settings_of, tiny_decoder, with_protocol
 from tests.measure.copy_readers import text_of
 
 TEXT = [("words", text_of(700))]
@@ -43,7 +43,7 @@ def model(seed: int = 1, trained: int = TRAINED) -> Decoder:
 def diagnose(state: Path, **changes: Any) -> Diagnosis:
     """A short run."""
     given = {"target": TARGET, "text": TEXT, "methods": "pi,yarn,crop", "windows": 2, "state": state, "workers": 1}
-    return rw.doctor(model(), **{**given, **changes})
+    return rw.doctor(model(), **with_protocol({**given, **changes}))
 
 
 def test_use_is_measured_beside_the_loss(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_losses_of_the_same_windows_are_used(tmp_path: Path, monkeypatch: py
         return whole(self, input_ids, **more)
 
     monkeypatch.setattr(DecoderReader, "window_losses", recorded)
-    run = prepare(model(), DoctorSettings(target=TARGET, text=TEXT, methods="pi,yarn", windows=2, state=tmp_path))
+    run = prepare(model(), settings_of(target=TARGET, text=TEXT, methods="pi,yarn", windows=2, state=tmp_path))
     run.measure(progress=False)
     windows = [tuple(ids.tolist()) for ids in run.windows]
     of_windows = [one for one in read if one[1] in windows]
@@ -141,14 +141,14 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("measure", ["use", "loss,speed", "retrieval", ""])
 def test_what_cannot_be_measured_is_refused(measure: str) -> None:
     """The loss always is, as the verdict rests on it; unknown words are named."""
-    with pytest.raises(RopeError, match="the loss always is"):
+    with pytest.raises(RopeError, match="must contain loss"):
         DoctorSettings(measure=measure)
 
 
 def test_tasks_imply_retrieval_and_retrieval_means_named_numbers() -> None:
     """Either word asks for it."""
-    assert DoctorSettings(retrieval="passkey").measured == ("loss", "use", "retrieval")
-    asked = DoctorSettings(measure="loss,retrieval", retrieval_samples=3)
+    assert settings_of(retrieval="passkey").measured == ("loss", "use", "retrieval")
+    asked = settings_of(measure="loss,retrieval", retrieval_samples=3)
     assert (asked.measured, asked.task_names) == (("loss", "retrieval"), ("numbers",))
 
 
@@ -162,7 +162,7 @@ def test_within_the_trained_length_there_is_little_to_say(tmp_path: Path) -> Non
 
 def measured(losses: dict[str, tuple[float, float]]) -> Measurement:
     """Mean losses within and beyond, as one window of two blocks."""
-    protocol = Protocol.choose(trained_length=4, target=8, block=4, windows=1, text="t")
+    protocol = LossProtocol.choose(trained_length=4, target=8, block=4, windows=1, text="t")
     none = Positions((), (), ())
     return Measurement(
         protocol=protocol,
@@ -192,7 +192,7 @@ def test_the_best_method_neither_forgets_nor_costs_much(losses: Any, expected: t
 
 def test_the_estimate_counts_what_will_be_read(tmp_path: Path) -> None:
     """At a second for each token: the tokens of every reading that is due."""
-    run = prepare(model(), DoctorSettings(target=TARGET, text=TEXT, methods="yarn", windows=2, state=tmp_path))
+    run = prepare(model(), settings_of(target=TARGET, text=TEXT, methods="yarn", windows=2, state=tmp_path))
     assert run.use is not None
     outlook, trial = run.outlook, Trial(Pace(0.0, 1.0, 0.0, 0.0), 0)
     due = outlook.others(run.plan.methods)
@@ -207,7 +207,7 @@ def test_minutes_leave_room_for_use(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Outlook, "try_out", lambda *given, **more: Trial(Pace(0.0, 1e-2, 0.0, 0.0), 0))
     counts = {}
     for measure in ("loss", "loss,use"):
-        settings = DoctorSettings(
+        settings = settings_of(
             target=TARGET, text=TEXT, methods="yarn,crop", windows=8, minutes=1.0, measure=measure, workers=1,
             state=tmp_path / measure,
         )  # fmt: skip

@@ -78,7 +78,7 @@ def test_rotated_shards_are_the_whole_rotated():
 @pytest.mark.parametrize(
     ("call", "rule"),
     [
-        ({"layout": "spiral"}, "no such layout"),
+        ({"layout": "spiral"}, "unknown layout"),
         ({"layout": "head-tail", "tokens": 6}, "4 equal parts"),
         ({"layout": "contiguous", "tokens": 7}, "2 equal parts"),
         ({"rank": 2}, "one of 0 .. cp - 1"),
@@ -86,7 +86,7 @@ def test_rotated_shards_are_the_whole_rotated():
         ({"tokens": 0}, "at least 1"),
         ({"ulysses": 2}, "no Ulysses groups"),
         ({"layout": "zigzag-ulysses", "ulysses": 3}, "must divide"),
-        ({"cu_seqlens": torch.tensor([0, 8])}, "whatever documents"),
+        ({"cu_seqlens": torch.tensor([0, 8])}, "ignores documents"),
     ],
 )
 def test_refusals(call, rule):

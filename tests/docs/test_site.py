@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explorer.browser import browser, why_not
+from tests.report.browser import browser, why_not
 
 for package in ("material", "mkdocstrings"):
     pytest.importorskip(package, reason="it is in the group `docs`")

@@ -11,8 +11,8 @@ import transformers
 
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.extend.output import Exported
-from ropewalk.extend.output import export as export_reader
+from ropewalk.extend.job import Exported
+from ropewalk.extend.job import export as export_reader
 from ropewalk.extend.tunable import TunableDecoder
 from ropewalk.methods import METHODS, Reach, method_named
 from ropewalk.models.decoder import Decoder
@@ -112,5 +112,5 @@ def under(model: Decoder, method: str, reach: Reach = REACH) -> Decoder:
 
 
 def export(model: Decoder, out: Path, **how: Any) -> Exported:
-    """`extend.output.export` of a decoder."""
+    """`extend.job.export` of a decoder."""
     return export_reader(TunableDecoder(model), out, **how)

@@ -12,6 +12,7 @@ import torch
 import ropewalk as rw
 from ropewalk.checkpoints.load import load_decoder
 from ropewalk.cli.app import main
+from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
 from tests.extend.material import TARGET, TRAINED, checkpoint
@@ -38,7 +39,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(source: Path) -> dict[str, Any]:
     """What the doctor measured of it, with a verdict to extend."""
     state = source.parent / "state"
-    measured = rw.doctor(source, text=TEXT, target=48, windows=1, methods="ntk", state=state).to_json()
+    measured = rw.doctor(
+        source, text=TEXT, target=48, methods="ntk", state=state, protocol=Protocol(windows=1)
+    ).to_json()
     return {**measured, "verdict": CHOSEN}
 
 
@@ -66,8 +69,8 @@ def test_the_doctors_choice_is_applied(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"action": "keep", "method": None}, "Leave the model as it is"),
-        ({"action": "cut", "method": None}, "the last tokens of its trained length"),
+        ({"action": "keep", "method": None}, "Keep the model unchanged"),
+        ({"action": "cut", "method": None}, "only the last tokens"),
         ({"action": "unfit", "method": None}, "a text that the model can predict"),
         ({"action": "undecided", "method": None, "next": {"command": "ropewalk doctor m --windows 9"}}, "--windows 9"),
         ({"action": "undecided", "method": None, "sentence": "Not decided: one window."}, "Not decided: one window."),
@@ -77,7 +80,7 @@ def test_where_the_doctor_extends_nothing(
     source: Path, found: dict[str, Any], tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     """Refused with the reason and what to do instead; nothing is written."""
-    with pytest.raises(RopeError, match="does not recommend to extend") as caught:
+    with pytest.raises(RopeError, match="does not recommend extending") as caught:
         apply(source, tmp_path / "out", record={**found, "verdict": {**CHOSEN, **changes}})
     assert said in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -100,7 +103,7 @@ def test_what_is_no_choice(
 ) -> None:
     """A record without a verdict, a garbled one, another file, and options that the record holds as well."""
     of_old = {key: value for key, value in found.items() if key != "verdict"}
-    with pytest.raises(RopeError, match="holds no verdict"):
+    with pytest.raises(RopeError, match="contains no verdict"):
         apply(source, tmp_path / "out", record=of_old)
     with pytest.raises(RopeError, match="lacks something"):
         apply(source, tmp_path / "out", record={**found, "verdict": {"action": "extend"}})

@@ -15,7 +15,7 @@ from ropewalk import RopeConfig, load
 from ropewalk.checkpoints.export import hub_rope, write_weights
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
-from ropewalk.extend.output import check_out
+from ropewalk.extend.job import check_out
 from ropewalk.extend.runs import apply
 from ropewalk.extend.settings import ApplySettings
 from ropewalk.methods import METHODS, Reach
@@ -376,7 +376,7 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(RopeError, match="files that no export writes"):
         check_out(tmp_path / "out", overwrite=True)
-    with pytest.raises(RopeError, match="read from"):
+    with pytest.raises(RopeError, match="of the model itself"):
         check_out(source, source=source, overwrite=True)
     with pytest.raises(RopeError, match="names the folder"):
         check_out(source / "config.json", overwrite=True)

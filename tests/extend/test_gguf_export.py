@@ -285,7 +285,7 @@ def test_places_and_options(tmp_path: Path) -> None:
     before = made.read_bytes()
     apply(source, made, ApplySettings(method="pi", target=TARGET), overwrite=True)
     assert made.read_bytes() != before
-    with pytest.raises(RopeError, match="is the file that the model is read from"):
+    with pytest.raises(RopeError, match="is the file of the model itself"):
         apply(source, source, ApplySettings(method="pi", target=TARGET), overwrite=True)
     with pytest.raises(RopeError, match="copied as they are"):
         apply(source, tmp_path / "x.gguf", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.extend.card import card
-from ropewalk.extend.measurement import Variant, before, interaction, measure, record, untuned_crop, verdict
-from ropewalk.measure.plan import Protocol
+from ropewalk.extend.measurement import Variant, before, card, interaction, measure, record, untuned_crop, verdict
+from ropewalk.measure.plan import LossProtocol
 from ropewalk.statistics import interval_sentence, mean_and_interval, over_windows
 from tests.extend.material import TARGET, TRAINED, checkpoint, reader_under, token_ids
 
-PROTOCOL = Protocol.choose(trained_length=8, text="held_out", target=32, windows=2)
+PROTOCOL = LossProtocol.choose(trained_length=8, text="held_out", target=32, windows=2)
 
 
 def variants() -> list[Variant]:
@@ -60,7 +59,7 @@ def test_intervals_are_those_that_the_protocol_names() -> None:
     """From five windows on the bootstrap, below it Student's t: for blocks as for the verdict."""
     losses = [3.0, 3.1, 3.3, 3.2, 4.9]
     for count in (3, 5):
-        protocol = Protocol.choose(trained_length=8, text="held_out", target=32, windows=count)
+        protocol = LossProtocol.choose(trained_length=8, text="held_out", target=32, windows=count)
         one = Variant(
             name="plain",
             blocks=[[loss] * 16 for loss in losses[:count]],
@@ -219,7 +218,7 @@ def test_one_window_shows_nothing() -> None:
 
 
 def _record(of: list[Variant]) -> dict[str, Any]:
-    protocol = Protocol.choose(trained_length=8, text="held_out", target=32, windows=4)
+    protocol = LossProtocol.choose(trained_length=8, text="held_out", target=32, windows=4)
     one = [replace(variant, blocks=[row * 16 for row in variant.blocks]) for variant in of]
     return record(model="m", method="yarn", protocol=protocol, variants=one, config={"rope_parameters": None},
                   tuning=None, environment={})  # fmt: skip
@@ -230,7 +229,7 @@ def test_the_methods_crop_reads_fresh_windows_at_the_targets_frequencies(tmp_pat
     """Each token's loss is that of one forward of its fresh window by the model under the method, at the frequencies of
     the target: for dynamic NTK they are not those of the window's own length, and not plain's for any."""
     source = reader_under(checkpoint(tmp_path / "source"), "plain")
-    protocol = Protocol.choose(trained_length=TRAINED, text="t", target=TARGET, windows=1)
+    protocol = LossProtocol.choose(trained_length=TRAINED, text="t", target=TARGET, windows=1)
     ids = token_ids(TARGET)
     adapted = reader_under(source.module, method)
     losses = {v.name: v for v in measure(source, ids, *before(source, protocol, method), tmp_path / "a", progress=None)}

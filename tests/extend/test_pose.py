@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.extend.measurement import Variant
-from ropewalk.figures.loss import pose_figure
-from ropewalk.measure.plan import Protocol
+from ropewalk.measure.plan import LossProtocol
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pose.py"
 if not SCRIPT.exists():
@@ -39,7 +38,7 @@ def test_what_each_arm_changes() -> None:
 
 def test_losses_up_to_a_length() -> None:
     """The blocks between the trained length and it, window by window."""
-    protocol = Protocol.choose(trained_length=8, text="t", target=32, block=4, windows=2)
+    protocol = LossProtocol.choose(trained_length=8, text="t", target=32, block=4, windows=2)
     rows = [[float(block) for block in range(8)], [10.0 * block for block in range(8)]]
     variant = Variant(name="tuned", blocks=rows, within=[0.0, 0.0], beyond=None, seconds=1.0)
     assert POSE["beyond"](variant, protocol, 16) == [2.5, 25.0]
@@ -61,7 +60,7 @@ def test_windows_of_several_texts() -> None:
 
 def test_pose_against_a_control() -> None:
     """(full - crop) of the one minus that of the other, window by window: by hand -0.5 and -1.5."""
-    protocol = Protocol.choose(trained_length=8, text="t", target=16, block=8, windows=2)
+    protocol = LossProtocol.choose(trained_length=8, text="t", target=16, block=8, windows=2)
 
     def arm(full: list[float], crop: list[float]) -> dict[str, object]:
         losses = {"tuned": full, "tuned crop": crop}
@@ -90,12 +89,12 @@ def test_figure() -> None:
         "model": "m", "trained_length": 8, "lengths": [16, 32], "protocol": {"windows": 2, "texts": ["a", "b"]},
         "untuned": {"yarn": {"copy": copy}}, "arms": {"pose": arm, "no-skip": arm},
     }  # fmt: skip
-    pose_figure({**record, "arms": dict.fromkeys(POSE["ARMS"], arm)})
-    figure = pose_figure(record)
+    POSE["pose_figure"]({**record, "arms": dict.fromkeys(POSE["ARMS"], arm)})
+    figure = POSE["pose_figure"](record)
     left, _ = figure.axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["pose", "no-skip"]
     assert len(left.containers) == 4
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["yarn, untuned", "pose", "no-skip"]
     for found in (record["untuned"]["yarn"], arm):
         found["copy"] = []
-    assert len(pose_figure(record).axes) == 1  # the copy test was not asked for
+    assert len(POSE["pose_figure"](record).axes) == 1  # the copy test was not asked for

@@ -155,7 +155,7 @@ def test_a_block_for_each_layer_type(engine: str, method: str, length: int, tmp_
 
 def test_ropes_that_no_flag_says(tmp_path: Path) -> None:
     """Layers that share a block with windowed ones are named; files of several ropes and branches are refused."""
-    with pytest.raises(RopeError, match="with several ropes is not written here"):
+    with pytest.raises(RopeError, match="writes none with several ropes"):
         serve_config(gemma3(tmp_path / "gemma"), "ollama", method="yarn", target=TARGET)
     transformers.Gemma2Config(max_position_embeddings=8192, sliding_window=4096).save_pretrained(tmp_path / "gemma2")
     found = serve_config(tmp_path / "gemma2", "vllm", method="yarn", target=32768)
@@ -234,7 +234,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         serve_config(source, "vllm", target=TARGET)
     block = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4}
     scaled = checkpoint(tmp_path / "scaled", rope_parameters=block)
-    with pytest.raises(RopeError, match="not known whether this model was trained"):
+    with pytest.raises(RopeError, match="unknown whether this model was trained"):
         serve_config(scaled, "vllm", method="yarn", target=TARGET)
     assert serve_config(scaled, "vllm", method="yarn", target=TARGET, trained_length=4).block["factor"] == 16.0
     made = apply(source, tmp_path / "x.gguf", ApplySettings(method="plain")).exported.folder

@@ -15,12 +15,12 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.builtin.texts import read_text
+from ropewalk.diagnosis import Protocol
 from tests.launch.ranks import free_port, run_all, start
 
 SETTINGS = {
     "trained_length": 128,
     "target": 192,
-    "windows": 2,
     "methods": ["yarn", "rerope"],
     "measure": ["loss", "use"],
 }
@@ -28,14 +28,17 @@ SETTINGS = {
 CODE = """
 import json, os, signal, sys
 import ropewalk as rw
-from ropewalk.measure import loss_run as run
+from ropewalk.measure import losses as run
 from ropewalk import processes
+from ropewalk.diagnosis import Protocol
 settings, state = json.loads(sys.argv[1]), sys.argv[2].replace("RANK", os.environ["RANK"])
 processes.LEAVE_SECONDS = float(os.environ.get("LEAVES", 200))
 if os.environ.get("DIES") == os.environ["RANK"]:
     run._sums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 with rw.processes.joined():
-    found = rw.doctor("tiny", text=[("whale", open(sys.argv[3]).read())], state=state, progress=False, **settings)
+    protocol = Protocol(windows=2)
+    text = [("whale", open(sys.argv[3]).read())]
+    found = rw.doctor("tiny", text=text, state=state, progress=False, protocol=protocol, **settings)
 json.dump(found.to_json(), sys.stdout)
 """
 
@@ -64,7 +67,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What one process finds."""
     state = tmp_path_factory.mktemp("state") / "alone"
-    found = rw.doctor("tiny", text=[("whale", text.read_text())], state=state, progress=False, **SETTINGS)
+    words = [("whale", text.read_text())]
+    found = rw.doctor("tiny", text=words, state=state, progress=False, protocol=Protocol(windows=2), **SETTINGS)
     return numbers(json.loads(json.dumps(found.to_json())))
 
 
@@ -93,7 +97,7 @@ def test_the_numbers_of_one_process(text, alone, tmp_path, ranks, folder):
         assert numbers(json.loads(out)) == alone
     first = Path(str(state).replace("RANK", "0"))
     kept = [len(path.read_text().splitlines()) for path in (first / "losses" / "results").glob("*.jsonl")]
-    due = SETTINGS["windows"] * (len(SETTINGS["methods"]) + 2)  # plain and crop beside them
+    due = 2 * (len(SETTINGS["methods"]) + 2)  # plain and crop beside them
     assert sum(kept) == due
     if folder == "shared":
         assert len(kept) > 1

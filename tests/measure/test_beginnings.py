@@ -14,7 +14,7 @@ import torch
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.measure.losses import Beginnings, run
-from ropewalk.measure.plan import KIND, Protocol, plan, shared_tokens
+from ropewalk.measure.plan import KIND, LossProtocol, plan, shared_tokens
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.decoder import DecoderReader
@@ -51,7 +51,7 @@ def test_what_a_method_says_of_its_first_tokens_is_true(method: str) -> None:
 def test_who_shares() -> None:
     """Those of attention, up to the trained length or their window."""
     assert SHARING == ["rerope", "self-extend", "dca", "log-n", "streaming"]
-    protocol = Protocol.choose(trained_length=TRAINED, target=TARGET, text="t", windows=1)
+    protocol = LossProtocol.choose(trained_length=TRAINED, target=TARGET, text="t", windows=1)
     found = {name: shared_tokens(name, protocol, CHUNK) for name in METHODS}
     assert {name for name, tokens in found.items() if tokens} == set(SHARING)
     assert (found["dca"], found["rerope"]) == (TRAINED, TRAINED // 4)
@@ -64,7 +64,7 @@ def measured(
 ) -> tuple[dict[str, Any], list[int]]:
     """The block sums of each method, and the tokens of each forward."""
     model = tiny_decoder() if model is None else model
-    protocol = Protocol.choose(trained_length=TRAINED, target=TARGET, text="t", windows=2)
+    protocol = LossProtocol.choose(trained_length=TRAINED, target=TARGET, text="t", windows=2)
     reader = DecoderReader(model)
     ledger = Ledger(folder, kind=KIND, key="key")
     ledger.resume()
@@ -118,7 +118,9 @@ def test_numbers_do_not_depend_on_what_was_kept(
 def test_reading_on_is_reading(method: str) -> None:
     """The losses after plain's beginning are those of the method from the first token on, up to rounding."""
     model, ids = tiny_decoder(), random_ids(TARGET)
-    tokens = shared_tokens(method, Protocol.choose(trained_length=TRAINED, target=TARGET, text="t", windows=1), CHUNK)
+    tokens = shared_tokens(
+        method, LossProtocol.choose(trained_length=TRAINED, target=TARGET, text="t", windows=1), CHUNK
+    )
     found: list[Beginning] = []
     plain = DecoderReader(under_method(model, "plain", trained=TRAINED, target=TARGET))
     plain.reading_on(ids, keep=tokens, kept=found.append, chunk=CHUNK)

@@ -24,10 +24,11 @@ from ropewalk.measure.estimate import (
     job_seconds,
     seconds_at_once,
 )
-from ropewalk.measure.plan import Protocol, workload_of
+from ropewalk.measure.plan import LossProtocol, workload_of
 from ropewalk.models.decoder import Decoder
 from ropewalk.progress import SilentProgress
 from ropewalk.readers.decoder import DecoderReader
+from tests.diagnosis.models import settings_of
 from tests.diagnosis.small_runs import loss_job
 from tests.diagnosis.test_diagnosis import TEXT, model
 from tests.measure.copy_readers import text_of
@@ -68,7 +69,7 @@ class Clockwork(DecoderReader):
 
 def prepared(state: Path, reader: Clockwork, **changes: Any) -> Any:
     """A run of one worker on the reader's own clock."""
-    settings = DoctorSettings(**{**SETTINGS, "state": state, "workers": 1, **changes})
+    settings = settings_of(**{**SETTINGS, "state": state, "workers": 1, **changes})
     return prepare(reader, settings, clock=reader.clock)
 
 
@@ -127,7 +128,7 @@ def test_retrieval_is_reckoned_as_well(tmp_path: Path) -> None:
 
 def test_crop_reads_its_steps() -> None:
     """Fresh windows of the trained length, of which the last stride is scored."""
-    protocol = Protocol.choose(trained_length=32, target=64, text="t", windows=1)
+    protocol = LossProtocol.choose(trained_length=32, target=64, text="t", windows=1)
     step = Workload.of(32, chunk=16, first=24)
     assert workload_of("crop", protocol, chunk=16) == step.times(4)
     assert workload_of("crop", protocol, chunk=16, reuse=False) == step.times(4) + Workload.of(32, chunk=16)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ropewalk.errors import RopeError
 from ropewalk.measure.losses import frequency_losses
-from ropewalk.measure.plan import Protocol
+from ropewalk.measure.plan import LossProtocol
 
 
 def test_the_recorded_experiment_has_eight_blocks() -> None:
     """16,384 tokens in blocks of 2,048."""
-    found = Protocol.choose(trained_length=8192, text="t", target=16384, block=2048, windows=1, start_char=30_000)
+    found = LossProtocol.choose(trained_length=8192, text="t", target=16384, block=2048, windows=1, start_char=30_000)
     assert found.blocks == tuple((start, start + 2048) for start in range(0, 16384, 2048))
     assert found.stride == 2048
     assert "from character 30,000" in found.sentence()
@@ -28,26 +28,26 @@ def test_the_recorded_experiment_has_eight_blocks() -> None:
 @pytest.mark.parametrize(("tokens", "target"), [(None, 400), (400, 400), (399, 300), (299, 200), (199, 400)])
 def test_the_target_is_as_far_as_the_text_holds(tokens: int | None, target: int) -> None:
     """Four times the trained length, or three, or two; what is too short for two is refused as four."""
-    assert Protocol.choose(trained_length=100, text="t", tokens=tokens).target == target
-    assert Protocol.choose(trained_length=100, text="t", tokens=tokens, target=150).target == 150
+    assert LossProtocol.choose(trained_length=100, text="t", tokens=tokens).target == target
+    assert LossProtocol.choose(trained_length=100, text="t", tokens=tokens, target=150).target == 150
 
 
 def test_defaults_follow_the_trained_length() -> None:
     """Four times, quarters, and no more windows than 65,536 tokens hold."""
-    found = Protocol.choose(trained_length=8192, text="t")
+    found = LossProtocol.choose(trained_length=8192, text="t")
     assert (found.target, found.block, found.stride, found.windows) == (32768, 2048, 2048, 2)
 
 
 def test_windows_follow_the_text() -> None:
     """A text of three and a half windows gets three; one that holds none is left to be refused."""
-    assert Protocol.choose(trained_length=512, text="t", tokens=7000).windows == 3
-    assert Protocol.choose(trained_length=512, text="t", tokens=7).windows == 1
+    assert LossProtocol.choose(trained_length=512, text="t", tokens=7000).windows == 3
+    assert LossProtocol.choose(trained_length=512, text="t", tokens=7).windows == 1
 
 
 @given(st.integers(1, 300), st.integers(2, 400), st.integers(1, 9), st.integers(0, 500))
 def test_blocks_tile_and_windows_are_disjoint(trained: int, target: int, windows: int, spare: int) -> None:
     """Blocks cover every position once; windows lie within the text and never overlap."""
-    found = Protocol.choose(trained_length=trained, text="t", target=target, windows=windows)
+    found = LossProtocol.choose(trained_length=trained, text="t", target=target, windows=windows)
     assert [position for start, end in found.blocks for position in range(start, end)] == list(range(target))
     tokens = windows * target + spare
     starts = found.starts(tokens)
@@ -60,7 +60,7 @@ def test_blocks_tile_and_windows_are_disjoint(trained: int, target: int, windows
 def test_a_short_text_is_refused_with_its_length() -> None:
     """The message says how many tokens there are and how many are needed."""
     with pytest.raises(RopeError, match=r"too short for the windows[\s\S]*99[\s\S]*100"):
-        Protocol.choose(trained_length=25, text="t", windows=1).starts(99)
+        LossProtocol.choose(trained_length=25, text="t", windows=1).starts(99)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_a_short_text_is_refused_with_its_length() -> None:
 def test_impossible_numbers_are_refused(changes: dict[str, int], message: str) -> None:
     """Each with the rule that it breaks."""
     with pytest.raises(RopeError, match=message):
-        Protocol.choose(trained_length=512, text="t", **changes)  # type: ignore[arg-type]
+        LossProtocol.choose(trained_length=512, text="t", **changes)  # type: ignore[arg-type]
 
 
-def protocol(**changes: int) -> Protocol:
+def protocol(**changes: int) -> LossProtocol:
     """Two trained tokens of four, one window."""
-    return Protocol.choose(**{"trained_length": 2, "target": 4, "windows": 1, **changes}, text="t")  # type: ignore[arg-type]
+    return LossProtocol.choose(**{"trained_length": 2, "target": 4, "windows": 1, **changes}, text="t")  # type: ignore[arg-type]
 
 
 def test_a_count_by_hand() -> None:
@@ -112,7 +112,7 @@ def test_it_is_witten_and_bells(texts: int) -> None:
     """In exact fractions, token by token, with counts of the window's own text outside the window."""
     rng = np.random.default_rng(texts)
     ids = [rng.zipf(1.5, size).clip(max=40).tolist() for size in rng.integers(150, 300, texts)]
-    of = Protocol.choose(trained_length=8, target=32, windows=3, text=[str(n) for n in range(texts)], seed=5)
+    of = LossProtocol.choose(trained_length=8, target=32, windows=3, text=[str(n) for n in range(texts)], seed=5)
     found = frequency_losses(ids, of, vocab_size=50)
     expected = []
     for number, text in enumerate(ids):

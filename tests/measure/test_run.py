@@ -15,7 +15,7 @@ from ropewalk.diagnosis.document import at_run_time, config_changes, turning
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.measure.losses import run
-from ropewalk.measure.plan import Protocol, take_windows, trained_length_of
+from ropewalk.measure.plan import LossProtocol, take_windows, trained_length_of
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
 from ropewalk.readers.losses import window_losses
@@ -241,14 +241,14 @@ def test_within_the_trained_length_no_method_in_attention_applies() -> None:
 
 def test_windows_of_several_texts_come_from_each() -> None:
     """In the texts' order, each at its own places, and the same again under the same seed."""
-    of = Protocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=3)
+    of = LossProtocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=3)
     texts = [list(range(300)), list(range(1000, 1200))]
     windows = take_windows(texts, of)
     assert windows.shape == (4, 64)
     assert (windows[:2] < 300).all()
     assert (windows[2:] >= 1000).all()
     assert torch.equal(windows, take_windows(texts, of))
-    again = Protocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=4)
+    again = LossProtocol.choose(trained_length=16, windows=2, text=["a", "b"], seed=4)
     assert not torch.equal(windows, take_windows(texts, again))
     found = run(reader_of(tiny_decoder()), windows % 50, planned(tiny_decoder(), of, ["pi"]), ledger_at(None))
     assert len(found.within("pi")) == 4

@@ -11,6 +11,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.builtin.texts import read_text
+from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.models.decoder import Decoder
@@ -152,7 +153,8 @@ def test_a_text_too_short_to_measure_on_is_refused(tiny: Decoder) -> None:
 def test_the_doctor_measures_it_and_says_so(tiny: Decoder) -> None:
     """In its sentences and its JSON; the methods start from what was found."""
     model = described(tiny, Linear(4.0))
-    found = rw.doctor(model, target=512, windows=1, methods="pi", text=[("whale", TEXT)], progress=False)
+    one = Protocol(windows=1)
+    found = rw.doctor(model, target=512, methods="pi", text=[("whale", TEXT)], progress=False, protocol=one)
     assert found.sentences()[0].startswith("The weights were trained without the linear scaling to 256 tokens")
     content = found.to_json()
     assert content["scaling_reading"]["with_scaling"] is False

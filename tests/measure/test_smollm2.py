@@ -9,6 +9,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import load
+from ropewalk.diagnosis import Protocol
 from ropewalk.measure.retrieval import measure_retrieval
 from ropewalk.readers.adapters import reader_of
 
@@ -20,7 +21,12 @@ FILE = os.environ.get("ROPEWALK_SMOLLM2", "")
 def test_a_model_that_can_copy_is_seen_to(tmp_path: Path) -> None:
     """Said to be trained to 256 of its 8,192 tokens, plain uses all of 1,024, crop only what it sees."""
     found = rw.doctor(
-        FILE, trained_length=256, target=1024, windows=3, methods="crop", start_char=30_000, state=tmp_path
+        FILE,
+        trained_length=256,
+        target=1024,
+        methods="crop",
+        state=tmp_path,
+        protocol=Protocol(windows=3, start_char=30_000),
     ).use
     assert found is not None
     assert all(row.gain > 4 for row in found.of("plain", "copy"))

@@ -160,7 +160,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoding": "nosuch"}, "no encoding of this name"),
+        ({"encoding": "nosuch"}, "unknown encoding"),
         ({"labels": ("a",)}, "two or more"),
         ({"labels": ("a", "b", "a")}, "two or more different"),
         ({"pooling": "max"}, "unknown `pooling`"),
@@ -185,7 +185,7 @@ def test_xpos_is_refused_by_itself() -> None:
 def test_calls_that_make_no_sense_are_refused() -> None:
     """Unknown tokens, rows without a token, floats, one axis; texts without tokens or tokenizer."""
     model = rw.TextClassifier(small())
-    with pytest.raises(rw.RopeError, match="vocabulary has not"):
+    with pytest.raises(rw.RopeError, match="not in the vocabulary"):
         model(torch.tensor([[50]]))
     with pytest.raises(rw.RopeError, match="integers"):
         model(torch.tensor([1, 2]))

@@ -11,13 +11,14 @@ from tests.models.small_decoders import TRAINED, close, ids, make, rope
 
 @pytest.mark.traced
 def test_compiles_without_a_break() -> None:
-    """One graph without breaks, right for plain, padded and packed calls."""
+    """One graph without breaks, right for plain calls, and for padded rows of packed documents."""
     model, tokens = make((rope(YaRN(4.0, TRAINED)), None), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :3] = 0
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
-        for arguments in ({}, {"attention_mask": mask}, {"document_ids": torch.tensor([[0] * 5 + [1] * 7] * 2)}):
+        documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
+        for arguments in ({}, {"attention_mask": mask, "document_ids": documents}):
             close(compiled(tokens, **arguments), model(tokens, **arguments))
 
 

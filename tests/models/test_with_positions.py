@@ -66,7 +66,7 @@ def test_with_positions_refuses() -> None:
     ):
         with pytest.raises(RopeError, match=message):
             model.with_positions(**settings)
-    with pytest.raises(RopeError, match="cannot go alone"):
+    with pytest.raises(RopeError, match="cannot be removed"):
         model.with_positions(extension=ReRoPE(4)).with_positions(rope=None)
     with pytest.raises(RopeError, match=r"Positions: a tuple `extensions` needs one entry per layer"):
         Positions((rope(),), (), (None,))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ropewalk.audit.sources import read_source
 from ropewalk.cli.generate import generate
 from ropewalk.cli.options import with_options
-from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.diagnosis.settings import DoctorSettings, Protocol
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
@@ -150,8 +150,8 @@ def test_a_device_map_is_handed_to_transformers(tmp_path: Path) -> None:
         assert abs(losses[0] - losses[1]).max() < CLOSE
     with pytest.raises(RopeError, match="by one rule"):
         open_reader(llama, device_map="cpu", tp_plan="auto")
-    with pytest.raises(RopeError, match="each say where"):
-        DoctorSettings(device_map="auto", device="cuda")
+    with pytest.raises(RopeError, match="each chooses the devices"):
+        DoctorSettings(protocol=Protocol(device_map="auto"), device="cuda")
 
 
 def test_layers_with_the_hooks_of_several_devices(tmp_path: Path) -> None:

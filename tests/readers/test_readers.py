@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropewalk as rw
 from ropewalk.checkpoints.tokenizer import TextTokenizer
+from ropewalk.diagnosis import Protocol
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
@@ -57,7 +58,13 @@ def test_the_doctor_runs_on_either(llama: tuple[TransformersReader, Decoder], tm
     text = [("story", "It was the best of times, it was the worst of times. " * 12)]
     both = [
         rw.doctor(
-            model, target=64, text=text, methods=["pi,yarn,crop"], windows=2, state=tmp_path / str(index), **given
+            model,
+            target=64,
+            text=text,
+            methods=["pi,yarn,crop"],
+            protocol=Protocol(windows=2),
+            state=tmp_path / str(index),
+            **given,
         )
         for index, (model, given) in enumerate([(llama[0].model, {"tokenizer": TextTokenizer.bytes()}), (llama[1], {})])
     ]

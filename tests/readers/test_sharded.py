@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ropewalk.checkpoints.load import load_decoder
-from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
@@ -30,6 +29,7 @@ from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.readers import sharded
 from ropewalk.readers.decoder import DecoderReader
+from tests.diagnosis.models import settings_of
 tokens, chunk = int(sys.argv[2]), int(sys.argv[3])
 ids = torch.arange(tokens) * 7919 % 900
 with joined(), sharded.sharing_windows(True):
@@ -99,4 +99,4 @@ def test_refusals():
         pass
     for more in ({"minutes": 3.0}, {"workers": 2}, {"retrieval": "numbers"}):
         with pytest.raises(RopeError, match="one after the other"):
-            DoctorSettings(shard_window=True, **more)
+            settings_of(shard_window=True, **more)

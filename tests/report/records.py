@@ -9,7 +9,7 @@ from ropewalk.audit.audit import audit
 from ropewalk.diagnosis.rules import TOLERATED, Evidence
 from ropewalk.diagnosis.wording import decide
 from ropewalk.measure.losses import WindowLosses
-from ropewalk.measure.plan import Protocol
+from ropewalk.measure.plan import LossProtocol
 from ropewalk.methods import METHODS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.statistics import mean_and_interval
@@ -62,7 +62,7 @@ def record(
     **more: Any,
 ) -> dict[str, Any]:
     """A document: each method's loss within and beyond 16 trained tokens, a little higher in each later window."""
-    protocol = Protocol.choose(trained_length=16, target=target, block=8, windows=windows, text=text)
+    protocol = LossProtocol.choose(trained_length=16, target=target, block=8, windows=windows, text=text)
     rows = {name: [(a + w / 10, b + w / 9) for w in range(windows)] for name, (a, b) in losses.items()}
     extends = target > 16
     beyond = {

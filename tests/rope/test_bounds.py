@@ -62,7 +62,7 @@ def test_never_below_what_is_asked() -> None:
         ((63, 512), "must be even"),
         ((64, 0), "must be even"),
         ((64, 512.0), "must be even"),
-        ((2, 512), "no base reaches"),
+        ((2, 512), "no base suffices"),
     ],
 )
 def test_refused(arguments: tuple[int, int], message: str) -> None:

@@ -85,13 +85,13 @@ def test_mistral4_without_a_block() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 0.5}, "asks for 32 turned features, .* turns 64"),
-        ({"model_type": "glm4_moe_lite", "rope_parameters": {"partial_rotary_factor": 0.25}}, "asks for 16"),
-        ({"model_type": "deepseek_v3", "partial_rotary_factor": 0.5}, "asks for 32 turned features"),
-        ({"model_type": "gpt_neox", **SIZES, "partial_rotary_factor": 0.5}, "asks for 64 turned features, .* turns 32"),
-        ({"model_type": "gptj", **SIZES, "rope_theta": 5e5}, "reads neither a rope block nor a theta"),
-        ({"model_type": "roformer", **SIZES, "rope_theta": 5e5}, "reads neither a rope block nor a theta"),
-        ({"model_type": "codegen", **SIZES, "rope_scaling": {"type": "linear", "factor": 2.0}}, "reads neither"),
+        ({"model_type": "glm4_moe_lite", "partial_rotary_factor": 0.5}, "means 32 rotated features, .* rotates 64"),
+        ({"model_type": "glm4_moe_lite", "rope_parameters": {"partial_rotary_factor": 0.25}}, "means 16"),
+        ({"model_type": "deepseek_v3", "partial_rotary_factor": 0.5}, "means 32 rotated features"),
+        ({"model_type": "gpt_neox", **SIZES, "partial_rotary_factor": 0.5}, "means 64 rotated features, .* rotates 32"),
+        ({"model_type": "gptj", **SIZES, "rope_theta": 5e5}, "ignores rope blocks and theta"),
+        ({"model_type": "roformer", **SIZES, "rope_theta": 5e5}, "ignores rope blocks and theta"),
+        ({"model_type": "codegen", **SIZES, "rope_scaling": {"type": "linear", "factor": 2.0}}, "ignores rope blocks"),
     ],
 )
 def test_what_the_class_does_not_read_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -256,10 +256,10 @@ NEOMME = {"model_type": "neomme", "head_dim": 6, "rope_parameters": {"sliding_at
     ("fields", "message"),
     [
         ({**GRANITE, "layer_rope_theta": [1e4, 1e4, 1e5, 1e4]}, "layers of one type differ"),
-        ({**GRANITE, "layer_types": None, "layer_rope_theta": [1e4, 0, 1e4, 0]}, "no `layer_types` that they belong"),
-        ({**GRANITE, "model_type": "muse_spark_text"}, "its types stand elsewhere"),
+        ({**GRANITE, "layer_types": None, "layer_rope_theta": [1e4, 0, 1e4, 0]}, "but no `layer_types`"),
+        ({**GRANITE, "model_type": "muse_spark_text"}, "4-th layer from the last unrotated"),
         ({"model_type": "cohere2_moe", **TINY, "first_k_dense_replace": 1}, "its first dense layers rotate"),
-        ({"model_type": "nanochat", **SIZES, "rope_parameters": LINEAR}, "a scaling of them is not described"),
+        ({"model_type": "nanochat", **SIZES, "rope_parameters": LINEAR}, "scaling them is not supported"),
         (NEOMME, "their number must be even"),
     ],
 )
@@ -362,7 +362,7 @@ def test_towers_as_released(name: str) -> None:
 )
 def test_several_axes_in_a_class_of_one(fields: dict[str, Any]) -> None:
     """A block that speaks of several axes is never read as one."""
-    with pytest.raises(rw.RopeError, match="positions have several axes"):
+    with pytest.raises(rw.RopeError, match="the block has several axes"):
         rw.RopeConfig.from_hf({**fields, **SIZES})
 
 

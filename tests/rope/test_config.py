@@ -50,7 +50,7 @@ def test_theta_reaches_the_tables():
         ({"theta": float("inf")}, "`theta` must be"),
         ({"max_position_embeddings": 0}, "at least 1 token"),
         ({"axes": (0, 1)}, "one axis for each pair"),
-        ({"axes_restart": True}, "there are no axes"),
+        ({"axes_restart": True}, "`axes_restart` needs several axes"),
         ({"axes": (0, 2, 2, 0)}, "without gaps"),
         ({"scaling": "linear"}, "must be a rule of ropewalk.scaling"),
         ({"scaling": LongRoPE((1.0,), (2.0,) * 4, 16)}, "`short_factor` needs one entry"),

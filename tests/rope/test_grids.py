@@ -35,10 +35,10 @@ def test_normalized(height: int, width: int) -> None:
         ({"height": 0, "width": 3}, "at least 1"),
         ({"height": 2, "width": 2.5}, "at least 1"),
         ({"height": 2, "width": 2, "start": 0.5}, "a whole number"),
-        ({"height": 2, "width": 2, "start": 1, "normalized": True}, "no first number"),
+        ({"height": 2, "width": 2, "start": 1, "normalized": True}, "`start` and `normalized` exclude"),
     ],
 )
 def test_refused(arguments: dict[str, Any], message: str) -> None:
-    """Sizes that are none, and a start where there is no first number."""
+    """Sizes that are none, and a start where there is `start` and `normalized` exclude."""
     with pytest.raises(rw.RopeError, match=message):
         rw.positions.grid_positions(**arguments)

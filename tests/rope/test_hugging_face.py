@@ -199,7 +199,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("unknown model_type", {"model_type": "lama"}, r"(?s)never guessed.*'lama'.*Did you mean `llama`\?"),
     ("unknown model_type, cure", {"model_type": "xyz"}, '(?s)Add "rope_interleave".*RopeConfig'),
     ("refused family", {"model_type": "vjepa2"}, "vjepa2 is not described .*: its formula is not"),
-    ("flag against the class", {"rope_interleave": True}, r"`rope_interleave` contradicts how transformers' llama"),
+    ("flag against the class", {"rope_interleave": True}, "`rope_interleave` contradicts the pairing of transformers'"),
     ("flag not boolean", {"model_type": "deepseek_v3", "rope_interleave": "yes"}, "`rope_interleave` contradicts"),
     ("unknown rope_type", {"rope_parameters": {"rope_type": "yran"}}, r"(?s)unknown `rope_type`.*Did you mean `yarn`"),
     ("rope_type no string", {"rope_parameters": {"rope_type": 3}}, "`rope_type` must be a string"),
@@ -227,14 +227,14 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("head_dim no whole number", {"head_dim": 12.5}, "`head_dim` must be a whole number"),
     ("no head_dim at all", {"hidden_size": ...}, "neither `head_dim` nor the two numbers"),
     ("indivisible", {"hidden_size": 250, "num_attention_heads": 3}, "is not a multiple of `num_attention_heads`"),
-    ("partial ignored by the class", {"partial_rotary_factor": 0.5}, "asks for 32 turned features, but .* turns 64"),
-    ("partial in the block", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "but transformers' llama turns 64"),
-    ("rotary_dim ignored", {"rotary_dim": 32}, "`rotary_dim` asks for 32 turned features"),
-    ("two fractions", {"model_type": "phi", "partial_rotary_factor": 0.5, "rotary_dim": 16}, "`rotary_dim` asks"),
+    ("partial ignored by the class", {"partial_rotary_factor": 0.5}, "means 32 rotated features, but .* rotates 64"),
+    ("partial in the block", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "but transformers' llama rotates 64"),
+    ("rotary_dim ignored", {"rotary_dim": 32}, "`rotary_dim` means 32 rotated features"),
+    ("two fractions", {"model_type": "phi", "partial_rotary_factor": 0.5, "rotary_dim": 16}, "`rotary_dim` means"),
     ("block no object", {"rope_parameters": [1]}, "`rope_parameters` must be an object or null"),
     ("two blocks", {"rope_parameters": YARN, "rope_scaling": {**YARN, "factor": 8.0}}, "both present and differ"),
-    ("stray key beside nested", {"rope_parameters": {"full_attention": {}, "factor": 2.0}}, "`factor` stands beside"),
-    ("stray rule beside nested", {"rope_parameters": {"full_attention": {}, "rope_type": "yarn"}}, "stands beside"),
+    ("stray key beside nested", {"rope_parameters": {"full_attention": {}, "factor": 2.0}}, "`factor` is next to"),
+    ("stray rule beside nested", {"rope_parameters": {"full_attention": {}, "rope_type": "yarn"}}, "next to the"),
     ("flat for several thetas", {"model_type": "gemma3_text", "rope_parameters": YARN}, "a block for each layer type"),
     ("alibi", {"model_type": "falcon", "alibi": True}, "this falcon has no rotation"),
     ("sections", {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [8, 8, 8]}}, "sum to"),
@@ -297,7 +297,7 @@ def test_rejected_files(tmp_path: Path) -> None:
     with pytest.raises(rw.RopeError, match="cannot be read as JSON"):
         rw.RopeConfig.from_hf(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(rw.RopeError, match="holds one object"):
+    with pytest.raises(rw.RopeError, match="must contain one object"):
         rw.RopeConfig.from_hf(tmp_path)
     for source in (3, None, "", dict):
         with pytest.raises(rw.RopeError, match="must be a path, a dict"):
@@ -313,7 +313,7 @@ def test_rejected_files(tmp_path: Path) -> None:
 )
 def test_layer_types_are_names(layer_type: Any, types: Any) -> None:
     """A number where a name belongs is a RopeError, in the argument and in the config."""
-    with pytest.raises(rw.RopeError, match="a `layer_type` is a string"):
+    with pytest.raises(rw.RopeError, match="`layer_type` must be a string"):
         read(layer_type, layer_types=types)
 
 

@@ -81,9 +81,9 @@ def test_into_a_rope():
 @pytest.mark.parametrize(
     ("types", "options", "message"),
     [
-        ([0, 1, 1], {"images": [(1, 4, 4)]}, "do not fill the grid"),
-        ([0, 1, 1, 1], {"images": [(1, 2, 4)]}, "do not fill the grid"),
-        ([0, 1], {}, "do not fill the grid"),
+        ([0, 1, 1], {"images": [(1, 4, 4)]}, "do not fill the next grid"),
+        ([0, 1, 1, 1], {"images": [(1, 2, 4)]}, "do not fill the next grid"),
+        ([0, 1], {}, "do not fill the next grid"),
         ([0, 0], {"images": [(1, 2, 2)]}, "more grids than images"),
         ([0, 3], {}, "of 0, 1 and 2"),
         ([0.5], {}, "of 0, 1 and 2"),
@@ -91,9 +91,13 @@ def test_into_a_rope():
         ([1], {"images": [(1, 2)]}, "needs \\(frames, height, width\\)"),
         ([1], {"images": 7}, "needs \\(frames, height, width\\)"),
         ([1], {"images": [(1, 2, 2)], "spatial_merge_size": 0}, "`spatial_merge_size` must be"),
-        ([2], {"videos": [(1, 2, 2)], "frame_intervals": [1.0, 2.0]}, "`frame_intervals` is a number"),
-        ([2], {"videos": [(1, 2, 2)], "frame_intervals": -1.0}, "`frame_intervals` is a number"),
-        ([2], {"videos": [(1, 2, 2)], "frame_intervals": 2.0, "split_frames": True}, "`frame_intervals` is a number"),
+        ([2], {"videos": [(1, 2, 2)], "frame_intervals": [1.0, 2.0]}, "`frame_intervals` must be a number"),
+        ([2], {"videos": [(1, 2, 2)], "frame_intervals": -1.0}, "`frame_intervals` must be a number"),
+        (
+            [2],
+            {"videos": [(1, 2, 2)], "frame_intervals": 2.0, "split_frames": True},
+            "`frame_intervals` must be a number",
+        ),
         ([0], {"attention_mask": torch.ones(2)}, "`attention_mask` must have the shape"),
     ],
 )

@@ -88,11 +88,11 @@ def test_compiled_and_exported():
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets="1"), "`offsets` must be"),
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), max_seqlen="3"), "`max_seqlen` must be"),
         (lambda: rw.positions.positions_from(torch.tensor([0, 3]), tokens=-1), "`tokens` must be"),
-        (lambda: rw.positions.positions_from(), "padded to `max_seqlen`"),
-        (lambda: rw.positions.positions_from(max_seqlen=3, tokens=3), "`tokens` counts nothing"),
+        (lambda: rw.positions.positions_from(), "pass `max_seqlen`"),
+        (lambda: rw.positions.positions_from(max_seqlen=3, tokens=3), "leave `tokens` out"),
         (
             lambda: torch.compile(rw.positions.positions_from, backend="eager")(torch.tensor([0, 3])),
-            "cannot read how many",
+            "cannot read the number",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_rule_of_the_caller_is_known_everywhere(stretched: Any) -> None:
     sizes: dict[str, Any] = dict.fromkeys(("num_layers", "batch", "num_key_value_heads"), 1)
     cache = rw.KVCache(**sizes, head_dim=8, seq_len=9, ropes=[rope])
     keys = torch.ones(1, 17, 1, 8)
-    with pytest.raises(rw.RopeError, match="outgrows"):
+    with pytest.raises(rw.RopeError, match="exceeds the `seq_len`"):
         cache.write(0, keys, keys, cache.lay_out(1, 17))
 
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}

@@ -166,7 +166,7 @@ def test_what_a_config_can_say(base: rw.RopeConfig, rule: Scaling) -> None:
 
 
 def test_what_no_config_can_say() -> None:
-    """Frequencies that follow the length, and pairs that stand still."""
+    """Frequencies that follow the length, and pairs that do not rotate."""
     for rule in (DynamicNTK(), Proportional(0.5)):
         with pytest.raises(rw.RopeError, match="transformers has no rule for the frequencies of Stacked"):
             stacked(LLAMA, rule).to_hf()
@@ -195,19 +195,19 @@ def test_lengths_in_a_tensor() -> None:
         for row, length in zip(rows, lengths.tolist(), strict=True):
             np.testing.assert_allclose(row, actual(config, length), rtol=1e-12)
     both = stacked(PHI, DynamicNTK())
-    with pytest.raises(rw.RopeError, match="reads its sequence length as a number"):
+    with pytest.raises(rw.RopeError, match="needs its sequence length as an int"):
         columns_of_lengths(both, lengths)
 
 
 @pytest.mark.rejects
 def test_what_cannot_be_stacked_is_refused() -> None:
-    """No rule below, pairs that stand still below, two switches."""
+    """No rule below, pairs that do not rotate below, two switches."""
     with pytest.raises(rw.RopeError, match="`of` and `by` must be scaling rules"):
         Stacked(None, Linear(2.0))  # type: ignore[arg-type]
-    with pytest.raises(rw.RopeError, match="pairs that stand still"):
+    with pytest.raises(rw.RopeError, match="pairs that do not rotate"):
         Stacked(Proportional(0.5), Linear(2.0))
     first = LongRoPE((1.0,) * 48, (2.0,) * 48, TRAINED, unscaled_tokens=4)
-    with pytest.raises(rw.RopeError, match="need one set of them"):
+    with pytest.raises(rw.RopeError, match="need one set of frequencies"):
         Stacked(PHI.scaling, first)  # type: ignore[arg-type]
 
 

@@ -112,9 +112,9 @@ def test_what_no_block_can_say() -> None:
     first = LongRoPE((1.0,) * 32, (2.0,) * 32, 512, unscaled_tokens=4)
     with pytest.raises(rw.RopeError, match="unscaled first tokens"):
         rw.RopeConfig(64, interleaved=False, scaling=first).to_hf()
-    with pytest.raises(rw.RopeError, match="no `mrope_section` says"):
+    with pytest.raises(rw.RopeError, match="no `mrope_section` expresses"):
         rw.RopeConfig(12, interleaved=True, axes=(1, 2, 1, 2, 0, 0)).to_hf()
-    with pytest.raises(rw.RopeError, match="a single pair leaves NTK"):
+    with pytest.raises(rw.RopeError, match="NTK needs at least two pairs"):
         rw.RopeConfig(2, interleaved=False, scaling=NTK(2.0)).to_hf()
     with pytest.raises(rw.RopeError, match="Resonance becomes `longrope`"):
         rw.RopeConfig(8, interleaved=False, scaling=Resonance()).to_hf()

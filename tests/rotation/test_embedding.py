@@ -128,7 +128,7 @@ def test_attention_factor_by_length():
     assert rope.attention_factor_at(torch.tensor([17, 30])) == 1.2
     with pytest.raises(rw.RopeError, match="different attention factors"):
         rope.attention_factor_at(torch.tensor([16, 17]))
-    with pytest.raises(rw.RopeError, match="a seq_len chooses"):
+    with pytest.raises(rw.RopeError, match="`seq_len` chooses"):
         _ = rope.attention_factor
 
 

@@ -125,8 +125,8 @@ def test_traced():
 @pytest.mark.parametrize(
     ("config", "ids", "message"),
     [
-        ({}, torch.arange(4.0), "without tables only integer positions"),
-        ({"axes": (0, 1) * 4}, torch.zeros(4, 2, dtype=torch.int64), "without tables only integer positions"),
+        ({}, torch.arange(4.0), "needs integer positions"),
+        ({"axes": (0, 1) * 4}, torch.zeros(4, 2, dtype=torch.int64), "needs integer positions"),
         ({}, torch.arange(5), "4 tokens but `cos` has 5 rows"),
         ({}, torch.zeros(3, 4, dtype=torch.int64), "batch or heads"),
         ({"scaling": rw.scaling.DynamicNTK(), "max_position_embeddings": 8}, torch.arange(4), "depend on the sequence"),

@@ -127,11 +127,11 @@ def test_attention_turns_in_blocks():
         ({"rotary_offset": "4"}, "`rotary_offset` must be a feature"),
         ({"interleaved_out": "half"}, "`interleaved_out` must be True or False"),
         ({"interleaved_out": 0}, "`interleaved_out` must be True or False"),
-        ({"blocks": (1, 3)}, "`blocks` is for half-split pairs"),
-        ({"interleaved": False, "blocks": (1, 2)}, "sums to those of `cos`"),
-        ({"interleaved": False, "blocks": (4, 0)}, "`blocks` counts the pairs"),
-        ({"interleaved": False, "blocks": 4}, "`blocks` counts the pairs"),
-        ({"interleaved": False, "blocks": (1, 3), "interleaved_out": True}, "`blocks` is for half-split pairs"),
+        ({"blocks": (1, 3)}, "`blocks` needs half-split pairs"),
+        ({"interleaved": False, "blocks": (1, 2)}, "sum to the pairs of `cos`"),
+        ({"interleaved": False, "blocks": (4, 0)}, "`blocks` must be the number of pairs"),
+        ({"interleaved": False, "blocks": 4}, "`blocks` must be the number of pairs"),
+        ({"interleaved": False, "blocks": (1, 3), "interleaved_out": True}, "`blocks` needs half-split pairs"),
     ],
 )
 def test_refused(changes, message):
@@ -151,5 +151,5 @@ def test_refused(changes, message):
 def test_blocks_refused(changes):
     """Blocks need half-split pairs of several axes, each in a row."""
     fields = {"interleaved": False, "axes": AXES, "axes_restart": True, "axis_blocks": True, **changes}
-    with pytest.raises(rw.RopeError, match="`axis_blocks` is for half-split pairs"):
+    with pytest.raises(rw.RopeError, match="`axis_blocks` needs half-split pairs"):
         rw.RopeConfig(8, **fields)

@@ -26,7 +26,7 @@ from ropewalk.training import Event, Housekeeping, train
 from tests.training.material import EVERY, small
 
 _READING = ("checkpoints/load.py", "checkpoints/hugging_face.py")
-_WRITING = ("training/loop.py", "training/run_folder.py", "training/checkpoint.py", "training/language_model.py")
+_WRITING = ("training/loop.py", "training/run_folder.py", "training/language_model.py")
 TRACED = (*_WRITING, "atomic_io.py", *_READING)
 
 

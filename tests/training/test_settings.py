@@ -25,7 +25,7 @@ from tests.training.material import small
         ({"accumulation": 0}, "`accumulation` must be at least 1"),
         ({"copy_warmup": -1}, "`copy_warmup` must be at least 0"),
         ({"steps": 0}, "`steps` must be at least 1"),
-        ({"steps": 3, "epochs": 1.0}, "`steps` and `epochs` both"),
+        ({"steps": 3, "epochs": 1.0}, "`steps` and `epochs` are mutually exclusive"),
         ({"lr": 0.0}, "`lr` must be a finite number above 0"),
         ({"lr": float("nan")}, "`lr` must be a finite number above 0"),
         ({"clip": -1.0}, "`clip` must be"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 
@@ -159,9 +160,10 @@ def test_the_scripts_recipe_is_the_models(script: str) -> None:
     last = json.loads((FOLDER / "training-log.jsonl").read_text().splitlines()[-1])
     words = shlex.split(script[script.index("-m ropewalk train") :], comments=True)
     option = {name: words[words.index(name) + 1] for name in words if name.startswith("--")}
+    in_file = tomllib.loads(script.partition("<<END\n")[2].partition("END\n")[0])
     assert int(option["--steps"]) == last["step"]
     assert int(option["--seq-len"]) == TRAINED
     assert int(option["--steps"]) * int(option["--batch-size"]) * TRAINED == last["tokens"]
-    assert float(option["--lr"]) * float(option["--final-lr"]) == pytest.approx(last["lr"])
-    assert int(option["--copy-warmup"]) == COPY_WARMUP
-    assert int(option["--validation-length"]) == last["validation_by_position"][-1][1]
+    assert float(option["--lr"]) * in_file["final_lr"] == pytest.approx(last["lr"])
+    assert in_file["copy_warmup"] == COPY_WARMUP
+    assert in_file["validation_length"] == last["validation_by_position"][-1][1]

@@ -1,17 +1,17 @@
 import { RULES, type Ladder, type Rule } from "./rope.ts";
 
-/** What a config.json says of its rope, as far as this page computes it. */
+/** The rope of a config.json, as far as this page computes it. */
 export interface ReadConfig {
   readonly ladder: Ladder;
   readonly rule: Rule;
   readonly trained: number | null;
-  /** By how much the rule extends. */
+  /** By how much the rule extends the context. */
   readonly factor: number;
 }
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** Read a config.json of Hugging Face, old spelling or new; throws an Error that says what is missing or not known. */
+/** Read a config.json of Hugging Face, old spelling or new; throw an Error for missing or unknown keys. */
 export function readConfig(text: string): ReadConfig {
   const whole = fieldsOf(parsed(text), "the text");
   const config = whole["text_config"] === undefined ? whole : fieldsOf(whole["text_config"], "text_config");
@@ -41,13 +41,13 @@ function parsed(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`This is no JSON: ${error instanceof Error ? error.message : error}`);
+    throw new Error(`This is not JSON: ${error instanceof Error ? error.message : error}`);
   }
 }
 
 function fieldsOf(value: unknown, what: string): Fields {
   if (value === null) return {};
-  if (typeof value !== "object" || Array.isArray(value)) throw new Error(`${what} is no JSON object.`);
+  if (typeof value !== "object" || Array.isArray(value)) throw new Error(`${what} is not a JSON object.`);
   return value as Fields;
 }
 

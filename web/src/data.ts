@@ -1,9 +1,9 @@
 import type { Rule } from "./rope.ts";
 
-/** What Python writes into the page (src/ropewalk/report/explorer_data.py): the two describe one form. */
+/** The data that Python writes into the page (src/ropewalk/report/explorer.py). */
 export interface ExplorerData {
   readonly version: string;
-  /** The folder of the site's pages, relative to this file; null where there is no site beside it. */
+  /** The folder of the site's pages, relative to this file; null if there is no site. */
   readonly site: string | null;
   readonly presets: readonly Preset[];
   readonly methods: readonly Method[];
@@ -12,44 +12,44 @@ export interface ExplorerData {
   readonly heads: Heads;
   readonly pairings: readonly Pairing[];
   readonly records: readonly DoctorRecord[];
-  /** The preset and the record that the command was asked to open. */
+  /** The preset and the record that the command opens. */
   readonly opened: { readonly preset: string | null; readonly record: number | null };
 }
 
-/** One rope of a model, as it was trained, and what every method of frequencies makes of it. */
+/** One rope of a model, as trained and under every method of frequencies. */
 export interface Preset {
   readonly id: string;
   readonly title: string;
   readonly headDim: number;
   readonly interleaved: boolean;
   readonly theta: number;
-  /** max_position_embeddings, where the config has it. */
+  /** max_position_embeddings, if the config has it. */
   readonly maxLength: number | null;
   readonly trainedLength: number | null;
   /** Radians per token of each pair under plain RoPE, and as the model was trained. */
   readonly plain: readonly number[];
   readonly invFreq: readonly number[];
-  /** What the config says, where it says more than theta. */
+  /** The config's rule, if it has one. */
   readonly rule: Rule | null;
   readonly methods: Readonly<Record<string, readonly MethodTable[]>>;
 }
 
-/** A family's rope before any scaling, where its configs are silent. */
+/** A family's default rope before any scaling. */
 export interface FamilyRope {
   readonly name: string;
   readonly theta: number;
   readonly pairs: number;
   readonly interleaved: boolean;
-  /** The class has no head_dim of its own: 128 features. */
+  /** The family has no default head_dim: 128 features. */
   readonly assumed: boolean;
 }
 
-/** A method at one factor: by what it multiplies each pair's frequency. */
+/** A method at one factor: the factor of each pair's frequency. */
 export interface MethodTable {
   readonly factor: number;
   readonly ratio: readonly number[];
   readonly attentionFactor: number;
-  /** The rule, where a config can write it. */
+  /** The rule, if a config can express it. */
   readonly rule: Rule | null;
 }
 
@@ -66,16 +66,16 @@ export interface Method {
   readonly kind: "frequencies" | "attention" | "other";
   readonly needsTuning: boolean;
   readonly forgets: boolean;
-  /** At each factor: the relative position (in trained lengths; null: not seen) by distance from the last query. */
+  /** At each factor: the relative position (in trained lengths; null: outside the view) by distance from the last query. */
   readonly positions: readonly { readonly factor: number; readonly at: readonly (readonly [number, number | null])[] }[];
 }
 
-/** What an encoding adds to the scores of equal tokens: `heads[head][query][key]`, keys up to the query. */
+/** An encoding's addition to the scores of equal tokens: `heads[head][query][key]`, keys up to the query. */
 export interface Encoding {
   readonly name: string;
   readonly title: string;
   readonly line: string;
-  /** Numbers that training changes; shown as they are drawn. */
+  /** Number of learned values; they are shown untrained. */
   readonly learned: number;
   readonly heads: readonly (readonly (readonly number[])[])[];
 }
@@ -95,23 +95,23 @@ export interface Heads {
   }[];
 }
 
-/** What the wrong pairing does to a trained model. */
+/** A trained model under the right and the wrong pairing. */
 export interface Pairing {
   readonly model: string;
   readonly interleaved: boolean;
-  /** Nats per token of guessing all tokens alike. */
+  /** Nats per token if every token is equally likely. */
   readonly uniform: number;
   readonly prompt: string;
   readonly note: string;
   readonly cases: readonly {
     readonly name: string;
-    /** Mean, and the interval of the difference put around it. */
+    /** Mean, and the interval of the difference around it. */
     readonly loss: readonly [mean: number, low: number, high: number];
     readonly continuation: string;
   }[];
 }
 
-/** What the page reads of the doctor's report.json. */
+/** The part of the doctor's report.json that the page reads. */
 export interface DoctorRecord {
   readonly title?: string;
   readonly model: string;
@@ -140,7 +140,7 @@ export interface UseRow {
   readonly needed: number | null;
 }
 
-/** The JSON that stands in the page under an id; null where there is none. */
+/** Parse the JSON in the page under an id; null if there is none. */
 export function readJson<T>(id: string): T | null {
   const text = document.getElementById(id)?.textContent?.trim();
   return text ? (JSON.parse(text) as T) : null;

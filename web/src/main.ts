@@ -28,7 +28,7 @@ for (const [index, picture] of PICTURES.entries()) {
 showTarget();
 addEventListener("hashchange", showTarget);
 
-/** A picture's section: heading, what to try, and an empty body until it comes near the screen. */
+/** Return a picture's section: heading, what to try, and a body that stays empty until it is near the screen. */
 function sectionOf(picture: Picture, number: number): HTMLElement {
   const body = h("div", { class: "body" });
   const link = h("a", { class: "permalink", href: `#${picture.id}` }, "Link to this view");
@@ -56,7 +56,7 @@ function mount(section: Element): void {
   start?.();
 }
 
-/** Scroll to the picture that the address names; pictures above it are mounted first, or they would push it away. */
+/** Scroll to the picture in the address. */
 function showTarget(): void {
   const target = document.getElementById(state.picture);
   if (target === null) return;

@@ -9,8 +9,8 @@ export interface Placed {
 }
 
 /**
- * M-RoPE's three coordinates of each token (Qwen2-VL; Wang et al. 2024, arXiv:2409.12191, section 2.1): text counts on
- * all three at once; behind a picture it goes on after the largest of its height and width.
+ * Return M-RoPE's three coordinates of each token (Qwen2-VL; Wang et al. 2024, arXiv:2409.12191, section 2.1): text
+ * advances all three; after a picture it continues from the larger of its height and width.
  */
 export function mropePositions(segments: readonly Segment[]): Placed[] {
   const placed: Placed[] = [];

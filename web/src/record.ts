@@ -2,23 +2,23 @@ import type { DoctorRecord, Method, UseRow } from "./data.ts";
 import type { Drawing, Point, Series } from "./ui/chart.ts";
 import { shortTokens, significant, tokens } from "./ui/format.ts";
 
-/** What is drawn of a doctor's record: in the explorer, and in the doctor's own report. */
+/** Charts of a doctor's record, in the explorer and in the doctor's report. */
 
 export type Look = Pick<Method, "name" | "color" | "dash">;
 
 const NEEDED = ["model", "trained_length", "target", "blocks", "methods"] as const;
 
-/** The doctor's document; throws an Error that says what it lacks. */
+/** Parse the doctor's document; throw an Error that names missing keys. */
 export function readRecord(text: string): DoctorRecord {
   const found = JSON.parse(text) as Partial<DoctorRecord> | null;
   const missing = NEEDED.filter((key) => found?.[key] === undefined);
   if (found === null || typeof found !== "object" || missing.length > 0) {
-    throw new Error(`This is no record of the doctor: it lacks ${missing.join(", ")}.`);
+    throw new Error(`This is not a record of the doctor: it has no ${missing.join(", ")}.`);
   }
   return found as DoctorRecord;
 }
 
-/** The copy test's rows of some methods. */
+/** Return the copy test's rows of some methods. */
 export function copies(record: DoctorRecord, shown: readonly string[]): UseRow[] {
   return (record.use ?? []).filter((row) => row.test === "copy" && !row.control && shown.includes(row.method));
 }
@@ -28,7 +28,7 @@ function lookOf(looks: readonly Look[], name: string): { color: string; dash: st
   return { color, dash };
 }
 
-/** Loss by position of the methods that are shown. */
+/** Return the loss by position of the shown methods. */
 export function lossDrawing(looks: readonly Look[], record: DoctorRecord, shown: readonly string[]): Drawing {
   const at = record.blocks.map(([from, to]) => (from + to) / 2);
   const series = record.methods
@@ -50,7 +50,7 @@ export function lossDrawing(looks: readonly Look[], record: DoctorRecord, shown:
   };
 }
 
-/** Gain by distance: by how much copies far back lower the loss of the tokens that repeat them. */
+/** Return the gain by distance: how much a copy far back lowers the loss of the tokens that repeat it. */
 export function useDrawing(looks: readonly Look[], record: DoctorRecord, rows: readonly UseRow[]): Drawing {
   const names = [...new Set(rows.map(({ method }) => method))];
   const series = names.map((name): Series => {
@@ -75,7 +75,7 @@ export function useDrawing(looks: readonly Look[], record: DoctorRecord, rows: r
   };
 }
 
-/** What the record concludes, in words. */
+/** Return the record's conclusion in words. */
 export function inWords(record: DoctorRecord): string {
   const sentence = record.verdict?.sentence;
   if (sentence) return sentence.replaceAll("`", "");

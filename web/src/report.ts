@@ -7,9 +7,9 @@ import { Controls } from "./ui/controls.ts";
 import { h } from "./ui/dom.ts";
 
 /**
- * The doctor's report, to point at: charts take the place of two printed figures, with a switch for each method.
+ * The interactive part of the doctor's report: charts replace two printed figures, with a switch for each method.
  *
- * Without scripts, and on paper, the printed figures stand as they are.
+ * Without scripts, and on paper, the printed figures are shown.
  */
 interface Report {
   readonly record: DoctorRecord;
@@ -49,7 +49,7 @@ function enhance({ record, methods }: Report): void {
   });
 }
 
-/** A chart before a figure's printed drawing, which it replaces on the screen; null where there is no such figure. */
+/** Replace a figure's printed drawing on the screen by a chart, which is returned; null if there is no such figure. */
 function chartInPlace(name: string, title: string, ...more: HTMLElement[]): Chart | null {
   const figure = document.querySelector(`figure[data-figure="${name}"]`);
   const printed = figure?.querySelector(".card");

@@ -1,19 +1,19 @@
 /**
  * Rotary position embeddings: the rotation, and the classic rules for its frequencies.
  *
- * Everything is float64. Tested against golden files that Python writes (scripts/explorer_golden.py).
+ * Everything is float64. Tests compare it with numbers of Python (scripts/explorer_golden.py).
  */
 
 /** An unscaled ladder of frequencies: theta^(-2i/dim). */
 export interface Ladder {
   readonly theta: number;
-  /** Features that turn: two for each pair. */
+  /** Rotated features: two for each pair. */
   readonly dim: number;
   /** The config's max_position_embeddings, which some rules read. */
   readonly maxLength?: number;
 }
 
-/** A rule as a config writes it: `rope_type` and its numbers, spelled as in Hugging Face configs. */
+/** A rule: `rope_type` and its numbers, spelled as in Hugging Face configs. */
 export interface Rule {
   readonly rope_type: string;
   readonly factor?: number;
@@ -34,18 +34,18 @@ export interface Rule {
 export interface Frequencies {
   /** Radians per token of each pair, fastest first. */
   readonly invFreq: number[];
-  /** What queries and keys are each multiplied by. */
+  /** The factor of queries, and of keys. */
   readonly attentionFactor: number;
 }
 
 const TURN = 2 * Math.PI;
 
-/** The frequencies of plain RoPE. */
+/** Return the frequencies of plain RoPE. */
 export function plain({ theta, dim }: Ladder): number[] {
   return Array.from({ length: dim / 2 }, (_, i) => theta ** ((-2 * i) / dim));
 }
 
-/** theta * ratio^(dim/(dim-2)): the base at which the slowest pair is slowed by exactly `ratio`. */
+/** Return theta * ratio^(dim/(dim-2)), the base that slows the slowest pair by exactly `ratio`. */
 export function ntkTheta({ theta, dim }: Ladder, ratio: number): number {
   return theta * ratio ** (dim / (dim - 2));
 }
@@ -73,15 +73,15 @@ export const RULES: Readonly<Record<string, Scaling>> = {
   },
   longrope: longRope,
   proportional: (ladder, rule) => {
-    const turning = Math.floor(((rule.partial_rotary_factor ?? 1) * ladder.dim) / 2);
-    return pure(plain(ladder).map((f, i) => (i < turning ? f / (rule.factor ?? 1) : 0)));
+    const rotated = Math.floor(((rule.partial_rotary_factor ?? 1) * ladder.dim) / 2);
+    return pure(plain(ladder).map((f, i) => (i < rotated ? f / (rule.factor ?? 1) : 0)));
   },
 };
 
-/** The frequencies of a ladder under a rule at a sequence length; throws for a rule that is not classic. */
+/** Return the frequencies of a ladder under a rule at a sequence length; throw for a rule that is not classic. */
 export function frequencies(ladder: Ladder, rule: Rule | null = null, seqLen = ladder.maxLength ?? 1): Frequencies {
   const scaling = RULES[rule?.rope_type ?? "default"];
-  if (scaling === undefined) throw new Error(`rope_type "${rule?.rope_type}" is no classic rule`);
+  if (scaling === undefined) throw new Error(`rope_type "${rule?.rope_type}" is not a classic rule`);
   return scaling(ladder, rule ?? { rope_type: "default" }, seqLen);
 }
 
@@ -115,7 +115,7 @@ function longRope(ladder: Ladder, rule: Rule, seqLen: number): Frequencies {
   };
 }
 
-/** The angle of each pair at a position: the product of coordinates `[axis]` and frequencies `[axis][pair]`. */
+/** Return each pair's angle at a position: the product of coordinates `[axis]` and frequencies `[axis][pair]`. */
 export function angles(position: readonly number[], invFreq: readonly (readonly number[])[]): number[] {
   const pairs = invFreq[0]?.length ?? 0;
   return Array.from({ length: pairs }, (_, pair) =>
@@ -123,12 +123,12 @@ export function angles(position: readonly number[], invFreq: readonly (readonly 
   );
 }
 
-/** The two features of each pair: neighbours where interleaved, else feature i and i + dim/2. */
+/** Return the two features of each pair: neighbours if interleaved, else i and i + dim/2. */
 export function pairing(dim: number, interleaved: boolean): [number, number][] {
   return Array.from({ length: dim / 2 }, (_, i) => (interleaved ? [2 * i, 2 * i + 1] : [i, i + dim / 2]));
 }
 
-/** Turn each pair of `x` by its angle; features past the pairs stay as they are. */
+/** Rotate each pair of `x` by its angle; features past the pairs are unchanged. */
 export function rotate(x: readonly number[], byPair: readonly number[], interleaved: boolean, scale = 1): number[] {
   const turned = [...x];
   pairing(2 * byPair.length, interleaved).forEach(([a, b], pair) => {
@@ -141,9 +141,9 @@ export function rotate(x: readonly number[], byPair: readonly number[], interlea
 }
 
 /**
- * The ladders of several axes as one matrix `[axis][pair]`: `axes` names the axis of each pair.
+ * Return the ladders of several axes as one matrix `[axis][pair]`: `axes` has the axis of each pair.
  *
- * Where they `restart`, each axis has a ladder of its own pairs; else all share one.
+ * If they `restart`, each axis has its own ladder, else all share one.
  */
 export function axisFrequencies(ladder: Ladder, axes: readonly number[], restart: boolean): number[][] {
   const count = Math.max(...axes) + 1;
@@ -162,22 +162,22 @@ export function axisFrequencies(ladder: Ladder, axes: readonly number[], restart
   return matrix;
 }
 
-/** The score of equal queries and keys at a distance, between -1 and 1: the mean of cos(distance * f). */
+/** Return the score of equal queries and keys at a distance, between -1 and 1: the mean of cos(distance * f). */
 export function envelope(invFreq: readonly number[], distance: number): number {
   return invFreq.reduce((sum, f) => sum + Math.cos(distance * f), 0) / Math.max(1, invFreq.length);
 }
 
-/** Tokens of one full turn; infinite for a pair that stands still. */
+/** Return the tokens of one full turn; infinite for a pair that is not rotated. */
 export function wavelength(frequency: number): number {
   return frequency === 0 ? Infinity : TURN / frequency;
 }
 
-/** 0 below `low`, 1 above `high`, linear between; a step where they are equal. */
+/** Return 0 below `low`, 1 above `high`, linear between; a step if they are equal. */
 export function ramp(turns: number, low: number, high: number): number {
   return low === high ? Number(turns >= high) : clamp((turns - low) / (high - low));
 }
 
-/** A frequency of which the share `kept` stays and the rest is divided by `factor`. */
+/** Return a frequency with the share `kept` unchanged and the rest divided by `factor`. */
 function blend(frequency: number, factor: number, kept: number): number {
   return (frequency / factor) * (1 - kept) + frequency * kept;
 }

@@ -1,22 +1,22 @@
 /**
  * The state of every picture, kept in the address's fragment: `#clocks&clocks.position=37`.
  *
- * The first word is the picture that the link leads to. A value that equals its default is not in the address.
+ * The first word is the picture that the link leads to. Default values are not in the address.
  */
 export interface StateStore {
-  /** A picture's value, or null where the address does not hold it. */
+  /** Return a picture's value, or null if the address does not contain it. */
   get(picture: string, key: string): string | null;
-  /** Set values of one picture, and tell its listeners; null removes one. */
+  /** Set values of one picture and call its listeners; null removes a value. */
   set(picture: string, values: Readonly<Record<string, string | null>>): void;
   /** Remove every value of one picture. */
   clear(picture: string): void;
-  /** Call `listener` after each change of this picture's values; returns what ends it. */
+  /** Call `listener` after each change of this picture's values; return a function that unsubscribes. */
   subscribe(picture: string, listener: () => void): () => void;
-  /** The fragment (with `#`) that leads to a picture in its present state. */
+  /** Return the fragment (with `#`) that leads to a picture in its present state. */
   link(picture: string): string;
 }
 
-/** Where the fragment is kept: the browser's address, or a variable in tests. */
+/** The storage of the fragment: the browser's address, or a variable in tests. */
 export interface Address {
   read(): string;
   write(fragment: string): void;
@@ -33,7 +33,7 @@ export class FragmentState implements StateStore {
     address.onChange(() => this.changedOutside());
   }
 
-  /** The picture that the address leads to; empty for the top of the page. */
+  /** Return the picture that the address leads to; empty for the top of the page. */
   get picture(): string {
     return this.target;
   }
@@ -100,7 +100,7 @@ function decoded(text: string): string {
   }
 }
 
-/** The browser's own address. Dragging must not fill the history, so the present entry is replaced. */
+/** Return the browser's own address. It replaces the present entry, so that dragging does not fill the history. */
 export function browserAddress(): Address {
   let waiting: ReturnType<typeof setTimeout> | undefined;
   let latest = "";
@@ -108,7 +108,7 @@ export function browserAddress(): Address {
     read: () => location.hash,
     write(fragment) {
       latest = fragment;
-      // browsers limit how often the address may change: one change for each movement is too many
+      // browsers limit how often the address may change
       waiting ??= setTimeout(() => {
         waiting = undefined;
         history.replaceState(null, "", latest);

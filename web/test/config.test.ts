@@ -21,8 +21,8 @@ test("the old spelling, a partial rotation, and a plain rope", () => {
 });
 
 for (const [what, text, message] of [
-  ["no JSON", "{", /no JSON/],
-  ["a list", "[]", /no JSON object/],
+  ["no JSON", "{", /not JSON/],
+  ["a list", "[]", /not a JSON object/],
   ["an unknown rule", '{"head_dim": 64, "rope_scaling": {"rope_type": "new"}}', /does not compute/],
   ["no head_dim", "{}", /head_dim is missing/],
   ["a rope for each layer type", '{"rope_parameters": {"full_attention": {}}}', /each layer type/],

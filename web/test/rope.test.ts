@@ -40,5 +40,5 @@ for (const { segments, positions } of golden.rows) {
 }
 
 test("a rule that is not classic is refused", () => {
-  assert.throws(() => frequencies({ theta: 1e4, dim: 8 }, { rope_type: "unheard-of" }), /no classic rule/);
+  assert.throws(() => frequencies({ theta: 1e4, dim: 8 }, { rope_type: "unheard-of" }), /not a classic rule/);
 });

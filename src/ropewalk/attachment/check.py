@@ -20,18 +20,18 @@ _NOISES = 3.0
 
 
 class ShortForward(NamedTuple):
-    """What a model gives for a few tokens: float32 on the CPU, and the coarsest dtype that the numbers went through."""
+    """The outputs of a model for a few tokens, float32 on the CPU, and the coarsest dtype of its computation."""
 
     outputs: Tensor
     dtype: torch.dtype
 
 
 def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) -> ShortForward:
-    """Run the model on a few tokens and return its logits, or the hidden states of a model without head.
+    """Run the model on a few tokens and return its logits, or the hidden states of a model without a head.
 
-    In eval mode, without gradients and without a cache; the model's modes and torch's random state stay. The dtype is
-    that of the hidden states which its rotary modules are given: FSDP's mixed precision computes in another one than
-    the parameters'.
+    The forward runs in eval mode, without gradients and without a cache; the model's modes and torch's random state do
+    not change. The dtype is that of the hidden states that the rotary modules get: with FSDP's mixed precision it
+    differs from the parameters' dtype.
     """
     ids = _ordinary_ids(config)[None].to(_device_of(model))
     inputs = {"input_ids": ids, "use_cache": False}
@@ -40,22 +40,22 @@ def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) ->
     with _evaluating(model), torch.no_grad(), _dtypes_seen(rotary) as dtypes:
         out = model(**inputs)
     _reshard(model)
-    found = next((out[key] for key in ("logits", "last_hidden_state") if key in out), None)
-    if found is None:
+    outputs: Tensor | None = next((out[key] for key in ("logits", "last_hidden_state") if key in out), None)
+    if outputs is None:
         raise RopeError(
-            "attach: the model gives neither logits nor hidden states for token ids alone, so it cannot be checked.",
+            "attach: the model returns neither logits nor hidden states for token ids, so it cannot be checked.",
             facts={"outputs": ", ".join(out.keys())},
-            cure="Attach the part that reads tokens, for example model.language_model.",
+            cure="Attach the part that processes tokens, for example model.language_model.",
         )
-    outputs: Tensor = found
     coarsest = max([outputs.dtype, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
     return ShortForward(outputs.detach().float().cpu(), coarsest)
 
 
 def _reshard(model: nn.Module) -> None:
-    """Shard again the weights that FSDP2 gathered for a forward without a backward.
+    """Shard the weights again that FSDP2 gathered for a forward without a backward.
 
-    Some of its groups stay gathered for the backward, and an optimizer made then holds weights that nobody trains.
+    Some groups stay gathered for the backward, and an optimizer that is made then contains weights that are never
+    trained.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing is sharded
     if fsdp is not None:
@@ -65,19 +65,19 @@ def _reshard(model: nn.Module) -> None:
 
 
 def has_weights(model: nn.Module) -> bool:
-    """Return whether the model can run a forward: not on the meta device."""
+    """Return whether the model can run a forward: no weight is on the meta device."""
     return not any(weight.is_meta for weight in model.parameters())
 
 
 def typical_difference(one: ShortForward, other: ShortForward) -> float:
-    """Return the median over the tokens of the largest difference at a token, which a single outlier does not move."""
+    """Return the median over the tokens of the largest difference at a token; one outlier does not change it."""
     return float((one.outputs - other.outputs).abs().amax(-1).median())
 
 
 def check_agreement(before: ShortForward, after: ShortForward, noise: float | None) -> float:
     """Return the largest difference; raise `RopeError` if the short forwards do not agree.
 
-    - `noise`: the typical difference that rounding makes in this model; needed for 16 bits only.
+    `noise`: the typical difference that rounding makes in this model; needed only for 16 bits.
 
     In float32 and float64 the largest difference must be at most 1e-4 of the largest output. In 16 bits the typical
     difference must be at most three times the noise, or three units in the last place of the outputs.
@@ -91,13 +91,13 @@ def check_agreement(before: ShortForward, after: ShortForward, noise: float | No
         judged, tolerance = typical_difference(before, after), _NOISES * max(noise, last_place)
         facts |= {"typical difference": judged, "rounding noise": noise}
         cure = "Load the model in float32, where rounding hides nothing: from_pretrained(..., dtype=torch.float32). If "
-        cure += "that is refused too: "
+        cure += "that fails too: "
     if not judged <= tolerance:
         raise RopeError(
-            "attach: the attached model does not give what it gave before, so it was detached again.",
+            "attach: the outputs of the attached model differ from those before, so it was detached again.",
             facts={**facts, "tolerance": tolerance},
-            cure=f"{cure}Its class does something that is not known here, or its frequencies are not those of its "
-            "config (after to_empty() they are undefined: attach while the model is on the meta device).",
+            cure=f"{cure}Its class computes something unknown, or its frequencies are not those of its config (after "
+            "to_empty() they are undefined: attach while the model is on the meta device).",
         )
     return difference
 
@@ -105,7 +105,7 @@ def check_agreement(before: ShortForward, after: ShortForward, noise: float | No
 def _ordinary_ids(config: Any) -> Tensor:
     """Return token ids spread over the middle of the vocabulary: special and added tokens are at its ends.
 
-    Ids that a key of the config names, such as the place of an image, are passed over.
+    Ids that the config names, such as the placeholder of an image, are skipped.
     """
     named = [value for name, value in config.to_dict().items() if "token" in name]
     listed = [token for value in named for token in (value if isinstance(value, list) else [value])]
@@ -125,12 +125,12 @@ def _device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
-    """Collect the dtypes of the hidden states that rotary modules get meanwhile."""
+    """Collect the dtypes of the hidden states that rotary modules get inside the block."""
     seen: list[torch.dtype] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = (*args[:1], kwargs.get("x"), kwargs.get("hidden_states"))  # the last: of layers that look tables up
-        seen.extend(x.dtype for x in given if isinstance(x, Tensor) and x.dtype.is_floating_point)
+        states = (*args[:1], kwargs.get("x"), kwargs.get("hidden_states"))  # the last: of layers that index a table
+        seen.extend(x.dtype for x in states if isinstance(x, Tensor) and x.dtype.is_floating_point)
 
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
     try:
@@ -142,7 +142,7 @@ def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval mode, then give every module its own mode back."""
+    """Put the model into eval mode, then restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward, typical_difference
-from ropewalk.attachment.layers import labels_of, positions_of, text_config_of
+from ropewalk.attachment.layers import labels_of, positions_of, rope_fields, text_config_of
 from ropewalk.attachment.live_attention import (
     CallLayouts,
     LayerAttention,
@@ -23,8 +23,14 @@ from ropewalk.attachment.live_attention import (
     possible_slices,
     put_attention,
 )
-from ropewalk.attachment.rotary import Replaced, RotaryModule, fresh_modules, planned, replaced_forward, rotary_modules
-from ropewalk.attachment.saving import rope_fields
+from ropewalk.attachment.rotary import (
+    Replaced,
+    RotaryModule,
+    fresh_modules,
+    plan_layers,
+    replace_forward,
+    rotary_modules,
+)
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError
 from ropewalk.methods import Method, Reach, method_named, settled, settled_by_length, trained_length_of, unsettled
@@ -36,7 +42,7 @@ _MARK = "_ropewalk_attachment"
 
 
 class SavePretrained:
-    """The `save_pretrained` of a model that is attached, or of one inside it."""
+    """The `save_pretrained` of an attached model, or of a model inside it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -44,8 +50,9 @@ class SavePretrained:
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Save as the model's class does, with the method in config.json.
 
-        Raises `RopeError` for a method that config.json cannot express. A shallow copy of the model keeps this function
-        after `detach`, and then saves as the class does.
+        A shallow copy of the model keeps this function after `detach`; it then saves as the class does.
+
+        **Raises:** `RopeError` for a method that config.json cannot express.
         """
         handle, save = attachment_of(self.model), type(self.model).save_pretrained  # type: ignore[attr-defined]
         config, fields = (None, {}) if handle is None else (handle._config, handle.rope_fields())
@@ -61,15 +68,15 @@ class SavePretrained:
 
 @dataclass(eq=False)
 class Attachment:
-    """The handle of a live model whose rotation was replaced; `attach` returns it.
+    """The handle of a live model with replaced rotation; `attach` returns it.
 
-    - `positions`: each layer's rope, extension and window as they are now. `own`: those of the model's config.
+    - `positions`: each layer's current rope, extension and window. `own`: those of the model's config.
     - `method`, `target`: the method and its length in tokens, or None. `labels`: the layer types.
-    - `kernels`: whether ropewalk's attention kernel computes what it can.
+    - `kernels`: whether ropewalk's attention kernel runs on the calls that it supports.
     - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
       device, so that nothing was compared.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
-      of each call, plus one, as transformers does; with a method its target.
+      of each call, plus one, as in transformers; with a method its target.
     """
 
     model: nn.Module = field(repr=False)
@@ -84,7 +91,7 @@ class Attachment:
     _config: Any = field(default=None, repr=False)
     _length: SeqLen = field(default_factory=SeqLen, repr=False)
     _layouts: CallLayouts = field(default_factory=CallLayouts, repr=False)
-    _turning: Slice | None = field(default=None, repr=False)
+    _slice: Slice | None = field(default=None, repr=False)
     _reached: bool = field(default=False, repr=False)
     _noise: float | None = field(default=None, repr=False)
     _forwards: list[TablesForward] = field(default_factory=list, repr=False)
@@ -95,7 +102,7 @@ class Attachment:
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """Return each layer's rope, None for one without rotation."""
+        """Return each layer's rope; None for a layer without rotation."""
         return self.positions.ropes
 
     @property
@@ -120,14 +127,15 @@ class Attachment:
     def set_positions(self, positions: Positions) -> None:
         """Put the model under other positions.
 
-        When an extension first remaps positions, a short forward under one that changes nothing must agree with the
-        model's own. When one first acts in attention, every layer that has it must call it. Raises `RopeError` if this
-        model cannot be put under them; the model then stays as it was.
+        When an extension first remaps positions, a short forward under an extension without effect must agree with the
+        model's own. When an extension first acts in attention, every layer that has it must call it.
+
+        **Raises:** `RopeError` if the model cannot be put under these positions; the model then does not change.
         """
         if not self.attached:
             _check_free(self.model)
-        if self._turning is None and any(held is not None and held.remaps for held in positions.extensions):
-            self._turning = self._found_turning(positions)
+        if self._slice is None and any(extension and extension.remaps for extension in positions.extensions):
+            self._slice = self._matching_slice(positions)
         before = self.positions
         try:
             self._put(positions)
@@ -140,26 +148,27 @@ class Attachment:
             raise
 
     def rope_fields(self) -> dict[str, Any]:
-        """Return the config's keys that express the ropes as they are now; none if they are the config's own.
+        """Return the config's keys that express the current ropes; none if they are the config's own.
 
-        Raises `RopeError` if config.json cannot express them.
+        **Raises:** `RopeError` if config.json cannot express them.
         """
         if self.positions == self.own:
             return {}
         return rope_fields(self._config, self.labels, self.own, self.positions, method=self.method, target=self.target)
 
     def detach(self) -> None:
-        """Give the model back as it was; do nothing if it is not attached."""
+        """Restore the model's own rotation; do nothing if it is not attached."""
         self._clear_layers()
         while self._kept:
             self._kept.pop().restore()
         self._forwards.clear()
 
     def _put(self, positions: Positions) -> None:
-        plan = planned(self._modules, self.labels, self.own, positions)
+        """Put tables, hooks and attention functions for these positions into the modules."""
+        plan = plan_layers(self._modules, self.labels, self.own, positions)
         rotating = [layer for layer, rope in enumerate(self.own.ropes) if rope is not None]
-        served = rotating if self.kernels else list(plan.extensions)
-        layers = attention_layers(self.model, self._config, sorted({*plan.overrides, *served}))
+        replaced = rotating if self.kernels else list(plan.extensions)
+        layers = attention_layers(self.model, self._config, sorted({*plan.overrides, *replaced}))
         self._clear_layers()
         if not self._kept:
             self._take()
@@ -169,53 +178,53 @@ class Attachment:
         for layer, of_layer in plan.overrides.items():
             hook = OwnTables(of_layer, self._length)
             self._hooks.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
-        for layer in served:
+        for layer in replaced:
             extension = plan.extensions.get(layer)
             rope, windowed = positions.ropes[layer], self.own.sliding_windows[layer] is not None
-            turning, config = self._turning or Slice(False, False), layers[layer].config
+            rotated, config = self._slice or Slice(False, False), layers[layer].config
             state = LayerAttention(
-                extension, rope, windowed, config, turning, self._length, self._layouts, self.kernels
+                extension, rope, windowed, config, rotated, self._length, self._layouts, self.kernels
             )
             self._replaced += put_attention(layers[layer], state)
             self._states.append(state)
 
     def _take(self) -> None:
-        """Put our forwards into the rotary modules, and mark them so that no other handle takes them."""
+        """Put our forwards into the rotary modules, and mark the modules so that no other handle replaces them."""
         for rotary in self._modules:
             self._kept.append(Replaced(rotary.module, _MARK, self))
             self._forwards.append(TablesForward(self._length, self._layouts.forget))
             self._kept.append(rotary.replaced(self._forwards[-1]))
-        written = need("transformers", extra="transformers").PreTrainedModel
+        whole = need("transformers", extra="transformers").PreTrainedModel
         for module in self.model.modules():  # not peft's wrapper, which writes adapters and no config of the model
-            if isinstance(module, written) and text_config_of(module) is self._config:
+            if isinstance(module, whole) and text_config_of(module) is self._config:
                 self._kept.append(Replaced(module, "save_pretrained", SavePretrained(module)))
 
-    def _found_turning(self, positions: Positions) -> Slice:
-        """Return which features of a head rotate: the model must agree with itself under a neutral extension."""
+    def _matching_slice(self, positions: Positions) -> Slice:
+        """Return the rotated features of a head: under a neutral extension the model must agree with itself."""
         self._check_weights()
         before, still = self.positions, neutral(self.own, positions)
         error: RopeError | None = None
         try:
             expected = self._own_forward()
-            for turning in possible_slices(self.own):
-                self._turning = turning
+            for candidate in possible_slices(self.own):
+                self._slice = candidate
                 self._put(still)
                 outputs = self._short_forward()
                 self._check_reached()
                 try:
                     check_agreement(expected, outputs, self._noise)
-                except RopeError as found:
-                    error = error or found
+                except RopeError as disagreement:
+                    error = error or disagreement
                 else:
-                    return turning
+                    return candidate
         finally:
-            self._turning = None
+            self._slice = None
             self._put(before)
-        assert error is not None, "there is always one way to try"
+        assert error is not None, "there is always one candidate"
         raise error
 
     def _check_weights(self) -> None:
-        """Raise `RopeError` if no forward can be run."""
+        """Raise `RopeError` if the model cannot run a forward."""
         if not has_weights(self.model):
             raise RopeError(
                 "attach: a method in attention is checked by a short forward, and the weights are on the meta device.",
@@ -224,7 +233,7 @@ class Attachment:
             )
 
     def _check_reached(self) -> None:
-        """Raise `RopeError` if a layer's extension was not called in the forward before."""
+        """Raise `RopeError` if the last forward did not call the extension of each layer."""
         if not all(state.calls for state in self._states if state.extension is not None):
             raise RopeError(
                 "attach: this model's attention does not go through transformers' attention functions.",
@@ -234,7 +243,7 @@ class Attachment:
         self._reached = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        """Copy the handle with its model: what it has put into the modules is copied with them."""
+        """Copy the handle with its model and with the replacements in its modules."""
         made = object.__new__(type(self))
         memo[id(self)] = made
         shared = ("own", "positions", "method")
@@ -244,15 +253,15 @@ class Attachment:
 
     def __reduce__(self) -> Any:
         raise RopeError(
-            "attach: an attached model is not written whole, because it contains functions of this process.",
+            "attach: an attached model cannot be pickled, because it contains functions of this process.",
             facts={"method": None if self.method is None else self.method.name},
             cure="Call handle.detach() first, or model.save_pretrained(folder); copy.deepcopy(model) makes a copy.",
         )
 
     def _own_forward(self) -> ShortForward:
-        """Run the short forward under the model's own positions; in 16 bits, measure its rounding noise first.
+        """Run the short forward under the model's own positions; in 16 bits, measure its rounding noise too.
 
-        The noise is the difference that another rounding of all cosines and sines makes.
+        The noise is the difference that a different rounding of all cosines and sines makes.
         """
         self._put(self.own)
         own = self._short_forward()
@@ -267,10 +276,10 @@ class Attachment:
         return own
 
     def _short_forward(self) -> ShortForward:
-        return short_forward(self.model, self._config, [held.module for held in self._modules])
+        return short_forward(self.model, self._config, [rotary.module for rotary in self._modules])
 
     def _clear_layers(self) -> None:
-        """Take everything out of the attention layers."""
+        """Restore the attention layers."""
         while self._replaced:
             self._replaced.pop().restore()
         while self._hooks:
@@ -289,18 +298,21 @@ def attach(
 ) -> Attachment:
     """Give a live transformers model exact rotation, or any extension method, until `detach`.
 
+    **Arguments:**
     - `model`: a model of transformers, on any device and in any dtype. Only this instance changes.
     - `method`: a method of `ropewalk.methods`, or its name. None is the model's own rotation, with angles formed in
-      float64 and rounded once, exact at any position. `target`: the length in tokens that the method extends to.
+      float64 and rounded once, exact at any position.
+    - `target`: the length in tokens that the method extends to.
     - `trained_length`: the trained length in tokens, if the model's config does not contain it or has a wrong one.
     - `kernels`: run ropewalk's attention kernel on eager CPU tensors without gradients, also without a method.
 
-    Returns an `Attachment` with `detach()`, `ropes`, `positions`, `method`.
+    **Returns:** an `Attachment` with `detach()`, `ropes`, `positions`, `method`.
+    **Raises:** `RopeError` if the model or its wrapper is attached already, if the model cannot be attached, if the
+    method cannot be applied, or if a short forward before and after does not agree. The model then does not change.
+    **Numerics:** the forwards must agree within 1e-4 of the largest logit in float32, and within three times the
+    model's own rounding noise in 16 bits. Weights on the meta device are not compared.
 
-    Raises `RopeError` if the model or its wrapper is attached already, if it cannot be attached, if the method cannot
-    be applied, or if a short forward before and after does not agree: within 1e-4 of the largest logit in float32,
-    within three times the model's own rounding noise in 16 bits. The model then stays as it was. Weights on the meta
-    device are not compared. Under FSDP2 all ranks attach together, before or after the model is sharded.
+    Under FSDP2 all ranks attach together, before or after the model is sharded.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
@@ -337,7 +349,7 @@ def attached(
     trained_length: int | None = None,
     kernels: bool = False,
 ) -> Iterator[Attachment]:
-    """Attach a model for the time of a `with` block; arguments, errors and handle are those of `attach`.
+    """Attach a model inside a `with` block; arguments, errors and handle are those of `attach`.
 
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -358,21 +370,22 @@ def attached(
 def attachment_of(model: nn.Module) -> Attachment | None:
     """Return the handle of an attached model, of its wrapper or of its inner model; None if none is attached.
 
-    A deep copy of an attached model has a handle of its own.
+    A deep copy of an attached model has its own handle.
     """
     marks = (vars(module).get(_MARK) for module in model.modules())
-    return next((held for held in marks if isinstance(held, Attachment) and held.attached), None)
+    return next((handle for handle in marks if isinstance(handle, Attachment) and handle.attached), None)
 
 
 def _check_free(model: nn.Module) -> None:
-    held = attachment_of(model)
-    if held is not None:
+    """Raise `RopeError` if the model, its wrapper or its inner model is attached."""
+    handle = attachment_of(model)
+    if handle is not None:
         raise RopeError(
             "attach: the model is attached already, itself or through a wrapper.",
             facts={
                 "model": type(model).__name__,
-                "attached": type(held.model).__name__,
-                "method": None if held.method is None else held.method.name,
+                "attached": type(handle.model).__name__,
+                "method": None if handle.method is None else handle.method.name,
             },
             cure="Call detach() of its handle first: ropewalk.attachment.attachment_of(model).detach().",
         )
@@ -382,14 +395,14 @@ def _checked(handle: Attachment) -> float | None:
     """Attach the model's own positions and return the difference that this makes; None without weights."""
     if not has_weights(handle.model):
         return None
-    fresh = fresh_modules(handle._modules)  # a cast has spoilt the live tables: what they ought to give
-    as_meant = [
-        replaced_forward(held.module, fresh[held.name].forward) for held in handle._modules if held.name in fresh
+    fresh = fresh_modules(handle._modules)  # replace modules with tables that a cast has rounded
+    uncast = [
+        replace_forward(rotary.module, fresh[rotary.name].forward) for rotary in handle._modules if rotary.name in fresh
     ]
     try:
         before = handle._short_forward()
     finally:
-        for one in reversed(as_meant):
+        for one in reversed(uncast):
             one.restore()
     after = handle._own_forward()
     return check_agreement(before, after, handle._noise)

@@ -1,18 +1,21 @@
-"""The ropes and windows of each layer of a live transformers model, from its config and its modules."""
+"""The ropes and windows of a live transformers model's layers: from its config, and back into config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name
-from ropewalk.methods import ConfigForm
+from ropewalk.methods import ConfigForm, Method, longrope_block, ropes_of_names, trained_length_of
 from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig, ropes_by_block, ropes_of_layer_types
+from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
 from ropewalk.rope.layer_types import is_windowed, window_of_layer_type
+from ropewalk.rope.values import TRAINED_KEY
 
 _TYPES = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models
 _ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hybrid")
@@ -25,7 +28,7 @@ def text_config_of(model: nn.Module) -> Any:
         raise RopeError(
             "attach: `model` must be a live transformers model.",
             facts={"model": type(model).__name__},
-            cure="Load it with AutoModelForCausalLM.from_pretrained(...); a Decoder of ours is exact as it is.",
+            cure="Load it with AutoModelForCausalLM.from_pretrained(...); ropewalk's own Decoder is exact already.",
         )
     return config.get_text_config(decoder=True)
 
@@ -46,7 +49,7 @@ def _layer_types(config: Any) -> list[str | None]:
 
 
 def config_form_of(whole: Any, config: Any) -> ConfigForm:
-    """Return where a whole model's config contains the ropes of its decoder, whose config is `config`."""
+    """Return the place of a decoder's ropes in the config of the whole model; `config`: of the decoder."""
     part = None if config is whole else next((key for key, value in vars(whole).items() if value is config), None)
     ropes, nested = ropes_by_block(config)
     if not nested:
@@ -58,7 +61,7 @@ def config_form_of(whole: Any, config: Any) -> ConfigForm:
 def positions_of(model: nn.Module, config: Any) -> Positions:
     """Return each layer's rope and sliding window from the model's config; layers without attention have neither.
 
-    Raises `RopeError` where `RopeConfig.from_hf` does.
+    **Raises:** `RopeError` as `RopeConfig.from_hf`.
     """
     fields: Mapping[str, Any] = config.to_dict()
     count, labels, blocks = int(config.num_hidden_layers), _layer_types(config), labels_of(config)
@@ -82,7 +85,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
     def window_of(layer: int) -> int | None:
         label = labels[layer]
         if label is not None and not is_windowed(label):
-            return None  # Exaone 4 keeps the number in every layer, and reads it by the layer's type
+            return None  # Exaone 4 has the number in every layer, and uses it by the layer's type
         return live[layer] if layer in live else window_of_layer_type(fields, label)
 
     layers = range(count)
@@ -90,7 +93,7 @@ def positions_of(model: nn.Module, config: Any) -> Positions:
 
 
 def _flags(config: Any, count: int) -> list[bool] | None:
-    """Return for each layer whether it rotates, if the config has a list for that."""
+    """Return for each layer whether it rotates; None if the config has no list for that."""
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     stated = getattr(config, "no_rope_layers", None) if family is None or not family.flags else None
     stated = getattr(config, family.flags, None) if family is not None and family.flags else stated
@@ -104,10 +107,129 @@ def belongs_to(module: nn.Module, model_type: str) -> bool:
 
 def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
     """Return the `sliding_window` of the attention modules that have one (or None), by layer."""
-    found: dict[int, int | None] = {}
+    windows: dict[int, int | None] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int) and hasattr(module, "sliding_window") and belongs_to(module, model_type):
             window = module.sliding_window
-            found[layer] = window if isinstance(window, int) and window > 0 else None
-    return found
+            windows[layer] = window if isinstance(window, int) and window > 0 else None
+    return windows
+
+
+_KEPT = ("partial_rotary_factor",)
+_EXACT = 1e-9  # relative: a block's numbers are float64, written in full
+
+
+def rope_fields(
+    config: Any,
+    labels: Sequence[str | None],
+    own: Positions,
+    positions: Positions,
+    *,
+    method: Method | None,
+    target: int | None,
+) -> dict[str, Any]:
+    """Return the config's keys for these positions.
+
+    **Arguments:**
+    - `config`: of the decoder. `labels`: the layer types. `own`: the positions that `config` describes now.
+    - `method`, `target`: the method that made the positions, and its length in tokens.
+
+    **Returns:** keys that give the same frequencies at lengths below, at and above the trained length when they are
+    loaded.
+    **Raises:** `RopeError` if there are no such keys.
+    """
+
+    def inexpressible(reason: str) -> RopeError:
+        return RopeError(
+            f"save_pretrained: {'these positions' if method is None else f'`{method.name}`'} cannot be written into a "
+            f"config.json: {reason}.",
+            facts={"nearest that can be": "plain" if method is None else method.nearest},
+            cure="Detach the model first; attaching did not change its weights.",
+        )
+
+    if method is not None and method.config is None:
+        raise inexpressible(method.not_in_config)
+    if any(positions.extensions):
+        raise inexpressible("no config.json describes a change of attention")
+    wanted = ropes_of_names(labels, own.ropes, positions.ropes)
+    if wanted is None:
+        raise inexpressible("layers of one type have different ropes")
+    stated = getattr(config, "rope_parameters", None)
+    if not isinstance(stated, Mapping):
+        raise inexpressible("its class has no block of rope parameters")
+    nested = any(isinstance(value, Mapping) for value in stated.values())
+    if not nested and len(set(wanted.values())) > 1:
+        raise inexpressible("its config has one rope for all layers, and layers with a window keep theirs")
+    ropes = {label: rope for label, rope in wanted.items() if rope is not None}
+    if len(ropes) < len(wanted):
+        raise inexpressible("a config of this family cannot describe a model without a rope")
+    trained = trained_length_of(own)
+    reach = target or 2 * (trained or 2048)
+    lengths = sorted({1, trained or 2048, (trained or 2048) + 1, reach, 2 * reach})
+    maxima = [length for length in (target, config.max_position_embeddings, trained) if length]
+    # named rules first, then divisors: Phi-3's class takes no other rule
+    named = {label: _named(rope) for label, rope in ropes.items()}
+    divided = {
+        label: named[label] if rope.scaling is None else longrope_block(rope, trained or 0, target or trained or 0)
+        for label, rope in ropes.items()
+    }
+    for blocks in (named, divided):
+        written: dict[str, Any] = dict(stated) if nested else {}
+        for label, block in blocks.items():
+            before = stated.get(label, {}) if nested else stated
+            # Phi-3's class requires this key, also if it is 1.0
+            whole = None if block is None else {key: before[key] for key in _KEPT if key in before} | block
+            written.update({str(label): whole} if nested else whole or {})
+        at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and hasattr(config, key)}
+        for length in dict.fromkeys(maxima) if None not in blocks.values() else ():
+            fields = {"rope_parameters": written, "max_position_embeddings": length, **at_the_top}
+            changed = {**config.to_dict(), **fields}
+            if _accepted(config, changed) and _describes(changed, wanted, lengths):
+                return fields
+    raise inexpressible("loading such a config of this family gives different ropes")
+
+
+def _named(rope: RopeConfig) -> dict[str, Any] | None:
+    """Return the block of a rope; None if transformers has no name for its rule."""
+    try:
+        return rope.to_hf()
+    except RopeError:
+        return None
+
+
+def _accepted(config: Any, fields: Mapping[str, Any]) -> bool:
+    """Return whether the config's class accepts these fields: Phi-3's accepts only LongRoPE."""
+    try:
+        type(config)(**fields)
+    except Exception:  # each class raises its own
+        return False
+    return True
+
+
+def _describes(
+    fields: Mapping[str, Any], wanted: Mapping[str | None, RopeConfig | None], lengths: Sequence[int]
+) -> bool:
+    """Return whether a config describes these ropes, by their numbers."""
+    try:
+        ropes = ropes_of_layer_types(fields)
+    except RopeError:
+        return False
+    rotating = {rope for rope in ropes.values() if rope is not None}
+    only = rotating.pop() if len(rotating) == 1 else None
+    pairs = [(rope, ropes.get(label, ropes.get(None)) or only) for label, rope in wanted.items()]
+    return all(
+        one is not None and other is not None and all(_same(one, other, length) for length in lengths)
+        for one, other in pairs
+    )
+
+
+def _same(one: RopeConfig, other: RopeConfig, length: int) -> bool:
+    """Return whether two ropes rotate by the same angles at a length."""
+    columns = zip(columns_of(one, length), columns_of(other, length), strict=False)
+    return (
+        (one.pairs, one.interleaved, one.axes) == (other.pairs, other.interleaved, other.axes)
+        and all(math.isclose(a, b, rel_tol=_EXACT) for a, b in columns)
+        and math.isclose(attention_factor_of(one, length), attention_factor_of(other, length), rel_tol=_EXACT)
+        and first_columns_of(one) == first_columns_of(other)
+    )

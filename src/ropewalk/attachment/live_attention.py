@@ -1,6 +1,6 @@
-"""The attention layers of a live model under an extension, and where the tokens of a call lie.
+"""The attention layers of a live model under an extension, and the layout of the tokens of a call.
 
-Transformers calls attention functions by name. An attached layer gets a config of its own that names ours.
+Transformers calls attention functions by name. An attached layer gets its own config, which names our function.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rotation.embedding import RotaryEmbedding
 
-_NEUTRAL = ReRoPE(window=1 << 30)  # cuts no distance: attention under it is the model's own
-
-
+_NEUTRAL = ReRoPE(window=1 << 30)  # limits no distance: attention under it is the model's own
 NAME = "ropewalk"  # of our function among transformers' attention implementations
 _STATE = "_ropewalk_attention"
-_READ_MASKS = ("sdpa", "eager")
-_READ = {"position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k"}  # or in the mask
-_ASKS = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
+_WITH_MASKS = ("sdpa", "eager")  # implementations with masks that we support
+# options that we use, or that the mask contains
+_KNOWN = {"position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k"}
+_DEPENDS_ON_NAME = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Which features of a head turn in attention: the last ones (`trailing`, as in MLA) or the first, and their pairs.
+    """The features of a head that attention rotates: the last ones (`trailing`, as in MLA) or the first; their pairing.
 
-    Multi-head latent attention of DeepSeek-V3 re-orders interleaved features before it turns them by halves, so how
-    they pair in attention is not what its config says.
+    DeepSeek-V3's multi-head latent attention reorders interleaved features and then rotates them half-split, so their
+    pairing in attention differs from that in its config.
     """
 
     trailing: bool
@@ -57,20 +56,20 @@ class Slice:
 
 
 def possible_slices(own: Positions) -> list[Slice]:
-    """Return every way in which a head may turn in attention, the likeliest first."""
+    """Return all possible slices, the likeliest first."""
     stated = next(rope.interleaved for rope in own.present_ropes)
     return [Slice(trailing, pairing) for trailing in (False, True) for pairing in (stated, not stated)]
 
 
 @dataclass(eq=False)
 class LayerAttention:
-    """The attention of one layer, as our attention function computes it."""
+    """The state and the function of one attached attention layer."""
 
     extension: Extension | None
     rope: RopeConfig | None
     windowed: bool
     config: Any
-    turning: Slice
+    rotated: Slice
     seq_len: SeqLen
     layouts: CallLayouts
     kernels: bool = False
@@ -79,24 +78,24 @@ class LayerAttention:
     def __call__(
         self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """q `[batch, heads, seq, head_dim]`; the output `[batch, seq, heads, head_dim of values]`."""
+        """Compute attention: q `[batch, heads, seq, head_dim]`, output `[batch, seq, heads, head_dim of values]`."""
         if not torch.compiler.is_compiling():
             self.calls += 1
-        unread = [name for name, given in options.items() if isinstance(given, Tensor) and name not in _READ]
+        unknown = [name for name, value in options.items() if isinstance(value, Tensor) and name not in _KNOWN]
         if self.extension is not None and self.extension.remaps:
-            if unread:
+            if unknown:
                 raise RopeError(
-                    "attach: this attention is given tensors that methods in attention do not read.",
-                    facts={"layer": type(module).__name__, "options": unread},
+                    "attach: this attention gets tensors that methods in attention do not support.",
+                    facts={"layer": type(module).__name__, "options": unknown},
                     cure="Choose a method of frequencies.",
                 )
             return self._remapped(self.extension, q, keys, values, mask, options), None
         if self.extension is not None:
             q = self._scaled(self.extension, q, keys, mask, options)
-        by_kernel = self.kernels and not unread
-        served = self._by_kernel(module, q, keys, values, mask, options) if by_kernel else None
-        if served is not None:
-            return served, None
+        if self.kernels and not unknown:
+            output = self._by_kernel(module, q, keys, values, mask, options)
+            if output is not None:
+                return output, None
         function = attention_function(module, self.config)
         out: tuple[Tensor, Tensor | None] = function(module, q, keys, values, mask, **options)
         return out
@@ -104,7 +103,7 @@ class LayerAttention:
     def _by_kernel(
         self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor | None:
-        """Compute the same by our kernel for eager CPU tensors without gradients; None if it cannot."""
+        """Return the output of our kernel for eager CPU tensors without gradients; None if it cannot compute it."""
         if options.get("dropout") or options.get("position_bias") is not None or values.shape[-1] != q.shape[-1]:
             return None
         if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
@@ -121,7 +120,7 @@ class LayerAttention:
     def _scaled(
         self, extension: Extension, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
-        """Multiply queries by the logits' factor; in windowed layers positions count the tokens, not the mask."""
+        """Multiply queries by the factor of the logits; windowed layers take positions from the call, not the mask."""
         if self.windowed:
             index = options["position_ids"].clamp(min=0)
         else:
@@ -141,16 +140,17 @@ class LayerAttention:
         mask: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
+        """Compute attention under an extension that remaps positions."""
         if options.get("position_bias") is not None:
             raise RopeError("attach: this layer adds a bias by position.", cure="Choose a method of frequencies.")
         assert self.rope is not None, "set_positions refuses a layer without a rope"
-        if mask is None and 1 < q.shape[2] < keys.shape[2]:  # a prefill into a static cache, as sdpa reads it
+        if mask is None and 1 < q.shape[2] < keys.shape[2]:  # a prefill into a static cache, as in sdpa
             keys, values = keys[:, :, : q.shape[2]], values[:, :, : q.shape[2]]
         width, of_values = q.shape[-1], values.shape[-1]
         rotary = RotaryEmbedding(self._rope_of_head(width))
         layout = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed)
         remap = Remap(rotary, extension, layout, None, self._length(layout.total), q.dtype)
-        if self.turning.trailing:
+        if self.rotated.trailing:
             q, keys = (x.roll(2 * self.rope.pairs, -1) for x in (q, keys))
         scaling = options.get("scaling")
         ratio = 1.0 if scaling is None else float(scaling) * math.sqrt(width)
@@ -163,11 +163,11 @@ class LayerAttention:
         return out[..., :of_values].transpose(1, 2).contiguous()
 
     def _rope_of_head(self, width: int) -> RopeConfig:
-        """Return the rope of this layer's heads: MLA's slice is a part of a wider head."""
+        """Return the rope of this layer's heads; in MLA the rotated slice is a part of a wider head."""
         assert self.rope is not None
-        pairs, interleaved = 2 * self.rope.pairs, self.turning.interleaved
         axes = self.rope.axes if self.rope.axes_restart else None  # plain text is at one position on every axis
-        return replace(self.rope, head_dim=width, rotary_dim=pairs, interleaved=interleaved, axes=axes)
+        features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved
+        return replace(self.rope, head_dim=width, rotary_dim=features, interleaved=interleaved, axes=axes)
 
     def _length(self, total: int) -> int | None:
         assert self.rope is not None
@@ -183,13 +183,13 @@ class LayerAttention:
 def attend_live(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention behind transformers' interface; the layer's state is kept at the layer."""
+    """Compute attention by transformers' interface; the layer keeps its state."""
     state: LayerAttention = vars(module)[_STATE]
     return state(module, query, key, value, attention_mask, **options)
 
 
 def attention_function(module: nn.Module, config: Any) -> Callable[..., Any]:
-    """Return the function that this layer would call without us."""
+    """Return the function that this layer calls when it is not attached."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
@@ -198,37 +198,38 @@ def attention_function(module: nn.Module, config: Any) -> Callable[..., Any]:
 
 
 def check_implementation(config: Any, extension: Extension | None) -> None:
-    """Raise `RopeError` where a rule that remaps positions could not read the masks that this model makes."""
+    """Raise `RopeError` if an extension remaps positions and does not support the masks of this model."""
     implementation = config._attn_implementation
-    if extension is not None and extension.remaps and implementation not in _READ_MASKS:
+    if extension is not None and extension.remaps and implementation not in _WITH_MASKS:
         raise RopeError(
-            "attach: methods in attention read the masks of transformers' sdpa or eager attention.",
+            "attach: methods in attention support only the masks of transformers' sdpa or eager attention.",
             facts={"attn_implementation": implementation},
             cure='Call model.set_attn_implementation("sdpa") first.',
         )
 
 
 def check_module(module: nn.Module, config: Any) -> None:
-    """Raise `RopeError` for attention that computes something else under another name of its function.
+    """Raise `RopeError` for attention that computes something else if its function has another name.
 
-    DeepSeek-V3.2 and its like give what their indexer chose to "sdpa" and "eager" as a mask, and to any other function
-    as an option that ours does not read: every token would be seen. Flash attention loads what the name says.
+    DeepSeek-V3.2 and similar models pass the choice of their indexer to "sdpa" and "eager" as a mask, and to any other
+    function as an option that ours does not support: every token would be visible. Flash attention loads a kernel by
+    the name.
     """
     try:
-        asks = _ASKS.search(inspect.getsource(type(module))) is not None
+        depends = _DEPENDS_ON_NAME.search(inspect.getsource(type(module))) is not None
     except (OSError, TypeError):
-        asks = False
-    if asks or "flash" in str(config._attn_implementation):
+        depends = False
+    if depends or "flash" in str(config._attn_implementation):
         raise RopeError(
-            "attach: this attention depends on the name of the function that it calls, which ours would change.",
+            "attach: this attention depends on the name of the function that it calls, which attaching changes.",
             facts={"layer": type(module).__name__, "attn_implementation": config._attn_implementation},
             cure="Choose a method of frequencies, without `kernels`"
-            + ("." if asks else ', or call model.set_attn_implementation("sdpa") first.'),
+            + ("." if depends else ', or call model.set_attn_implementation("sdpa") first.'),
         )
 
 
 def put_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:
-    """Let this one layer call our function: it gets a config of its own, and the model's stays as it is."""
+    """Make this layer call our function, by its own config; the model's config does not change."""
     check_implementation(state.config, state.extension)
     check_module(module, state.config)
     _register()
@@ -238,7 +239,7 @@ def put_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:
 
 
 def _register() -> None:
-    """Register our function under our name; a model that does not name it never calls it."""
+    """Register our function under our name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend_live)
@@ -246,40 +247,42 @@ def _register() -> None:
 
 def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Mapping[int, nn.Module]:
     """Return the attention module of each of these layers; raise `RopeError` unless there is exactly one."""
-    found: dict[int, list[nn.Module]] = {layer: [] for layer in layers}
+    modules: dict[int, list[nn.Module]] = {layer: [] for layer in layers}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         attends = "Attention" in type(module).__name__ and belongs_to(module, config.model_type)
-        if attends and isinstance(layer, int) and layer in found:
-            found[layer].append(module)
-    wrong = [layer for layer, there in found.items() if len(there) != 1]
+        if attends and isinstance(layer, int) and layer in modules:
+            modules[layer].append(module)
+    wrong = [layer for layer, candidates in modules.items() if len(candidates) != 1]
     if wrong:
         raise RopeError(
-            f"attach: the attention of a layer of this {config.model_type} is not found as one module.",
-            facts={"layer": wrong[0], "modules": ", ".join(type(module).__name__ for module in found[wrong[0]])},
+            f"attach: a layer of this {config.model_type} does not have exactly one attention module.",
+            facts={"layer": wrong[0], "modules": ", ".join(type(module).__name__ for module in modules[wrong[0]])},
             cure="Choose a method of frequencies that gives all layers one rope.",
         )
-    return {layer: there[0] for layer, there in found.items()}
+    return {layer: candidates[0] for layer, candidates in modules.items()}
 
 
 def neutral(own: Positions, positions: Positions) -> Positions:
-    """Return the model's own ropes, with an extension that changes nothing for each that remaps."""
-    extensions = tuple(_NEUTRAL if held is not None and held.remaps else None for held in positions.extensions)
+    """Return the model's own ropes, with an extension without effect for each that remaps."""
+    extensions = tuple(_NEUTRAL if one is not None and one.remaps else None for one in positions.extensions)
     return replace(own, extensions=extensions)
 
 
 MadeT = TypeVar("MadeT")
-_ROOM = 1024  # slots whose tables are made at one time, while a text grows token by token
+_SLOTS = 1024  # cache slots for which tables are made at once, while a text grows token by token
 
 
 @dataclass(eq=False, kw_only=True)
 class MaskedLayout(TokenLayout):
-    """A call with padding or several documents among its keys, read from a mask.
+    """The layout of a call with padding or several documents among its keys, from its mask.
 
-    - `seen`: bool `[batch, 1, seq, total]`; every row sees a key. `index`: int64 `[batch, seq]`, of each query among
-      the real tokens of its row. `index_of_keys`: int64 `[batch, total]`, 0 for padding, which no real query sees.
-    - `blind`: bool `[batch, seq]`, queries that are padding. `intervals`: the first column that each query sees, and
-      the one after its own, int64 `[batch, seq]`; None where what a query sees is no interval.
+    - `seen`: bool `[batch, 1, seq, total]`; every query sees a key.
+    - `index`: int64 `[batch, seq]`, of each query among the real tokens of its row. `index_of_keys`: int64
+      `[batch, total]`, 0 for padding, which no real query sees.
+    - `blind`: bool `[batch, seq]`, queries that are padding.
+    - `intervals`: the first column that each query sees and the one after its own, int64 `[batch, seq]`; None if some
+      query sees no interval.
     """
 
     seen: Tensor
@@ -311,9 +314,10 @@ class MaskedLayout(TokenLayout):
 def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotTables | None) -> TokenLayout:
     """Return the layout of queries `[batch, heads, seq, ...]` and keys `[batch, kv_heads, total, ...]` under a mask.
 
-    `mask` is transformers': None (causal), bool `[batch or 1, 1, seq, total]`, or the same as numbers that are added. A
-    query's index is the number of keys before it that it sees; a cached key's is its place among those that are seen.
-    Raises `RopeError` where queries and keys then disagree (several documents in one row of a cache).
+    `mask` is transformers': None (causal), bool `[batch or 1, 1, seq, total]`, or the same as numbers to add. A query's
+    index is the number of earlier keys that it sees; a cached key's is its place among the visible keys.
+
+    **Raises:** `RopeError` if queries and keys then disagree (several documents in one row of a cache).
     """
     batch, seq, total = q.shape[0], q.shape[2], keys.shape[2]
     seen = None if mask is None else _seen(mask, batch)
@@ -323,12 +327,12 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
         if bool((seen == plainly).all()):
             seen = None
     if seen is None:
-        room = -(-total // _ROOM) * _ROOM
+        room = -(-total // _SLOTS) * _SLOTS
         return TokenLayout(
-            batch, seq, q.device, start=total - seq, total=total, room=room, cached=True, slot_tables=slot_tables
+            batch, seq, q.device, start=total - seq, total=total, capacity=room, cached=True, slot_tables=slot_tables
         )
     blind, real = ~seen.any(-1, keepdim=True), seen.any(2)[:, 0]
-    # a padded query sees its row's first key alone, which has index 0 as it has: finite, and means nothing
+    # a padded query sees only its row's first key, which has index 0 too: its output is finite and unused
     seen = seen | (blind & F.one_hot(real.to(torch.uint8).argmax(-1), total).bool()[:, None, None])
     counts = seen.sum(-1)[:, 0]
     index = (counts - 1).clamp(min=0)
@@ -339,7 +343,7 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
     if not torch.compiler.is_compiling():
         if not bool((index_of_keys.gather(1, last) == index).logical_or(blind[:, 0, :, 0]).all()):
             raise RopeError(
-                "attach: a method in attention counts each row's tokens, and this call's mask does not tell them.",
+                "attach: a method in attention counts the tokens of each row, which this mask does not determine.",
                 facts={"queries": seq, "keys": total},
                 cure="Use a causal mask with padding on the left, and no packed documents together with a cache.",
             )
@@ -354,7 +358,7 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
 def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
     """Return the interval of keys that each query sees, for a kernel; None if some query sees no interval.
 
-    Arguments as for `read_layout`, of layers with a window as well.
+    Arguments as for `read_layout`; layers may have a window.
     """
     seq, total = q.shape[2], keys.shape[2]
     if mask is None:
@@ -365,7 +369,7 @@ def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
     if mask.ndim != 4 or mask.shape[1] != 1:
         return None
     if mask.dtype != torch.bool and bool(((mask != 0) & (mask > -1e4)).any()):
-        return None  # numbers of their own, as ALiBi's
+        return None  # other numbers, such as ALiBi's
     seen = _seen(mask, q.shape[0])[:, 0]
     counts = seen.sum(-1)
     low = seen.to(torch.uint8).argmax(-1)
@@ -374,18 +378,19 @@ def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
     return Bounds(low, low + counts) if bool((interval == seen).all()) else None
 
 
-def _unreadable(mask: object) -> RopeError:
+def _unsupported(mask: object) -> RopeError:
+    """Return the error for a mask in another form."""
     return RopeError(
-        "attach: methods in attention read masks `[batch, 1, queries, keys]`.",
+        "attach: methods in attention support only masks `[batch, 1, queries, keys]`.",
         facts={"mask": mask if isinstance(mask, Tensor) else type(mask).__name__},
         cure='Call model.set_attn_implementation("sdpa") first.',
     )
 
 
 def _seen(mask: Tensor, batch: int) -> Tensor:
-    """Return a mask as bool `[batch, 1, seq, total]`; added numbers are 0 where a key is seen."""
+    """Return a mask as bool `[batch, 1, seq, total]`; a number to add is 0 if the key is visible."""
     if mask.ndim != 4 or mask.shape[1] != 1:
-        raise _unreadable(mask)
+        raise _unsupported(mask)
     seen = mask if mask.dtype == torch.bool else mask == 0
     return seen.expand(batch, -1, -1, -1)
 
@@ -401,55 +406,55 @@ def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
         least, most = shift.masked_fill(layout.blind, ends.max), shift.masked_fill(layout.blind, ends.min)
     if bool((most.amax(-1) > least.amin(-1)).any()):
         raise RopeError(
-            "attach: a method in attention counts each row's tokens, and `position_ids` says otherwise.",
+            "attach: a method in attention counts the tokens of each row, and `position_ids` has other numbers.",
             facts={"position_ids": position_ids},
             cure="Leave `position_ids` out; pass an attention_mask for padding, use_cache=False for packed documents.",
         )
 
 
 class PerCall:
-    """One value for the layers of a call: made by the first that asks, for a mask and a key. Threads may share it."""
+    """One value for the layers of a call, made by the first of them, for a mask and a key. Threads may share it."""
 
     def __init__(self) -> None:
         self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
 
     def forget(self) -> None:
-        """Forget the call before, because a new forward begins."""
+        """Forget the last call, because a new forward begins."""
         self._held = None
 
     def of(self, key: Hashable, mask: Tensor | None, make: Callable[[], MadeT]) -> MadeT:
-        """Return the held value if it is this mask's and this key's; else make it."""
+        """Return the value if it belongs to this mask and this key; else make it."""
         version = None if mask is None or mask.is_inference() else mask._version
         key, held = (key, version), self._held
         if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is mask:
-            found: MadeT = held[2]
-            return found
+            value: MadeT = held[2]
+            return value
         made = make()
         self._held = key, None if mask is None else weakref.ref(mask), made  # one write
         return made
 
 
 class CallLayouts:
-    """The values that the layers of the current call share, and tables of slots, which calls share."""
+    """The values that the layers of the current call share, and tables of cache slots, which calls share."""
 
     def __init__(self) -> None:
         self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
         self._slots: dict[Hashable, SlotTables] = {}
 
     def forget(self) -> None:
-        """Forget the call before, because a new forward begins."""
-        for held in (self._layout, *self._bounds):
-            held.forget()
+        """Forget the last call, because a new forward begins."""
+        for value in (self._layout, *self._bounds):
+            value.forget()
 
     def of(
         self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None, seq_len: int | None
     ) -> TokenLayout:
-        """Return `read_layout`'s result, which the layers of a call share.
+        """Return the result of `read_layout`, which the layers of a call share.
 
-        Raises `RopeError` if `position_ids` of the queries count otherwise, or if the mask is flex attention's.
+        **Raises:** `RopeError` if `position_ids` of the queries disagree, or if the mask is flex attention's.
         """
         if mask is not None and not isinstance(mask, Tensor):
-            raise _unreadable(mask)
+            raise _unsupported(mask)
         if torch.compiler.is_compiling():
             return read_layout(q, keys, mask, None)
 
@@ -465,14 +470,14 @@ class CallLayouts:
         return self._layout.of((*_sizes(q, keys), q.dtype, mode, seq_len), mask, lambda: make(slots))
 
     def bounds(self, q: Tensor, keys: Tensor, mask: Any, windowed: bool) -> Bounds | None:
-        """`read_bounds`, made by the first layer with or without a window that asks."""
+        """Return the result of `read_bounds`, which the layers of a call with a window share, and those without."""
         if not isinstance(mask, Tensor | None):
             return None  # flex attention's
         key = *_sizes(q, keys), q.device, torch.is_inference_mode_enabled()
         return self._bounds[windowed].of(key, mask, lambda: read_bounds(q, keys, mask))
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave everything out: it belongs to one process and to the current call."""
+        """Return nothing: the values belong to one process and to the current call."""
         return {}
 
     def __setstate__(self, state: dict[str, object]) -> None:

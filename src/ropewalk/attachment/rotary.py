@@ -1,4 +1,4 @@
-"""The rotary modules of a live model: found, understood, and given other tables on the instance only."""
+"""The rotary modules of a live model, and the replacement of their tables on the instance."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep
 
 @dataclass(frozen=True)
 class RotaryModule:
-    """One rotary module of a live model: its name in the model, and the tables of each layer type as it stands.
+    """One rotary module of a live model: its name in the model, and its own tables of each layer type.
 
-    `looked_up`: the name of the module's tensor that holds the tables of all positions; None: its forward makes them.
+    `looked_up`: the name of the module's tensor with the tables of all positions; None: its forward makes them.
     """
 
     name: str
@@ -45,50 +45,48 @@ class RotaryModule:
     def replaced(self, forward: TablesForward) -> Replaced:
         """Put these tables in place of the module's own."""
         if self.looked_up is None:
-            return replaced_forward(self.module, forward)
-        return Replaced(self.module, self.looked_up, stand_in(self.module, self.looked_up, forward))
+            return replace_forward(self.module, forward)
+        tensors = _tensors(self.module, self.looked_up)
+        return Replaced(self.module, self.looked_up, LookedUp(forward, tensors, self.looked_up))
 
 
 def rotary_modules(model: nn.Module, config: Any) -> tuple[RotaryModule, ...]:
-    """Return the rotary modules of the decoder that `config` describes.
+    """Return the rotary modules of the decoder that `config` describes, not of other parts such as vision towers.
 
-    Those of other parts (vision towers, encoders of audio) are left as they are. Raises `RopeError` where there is
-    none, and for one whose tables are not understood.
+    **Raises:** `RopeError` if there is none, or if the form of its tables is unknown.
     """
     ropes = ropes_of_layer_types(config)
     family = FAMILIES.get(family_name(str(config.model_type)) or "")
     if family is not None and family.looked_up is not None:
         rope = _rope_of(None, ropes, family.looked_up)
         assert rope is not None, "such a family has one rope"
-        return tuple(
-            RotaryModule(name, holder, tables, own)
-            for name, holder, own, tables in understood_tables(model, family.looked_up, rope)
-        )
-    found = [
-        _understood(name, module, ropes)
+        return _modules_with_tables(model, family.looked_up, rope)
+    modules = [
+        _module_with_forward(name, module, ropes)
         for name, module in model.named_modules()
         if _NAME.search(type(module).__name__) and belongs_to(module, config.model_type) and _has_tables(module)
     ]
-    if not found:
+    if not modules:
         raise RopeError(
-            f"attach: this {config.model_type} has no rotary module whose tables could be replaced.",
+            f"attach: this {config.model_type} has no rotary module with tables.",
             facts={"model": type(model).__name__},
             cure="Use the model without attaching it.",
         )
-    return tuple(found)
+    return tuple(modules)
 
 
 def _has_tables(module: nn.Module) -> bool:
-    """Return whether a module computes tables: an attention layer with such a name has weights."""
+    """Return whether a module computes tables; an attention layer with such a name has linear layers."""
     return not any(isinstance(child, nn.Linear) for child in module.children())
 
 
-def _understood(name: str, module: nn.Module, ropes: Mapping[str | None, RopeConfig | None]) -> RotaryModule:
+def _module_with_forward(name: str, module: nn.Module, ropes: Mapping[str | None, RopeConfig | None]) -> RotaryModule:
+    """Return a rotary module with the form of the tables that its forward makes."""
     try:
         _fresh(module)
     except TypeError as error:
         raise RopeError(
-            f"attach: {type(module).__name__} cannot be built from its config alone, so its tables cannot be probed.",
+            f"attach: {type(module).__name__} cannot be built from only its config, so its tables cannot be probed.",
             facts={"module": name, "error": str(error)},
             cure="Use the model without attaching it.",
         ) from error
@@ -102,7 +100,7 @@ def _understood(name: str, module: nn.Module, ropes: Mapping[str | None, RopeCon
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """Return a new module of the same class and config on the CPU: the live one's frequencies may have been cast."""
+    """Return a new module of the same class and config on the CPU: a cast may have rounded the live frequencies."""
     make: Any = type(module)
     with torch.device("cpu"):
         made: nn.Module = make(module.config)
@@ -110,14 +108,14 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 
 def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], name: str) -> RopeConfig | None:
-    """Return the rope of a module's layer type; a module with one for all serves every type that rotates."""
+    """Return the rope of a module's layer type; a module without layer types has the rope of all that rotate."""
     if label in ropes:
         return ropes[label]
     if None in ropes:
         return ropes[None]
-    turning = {rope for rope in ropes.values() if rope is not None}
-    if label is None and len(turning) == 1:
-        return turning.pop()
+    rotating = {rope for rope in ropes.values() if rope is not None}
+    if label is None and len(rotating) == 1:
+        return rotating.pop()
     raise RopeError(
         "attach: a rotary module's layer types are not those that the config describes.",
         facts={"module": name, "its layer type": label, "the config's": sorted(map(str, ropes))},
@@ -126,8 +124,8 @@ def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], n
 
 
 def fresh_modules(modules: tuple[RotaryModule, ...]) -> dict[str, nn.Module]:
-    """Return a fresh float32 module for each whose frequencies a cast has rounded (`model.to(bfloat16)`), by name."""
-    return {held.name: _fresh(held.module) for held in modules if _was_cast(held.module)}
+    """Return a new float32 module for each with frequencies that a cast (`model.to(bfloat16)`) has rounded, by name."""
+    return {rotary.name: _fresh(rotary.module) for rotary in modules if _was_cast(rotary.module)}
 
 
 def _was_cast(module: nn.Module) -> bool:
@@ -136,76 +134,63 @@ def _was_cast(module: nn.Module) -> bool:
 
 
 class Replaced:
-    """One attribute of a module, given another value on the instance, and given back by `restore`."""
+    """One attribute of a module with another value on the instance, until `restore`."""
 
     def __init__(self, module: nn.Module, name: str, value: object) -> None:
         self.module, self.name, self.value = module, name, value
         self.had = name in vars(module)
         self.before = vars(module).get(name)
-        vars(module)[name] = value  # a buffer or parameter of that name stays, and is not seen
+        vars(module)[name] = value  # hides a buffer or parameter of that name
 
     def restore(self) -> None:
-        """Put back the instance's own value or the class's; a forward that was wrapped since then passes calls on."""
-        held = vars(self.module)
-        if (
-            held.get(self.name) is not self.value
-        ):  # a hook of accelerate was added or removed, or it was wrapped by hand
+        """Restore the instance's own value or the class's; a forward that was wrapped since then passes calls on."""
+        attributes = vars(self.module)
+        if attributes.get(self.name) is not self.value:  # a hook of accelerate or another wrapper came or went
             if isinstance(self.value, TablesForward):
                 self.value.own = self.before if self.had else type(self.module).forward.__get__(self.module)
         elif self.had:
-            held[self.name] = self.before
+            attributes[self.name] = self.before
         else:
-            del held[self.name]
+            del attributes[self.name]
 
 
-def replaced_forward(module: nn.Module, forward: object) -> Replaced:
-    """Give this instance another forward, under a hook of accelerate if one wraps it."""
+def replace_forward(module: nn.Module, forward: object) -> Replaced:
+    """Replace the forward of this instance; if a hook of accelerate wraps it, replace it under the hook."""
     return Replaced(module, _UNDER_HOOK if _UNDER_HOOK in vars(module) else _FORWARD, forward)
 
 
-def understood_tables(
-    model: nn.Module, path: str, rope: RopeConfig
-) -> list[tuple[str, nn.Module, str, dict[str | None, LayerTables]]]:
-    """Return each table at this path in the model: name of the holder, holder, name of the tensor, form.
+def _modules_with_tables(model: nn.Module, path: str, rope: RopeConfig) -> tuple[RotaryModule, ...]:
+    """Return each module of the model with a table, at the end of `path`.
 
-    Raises `RopeError` for a table whose rows are not the sines and cosines of `rope`.
+    **Raises:** `RopeError` for a table with rows that are not the sines and cosines of `rope`.
     """
-    found = []
+    *inner, own = path.split(".")
+    modules = []
     for name, module in model.named_modules():
-        holder, own = _held(module, path)
-        if holder is not None:
+        holder: nn.Module | None = module
+        for part in inner:
+            holder = None if holder is None else holder._modules.get(part)
+        table = None if holder is None else _tensors(holder, own).get(own)
+        if holder is not None and isinstance(table, Tensor):
             where = f"{name}.{path}".lstrip(".")
-            form = table_format(_tensors(holder, own)[own], rope, where)
+            form = table_format(table, rope, where)
             tables: dict[str | None, LayerTables] = {None: LayerTables(rope, form, rope.num_axes, rope.pairs)}
-            found.append((where, holder, own, tables))
-    return found
-
-
-def _held(module: nn.Module, path: str) -> tuple[nn.Module | None, str]:
-    """Return the module that holds the tensor at a path from this one, or None, and the tensor's name."""
-    *inner, name = path.split(".")
-    holder: nn.Module | None = module
-    for part in inner:
-        holder = None if holder is None else holder._modules.get(part)
-    there = holder is not None and isinstance(_tensors(holder, name).get(name), Tensor)
-    return (holder if there else None), name
-
-
-def stand_in(holder: nn.Module, name: str, forward: TablesForward) -> LookedUp:
-    """Return the stand-in for a module's tensor of this name."""
-    return LookedUp(forward, _tensors(holder, name), name)
+            modules.append(RotaryModule(where, holder, tables, own))
+    return tuple(modules)
 
 
 def _tensors(module: nn.Module, name: str) -> dict[str, Any]:
+    """Return the dict of the module that contains the tensor of this name: of buffers or of parameters."""
     return module._buffers if name in module._buffers else module._parameters
 
 
 @dataclass
 class LayerPlan:
-    """The tables and extensions for each module.
+    """The tables and extensions of a model under some positions.
 
-    `tables`: of each rotary module, by layer type. `overrides`: of single layers. `extensions`: by layer. `text_only`:
-    positions of several axes must be those of plain text, for they are told layer by layer, or counted in attention.
+    - `tables`: of each rotary module, by layer type. `overrides`: of single layers. `extensions`: by layer.
+    - `text_only`: positions of several axes must be those of plain text, because single layers have other tables, or
+      attention counts the tokens.
     """
 
     tables: list[dict[str | None, LayerTables]] = field(default_factory=list)
@@ -214,21 +199,25 @@ class LayerPlan:
     text_only: bool = False
 
 
-def planned(
+def plan_layers(
     modules: Sequence[RotaryModule], labels: Sequence[str | None], own: Positions, positions: Positions
 ) -> LayerPlan:
-    """Return the plan for these positions; raise `RopeError` if the model cannot be put under them."""
+    """Plan a model under these positions; raise `RopeError` if that is impossible."""
     _check(own, positions)
-    plan = LayerPlan(extensions={layer: held for layer, held in enumerate(positions.extensions) if held is not None})
+    plan = LayerPlan(extensions={layer: one for layer, one in enumerate(positions.extensions) if one is not None})
 
     def wanted(layer: int) -> RopeConfig | None:
         extension = positions.extensions[layer]
         return None if extension is not None and extension.remaps else positions.ropes[layer]
 
-    for held in modules:
+    for rotary in modules:
         of_module = {}
-        for label, tables in held.tables.items():
-            layers = _layers_of(label, labels, own, len(held.tables) == 1)
+        for label, tables in rotary.tables.items():
+            layers = [
+                layer
+                for layer, rope in enumerate(own.ropes)
+                if rope is not None and (label is None or len(rotary.tables) == 1 or labels[layer] == label)
+            ]
             ropes = [wanted(layer) for layer in layers]
             common = max(dict.fromkeys(ropes), key=ropes.count) if ropes else tables.rope
             of_module[label] = tables.with_rope(common)
@@ -236,21 +225,13 @@ def planned(
                 if rope != common:
                     plan.overrides[layer] = tables.with_rope(rope)
         plan.tables.append(of_module)
-    remaps = any(held.remaps for held in plan.extensions.values())
+    remaps = any(extension.remaps for extension in plan.extensions.values())
     plan.text_only = bool(plan.overrides or remaps) and any(rope.num_axes > 1 for rope in own.present_ropes)
     return plan
 
 
-def _layers_of(label: str | None, labels: Sequence[str | None], own: Positions, alone: bool) -> list[int]:
-    """Return the layers that read a module's tables of a layer type."""
-    return [
-        layer
-        for layer, rope in enumerate(own.ropes)
-        if rope is not None and (label is None or alone or labels[layer] == label)
-    ]
-
-
 def _check(own: Positions, positions: Positions) -> None:
+    """Raise `RopeError` for positions that the model's layers cannot have."""
     if positions.num_layers != own.num_layers:
         raise RopeError(
             "attach: positions have one entry for each layer.",
@@ -268,9 +249,9 @@ def _check(own: Positions, positions: Positions) -> None:
             )
         if after is not None and before is not None and _shape(after) != _shape(before):
             raise RopeError(
-                "attach: a live model's heads turn the same pairs under every rope.",
+                "attach: a live model's heads rotate the same pairs under every rope.",
                 facts={"layer": layer, "its own rope": before, "rope": after},
-                cure="Change theta or the scaling alone.",
+                cure="Change only theta or the scaling.",
             )
         if extension is not None and extension.remaps and (after is None or window is not None):
             raise RopeError(

@@ -18,19 +18,20 @@ from ropewalk.rope.tables import text_positions
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 Arrangement = Literal["doubled", "repeated", "once", "complex", "sines first"]
-"""Of the pairs' numbers: all of them twice, each of them twice, each once, as complex numbers, or in one tensor."""
+"""The order of the pairs' numbers: all twice, each twice, each once, as complex numbers, or in one tensor."""
 
 _NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
 _FAR = (0, 1, 77, 1000, 4095, 12_345, 20_011, 30_011)
-_FLOOR, _SLOPE = 4e-6, 8e-6  # of a float32 table: of itself, and for each radian of its angle
+_FLOOR, _SLOPE = 4e-6, 8e-6  # errors of a float32 table: constant, and for each radian of the angle
 
 
 @dataclass(frozen=True)
 class Format:
     """The form of a rotary module's tables `[batch, seq, width]`.
 
-    - `arrangement`: of the pairs' numbers along the width. `follows_input`: the tables have the dtype of the hidden
-      states; False: float32. `negated`: the tables turn forwards, and the class's function turns back by them.
+    - `arrangement`: of the pairs' numbers along the width.
+    - `follows_input`: whether the tables have the dtype of the hidden states; else they are float32.
+    - `negated`: the tables have the positive angle, and the class's function rotates by minus the angle.
     """
 
     arrangement: Arrangement
@@ -57,9 +58,9 @@ class Format:
 
 
 def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
-    """Return the layer types that a rotary module keeps tables for; (None,) if it has one for all.
+    """Return the layer types for which a rotary module has tables; (None,) if one serves all.
 
-    Raises `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
+    **Raises:** `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
     """
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     if names[:2] != ["x", "position_ids"] or not set(names[2:]) <= {"layer_type"}:
@@ -68,8 +69,8 @@ def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
             facts={"arguments": ", ".join(names)},
             cure="Use the model without attaching it.",
         )
-    held = [name.removesuffix("_inv_freq") for name, _ in module.named_buffers(recurse=False)]
-    labels = [name for name in held if name not in ("inv_freq", "original") and not name.endswith("_original")]
+    buffers = [name.removesuffix("_inv_freq") for name, _ in module.named_buffers(recurse=False)]
+    labels = [name for name in buffers if name not in ("inv_freq", "original") and not name.endswith("_original")]
     return tuple(labels) or (None,)
 
 
@@ -83,33 +84,35 @@ def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
 
 
 def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeConfig, name: str) -> Format:
-    """Return the form in which a fresh module, made by `make`, returns the tables of `rope`.
+    """Return the form in which a new module, made by `make`, returns the tables of `rope`.
 
-    Raises `RopeError` where none of the forms that we know gives its numbers: near positions and far ones, on axes
-    that differ, are compared to float32's rounding.
+    Near and far positions, on axes that differ, are compared to float32's rounding.
+
+    **Raises:** `RopeError` if no known form gives its numbers.
     """
     lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
     near_and_far = (_NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths))
-    negated, found = False, set[Arrangement]()
-    for negated in (False, True) if _turns_back(rope) else (False,):
-        found = set.intersection(*(_fitting(make(), label, rope, places, negated) for places in near_and_far))
-        if found:
+    backwards = rope.inv_freq is not None and max(rope.inv_freq) <= 0  # every pair rotates by minus the angle
+    negated, fitting = False, set[Arrangement]()
+    for negated in (False, True) if backwards else (False,):
+        fitting = set.intersection(*(_fitting(make(), label, rope, places, negated) for places in near_and_far))
+        if fitting:
             break
-    if not found:
+    if not fitting:
         raise _unlike(name, rope, {"class": type(make()).__name__, "layer_type": label})
     low = _called(make(), label, torch.arange(4)[None], rope.num_axes, torch.bfloat16)
-    arrangement: Arrangement = min(found)  # one pair alone fits two of them, which are then the same
+    arrangement: Arrangement = min(fitting)  # a single pair fits two forms, which are then the same
     return Format(arrangement, low[0].dtype == torch.bfloat16, negated)
 
 
 def table_format(table: Tensor, rope: RopeConfig, name: str) -> Format:
-    """Return the form of a tensor `[positions, width]` that holds the sines, then the cosines, of every position.
+    """Return the form of a tensor `[positions, width]` with the sines, then the cosines, of every position.
 
-    Raises `RopeError` where its rows are not those of `rope`, near and far, to the rounding of its dtype.
+    **Raises:** `RopeError` if near or far rows differ from those of `rope` by more than the rounding of its dtype.
     """
     if table.is_meta:
         raise RopeError(
-            f"attach: the tables of {name} are compared, and they are on the meta device.",
+            f"attach: the tables of {name} must be compared, but are on the meta device.",
             facts={"table": table},
             cure="Attach where the weights are.",
         )
@@ -134,14 +137,10 @@ def _unlike(name: str, rope: RopeConfig, facts: dict[str, Any]) -> RopeError:
     )
 
 
-def _turns_back(rope: RopeConfig) -> bool:
-    """Return whether every pair rotates by minus the angle, or not at all."""
-    return rope.inv_freq is not None and max(rope.inv_freq) <= 0
-
-
 def _called(
     module: nn.Module, label: str | None, position_ids: Tensor, axes: int, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
+    """Return the tables of a rotary module: cos and sin, or real part, imaginary part and the complex tensor."""
     x = torch.zeros(1, 1, dtype=dtype, device="cpu")
     ids = position_ids if axes == 1 or position_ids.ndim == 3 else position_ids.expand(axes, -1, -1)
     options: dict[str, Any] = {} if label is None else {"layer_type": label}
@@ -154,8 +153,9 @@ def _called(
 def _fitting(
     module: nn.Module, label: str | None, rope: RopeConfig, places: tuple[int, ...], negated: bool
 ) -> set[Arrangement]:
+    """Return the arrangements in which a module's tables equal those of `rope` at these positions."""
     ids = torch.tensor([places], device="cpu")
-    if rope.num_axes > 1:  # axes that differ, else which pair follows which is not seen
+    if rope.num_axes > 1:  # different positions on each axis show which pair follows which axis
         ids = torch.stack([ids.roll(axis, dims=1) for axis in range(rope.num_axes)])
     out = _called(module, label, ids, rope.num_axes, torch.float32)
     rotary = RotaryEmbedding(rope)
@@ -178,7 +178,7 @@ def _fitting(
 
 
 def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor, rounding: float = 0.0) -> bool:
-    """Return whether two pairs of tables differ by no more than float32's rounding of the angles, and `rounding`."""
+    """Return whether two pairs of tables differ by at most float32's rounding of the angles plus `rounding`."""
     if len(theirs) != 2 or any(a.shape != b.shape for a, b in zip(theirs, ours, strict=True)):
         return False
     allowed = _FLOOR + rounding + _SLOPE * angles
@@ -192,7 +192,7 @@ class SeqLen:
     fixed: int | None = None
 
     def of(self, rope: RopeConfig, position_ids: Tensor) -> int | Tensor | None:
-        """Return the length for these positions; None if the rope needs none. It may be a tensor when compiling."""
+        """Return the length for these positions, or None if the rope needs none; a compiler may get a tensor."""
         if not rope.needs_seq_len:
             return None
         if self.fixed is not None:
@@ -203,7 +203,7 @@ class SeqLen:
 
 @dataclass(frozen=True)
 class LayerTables:
-    """The tables of one layer type: its rope (None: no rotation, cos 1 and sin 0 for `pairs` pairs), and their form."""
+    """The tables of one layer type: rope (None: no rotation, cos 1 and sin 0 for `pairs` pairs), form and axes."""
 
     rope: RopeConfig | None
     form: Format
@@ -217,7 +217,7 @@ class LayerTables:
     def __call__(
         self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, nudge: float = 0.0
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """Return cos and sin of these positions in the form of the model's own module."""
+        """Return cos and sin of these positions in the form of the model's module; `nudge` as in `TablesForward`."""
         positions = positions_by_axis(position_ids, self.axes)
         if self.rope is None:
             shape = positions.shape if self.axes == 1 else positions.shape[:-1]
@@ -228,18 +228,18 @@ class LayerTables:
         cos, sin = rotary.cos_sin(positions, length)
         factor = rotary.attention_factor_at(length)
         if nudge:
-            random = torch.Generator().manual_seed(0)  # torch's own random state stays
+            random = torch.Generator().manual_seed(0)  # torch's own random state does not change
             cos, sin = (table * (1 + nudge * _signs(table, random)) for table in (cos, sin))
         return self.form.arranged(cos.to(x.device), sin.to(x.device), factor, x.dtype)
 
 
 class TablesForward:
-    """The forward of one rotary module, by layer type; it holds no reference to the module, and no tensor.
+    """The forward of one rotary module, by layer type, without a reference to the module or to a tensor.
 
-    - `begin`: called whenever the model begins a forward.
+    - `begin`: a function to call when the model begins a forward.
     - `tables`, `text_only`: set for each `Positions` that the model is put under.
-    - `own`: the module's own forward, which is called instead after `detach` if something still calls this one.
-    - `nudge`: change every number by this fraction, up or down at random, to measure the model's rounding noise.
+    - `own`: the module's own forward; set by `detach` if a wrapper still calls this one.
+    - `nudge`: a fraction by which every number changes, up or down at random, to measure the model's rounding noise.
     """
 
     def __init__(self, seq_len: SeqLen, begin: Callable[[], None]) -> None:
@@ -260,17 +260,17 @@ class TablesForward:
             self.begin()
             if self.text_only and position_ids.ndim == 3 and bool((position_ids != position_ids[:1]).any()):
                 raise RopeError(
-                    "attach: under this method positions must be those of plain text, alike on every axis.",
+                    "attach: under this method positions must be those of plain text, equal on every axis.",
                     facts={"position_ids": position_ids},
                     cure="For images and videos choose a method of frequencies that gives all layers one rope.",
                 )
-        if layer_type not in self.tables:  # a class that has one table for all, and is told the layer type
+        if layer_type not in self.tables:  # the class gets the layer type, but has one table for all
             layer_type = None
         return self.tables[layer_type](x, position_ids, self.seq_len, self.nudge)
 
 
 class OwnTables:
-    """A hook before one attention layer whose rope is not that of the layers with which it shares a rotary module."""
+    """A hook before one attention layer with another rope than the other layers of its rotary module."""
 
     def __init__(self, tables: LayerTables, seq_len: SeqLen) -> None:
         self.tables, self.seq_len = tables, seq_len
@@ -281,7 +281,7 @@ class OwnTables:
         position_ids = kwargs.get("position_ids")
         if "position_embeddings" not in kwargs or position_ids is None:
             raise RopeError(
-                "attach: this model does not hand position ids to its attention layers, so they share one rope.",
+                "attach: this model does not pass position ids to its attention layers, so they share one rope.",
                 facts={"layer": type(module).__name__, "arguments": ", ".join(kwargs)},
                 cure="Choose a method that gives all layers one rope.",
             )
@@ -297,14 +297,14 @@ def _signs(like: Tensor, random: torch.Generator) -> Tensor:
 
 
 class LookedUp:
-    """The stand-in for a tensor `[positions, rotary_dim]`: it makes each row that is asked for.
+    """A substitute for a tensor `[positions, rotary_dim]` that computes rows when they are indexed.
 
-    Models ask by index, by `torch.gather` along the positions, or by `F.embedding`; any other use raises `TypeError`.
-    It keeps `held`, the module's own dict of tensors, for the dtype and the device of the one that it stands for.
+    Models index it by `[]`, by `torch.gather` along the positions, or by `F.embedding`; any other use raises
+    `TypeError`. `tensors`: the module's own dict with the tensor, which has the dtype and the device.
     """
 
-    def __init__(self, forward: TablesForward, held: Mapping[str, Tensor | None], name: str) -> None:
-        self.forward, self.held, self.name = forward, held, name
+    def __init__(self, forward: TablesForward, tensors: Mapping[str, Tensor | None], name: str) -> None:
+        self.forward, self.tensors, self.name = forward, tensors, name
 
     def rows(self, position_ids: Tensor) -> Tensor:
         """Return sines, then cosines `[*position_ids, rotary_dim]`, in the dtype of the model's own table."""
@@ -315,13 +315,13 @@ class LookedUp:
 
     @property
     def _own(self) -> Tensor:
-        own = self.held[self.name]
+        own = self.tensors[self.name]
         assert own is not None
         return own
 
     @property
     def shape(self) -> torch.Size:
-        """Return the shape of the model's own table; positions beyond it have rows as well."""
+        """Return the shape of the model's own table; positions beyond it have rows too."""
         return self._own.shape
 
     @property
@@ -330,7 +330,7 @@ class LookedUp:
         return self._own.device
 
     def to(self, device: torch.device) -> LookedUp:
-        """Raise `RopeError`: the model would keep what it gets as its own table."""
+        """Raise `RopeError`: the model would keep the result as its own table."""
         raise RopeError(
             "attach: this model's table of positions is on another device than its inputs.",
             facts={"table": self.device, "inputs": device},
@@ -338,7 +338,7 @@ class LookedUp:
         )
 
     def repeat(self, *_: int) -> LookedUp:
-        """Return itself: rows are made for any batch."""
+        """Return itself, which serves any batch."""
         return self
 
     def __getitem__(self, position_ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention over given queries, keys and values: our kernel, torch's fused kernels, or a form that returns weights."""
+"""Attention over queries, keys and values: by our kernels, by torch's, or in a form that returns weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ropewalk.shapes import Float
 
 
 class LogitRules(NamedTuple):
-    """Logits become softcap tanh(logit / softcap), before masks and biases; a sink takes weight and gives nothing.
+    """Logits become softcap tanh(logit / softcap), before masks and biases; a sink takes weight and adds no value.
 
-    - `softcap`: 0: none. Source: Gemma 2, arXiv:2408.00118, section 2.
+    - `softcap`: 0 for none. Source: Gemma 2, arXiv:2408.00118, section 2.
     - `sinks`: `[heads]`, one more logit in each head's softmax. Source: gpt-oss, arXiv:2508.10925, section 2.2.
 
     >>> LogitRules(sinks=torch.zeros(1)).softmax(torch.zeros(1, 1, 1, 3)).flatten().tolist()
@@ -32,15 +32,15 @@ class LogitRules(NamedTuple):
 
     @property
     def none(self) -> bool:
-        """Whether logits stay as they are."""
+        """Return whether logits stay unchanged."""
         return self.softcap == 0.0 and self.sinks is None
 
     def capped(self, logits: Tensor) -> Tensor:
-        """Logits under the softcap."""
+        """Return logits under the softcap."""
         return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """Weights of masked scores `[batch, heads, seq, keys]`, beside the sinks' weight, which is left out."""
+        """Return the weights of masked scores `[batch, heads, seq, keys]`; the sinks take a share that is left out."""
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = self.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
@@ -48,9 +48,7 @@ class LogitRules(NamedTuple):
 
 
 NO_RULES = LogitRules()
-
-
-OPEN_BLOCK = 256  # queries whose scores exist at one time, where they are written out
+OPEN_BLOCK = 256  # queries whose scores exist at one time, without a fused kernel
 
 
 def attend(
@@ -62,14 +60,20 @@ def attend(
     bias: Tensor | None = None,
     rules: LogitRules = NO_RULES,
 ) -> Float[Tensor, "batch heads seq head_dim"]:
-    """softmax(rules(q k^T / sqrt(head_dim)) + bias) v by our kernel where it serves, else by torch's.
+    """Return softmax(rules(q k^T / sqrt(head_dim)) + bias) v, by our kernel if it can run, else by torch's.
 
-    q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`; returns q's shape.
-    `bias` is `[1 or batch, heads, seq, total]` and holds the mask as well: `seen` is not asked then. Under `rules`
-    `seen` knows its whole mask: what no kernel of ours serves is written out, `OPEN_BLOCK` queries at a time.
+    **Arguments:**
+
+    - `q`: `[batch, heads, seq, head_dim]`; `keys`, `values`: `[batch, kv_heads, total, head_dim]`.
+    - `seen`: the keys that each query sees. With `rules` it must have its whole mask.
+    - `dropout`: probability, of the weights.
+    - `bias`: `[1 or batch, heads, seq, total]`, which includes the mask; `seen` is ignored then.
+    - `rules`: softcap and sinks. If no kernel can apply them, scores exist for `OPEN_BLOCK` queries at a time.
+
+    **Returns:** `[batch, heads, seq, head_dim]`.
     """
     if q.numel() == 0:
-        return torch.zeros_like(q)  # the CPU's flash kernel divides by zero and takes the process with it
+        return torch.zeros_like(q)  # torch's flash kernel on the CPU divides by zero, which ends the process
     if bias is not None and rules.none:
         return _attend_with_bias(q, keys, values, bias, dropout)
     kernel = None
@@ -94,7 +98,7 @@ def attend(
     groups = heads // kv_heads
     mask = seen.additive(q.dtype)
     if seq == 1 and groups > 1 and not seen.is_causal:
-        # One token: the queries of a group stand as rows against their one key head, which is read once.
+        # One token: the queries of a group are rows of one product with their key head, which is read once.
         folded = q.reshape(batch, kv_heads, groups, head_dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, dropout_p=dropout)
         return out.reshape(batch, heads, seq, head_dim)
@@ -112,7 +116,7 @@ def attend(
 
 
 def _attend_with_bias(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """A mask with a number for each head: fused where nothing asks for the bias's gradient, else in the open."""
+    """Attend by torch with a mask that has a number for each head."""
     batch, heads, seq, head_dim = q.shape
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
@@ -128,8 +132,8 @@ def _attend_with_bias(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dro
 def _attend_by_rules(
     q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float, bias: Tensor | None, rules: LogitRules
 ) -> Tensor:
-    """Scores written out, a block of queries at a time."""
-    assert not any((seen.is_causal, seen.band, seen.first_key)), "what is seen must be told by its whole mask"
+    """Attend without a fused kernel, a block of queries at a time."""
+    assert not any((seen.is_causal, seen.band, seen.first_key)), "rules need the whole mask"
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     added, outs = seen.additive(exact) if bias is None else bias, []
     for begin, end in open_blocks(q.shape[2]):
@@ -139,23 +143,23 @@ def _attend_by_rules(
 
 
 def open_blocks(seq: int) -> list[tuple[int, int]]:
-    """Queries `begin .. end - 1` whose scores exist at one time, where they are written out.
+    """Return blocks of queries `begin .. end - 1` whose scores exist at one time, without a fused kernel.
 
-    A compiler gets one block: a loop over blocks would make a graph of its own for every length.
+    A compiler gets one block: a loop over blocks would make a different graph for every length.
     """
     edges = [0, seq] if torch.compiler.is_compiling() else [*range(0, seq, OPEN_BLOCK), seq]
     return list(pairwise(edges))
 
 
 def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether a fused kernel takes fewer key heads than query heads; elsewhere they are repeated first."""
+    """Return whether torch's fused kernel supports fewer key heads than query heads; else they are repeated first."""
     if q.device.type == "cpu":
         return True  # measured: 5 to 15 % faster than repeating, forward and backward
     return q.device.type == "cuda" and mask is None and q.dtype in (torch.float16, torch.bfloat16)
 
 
 def splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether the kernel that also returns the softmax's denominator can be used: CPU, eager, without gradients."""
+    """Return whether the kernel that also returns the softmax's denominator can run: CPU, eager, no gradients."""
     if torch.compiler.is_compiling() or q.device.type != "cpu" or type(q) is not Tensor:
         return False
     grads = torch.is_grad_enabled() and (q.requires_grad or keys.requires_grad or values.requires_grad)
@@ -163,11 +167,11 @@ def splits(q: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility) -> Tensor:
-    """A chunk after a cache: all see the prefix, the rest is causal, or branches: two softmaxes joined by their
-    denominators.
+    """Attend from a chunk after a cache: all queries see the prefix, and the chunk itself is causal or has branches.
 
-    No mask is built, and the queries of a group stand as rows against their one key head. Measured against a masked
-    call, one core, 2,048 queries on 8,192 keys, 9 and 3 heads of 64: 456 against 593 ms in float32.
+    Two softmaxes are merged by their denominators. No mask over the prefix is built, and the queries of a group are
+    rows of one product with their key head. Measured on one core, 2,048 queries on 8,192 keys, 9 and 3 heads of 64,
+    float32: 456 ms, and 593 ms for a masked call.
     """
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     batch, heads, seq, head_dim = q.shape
@@ -184,7 +188,7 @@ def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, seen: Visibili
 
 
 def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float) -> Tensor:
-    """A causal window over a long call, one block of queries at a time against the keys in their reach."""
+    """Attend under a causal window in a long call, one block of queries at a time to the keys in their reach."""
     seq, total, window = q.shape[2], keys.shape[2], seen.band
     start, size, blocks = total - seq, max(window, 128), []
     for begin in range(0, seq, size):
@@ -207,7 +211,7 @@ def attend_openly(
     bias: Tensor | None = None,
     rules: LogitRules = NO_RULES,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch heads seq total"]]:
-    """The same as `attend`, written out, with the weights `[batch, heads, seq, total]` (before dropout)."""
+    """Return the result of `attend`, and the weights `[batch, heads, seq, total]` before dropout; no fused kernel."""
     groups = q.shape[1] // keys.shape[1]
     if groups > 1:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)

@@ -32,31 +32,31 @@ from ropewalk.shapes import Float, Int, Real, Shaped
 
 
 def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, bias: Tensor | None, **arguments: object) -> None:
-    """Inputs that are built already leave nothing to the arguments that they were built from."""
-    given = {name: value for name, value in arguments.items() if value is not None}
-    if given:
-        names = " and ".join(f"`{name}`" for name in given)
+    """Raise `RopeError` if `arguments` that `inputs` already contain are passed again, or the shapes differ."""
+    ignored = {name: value for name, value in arguments.items() if value is not None}
+    if ignored:
+        names = " and ".join(f"`{name}`" for name in ignored)
         raise RopeError(
             f"Attention: `inputs` is already built, so {names} would be ignored.",
-            facts=given,
+            facts=ignored,
             cure="Leave `inputs` out, or build it with them: ForwardInputs.of(hidden_states, ...).",
         )
     if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
         raise RopeError(
-            "Attention: `inputs` was built for a call of another shape.",
+            "Attention: `inputs` was built for a different shape.",
             facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
-            cure="Build it from hidden states of this call: ForwardInputs.of(hidden_states, ...).",
+            cure="Build it from the hidden states of this call: ForwardInputs.of(hidden_states, ...).",
         )
     if bias is not None and inputs.documents is not None:
         raise RopeError(
-            "Attention: packed documents have a bias each, so `bias` would be ignored.",
+            "Attention: each packed document has its own bias, so `bias` would be ignored.",
             facts={"bias": bias},
-            cure="Pass what ForwardInputs.shared_bias gives: None for packed documents.",
+            cure="Pass the result of ForwardInputs.shared_bias: None for packed documents.",
         )
 
 
 def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
-    """Sizes of a layer are whole multiples of each other, as `Attention` needs."""
+    """Raise `RopeError` unless all sizes are positive and the heads can be divided."""
     facts = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     if min(hidden, heads, kv_heads, 1 if head_dim is None else head_dim) < 1:
         raise RopeError(
@@ -80,36 +80,35 @@ def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, wi
         raise RopeError(
             "Attention: `sliding_window` must be at least 1 token.",
             facts={"sliding_window": window},
-            cure="Leave it out to see every token before.",
+            cure="Leave it out to see all earlier tokens.",
         )
 
 
 def check_dropouts(**dropouts: float) -> None:
-    """Every dropout is a probability below 1."""
+    """Raise `RopeError` unless every dropout is a probability below 1."""
     for name, p in dropouts.items():
         if not 0.0 <= p < 1.0:
             raise RopeError(
                 f"Attention: `{name}` must be a probability below 1.",
                 facts={name: p},
-                cure="0.0 turns it off; common values are 0.0 to 0.2.",
+                cure="0.0 disables it; common values are 0.0 to 0.2.",
             )
 
 
 def check_softcap(softcap: float | None) -> None:
-    """A softcap is a positive number."""
+    """Raise `RopeError` unless the softcap is None or a positive number."""
     if softcap is not None and not 0.0 < softcap < math.inf:
         raise RopeError(
             "Attention: `softcap` must be a positive number.",
             facts={"softcap": softcap},
-            cure="Gemma 2 has 50.0; leave it out for logits as they are.",
+            cure="Gemma 2 has 50.0; leave it out for none.",
         )
 
 
 def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:
-    """The cache is for this layer's rope, which it knows where it must watch its length, and for its extension."""
-    known = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
-    must_know = rope is not None and rope.needs_seq_len
-    if known != rope and (cache.ropes is not None or must_know):
+    """Raise `RopeError` unless the cache was made for this layer's rope and extension."""
+    cached = None if cache.ropes is None or not 0 <= layer < cache.num_layers else cache.ropes[layer]
+    if cached != rope and (cache.ropes is not None or (rope is not None and rope.needs_seq_len)):
         raise RopeError(
             "Attention: the cache was not made for this layer's rope.",
             facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
@@ -124,10 +123,10 @@ def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: 
 
 
 def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encoding | None) -> None:
-    """An extension reads unrotated keys; an encoding that knows positions by more than slots cannot be read so."""
+    """Raise `RopeError` if the extension needs unrotated keys, or the encoding rotated ones, and the cache differs."""
     if extension is not None and extension.remaps and cache.rotated:
         raise RopeError(
-            "KVCache: an extension in attention reads unrotated keys.",
+            "KVCache: an extension in attention needs unrotated keys.",
             facts={"extension": extension, "cache": cache},
             cure="Make the cache with rotated=False; model.new_cache does.",
         )
@@ -140,61 +139,61 @@ def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encod
 
 
 def check_one_way(rope: object, encoding: object) -> None:
-    """Positions are known by a rope or by an encoding."""
+    """Raise `RopeError` if both a rope and an encoding are given."""
     if rope is not None and encoding is not None:
         raise RopeError(
-            "Attention: `rope` and `encoding` both say how positions are known.",
+            "Attention: `rope` and `encoding` are mutually exclusive.",
             facts={"rope": rope, "encoding": encoding},
             cure="Pass one of them.",
         )
 
 
-def check_rope(rope: RopeConfig | None, head_dim: int, held: Extension | None) -> None:
-    """A rope fits the heads, and stays while an extension remaps its positions."""
+def check_rope(rope: RopeConfig | None, head_dim: int, extension: Extension | None) -> None:
+    """Raise `RopeError` unless the rope fits the heads, and exists if an extension remaps its positions."""
     if rope is not None and rope.head_dim != head_dim:
         raise RopeError(
-            "Attention: `rope` is for another head_dim.",
+            "Attention: `rope` has a different head_dim.",
             facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
             cure="RopeConfig(head_dim=...) must be the size of one head; rotary_dim may be smaller.",
         )
-    if rope is None and held is not None and held.remaps:
+    if rope is None and extension is not None and extension.remaps:
         raise RopeError(
-            "Attention: the layer's extension remaps the positions of a rope, so the rope cannot go alone.",
-            facts={"extension": held},
-            cure="Take both away: set_positions(None, None), or model.with_positions(rope=None, extension=None).",
+            "Attention: the layer's extension remaps the positions of its rope, so the rope cannot be removed.",
+            facts={"extension": extension},
+            cure="Remove both: set_positions(None, None), or model.with_positions(rope=None, extension=None).",
         )
 
 
 def check_extension(
     extension: Extension, rope: RopeConfig | None, encoding: Encoding | None, causal: bool, window: int | None
 ) -> None:
-    """What remaps positions has a rope over all earlier tokens; what scales logits has q.k alone in them."""
+    """Raise `RopeError` if this layer cannot remap positions, or its encoding adds a bias to the logits."""
     if extension.remaps and (rope is None or not causal or window is not None):
         raise RopeError(
             "Attention: an extension remaps the positions of causal attention with a rope over all earlier tokens.",
             facts={"extension": extension, "rope": rope, "causal": causal, "sliding_window": window},
-            cure="Leave this layer without it: a sliding window no longer than the trained length needs none.",
+            cure="Use None for this layer: a sliding window within the trained length needs no extension.",
         )
     if encoding is not None and encoding.adds_to_scores:
         raise RopeError(
-            "Attention: an extension's scale is defined for q.k alone, and this layer's encoding adds to scores.",
+            "Attention: an extension's scale is defined only for q.k, and this layer's encoding adds to scores.",
             facts={"extension": extension, "encoding": encoding.config},
-            cure="Leave the extension out, or choose an encoding that turns queries and keys, as a rope does.",
+            cure="Leave the extension out, or choose an encoding that rotates queries and keys, as a rope does.",
         )
 
 
-def check_local_heads(kv_heads: int, here: int, sinks: Tensor | None, encoding: Encoding | None) -> None:
-    """Where a process computes a part of the heads, nothing may be held for each of them."""
+def check_local_heads(kv_heads: int, local: int, sinks: Tensor | None, encoding: Encoding | None) -> None:
+    """Raise `RopeError` for sinks or biases per head if this process computes only a part of the heads."""
     if sinks is not None:
         raise RopeError(
-            "Attention: there is a sink for each head, and this process computes a part of the heads.",
-            facts={"sinks": sinks, "kv_heads": kv_heads, "here": here},
+            "Attention: the layer has a sink for each head, and this process computes only a part of the heads.",
+            facts={"sinks": sinks, "kv_heads": kv_heads, "kv_heads here": local},
             cure="Leave q_proj, k_proj and v_proj out of tensor parallelism.",
         )
     if encoding is not None and encoding.adds_to_scores:
         raise RopeError(
-            "Attention: this encoding has a bias for each head, and this process computes a part of the heads.",
-            facts={"encoding": encoding.config, "kv_heads": kv_heads, "here": here},
+            "Attention: this encoding has a bias for each head, and this process computes only a part of the heads.",
+            facts={"encoding": encoding.config, "kv_heads": kv_heads, "kv_heads here": local},
             cure="Leave q_proj, k_proj and v_proj out of tensor parallelism, or choose a rope.",
         )
 
@@ -207,23 +206,27 @@ class _RotateOptions(TypedDict):
 
 
 class Attention(nn.Module):
-    """Multi-head, grouped-query or multi-query attention; queries and keys know positions, values never.
+    """Multi-head, grouped-query or multi-query attention; positions enter queries and keys, never values.
+
+    **Arguments:**
 
     - `hidden_size`, `num_attention_heads`, `num_key_value_heads` (None: as many as heads; 1: multi-query), `head_dim`
       (None: hidden_size / heads): sizes.
-    - `rope`: a RopeConfig, or None for attention without position (NoPE). `encoding`: instead of it one of
+    - `rope`: a RopeConfig, or None for attention without position (NoPE). `encoding`: instead of a rope one of
       `ropewalk.encodings`, by name ("alibi", "t5", "rope", ...) or with its settings.
-    - `causal`: False sees both ways. `sliding_window`: tokens; query p sees key j where p - window < j <= p, and where
-      not causal |p - j| <= window, both as transformers does.
+    - `causal`: False for attention in both directions. `sliding_window`: tokens; query p sees key j if
+      p - window < j <= p (causal), or if |p - j| <= window (not causal), both as in transformers.
     - `extension`: one of `ropewalk.attention.extensions`, which remaps relative positions or scales logits.
-    - `softcap`: logits become softcap tanh(logit / softcap) before masks and biases, as Gemma 2. `sinks`: a learned
-      logit for each head, `self.sinks` `[heads]`, that takes weight in its softmax and gives nothing, as gpt-oss.
-    - `qk_norm`: RMSNorm over each head before the rotation, as Qwen3. `norm_eps` is its epsilon.
+    - `softcap`: logits become softcap tanh(logit / softcap) before masks and biases, as in Gemma 2. `sinks`: a learned
+      logit for each head, `self.sinks` `[heads]`, that takes weight in the softmax and adds no value, as in gpt-oss.
+    - `qk_norm`: RMSNorm over each head before the rotation, as in Qwen3. `norm_eps` is its epsilon.
     - `bias` of q, k, v; `output_bias` of o (None: as `bias`). `attention_dropout`, `residual_dropout`: probabilities,
-      applied in training only, to the weights and to the output.
+      applied only in training, to the weights and to the output.
 
-    Raises `RopeError` where sizes do not fit. Sources: Vaswani et al. 2017; Shazeer 2019 (multi-query); Ainslie et al.
-    2023 (grouped-query); Su et al. 2021, arXiv:2104.09864, eq. 16.
+    **Raises:** `RopeError` if sizes do not fit.
+
+    Sources: Vaswani et al. 2017; Shazeer 2019 (multi-query); Ainslie et al. 2023 (grouped-query); Su et al. 2021,
+    arXiv:2104.09864, eq. 16.
 
     >>> attention = Attention(32, 4, num_key_value_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
     >>> attention(torch.zeros(1, 5, 32)).shape
@@ -283,23 +286,23 @@ class Attention(nn.Module):
 
     @property
     def rope(self) -> RopeConfig | None:
-        """The rule that queries and keys are rotated by, or None."""
+        """Return the rule that rotates queries and keys, or None."""
         return None if self.rotary is None else self.rotary.config
 
     @property
     def position_encoding(self) -> Encoding | None:
-        """The encoding that this layer reads in place of a rope: its own, or the one that its model shares."""
+        """Return the encoding that replaces a rope: the layer's own, the one that its model shares, or None."""
         return self._shared[0] if self._shared else self.encoding
 
     @property
     def logit_rules(self) -> LogitRules:
-        """What is done to logits beside the scale."""
+        """Return the softcap and the sinks."""
         return LogitRules(self.softcap or 0.0, self.sinks)
 
     def _set_encoding(
         self, rope: RopeConfig | None, encoding: str | EncodingConfig | RopeConfig | Encoding | None
     ) -> None:
-        """A rope, an encoding of this layer's own, or one that a model shares among its layers (and registers)."""
+        """Set a rope, an encoding of this layer, or one that a model shares among its layers (and registers)."""
         check_one_way(rope, encoding)
         if isinstance(encoding, Encoding):
             self._shared = (encoding,)
@@ -315,13 +318,13 @@ class Attention(nn.Module):
         return Sizes(self.hidden_size, self.num_attention_heads, self.head_dim, self.causal)
 
     def set_rope(self, rope: RopeConfig | RotaryEmbedding | None) -> None:
-        """Rotate by another rule from now on; raises `RopeError` where it is for another head_dim."""
+        """Replace the rope; raise `RopeError` if it does not fit this layer."""
         config = rope.config if isinstance(rope, RotaryEmbedding) else rope
         check_rope(config, self.head_dim, getattr(self, "extension", None))
         self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
 
     def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
-        """Another rope and another extension at once; raises `RopeError` where they do not fit this layer."""
+        """Replace rope and extension together; raise `RopeError` if they do not fit this layer."""
         before = self.rotary, self.extension
         if extension != self.extension:
             self.extension = None
@@ -333,7 +336,7 @@ class Attention(nn.Module):
             raise
 
     def set_extension(self, extension: Extension | None) -> None:
-        """Extend by another method from now on; raises `RopeError` where this layer cannot."""
+        """Replace the extension; raise `RopeError` if it does not fit this layer."""
         if extension is not None:
             check_extension(extension, self.rope, self.position_encoding, self.causal, self.sliding_window)
         self.extension = extension
@@ -355,20 +358,25 @@ class Attention(nn.Module):
         Float[Tensor, "batch seq hidden"]
         | tuple[Float[Tensor, "batch seq hidden"], Float[Tensor, "batch heads seq keys"]]
     ):
-        """Attend within `hidden_states` `[batch, seq, hidden]`, and to what `cache` holds of layer `layer`.
+        """Attend within `hidden_states` `[batch, seq, hidden]`, and to the tokens of layer `layer` in `cache`.
+
+        **Arguments:**
 
         - `position_ids`: integers `[seq]` or `[batch, seq]`; None: each token's index among the real tokens of its row,
           after those in the cache, or of its document.
         - `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side; with a cache it
-          covers the new tokens alone. What comes out at padded tokens is finite and means nothing.
-        - `document_ids`: integers `[batch, seq]`; a new document begins where the id changes; no attention across.
-        - `seq_len`: tokens, an int or `[batch]`: required where frequencies depend on length, unless the cache has it.
-        - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout, computed in the open.
-        - `inputs`: what a model has built from these arguments for all its layers; they are left out then.
-        - `bias`: with `inputs`, what the model's shared encoding adds to scores, masked (`ForwardInputs.shared_bias`).
+          covers only the new tokens. The result at padded tokens is finite and has no meaning.
+        - `document_ids`: integers `[batch, seq]`; a new document begins when the id changes; documents do not see each
+          other.
+        - `cache`: keeps no gradients, and counts the tokens as stored when its last layer has written.
+        - `seq_len`: tokens, an int or `[batch]`; required if frequencies depend on length, unless the cache has it.
+        - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout; no fused kernel runs.
+        - `inputs`: built by a model from these arguments for all its layers; leave the others out then.
+        - `bias`: with `inputs`, the masked bias of the model's shared encoding (`ForwardInputs.shared_bias`).
 
-        Returns `[batch, seq, hidden]`, or that and the weights. With a cache no gradients are kept, and the cache
-        counts the tokens as stored when its last layer has written. Raises `RopeError` for arguments that do not fit.
+        **Returns:** `[batch, seq, hidden]`, or that and the weights.
+
+        **Raises:** `RopeError` for arguments that do not fit.
         """
         if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise RopeError(
@@ -376,10 +384,10 @@ class Attention(nn.Module):
                 facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
                 cure="Add the batch with hidden_states[None], or build Attention with this hidden size.",
             )
-        alone = inputs is None
+        standalone = inputs is None
         if inputs is None:
             if bias is not None:
-                raise RopeError("Attention: a `bias` comes with `inputs`.", cure="Leave it out: a layer makes its own.")
+                raise RopeError("Attention: `bias` requires `inputs`.", cure="Leave it out: a layer computes its own.")
             if cache is not None:
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
@@ -409,38 +417,34 @@ class Attention(nn.Module):
             if self.encoding is not None:
                 hidden_states = self.encoding.embedded(hidden_states, inputs.places.queries)
             out, weights = self._attend(hidden_states, inputs, layer, bias, need_weights)
-        if cache is not None and alone and layer == cache.num_layers - 1:
+        if cache is not None and standalone and layer == cache.num_layers - 1:
             cache.commit(inputs.layout)
         return (out, weights) if weights is not None else out
 
     def _attend(
         self, x: Tensor, inputs: ForwardInputs, layer: int, bias: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        # under tensor parallelism a process computes its own heads alone
+        # under tensor parallelism a process computes only its own heads
         parts = projected(x, self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (_split_heads(part, self.head_dim) for part in parts)
         if k.shape[2] != self.num_key_value_heads:
-            self._keep_local_heads(k.shape[2], inputs.cache)
-        q, keys, values = self._turn(q, k, v, inputs, layer)
+            check_local_heads(self.num_key_value_heads, k.shape[2], self.sinks, self.position_encoding)
+            if inputs.cache is not None:
+                inputs.cache.keep_local_heads(k.shape[2])
+        q, keys, values = self._rotate_and_store(q, k, v, inputs, layer)
         if inputs.layout.shard is not None:
             keys, values = inputs.layout.shard.keys_and_values(keys, values)
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
         if inputs.documents is not None and not need_weights:
             return self._projected(self._attend_documents(q, keys, values, inputs, inputs.documents)), None
-        out, weights = self._attend_turned(q, keys, values, inputs, bias, need_weights)
+        out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights)
         return self._projected(out), weights
-
-    def _keep_local_heads(self, kv_heads: int, cache: KVCache | None) -> None:
-        """Under tensor parallelism: the cache holds this process's heads, and no encoding may have a bias for each."""
-        check_local_heads(self.num_key_value_heads, kv_heads, self.sinks, self.position_encoding)
-        if cache is not None:
-            cache.keep_local_heads(kv_heads)
 
     def _attend_documents(
         self, q: Tensor, keys: Tensor, values: Tensor, inputs: ForwardInputs, documents: PackedDocuments
     ) -> Tensor:
-        """As `_attend_turned`, each packed document on its own: no mask over whole rows, and no scores but its own."""
+        """Attend within each packed document, without a mask or scores over whole rows."""
         q, keys, values = (
             documents.pack(q),
             documents.pack(keys.transpose(1, 2)),
@@ -453,21 +457,19 @@ class Attention(nn.Module):
             whole = attend_varlen(q, keys, values, documents, self.causal, self.sliding_window, self.logit_rules)
         if whole is None:
             parts = zip(*map(documents.split, (q, keys, values)), inputs.of_documents(), strict=True)
-            outs = [self._attend_document(*part) for part in parts]
-            whole = torch.cat(outs) if outs else q
+            outs = [
+                self._attend_rotated(q[None], k[None].transpose(1, 2), v[None].transpose(1, 2), own, None, False)[0][0]
+                for q, k, v, own in parts
+            ]
+            whole = torch.cat(outs, 1).transpose(0, 1) if outs else q
         return documents.unpack(whole).transpose(1, 2)
 
-    def _attend_document(self, q: Tensor, keys: Tensor, values: Tensor, inputs: ForwardInputs) -> Tensor:
-        """One document's `[tokens, heads, head_dim]`, as a row of its own."""
-        keys, values = keys[None].transpose(1, 2), values[None].transpose(1, 2)
-        return self._attend_turned(q[None], keys, values, inputs, None, False)[0][0].transpose(0, 1)
-
-    def _attend_turned(
+    def _attend_rotated(
         self, q: Tensor, keys: Tensor, values: Tensor, inputs: ForwardInputs, bias: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Queries `[batch, seq, heads, head_dim]` against keys and values `[batch, kv_heads, total, head_dim]`.
+        """Attend from queries `[batch, seq, heads, head_dim]` to keys and values `[batch, kv_heads, total, head_dim]`.
 
-        Returns `[batch, heads, seq, head_dim]`, and the weights if asked.
+        **Returns:** `[batch, heads, seq, head_dim]`, and the weights or None.
         """
         dropout, rules = self.attention_dropout if self.training else 0.0, self.logit_rules
         if self.extension is not None and self.extension.remaps:
@@ -490,30 +492,30 @@ class Attention(nn.Module):
         return attend(q.transpose(1, 2), keys, values, seen, dropout, bias, rules), None
 
     def _projected(self, out: Tensor) -> Tensor:
-        """`[batch, heads, seq, head_dim]` to `[batch, seq, hidden]`."""
+        """Return the output layer's `[batch, seq, hidden]` for `[batch, heads, seq, head_dim]`."""
         batch, heads, seq, head_dim = out.shape
         (out,) = projected(out.transpose(1, 2).reshape(batch, seq, heads * head_dim), self.o_proj)
         return F.dropout(out, self.residual_dropout) if self.training and self.residual_dropout else out
 
-    def _turn(
+    def _rotate_and_store(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm, rotation and the write into the cache, in one pass where that can be; keys and values heads first."""
+        """Norm, rotate and store, in one pass if possible; return queries, and keys and values with heads first."""
         layout, cache, encoding = inputs.layout, inputs.cache, self.position_encoding
         remaps = self.extension is not None and self.extension.remaps
         tables = None if self.rotary is None or remaps else inputs.tables(self.rotary)
-        fresh = tables is not None and tables.keys is None  # keys are turned here, not when they are read
+        fresh = tables is not None and tables.keys is None  # keys are rotated here, not when they are used
         norm = _fusable(self.q_norm, self.k_norm) if fresh else None
         if norm is None and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if tables is not None and tables.keys is not None and self.rotary is not None and cache is not None:
             rope = self.rotary.config
-            turn_by = _RotateOptions(
+            options = _RotateOptions(
                 interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=tables.scale
             )
             keys, values = cache.write(layer, k, v, layout)
-            keys = rotate(keys.to(q.dtype), *tables.keys, layout="bhsd", **turn_by)
-            return rotate(q, tables.cos, tables.sin, layout="bshd", **turn_by), keys, values.to(q.dtype)
+            keys = rotate(keys.to(q.dtype), *tables.keys, layout="bhsd", **options)
+            return rotate(q, tables.cos, tables.sin, layout="bshd", **options), keys, values.to(q.dtype)
         if tables is not None and self.rotary is not None:
             rope = self.rotary.config
             cos, sin, scale, _ = tables
@@ -537,13 +539,13 @@ class Attention(nn.Module):
 
 
 def _split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """`[batch, seq, heads * head_dim]` to `[batch, seq, heads, head_dim]`, as many heads as there are here."""
+    """Return `[batch, seq, heads * head_dim]` as `[batch, seq, heads, head_dim]`, with this process's heads."""
     batch, seq, width = x.shape
     return x.view(batch, seq, width // head_dim, head_dim)
 
 
 def _fusable(q_norm: nn.Module | None, k_norm: nn.Module | None) -> Norm | None:
-    """Both norms as one request, if they are ours and nobody listens in on them."""
+    """Return both norms as one request, or None unless they are `RMSNorm` without hooks and have the same epsilon."""
     for norm in (q_norm, k_norm):
         if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
             return None

@@ -1,15 +1,16 @@
-"""A cache of rotated keys and of values, compact per row, that returns correct results or raises."""
+"""Caches of keys and values, compact per row, that return correct results or raise: growing, and of fixed capacity."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ropewalk.attention.extensions import Extension
-from ropewalk.attention.masks import Branches, TokenLayout, real_tokens
+from ropewalk.attention.masks import Branches, CompiledWrite, TokenLayout, real_tokens
 from ropewalk.attention.tables import SeqLen, SlotTables
 from ropewalk.backends.request import Store
 from ropewalk.errors import RopeError
@@ -19,7 +20,7 @@ from ropewalk.shapes import Float
 
 
 def row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
-    """`seq_len` as one int per row."""
+    """Return `seq_len` as one int per row."""
     if seq_len is None:
         return None
     if isinstance(seq_len, Tensor):
@@ -37,29 +38,29 @@ def row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
 
 
 def refuse_outgrowing(lengths: Sequence[int], fixed: Sequence[int], ropes: Sequence[RopeConfig | None]) -> None:
-    """A row may not become longer than its frequencies are right for: those of the `seq_len` that it was made with."""
+    """Raise `RopeError` if a row exceeds the length at which the frequencies of its `seq_len` are correct."""
     for rope in {rope for rope in ropes if rope is not None and rope.needs_seq_len}:
         for row, (length, seq_len) in enumerate(zip(lengths, fixed, strict=True)):
             if length > rope.longest_at(seq_len):
                 raise RopeError(
-                    "KVCache: this call outgrows the `seq_len` that the cache's frequencies are fixed for.",
+                    "KVCache: this call exceeds the `seq_len` that the cache's frequencies are fixed for.",
                     facts={"row": row, "tokens": length, "seq_len": seq_len, "scaling": rope.scaling},
                     cure="Make the cache with the final length: seq_len=...; or recompute its tokens in a new one.",
                 )
 
 
 def check_branches(branches: Branches, seq: int, rows: int, masked: bool) -> None:
-    """Branches follow the one row of their cache."""
+    """Raise `RopeError` unless the branches follow one row of a cache, without a mask."""
     if rows != 1 or len(branches) != seq or masked:
         raise RopeError(
-            "KVCache: branches go on from one row, and say of each new token what it follows.",
+            "KVCache: branches continue one row, and contain one parent for each new token.",
             facts={"rows": rows, "tokens": seq, "branches": len(branches), "masked": masked},
-            cure="Ask them of a cache of one row, one parent for each token, without an attention_mask.",
+            cure="Use a cache of one row, one parent for each token, and no attention_mask.",
         )
 
 
 def check_counts(counts: Sequence[int], sinks: int, lengths: Sequence[int], rotated: bool, cache: object) -> None:
-    """Rows hold the tokens that are to be dropped, and their keys can take other positions."""
+    """Raise `RopeError` unless every row holds the tokens to drop, and its keys can take other positions."""
     whole = all(as_whole(number) is not None for number in [*counts, sinks])
     if len(counts) != len(lengths) or not whole or min([*counts, sinks]) < 0:
         raise RopeError(
@@ -69,7 +70,7 @@ def check_counts(counts: Sequence[int], sinks: int, lengths: Sequence[int], rota
         )
     if rotated:
         raise RopeError(
-            "KVCache.drop: its keys are rotated by the positions that they were stored at.",
+            "KVCache.drop: this cache stores rotated keys, which cannot take other positions.",
             facts={"cache": cache},
             cure="Make it with new_cache(rotated=False).",
         )
@@ -82,7 +83,7 @@ def check_counts(counts: Sequence[int], sinks: int, lengths: Sequence[int], rota
 
 
 def named_rows(rows: Sequence[int] | Tensor, batch: int, cache: object) -> list[int]:
-    """The rows that `select` keeps, at least one, each of them there."""
+    """Return the rows that `select` keeps; raise `RopeError` for none, and for rows that do not exist."""
     chosen = rows.flatten().tolist() if isinstance(rows, Tensor) else list(rows)
     whole = all(isinstance(row, int) and not isinstance(row, bool) for row in chosen)
     if not chosen or not whole or not all(0 <= row < batch for row in chosen):
@@ -97,22 +98,27 @@ def named_rows(rows: Sequence[int] | Tensor, batch: int, cache: object) -> list[
 class KVCache:
     """Rotated keys and values of the tokens so far, per layer, preallocated and growing in steps.
 
-    Padding is never stored: row r's real tokens lie in slots `0 .. lengths[r] - 1`, so rows may differ in length,
-    and a slot is the token's index in its row, which is also its default position id. The buffers are
-    `[batch, kv_heads, capacity, head_dim]`, one for keys and one for values in each layer.
+    Padding is never stored: the real tokens of row r are in slots `0 .. lengths[r] - 1`, so rows may differ in length.
+    A slot is the token's index in its row, which is also its default position id. Each layer has one buffer for keys
+    and one for values, `[batch, kv_heads, capacity, head_dim]`. A forward with a cache keeps no gradients.
 
-    Where frequencies depend on length (`ropes` with dynamic NTK or LongRoPE), `seq_len` is required and fixed for
-    the cache's life; a call that would outgrow it is refused, as keys in the cache would be rotated by frequencies
-    that are no longer right. It holds no gradients: a forward with a cache runs without them.
+    If frequencies depend on length (`ropes` with dynamic NTK or LongRoPE), `seq_len` is required and fixed for the
+    cache's life. A call that exceeds it raises `RopeError`, because the frequencies of the cached keys would be wrong.
 
-    `seq_len` is an int or int64 `[batch]`; `capacity` (tokens) reserves room ahead; `ropes` are the rules its keys
-    are rotated by, one per layer. `extensions` are those that its layers read it under, one or None per layer (None:
-    none in any): a layer under another is refused, as what it gave is in the keys and values of deeper layers. Raises
-    `RopeError` for impossible sizes or a missing `seq_len`.
+    **Arguments:**
 
-    `rotated=False` keeps keys as they were before their rotation and turns them when they are read, each by its slot:
-    for extensions that act in attention, and for `drop`, after which the later tokens stand at smaller positions. It
-    costs one rotation of all keys for each call and layer.
+    - `num_layers`, `batch` (rows), `num_key_value_heads`, `head_dim`: sizes, at least 1.
+    - `seq_len`: tokens, an int or int64 `[batch]`.
+    - `capacity`: tokens per row to reserve memory for; `step`: tokens by which it grows.
+    - `dtype`, `device`: of the buffers.
+    - `ropes`: the rules that rotate the keys, one or None per layer.
+    - `extensions`: those that the layers use, one or None per layer (None: no layer has one). A layer with a different
+      extension is refused, because an extension changes the keys and values of deeper layers.
+    - `rotated`: False stores unrotated keys and rotates them by their slots when they are used. Extensions that remap
+      positions need that, and `drop`, which moves later tokens to smaller positions. It costs one rotation of all keys
+      for each call and layer.
+
+    **Raises:** `RopeError` for impossible sizes and for a missing `seq_len`.
 
     >>> cache = KVCache(num_layers=2, batch=1, num_key_value_heads=1, head_dim=4)
     >>> layout = cache.lay_out(1, 3)
@@ -171,7 +177,7 @@ class KVCache:
             raise RopeError(
                 "KVCache: `seq_len` is required: the frequencies of this model depend on length.",
                 facts={"ropes": self.ropes},
-                cure="Pass the length that the sequence will have in the end: seq_len=prompt + new tokens.",
+                cure="Pass the final length of the sequence: seq_len=prompt + new tokens.",
             )
         self._slot_tables = None if rotated else SlotTables()
         self._capacity = 0
@@ -184,17 +190,17 @@ class KVCache:
 
     @property
     def batch(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self._lengths)
 
     @property
     def lengths(self) -> Tensor:
-        """int64 `[batch]`: tokens stored per row."""
+        """Return the tokens stored per row, int64 `[batch]`."""
         return torch.tensor(self._lengths, dtype=torch.int64, device=self.device)
 
     @property
     def seq_len(self) -> SeqLen | None:
-        """The length that this cache's frequencies were fixed for, as it was given: an int, int64 `[batch]`, None."""
+        """Return the length that the frequencies are fixed for, as it was passed: an int, int64 `[batch]` or None."""
         if self._seq_len is None:
             return None
         if self._one_seq_len:
@@ -203,12 +209,12 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens per row that fit before the next growth."""
+        """Return the tokens per row that fit before the next growth."""
         return self._capacity
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """Return the bytes of all buffers."""
         return sum(buffer.nbytes for buffer in [*self._keys, *self._values])
 
     def __repr__(self) -> str:
@@ -220,11 +226,16 @@ class KVCache:
     def lay_out(
         self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
     ) -> TokenLayout:
-        """Where a call's tokens will be stored; reserves room, but nothing counts before `commit`.
+        """Return where a call's tokens will be stored, and reserve memory; `commit` counts them.
 
-        `attention_mask` is bool or integer `[batch, seq]` over the new tokens alone. `branches`: the tokens are several
-        continuations of the one row, which are not kept: afterwards the cache holds what it held. Raises `RopeError` if
-        the batch differs, if growth would change frequencies, and for branches of several rows or under a mask.
+        **Arguments:**
+
+        - `attention_mask`: bool or integer `[batch, seq]`, only for the new tokens.
+        - `branches`: the tokens are several continuations of the one row. They are not kept: the cache has the same
+          tokens before and after the call.
+
+        **Raises:** `RopeError` if the batch differs, if growth would change frequencies, and for branches of several
+        rows or with a mask.
         """
         self._check_batch(batch)
         real, held = real_tokens(attention_mask, batch, seq, "KVCache"), self._lengths
@@ -252,7 +263,7 @@ class KVCache:
         if total > self._capacity:
             wanted = total + max(0, self._capacity // 8 if self._capacity else 0)
             self.reserve(math.ceil(wanted / self.step) * self.step)
-        layout.room = self._capacity
+        layout.capacity = self._capacity
         return layout
 
     def write(
@@ -262,9 +273,9 @@ class KVCache:
         values: Float[Tensor, "batch seq kv_heads head_dim"],
         layout: TokenLayout,
     ) -> tuple[Float[Tensor, "batch kv_heads total head_dim"], Float[Tensor, "batch kv_heads total head_dim"]]:
-        """Store `[batch, seq, kv_heads, head_dim]` of one layer; returns all its keys and values so far.
+        """Store one layer's keys and values `[batch, seq, kv_heads, head_dim]`; return all of them so far.
 
-        What is returned is `[batch, kv_heads, layout.total, head_dim]`, views of the buffers in the cache's dtype.
+        **Returns:** keys and values `[batch, kv_heads, layout.total, head_dim]`, views of the buffers.
         """
         self._check_written(layer, keys, layout)
         for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
@@ -279,14 +290,14 @@ class KVCache:
     def store(
         self, layer: int, values: Float[Tensor, "batch seq kv_heads head_dim"], layout: TokenLayout
     ) -> Store | None:
-        """Where a kernel may write this call's keys and values itself; None where their dtype is not the cache's."""
+        """Return where a kernel may write this call's keys and values; None if dtype or device are not the cache's."""
         self._check_written(layer, values, layout)
         if values.dtype != self.dtype or values.device != self._keys[layer].device:
             return None
         return Store(self._keys[layer], self._values[layer], values, layout.places())
 
     def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-        """All keys and values of one layer up to this call's, `[batch, kv_heads, layout.total, head_dim]`: views."""
+        """Return views of one layer's keys and values up to this call, `[batch, kv_heads, layout.total, head_dim]`."""
         return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
 
     def _check_batch(self, batch: int) -> None:
@@ -308,19 +319,19 @@ class KVCache:
             raise RopeError(
                 "KVCache: keys must be [batch, seq, kv_heads, head_dim].",
                 facts={"keys": keys, "cache": self, "kv_heads": self.num_key_value_heads, "head_dim": self.head_dim},
-                cure="Write one call's keys and values, before the heads and the tokens are swapped.",
+                cure="Pass one call's keys and values, before heads and tokens are transposed.",
             )
 
     def keep_local_heads(self, heads: int) -> None:
-        """Hold so many of the key-value heads: those that this process computes under tensor parallelism.
+        """Keep buffers for only `heads` key-value heads: those that this process computes under tensor parallelism.
 
-        Raises `RopeError` for a cache that holds tokens of other heads already, and for no equal part of the heads.
+        **Raises:** `RopeError` for a cache that has tokens already, and if `heads` does not divide the heads.
         """
         if heads == self.num_key_value_heads:
             return
         if max(self._lengths) or self.num_key_value_heads % heads:
             raise RopeError(
-                "KVCache: a layer computes other key-value heads than the cache holds.",
+                "KVCache: a layer computes different key-value heads from those in the cache.",
                 facts={"heads": heads, "cache": self, "kv_heads": self.num_key_value_heads},
                 cure="Make a new cache for each model, and shard all layers alike.",
             )
@@ -329,11 +340,11 @@ class KVCache:
             buffers[:] = [self._empty(self._capacity) for _ in buffers]
 
     def commit(self, layout: TokenLayout) -> None:
-        """Count a call's tokens as stored, once every layer has written them."""
+        """Count a call's tokens as stored, after every layer has written them."""
         self._lengths = list(layout.lengths)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` tokens per row, keeping what is stored; never shrinks."""
+        """Reserve memory for `capacity` tokens per row, and keep what is stored; never shrink."""
         if capacity <= self._capacity:
             return
         longest = max(self._lengths)
@@ -344,7 +355,7 @@ class KVCache:
         self._capacity = capacity
 
     def truncate(self, length: int | Sequence[int]) -> None:
-        """Forget all but the first `length` tokens of each row (an int, or one per row); the room is kept."""
+        """Keep only the first `length` tokens of each row (an int, or one per row); the capacity stays."""
         wanted = [length] * self.batch if isinstance(length, int) else list(length)
         if len(wanted) != self.batch or min(wanted) < 0:
             raise RopeError(
@@ -355,13 +366,13 @@ class KVCache:
         self._lengths = [min(old, new) for old, new in zip(self._lengths, wanted, strict=True)]
 
     def drop(self, count: int | Sequence[int], *, sinks: int = 0) -> None:
-        """Forget `count` tokens of each row (an int, or one per row) after its first `sinks`; the rest move down.
+        """Drop `count` tokens of each row (an int, or one per row) after its first `sinks`; later tokens move down.
 
-        A slot is a position: what was token n stands at n - count from then on, and so do the tokens that follow. Keys
-        are kept unrotated and turned by their slot when read, so that they equal keys computed afresh at the new
-        positions, however often tokens are dropped. What deeper layers took from a dropped token stays in their values.
+        A slot is a position: token n has position n - count afterwards. Keys are stored unrotated and rotated by their
+        slots when they are used, so they equal keys computed at the new positions, however often tokens are dropped.
+        The influence of a dropped token on deeper layers stays in their keys and values.
 
-        Raises `RopeError` for a cache of rotated keys, and where a row holds fewer than `sinks` + `count` tokens.
+        **Raises:** `RopeError` for a cache of rotated keys, and if a row has fewer than `sinks` + `count` tokens.
         Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
         """
         counts = list(count) if isinstance(count, Sequence) else [count] * self.batch
@@ -374,11 +385,11 @@ class KVCache:
         self._lengths = [held - drop for drop, held in zip(counts, lengths, strict=True)]
 
     def reset(self) -> None:
-        """Forget every token, keep the room and `seq_len`."""
+        """Drop every token; keep the capacity and `seq_len`."""
         self.truncate(0)
 
     def select(self, rows: Sequence[int] | Tensor) -> None:
-        """Keep the named rows, in that order, repeated where named twice: beams, or rows that are not finished."""
+        """Keep these rows in this order; a row may be repeated (beams)."""
         chosen = named_rows(rows, self.batch, self)
         if chosen == list(range(self.batch)):
             return
@@ -393,12 +404,12 @@ class KVCache:
             self._seq_len = tuple(self._seq_len[row] for row in chosen)
 
     def replace(self, rows: Sequence[int], other: KVCache) -> None:
-        """Begin the named rows anew as the rows of `other`, their tokens and their `seq_len`."""
+        """Replace these rows, their tokens and their `seq_len`, by the rows of `other`."""
         if len(rows) != other.batch or not all(0 <= row < self.batch for row in rows):
             raise RopeError(
-                "KVCache.replace: one row of `other` for each row named.",
+                "KVCache.replace: `rows` must contain one row of the cache for each row of `other`.",
                 facts={"rows": list(rows), "cache": self, "other": other},
-                cure="Name as many rows as `other` has, each from 0 to batch - 1.",
+                cure="Pass as many rows as `other` has, each from 0 to batch - 1.",
             )
         if (other._seq_len is None) != (self._seq_len is None) or other._made_for() != self._made_for():
             raise RopeError(
@@ -424,12 +435,12 @@ class KVCache:
         self._lengths = lengths
 
     def _made_for(self) -> tuple[object, ...]:
-        """What caches of one model have in common."""
+        """Return what all caches of one model have in common."""
         sizes = (self.num_layers, self.num_key_value_heads, self.head_dim)
         return (*sizes, self.rotated, self.ropes, self.extensions)
 
     def _empty(self, capacity: int) -> Tensor:
-        # Zeros, as what is hidden must still be finite; and not an inference tensor, so that it can be used anywhere.
+        # Zeros, because masked numbers must be finite; not an inference tensor, so that it can be used anywhere.
         with torch.inference_mode(False):
             shape = (self.batch, self.num_key_value_heads, capacity, self.head_dim)
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -437,3 +448,117 @@ class KVCache:
     def _refuse_outgrowing(self, lengths: Sequence[int]) -> None:
         if self._seq_len is not None:
             refuse_outgrowing(lengths, self._seq_len, self.ropes or ())
+
+
+class StaticCache(KVCache):
+    """A `KVCache` of fixed capacity that counts its tokens in a tensor; `model.new_cache(static=True)` makes one.
+
+    Under `torch.compile` one graph serves every decoding step: the graph computes the slots of new keys, and queries
+    attend to the whole capacity under a mask, at the cost of a full cache. Without a compiler the results equal a
+    `KVCache`'s bit for bit.
+
+    **Arguments:** `capacity` (tokens of each row) is required; others as `KVCache`'s.
+
+    **Raises:** `RopeError` for a call that exceeds the capacity, and if frequencies that depend on length are wrong at
+    `capacity`. A compiled call cannot raise: the logits of a row that exceeds it are NaN until it is truncated.
+
+    >>> cache = StaticCache(num_layers=1, batch=1, num_key_value_heads=1, head_dim=4, capacity=8)
+    >>> layout = cache.lay_out(1, 3)
+    >>> keys = torch.ones(1, 3, 1, 4)
+    >>> cache.write(0, keys, keys, layout)[0].shape
+    torch.Size([1, 1, 3, 4])
+    """
+
+    def __init__(self, *, capacity: int | None, **arguments: Any) -> None:
+        if capacity is None or capacity < 1:
+            raise RopeError(
+                "StaticCache: `capacity` is required: it never grows.",
+                facts={"capacity": capacity},
+                cure="Pass the final length in tokens: capacity=prompt + new tokens.",
+            )
+        super().__init__(capacity=capacity, **arguments)
+        self._refuse_outgrowing([capacity] * self.batch)
+
+    @property
+    def batch(self) -> int:
+        """Return the number of rows."""
+        return self._used.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Return the tokens stored per row, int64 `[batch]`."""
+        return self._used.clone()
+
+    @property
+    def _lengths(self) -> list[int]:
+        return self._used.tolist()
+
+    @_lengths.setter
+    def _lengths(self, lengths: list[int]) -> None:
+        with torch.inference_mode(False):
+            self._used = torch.tensor(lengths, dtype=torch.int64, device=self.device)
+
+    def lay_out(
+        self, batch: int, seq: int, *, attention_mask: Tensor | None = None, branches: Branches | None = None
+    ) -> TokenLayout:
+        """Return the layout as `KVCache.lay_out`; under a compiler only by tensor operations, and without branches."""
+        if not torch.compiler.is_compiling():
+            return super().lay_out(batch, seq, attention_mask=attention_mask, branches=branches)
+        if branches is not None:
+            raise RopeError("StaticCache: branches are not compiled.", cure="Pass them outside of torch.compile.")
+        self._check_batch(batch)
+        real = real_tokens(attention_mask, batch, seq, "KVCache")
+        if real is None:
+            slots = self._used[:, None] + torch.arange(seq, device=self.device)
+            ends = self._used + seq
+        else:
+            slots = (self._used[:, None] + real.long().cumsum(1) - 1).clamp(min=0)
+            ends = self._used + real.long().sum(1)
+        layout = TokenLayout(batch, seq, self.device, total=self._capacity, cached=True, unrotated=not self.rotated)
+        layout.slot_tables, layout.capacity = None if self.rotated else SlotTables(), self._capacity
+        layout.slots, layout.real = slots.clamp(max=self._capacity - 1), real
+        # padding goes to the slot after the last one, which no query sees
+        targets = layout.slots if real is None else layout.slots.masked_fill(~real, self._capacity)
+        layout.compiled_write = CompiledWrite(targets, ends > self._capacity, ends)
+        return layout
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+        """Store and return as `KVCache.write`; under a compiler, return the whole capacity."""
+        to = layout.compiled_write
+        if to is None:
+            return super().write(layer, keys, values, layout)
+        self._check_written(layer, keys, layout)
+        index = to.targets[:, None, :, None].expand(-1, keys.shape[2], -1, keys.shape[3])
+        # NaN reaches the last slot, which every query that exceeds the capacity sees
+        values = values.masked_fill(to.exceeds[:, None, None, None], float("nan"))
+        for buffer, fresh in ((self._keys[layer], keys), (self._values[layer], values)):
+            buffer.scatter_(2, index, fresh.detach().to(self.dtype).transpose(1, 2))
+        return self.held(layer, layout)
+
+    def commit(self, layout: TokenLayout) -> None:
+        """Count a call's tokens as stored, after every layer has written them."""
+        if layout.compiled_write is not None:
+            self._used.copy_(layout.compiled_write.ends)
+        else:
+            self._used.copy_(torch.tensor(layout.lengths, dtype=torch.int64, device=self.device))
+
+    def truncate(self, length: int | Sequence[int]) -> None:
+        """Truncate as `KVCache.truncate`, and clear the NaN of rows that exceeded the capacity."""
+        exceeded = max(self._lengths) > self._capacity
+        super().truncate(length)
+        if exceeded:
+            for row, kept in enumerate(self._lengths):
+                for buffer in self._values:
+                    buffer[row, :, kept:] = 0.0
+
+    def reserve(self, capacity: int) -> None:
+        """Raise `RopeError` if `capacity` tokens per row do not fit."""
+        if capacity > self._capacity:
+            raise RopeError(
+                "StaticCache: this call exceeds its capacity.",
+                facts={"tokens": capacity, "capacity": self._capacity},
+                cure="Make it with capacity=prompt + new tokens.",
+            )
+
+    def _empty(self, capacity: int) -> Tensor:
+        return super()._empty(capacity + 1)  # one more slot, for padding

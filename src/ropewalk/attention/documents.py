@@ -1,4 +1,4 @@
-"""Packed documents without a mask over whole rows: each document attends alone, or all in one varlen kernel."""
+"""Packed documents without a mask over whole rows: one kernel for all of them, or one call for each."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ropewalk.encodings.encoding import Memo
 
 @dataclass(frozen=True, eq=False)
 class PackedDocuments:
-    """Where the documents of a call lie, once its rows are laid end to end and padding is left out.
+    """The places of a call's documents after its rows are concatenated and padding is left out.
 
-    `lengths` are real tokens per document, row by row, and `rows` the row of each. `index` is int64 `[tokens]`: each
-    real token's place among `batch * seq`; None where all are real. `offsets` is int32 `[documents + 1]`: where each
-    document begins, and the end.
+    - `lengths`: real tokens of each document, row by row; `rows`: the row of each document.
+    - `index`: int64 `[tokens]`, each real token's place among `batch * seq`; None if all are real.
+    - `offsets`: int32 `[documents + 1]`, the beginning of each document, and the end.
     """
 
     batch: int
@@ -39,19 +39,19 @@ class PackedDocuments:
     _memo: Memo = field(init=False, repr=False, default_factory=Memo)
 
     def pack(self, x: Tensor) -> Tensor:
-        """`[batch, seq, ...]` to `[tokens, ...]`."""
+        """Return `[batch, seq, ...]` as `[tokens, ...]`."""
         flat = x.reshape(self.batch * self.seq, *x.shape[2:])
         return flat if self.index is None else flat.index_select(0, self.index)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """`[tokens, ...]` to one tensor for each document."""
+        """Return one tensor for each document of `[tokens, ...]`."""
         return torch.split(x, list(self.lengths))
 
     def bounds(self, causal: bool, window: int | None) -> Bounds:
-        """The keys that each packed query meets: those of its document, in order and in the window."""
-        return self._memo((causal, window), lambda: self._find_bounds(causal, window))
+        """Return the keys that each packed query meets: those of its document, in order and in the window."""
+        return self._memo((causal, window), lambda: self._bounds(causal, window))
 
-    def _find_bounds(self, causal: bool, window: int | None) -> Bounds:
+    def _bounds(self, causal: bool, window: int | None) -> Bounds:
         ends = self.offsets.long()
         lengths = ends.diff()
         low, high = (edge.repeat_interleave(lengths) for edge in (ends[:-1], ends[1:]))
@@ -65,16 +65,16 @@ class PackedDocuments:
         return Bounds(low[None], high[None])
 
     def unpack(self, x: Tensor) -> Tensor:
-        """`[tokens, ...]` to `[batch, seq, ...]`; zeros at padding."""
+        """Return `[tokens, ...]` as `[batch, seq, ...]`, with zeros at padding."""
         if self.index is not None:
             x = x.new_zeros(self.batch * self.seq, *x.shape[1:]).index_copy(0, self.index, x)
         return x.view(self.batch, self.seq, *x.shape[1:])
 
 
 def find_documents(layout: TokenLayout) -> PackedDocuments | None:
-    """The documents of a call; None where it has none, or where their lengths cannot be read: while compiling, ...
+    """Return the documents of a call; None if it has none, or if their lengths are unknown (while compiling, ...).
 
-    Reading them waits for the device, once per forward.
+    It synchronizes with the device once per forward.
     """
     if layout.documents is None or not _is_readable(layout.documents):
         return None
@@ -83,15 +83,15 @@ def find_documents(layout: TokenLayout) -> PackedDocuments | None:
     if layout.real is not None:
         index = layout.real.flatten().nonzero()[:, 0]
         numbers = numbers[index]
-    found, counts = torch.unique_consecutive(numbers, return_counts=True)
+    documents, counts = torch.unique_consecutive(numbers, return_counts=True)
     offsets = torch.zeros(len(counts) + 1, dtype=torch.int32, device=layout.device)
     offsets[1:] = counts.cumsum(0)
-    of_rows = (found // (layout.seq + 1)).tolist()
+    of_rows = (documents // (layout.seq + 1)).tolist()
     return PackedDocuments(layout.batch, layout.seq, tuple(counts.tolist()), tuple(of_rows), index, offsets)
 
 
 def _is_readable(x: Tensor) -> bool:
-    """Whether the numbers of a tensor are there to be read, and would not become constants of a graph."""
+    """Return whether the numbers of a tensor exist and would not become constants of a graph."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in PLAIN
@@ -110,10 +110,12 @@ def attend_varlen(
     window: int | None,
     rules: LogitRules = NO_RULES,
 ) -> Tensor | None:
-    """All documents in one call of our kernels or of torch's varlen kernel; None where neither serves these tensors.
+    """Attend within all documents in one call of our kernels or torch's varlen kernel; return None if neither can run.
 
-    q `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`; returns q's shape. torch's serves 16
-    bits on CUDA from Ampere on, and is left out where deterministic algorithms are asked for, and under `rules`.
+    **Arguments:** `q` `[tokens, heads, head_dim]`; `keys` and `values` `[tokens, kv_heads, head_dim]`.
+
+    **Returns:** `[tokens, heads, head_dim]`, or None. torch's kernel takes 16 bits on CUDA from Ampere on. It is not
+    used with deterministic algorithms, nor with `rules`.
     """
     if not documents.lengths:
         return None
@@ -142,7 +144,7 @@ def attend_varlen(
 
 
 def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
-    """`torch.nn.attention.varlen.varlen_attn` where it serves `q`, else None."""
+    """Return `torch.nn.attention.varlen.varlen_attn` if it can take `q`, else None."""
     if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
         return None
     if q.shape[-1] % 8 or q.shape[-1] > 256 or torch.are_deterministic_algorithms_enabled():
@@ -152,7 +154,7 @@ def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
 
 @cache
 def _varlen_attn() -> Callable[..., Tensor] | None:
-    """torch's function, if it has windows (not in every release that has the module)."""
+    """Return torch's function, or None if it is missing or has no windows, as in early releases."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -162,5 +164,5 @@ def _varlen_attn() -> Callable[..., Tensor] | None:
 
 
 def _knows_grouped_queries(kernel: Callable[..., Tensor]) -> bool:
-    """Whether keys may have fewer heads than queries."""
+    """Return whether the kernel supports fewer heads of keys than of queries."""
     return "enable_gqa" in inspect.signature(kernel).parameters

@@ -1,4 +1,4 @@
-"""What the layers of one forward need to know of its tokens: where they lie, and what they are rotated by."""
+"""The inputs that the layers of one forward share: layout, positions and tables of its tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 
 
 class RotaryTables(NamedTuple):
-    """What one call rotates by: cos and sin `[seq or batch, seq, pairs]`, and the factor for queries and keys.
+    """cos and sin of one call, `[seq, pairs]` or `[batch, seq, pairs]`, and the factor of queries and keys.
 
-    `keys` are cos and sin of all slots `[total, pairs]` or `[batch, total, pairs]`, where a cache keeps its keys
-    unrotated.
+    `keys`: for a cache of unrotated keys, cos and sin of all slots, `[total, pairs]` or `[batch, total, pairs]`.
     """
 
     cos: Tensor
@@ -33,10 +32,10 @@ class RotaryTables(NamedTuple):
 
 
 class ForwardInputs:
-    """The tokens of one forward: their layout, positions, cache and length, and what each layer derives from them.
+    """The tokens of one forward: their layout, positions, cache and length.
 
-    A model builds one with `of` and passes it to its layers; an `Attention` that runs alone builds its own. Layers ask
-    it for `tables` (a rope), `places` (another encoding) and `remap` (an extension); each is computed once.
+    A model builds one with `of` and passes it to its layers; an `Attention` without a model builds its own. Layers take
+    `tables` (of a rope), `places` (of other encodings) and `remap` (of an extension) from it; each is computed once.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class ForwardInputs:
         self.layout, self.cache = layout, cache
         self.position_ids, self.seq_len = position_ids, seq_len
         self.dtype = dtype
-        """Of what a layer's products read: the hidden states that are summed up may be float32 beside it."""
+        """The dtype of the inputs of a layer's products; the residual stream may be float32."""
         self.table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
 
     @classmethod
@@ -68,22 +67,22 @@ class ForwardInputs:
         shard: SequenceShard | None = None,
         where: str = "Attention",
     ) -> ForwardInputs:
-        """The inputs of a call on hidden states `x` `[batch, seq, hidden]`; arguments as `Attention.forward`'s.
+        """Return the inputs of a call on hidden states `x` `[batch, seq, hidden]`.
 
-        `branches`: the tokens go on from the cache in several ways; `shard`: they are this process's part of whole rows
-        (`Decoder.forward`). Raises `RopeError`, in which `where` names the caller, for documents together with a cache,
-        for a `seq_len` that is not the cache's, for branches without a cache or with positions of their own, for a
-        shard with a cache or a mask, and for wrong shapes.
+        **Arguments:** as of `Attention.forward` and `Decoder.forward`; `where` is the caller's name in errors.
+
+        **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, branches without
+        a cache or with position ids, a shard with a cache or a mask, and wrong shapes.
         """
         if shard is not None and (cache is not None or attention_mask is not None):
             raise RopeError(
-                f"{where}: rows that several processes hold have no cache and no padding.",
+                f"{where}: rows that are split among processes support no cache and no padding.",
                 facts={"cache": cache, "attention_mask": attention_mask},
-                cure="Leave both out; pack texts of different lengths by document_ids.",
+                cure="Leave both out; pack texts of different lengths with document_ids.",
             )
         if branches is not None and (cache is None or position_ids is not None):
             raise RopeError(
-                f"{where}: branches go on from a cache, and their positions count from its end.",
+                f"{where}: branches continue a cache, and their positions count from its end.",
                 facts={"cache": cache, "position_ids": position_ids},
                 cure="Pass the cache, and leave position_ids out.",
             )
@@ -107,7 +106,7 @@ class ForwardInputs:
             )
         elif document_ids is not None:
             raise RopeError(
-                f"{where}: packed documents cannot go through a cache.",
+                f"{where}: packed documents do not work with a cache.",
                 facts={"document_ids": document_ids, "cache": cache},
                 cure="Give each document its own row, with an attention_mask.",
             )
@@ -116,11 +115,11 @@ class ForwardInputs:
         return cls(layout, position_ids=position_ids, cache=cache, seq_len=seq_len, dtype=x.dtype)
 
     def tables(self, rotary: RotaryEmbedding) -> RotaryTables:
-        """cos, sin and factor of one rule; once for each distinct config. Raises `RopeError` for a missing seq_len."""
+        """Return cos, sin and factor of one rope, computed once; raise `RopeError` for a missing `seq_len`."""
         return self.layout.memo(("tables", rotary.config), lambda: self._make_tables(rotary))
 
     def remap(self, rotary: RotaryEmbedding | None, extension: Extension) -> Remap:
-        """What an extension needs under one rule; raises `RopeError` where it does not fit these inputs."""
+        """Return the positions of an extension under one rope; raise `RopeError` if it does not fit these inputs."""
         self._refuse_shard(extension)
         rope = None if rotary is None else rotary.config
         return self.layout.memo(
@@ -128,40 +127,40 @@ class ForwardInputs:
             lambda: Remap(rotary, extension, self.layout, self.position_ids, self.seq_len, self.table_dtype),
         )
 
-    def _refuse_shard(self, reader: object) -> None:
+    def _refuse_shard(self, feature: object) -> None:
         if self.layout.shard is not None:
             raise RopeError(
-                "Attention: this counts the tokens of whole rows, and a process has a part of them.",
-                facts={"it": reader, "tokens here": self.layout.seq, "of a row": self.layout.total},
+                "Attention: this feature needs the tokens of whole rows, and each process has only a part of them.",
+                facts={"feature": feature, "tokens here": self.layout.seq, "tokens of a row": self.layout.total},
                 cure="Give each process whole rows (leave out --shard-window).",
             )
 
     @property
     def places(self) -> Places:
-        """Positions of queries and keys, for encodings other than a rope.
+        """Return the positions of queries and keys, for encodings other than a rope.
 
-        In a cache a key's position is its slot, so other position ids are refused with one.
+        In a cache the position of a key is its slot, so `position_ids` raise `RopeError` then.
         """
         self._refuse_shard("an encoding other than a rope")
         return self.layout.memo("key and query places", self._make_places)
 
     @property
     def documents(self) -> PackedDocuments | None:
-        """The packed documents, which attend one by one; None where there are none or they cannot be told apart."""
+        """Return the packed documents; None if there are none, or if their lengths are unknown."""
         return self.layout.memo("documents", lambda: find_documents(self.layout))
 
     def of_documents(self) -> list[ForwardInputs]:
-        """The inputs of each packed document as those of a call of its own; equal ones are one object."""
+        """Return the inputs of each packed document as of a separate call; equal ones are one object."""
         return self.layout.memo("inputs of documents", self._make_documents)
 
     def shared_bias(self, encoding: Encoding | None, causal: bool, window: int | None) -> Tensor | None:
-        """The bias of an encoding that all layers share, with its mask `[1 or batch, heads, seq, keys]`, or None.
+        """Return the masked bias of an encoding that all layers share, `[1 or batch, heads, seq, keys]`, or None.
 
-        It may have a gradient, so it is not kept here: a model computes it once for each forward and window, and passes
-        it to its layers as an argument.
+        It may have a gradient, so it is not stored here: a model computes it once for each forward and window, and
+        passes it to its layers as an argument.
         """
         if encoding is None or not encoding.adds_to_scores or self.documents is not None:
-            return None  # each packed document has a bias of its own
+            return None  # each packed document has its own bias
         bias = encoding.score_bias(self.places, self.dtype)
         return None if bias is None else masked_bias(bias, self.layout.visibility(causal, window, whole=True))
 
@@ -171,7 +170,7 @@ class ForwardInputs:
             raise RopeError(
                 "RoPE: `seq_len` is required: these frequencies depend on the sequence's length.",
                 facts={"scaling": rope.scaling},
-                cure="Pass seq_len=... (tokens in all, to the end of generation), or a cache that was made with it.",
+                cure="Pass seq_len=... (the final number of tokens), or a cache that was made with it.",
             )
         length = self.seq_len if rope.needs_seq_len else None
         if layout.unrotated:
@@ -185,11 +184,11 @@ class ForwardInputs:
         return RotaryTables(*tables_at(rotary, position_ids, length, self.table_dtype))
 
     def _tables_of_slots(self, rotary: RotaryEmbedding, seq_len: SeqLen | None) -> RotaryTables:
-        """Tables of every slot, and the queries' among them: for a cache of unrotated keys."""
+        """Return the tables of all slots and of the queries, for a cache of unrotated keys."""
         layout = self.layout
         if self.position_ids is not None or rotary.config.num_axes > 1:
             raise RopeError(
-                "Attention: in a cache of unrotated keys a key stands at its slot, on one axis.",
+                "Attention: in a cache of unrotated keys the position of a key is its slot, on one axis.",
                 facts={"position_ids": self.position_ids, "axes": rotary.config.num_axes},
                 cure="Leave position_ids out, or make the cache with rotated=True.",
             )
@@ -199,7 +198,7 @@ class ForwardInputs:
 
         assert layout.slot_tables is not None, "a cache of unrotated keys has them"
         rule = (rotary.config, self.table_dtype)
-        cos, sin, scale = layout.slot_tables.of(rule, seq_len, layout.total, layout.room, make)
+        cos, sin, scale = layout.slot_tables.of(rule, seq_len, layout.total, layout.capacity, make)
         slots = layout.position_ids()
         if layout.branches is not None:
             keys = layout.key_positions()
@@ -220,12 +219,12 @@ class ForwardInputs:
         inputs = []
         for length, row, positions in zip(documents.lengths, documents.rows, pieces, strict=True):
             seq_len = self.seq_len if by_row is None else by_row[row]
-            alone = shared.get((length, seq_len)) if positions is None else None
-            if alone is None:
+            own = shared.get((length, seq_len)) if positions is None else None
+            if own is None:
                 plain = TokenLayout(1, length, layout.device, total=length)
-                alone = ForwardInputs(plain, position_ids=positions, seq_len=seq_len, dtype=self.dtype)
-                shared[length, seq_len] = alone
-            inputs.append(alone)
+                own = ForwardInputs(plain, position_ids=positions, seq_len=seq_len, dtype=self.dtype)
+                shared[length, seq_len] = own
+            inputs.append(own)
         return inputs
 
     def _make_places(self) -> Places:
@@ -233,7 +232,7 @@ class ForwardInputs:
         if layout.cached:
             if position_ids is not None:
                 raise RopeError(
-                    "Attention: with this encoding a key in a cache is at its index in the row.",
+                    "Attention: with this encoding the position of a cached key is its index in the row.",
                     facts={"position_ids": position_ids},
                     cure="Leave `position_ids` out, or run without a cache.",
                 )
@@ -252,27 +251,27 @@ class ForwardInputs:
 
 
 def masked_bias(bias: Tensor, seen: Visibility) -> Tensor:
-    """A bias with minus infinity where nothing is seen, `[1 or batch, heads, seq, keys]`."""
+    """Return a bias `[1 or batch, heads, seq, keys]` that is minus infinity for unseen keys."""
     added = seen.additive(bias.dtype)
     whole = bias if bias.ndim == 4 else bias[None]
     return whole if added is None else whole + added
 
 
 def _agreed_seq_len(seq_len: SeqLen | None, cache: KVCache | None) -> SeqLen | None:
-    """The call's `seq_len`, or its cache's; refuses a call that says otherwise than its cache."""
+    """Return the call's `seq_len` or its cache's; raise `RopeError` if they differ."""
     if cache is None:
         return seq_len
     if seq_len is not None and not _same_seq_len(seq_len, cache.seq_len):
         raise RopeError(
             "KVCache: `seq_len` differs from the one that the cache was made for.",
             facts={"seq_len": seq_len, "cache.seq_len": cache.seq_len},
-            cure="It is fixed for a cache's life: leave it out, or make a new cache with it.",
+            cure="A cache's `seq_len` is fixed: leave it out, or make a new cache with it.",
         )
     return cache.seq_len
 
 
 def _same_seq_len(left: SeqLen | None, right: SeqLen | None) -> bool:
-    """Whether two lengths, ints or `[batch]`, say the same for every row."""
+    """Return whether two lengths, ints or `[batch]`, are equal for every row."""
     if left is None or right is None:
         return left is right
     a, b = (

@@ -1,4 +1,4 @@
-"""Where the tokens of one call lie (rows, branches, shards of a sequence) and which keys each query may attend to."""
+"""The layout of one call's tokens (rows, branches, shards of a sequence), and the keys that each query sees."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ropewalk.errors import RopeError
 
 
 class Stretch(NamedTuple):
-    """Of each token a stretch of its line: the tokens `begin .. end - 1` of the call, the first at `depth` in the line.
+    """For each token one stretch of its line: tokens `begin .. end - 1` of the call, the first at `depth` in the line.
 
-    `begin == end` where a token's line has fewer stretches.
+    `begin == end` if a token's line has fewer stretches.
     """
 
     begin: Tensor
@@ -27,14 +27,15 @@ class Stretch(NamedTuple):
 
 
 class Branches:
-    """The tokens of one call as a tree: each goes on from another one of the call, or from the end of the cache.
+    """The tokens of one call as a tree: each follows another token of the call, or the end of the cache.
 
-    - `parents`: for each token the number of the token that it follows, or -1 for the end of what the cache holds. A
-      token comes after its parent.
+    **Arguments:** `parents`: for each token the number of the token that it follows, which must be smaller, or -1 for
+    the end of the cache.
 
-    A token sees everything in the cache, and of the call its own line alone: itself, its parent, and so on. So it gives
-    what it would give if its line alone had been read. Positions count from the end of the cache along each line.
-    Raises `RopeError` for a token before its parent.
+    A token sees the whole cache and, of the call, only its own line: itself, its parent, and so on. So its result
+    equals that of a call with only this line. Positions count from the end of the cache along each line.
+
+    **Raises:** `RopeError` for a token before its parent.
 
     >>> branches = Branches([-1, 0, 0, -1])  # "a b", "a c" and "d"
     >>> branches.depths.tolist(), branches.seen.int().tolist()
@@ -42,18 +43,18 @@ class Branches:
     """
 
     depths: Tensor
-    """int64 `[seq]`: how many tokens of the call come before each in its line."""
+    """int64 `[seq]`: number of tokens of the call before each token in its line."""
     seen: Tensor
-    """bool `[seq, seq]`: which tokens of the call each sees."""
+    """bool `[seq, seq]`: the tokens of the call that each token sees."""
     runs: tuple[Stretch, ...]
-    """The same as stretches of neighbours, int64 `[seq]` each: a line that no other interrupts is one."""
+    """The same as stretches of consecutive tokens, int64 `[seq]` each; an uninterrupted line is one stretch."""
 
     def __init__(self, parents: Sequence[int], device: torch.device | str | None = None) -> None:
         if not parents or not all(-1 <= parent < number for number, parent in enumerate(parents)):
             raise RopeError(
                 "Branches: each token follows an earlier one, or -1: the end of the cache.",
                 facts={"parents": list(parents)},
-                cure="List a line's tokens in their order.",
+                cure="Put the tokens of a line in their order.",
             )
         depths: list[int] = []
         runs: list[tuple[tuple[int, int, int], ...]] = []
@@ -68,7 +69,7 @@ class Branches:
             if parent >= 0:
                 seen[number] |= seen[parent]
         self.deepest = 1 + max(depths)
-        """Tokens of the longest line."""
+        """The tokens of the longest line."""
         self.depths = torch.tensor(depths, dtype=torch.int64, device=device)
         self.seen = seen.to(device)
         most = max(len(of_token) for of_token in runs)
@@ -81,14 +82,15 @@ class Branches:
 
 @dataclass(eq=False)
 class Visibility:
-    """Which keys the queries of one call see: a mask, or the reason why none is needed.
+    """The keys that the queries of one call see, as a mask or in a form that needs none.
 
-    `mask` is bool `[seq, keys]` or `[batch, 1, seq, keys]`, True where seen, or None. `is_causal` asks for the
-    kernel's own causal rule instead (`seq == keys`). Keys before `first_key` are out of every query's reach and
-    left out of the mask. `prefix` counts the leading keys that every query sees, where the rest is plainly causal, or
-    seen as `own` says (bool `[seq, seq]`). `band` is a window that the queries are cut into blocks for. A mask that
-    `build` makes is built only if asked for. `bounds` gives the same for a kernel: intervals of keys that each query
-    sees, or None.
+    - `mask`: bool `[seq, keys]` or `[batch, 1, seq, keys]`, True for a key that is seen, or None.
+    - `is_causal`: the kernel's own causal rule instead (`seq == keys`).
+    - `first_key`: no query sees an earlier key; the mask begins here.
+    - `prefix`: number of leading keys that every query sees; the others are causal, or seen by `own` `[seq, seq]`.
+    - `band`: a window in tokens, for which queries are cut into blocks.
+    - `build`: builds the mask when it is needed.
+    - `bounds`: returns the intervals of keys that each query sees, for a kernel, or None.
     """
 
     mask: Tensor | None = None
@@ -106,21 +108,21 @@ class Visibility:
 
     @property
     def is_simple(self) -> bool:
-        """Whether no mask is needed, but at most the kernel's own causal rule."""
+        """Return whether no mask is needed, except the kernel's own causal rule."""
         return self.mask is None and self.build is None and not self.band
 
     def whole_mask(self) -> Tensor | None:
-        """The mask, built if it has not been yet."""
+        """Return the mask, built at the first call."""
         if self.mask is None and self.build is not None:
             self.mask = self.build()
         return self.mask
 
     def additive(self, dtype: torch.dtype) -> Tensor | None:
-        """The mask as 0 and minus infinity in `dtype`, made once and shared by the layers."""
+        """Return the mask as 0 and minus infinity in `dtype`, built once and shared by the layers."""
         return self._additive("mask", self.whole_mask(), dtype)
 
     def own_additive(self, dtype: torch.dtype) -> Tensor | None:
-        """`own` in the same form; None where the call's own tokens are plainly causal."""
+        """Return `own` in the same form; None if the call's own tokens are causal."""
         return self._additive("own", self.own, dtype)
 
     def _additive(self, name: str, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -135,9 +137,11 @@ class Visibility:
 
 
 class CompiledWrite(NamedTuple):
-    """Where a compiled call writes into a `StaticCache`: slots, whether rows exceed it, and their lengths afterwards.
+    """The writes of a compiled call into a `StaticCache`.
 
-    `targets` int64 `[batch, seq]`, `exceeds` bool `[batch]`, `ends` int64 `[batch]`.
+    - `targets`: int64 `[batch, seq]`, the slots.
+    - `exceeds`: bool `[batch]`, whether the row exceeds the capacity.
+    - `ends`: int64 `[batch]`, the lengths of the rows afterwards.
     """
 
     targets: Tensor
@@ -147,27 +151,27 @@ class CompiledWrite(NamedTuple):
 
 @dataclass(eq=False)
 class TokenLayout:
-    """Where the tokens of one call lie in their rows; built once per forward and shared by the layers.
+    """The places of one call's tokens in their rows; built once per forward and shared by the layers.
 
-    A token's *slot* is its index among the real tokens of its row, counted from the row's beginning (in a cache:
-    where its key is stored). The causal rule and windows go by slots; rotation goes by position ids, which are the
-    slots unless the caller says otherwise.
+    A token's *slot* is its index among the real tokens of its row, counted from the row's beginning (in a cache: the
+    place of its key). The causal rule and windows compare slots. Rotation uses position ids, which are the slots unless
+    the caller passes others.
     """
 
     batch: int
     seq: int
     device: torch.device
     start: int = 0
-    """Slot of the first token, where every row has the same."""
+    """Slot of the first token, if it is the same in all rows."""
     total: int = 0
-    """How many keys each query is held against."""
-    room: int = 0
-    """How many the cache has room for."""
+    """Number of keys."""
+    capacity: int = 0
+    """Tokens per row that fit into the cache."""
     cached: bool = False
     unrotated: bool = False
-    """Whether the cache keeps its keys unrotated."""
+    """Whether the cache stores unrotated keys."""
     slot_tables: SlotTables | None = None
-    """The cache's own tables of its slots, where it keeps its keys unrotated."""
+    """The tables of the slots of a cache of unrotated keys."""
     slots: Tensor | None = None
     """int64 `[batch, seq]`, at least 0; None: `start .. start + seq - 1` in every row."""
     real: Tensor | None = None
@@ -175,29 +179,30 @@ class TokenLayout:
     documents: Tensor | None = None
     """int64 `[batch, seq]`: the number of the token's document in its row."""
     document_slots: Tensor | None = None
+    """int64 `[batch, seq]`: the token's index in its document."""
     shard: SequenceShard | None = None
-    """Of a call on one process's tokens of rows that several hold: `slots` are int64 `[seq]` then."""
+    """For a call on one process's tokens of rows that are split among processes; `slots` are int64 `[seq]` then."""
     first_keys: Tensor | None = None
-    """With `shard`, int64 `[batch, seq]`: where the token's document begins in its row."""
+    """With `shard`, int64 `[batch, seq]`: the slot at which the token's document begins."""
     branches: Branches | None = None
-    """Of a call whose tokens are several continuations of the cache's row, stored behind it for the call alone."""
+    """For a call with several continuations of the cache's row, which are stored after it only during the call."""
     lengths: tuple[int, ...] = ()
     """Tokens per row after this call (with a cache)."""
     compiled_write: CompiledWrite | None = None
-    """Of a compiled call with a `StaticCache`."""
+    """For a compiled call with a `StaticCache`."""
     memo: Memo = field(init=False, repr=False)
-    """What the layers of this forward share."""
+    """Values that the layers of this forward share."""
 
     def __post_init__(self) -> None:
         self.memo = Memo()
 
     @property
     def plain(self) -> bool:
-        """Whether every row holds the same slots and nothing is hidden but by order."""
+        """Return whether all rows have the same slots, and only order hides keys."""
         return self.slots is None and self.real is None and self.documents is None and self.branches is None
 
     def position_ids(self) -> Tensor:
-        """int64 `[seq]` or `[batch, seq]`: each token's index in its row, or in its document."""
+        """Return each token's index in its row or document, int64 `[seq]` or `[batch, seq]`."""
         if self.document_slots is not None:
             return self.document_slots
         if self.slots is not None:
@@ -207,15 +212,15 @@ class TokenLayout:
         return torch.arange(self.start, self.start + self.seq, device=self.device)
 
     def key_positions(self) -> Tensor:
-        """int64 `[total]`: each cached key's index in its row, which is where it is stored but for branches."""
+        """Return each cached key's index in its row, int64 `[total]`: its slot, except for branches."""
         if self.branches is None:
             return torch.arange(self.total, device=self.device)
         return torch.cat([torch.arange(self.start, device=self.device), self.position_ids()])
 
     def stored(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, columns and slots of the real tokens, each int64 `[tokens]`: what a ragged cache writes."""
+        """Return rows, columns and slots of the real tokens, each int64 `[tokens]`, to write into rows that differ."""
         slots = self.slots
-        assert slots is not None, "a call whose rows are alike is written as one slice"
+        assert slots is not None, "equal rows are written as one slice"
 
         def make() -> tuple[Tensor, Tensor, Tensor]:
             real = torch.ones_like(slots, dtype=torch.bool) if self.real is None else self.real
@@ -225,7 +230,7 @@ class TokenLayout:
         return self.memo("stored", make)
 
     def places(self) -> Tensor:
-        """int64 `[1 or batch, seq]`: the slot that each token is stored in, -1 for padding: what kernels write by."""
+        """Return the slot that a kernel stores each token in, int64 `[1 or batch, seq]`; -1 for padding."""
 
         def make() -> Tensor:
             if self.slots is None:
@@ -235,7 +240,7 @@ class TokenLayout:
         return self.memo("places", make)
 
     def visibility(self, causal: bool, window: int | None, *, whole: bool = False) -> Visibility:
-        """What the queries see under `causal` and `window`; `whole` asks for a full-width mask, for weights."""
+        """Return the keys that queries see under `causal` and `window`; `whole`: with a mask over all keys."""
         if window is not None and window >= self.total:
             window = None
 
@@ -258,22 +263,24 @@ class TokenLayout:
         return self.bounds(low, high)
 
     def bounds(self, low: Tensor, high: Tensor) -> tuple[Bounds, ...] | None:
-        """Slots `low <= n < high` of each query, int64 `[seq]` or `[batch, seq]`, as the places where their keys lie.
+        """Return the places of the keys in slots `low <= n < high` of each query.
 
-        One interval, or for branches one in the cache and one for each stretch of the lines; empty ones are left out.
-        None where the real tokens of a row are no interval, and for documents in one row.
+        **Arguments:** `low`, `high`: int64 `[seq]` or `[batch, seq]`.
+
+        **Returns:** one interval; for branches one in the cache and one for each stretch of the lines, without empty
+        ones. None if the real tokens of a row are no interval, and for documents in one row.
         """
         if self.documents is not None:
             return None
         if low.ndim == 1:
             low, high = low[None], high[None]
         if self.branches is not None:
-            found = [Bounds(low, high.clamp(max=self.start))]
+            intervals = [Bounds(low, high.clamp(max=self.start))]
             for begin, end, depth in self.branches.runs:
                 length = end - begin
                 first, last = ((edge - self.start - depth).clamp(min=0).minimum(length) for edge in (low, high))
-                found.append(Bounds(self.start + begin + first, self.start + begin + last))
-            return tuple(each for each in found if bool((each.low < each.high).any()))
+                intervals.append(Bounds(self.start + begin + first, self.start + begin + last))
+            return tuple(each for each in intervals if bool((each.low < each.high).any()))
         if self.real is None or self.cached:
             return (Bounds(low, high),)
         run = self.memo("run of real tokens", self._run)
@@ -281,12 +288,12 @@ class TokenLayout:
             return None
         first, end = run
         columns = torch.arange(self.seq, device=self.device)
-        # a padded query sees itself alone, as in `_mask`
+        # a padded query sees only itself, as in `_mask`
         low = torch.where(self.real, low + first, columns)
         return (Bounds(low, torch.where(self.real, torch.minimum(high + first, end), columns + 1)),)
 
     def _run(self) -> tuple[Tensor, Tensor] | None:
-        """Where the real tokens of each row begin and end, int64 `[batch, 1]`; None if there is padding among them."""
+        """Return begin and end of each row's real tokens, int64 `[batch, 1]`; None if there is padding between them."""
         assert self.real is not None
         columns = torch.arange(self.seq, device=self.device)
         first = self.real.long().argmax(1, keepdim=True)
@@ -295,7 +302,7 @@ class TokenLayout:
         return (first, end) if bool(alike.all()) else None
 
     def slots_of_queries(self) -> Tensor:
-        """int64 `[seq]` or `[batch, seq]`: each token's slot."""
+        """Return each token's slot, int64 `[seq]` or `[batch, seq]`."""
         return torch.arange(self.start, self.start + self.seq, device=self.device) if self.slots is None else self.slots
 
     def _visibility(self, causal: bool, window: int | None, whole: bool) -> Visibility:
@@ -341,26 +348,26 @@ class TokenLayout:
         if self.documents is not None:
             seen = seen & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
         if self.real is not None:
-            # A padded query sees itself alone: its output means nothing, but stays finite.
-            alone = torch.eye(self.seq, dtype=torch.bool, device=self.device)
+            # A padded query sees only itself: its output has no meaning but is finite.
+            itself = torch.eye(self.seq, dtype=torch.bool, device=self.device)
             both = self.real[:, None, :, None] & self.real[:, None, None, :]
-            seen = (seen & both) | (alone & ~self.real[:, None, :, None])
+            seen = (seen & both) | (itself & ~self.real[:, None, :, None])
         return seen
 
     def _mask_of_shard(self, window: int | None) -> Tensor:
-        """Of causal attention, bool `[seq, total]`, or `[batch, 1, seq, total]` where there are documents."""
+        """Return the causal mask, bool `[seq, total]`, or `[batch, 1, seq, total]` with documents."""
         keys = torch.arange(self.total, device=self.device)
         seen = _in_order(self.slots_of_queries()[:, None], keys, True, window)
         return seen if self.first_keys is None else seen & (keys >= self.first_keys[:, None, :, None])
 
     def _mask_of_branches(self, window: int | None, first: int) -> Tensor:
-        assert self.branches is not None, "only a call with branches has their mask"
+        assert self.branches is not None, "only calls with branches have this mask"
         seen = _in_order(self.position_ids()[:, None], self.key_positions()[None, first:], True, window)
         seen[:, self.start - first :] &= self.branches.seen
         return seen
 
     def slots_in_full(self) -> Tensor:
-        """int64 `[batch, seq]`: the slots, written out."""
+        """Return each token's slot, int64 `[batch, seq]`."""
         if self.slots is not None:
             return self.slots
         return torch.arange(self.start, self.start + self.seq, device=self.device).expand(self.batch, -1)
@@ -375,10 +382,12 @@ def lay_out(
     document_ids: Tensor | None = None,
     where: str = "Attention",
 ) -> TokenLayout:
-    """The layout of a call without a cache; `KVCache.lay_out` is its sibling.
+    """Return the layout of a call without a cache; with one, `KVCache.lay_out` does.
 
-    `attention_mask` is bool or integer `[batch, seq]`, 1 for a real token; `document_ids` integer `[batch, seq]`:
-    a new document begins wherever the id changes. Raises `RopeError` for other shapes or dtypes.
+    **Arguments:** `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token. `document_ids`: integers
+    `[batch, seq]`; a new document begins when the id changes. `where`: the caller's name in errors.
+
+    **Raises:** `RopeError` for other shapes or dtypes.
     """
     layout = TokenLayout(batch, seq, device, total=seq)
     layout.real = real_tokens(attention_mask, batch, seq, where)
@@ -389,28 +398,28 @@ def lay_out(
             raise RopeError(
                 f"{where}: `document_ids` must be integers [batch, seq].",
                 facts={"document_ids": document_ids, "batch": batch, "seq": seq},
-                cure="Give one id per token; a new document begins wherever the id changes.",
+                cure="Give one id per token; a new document begins when the id changes.",
             )
         begins = torch.ones_like(document_ids, dtype=torch.bool)
         begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
         layout.documents = begins.long().cumsum(1)
         ones = torch.ones_like(document_ids, dtype=torch.int64) if layout.real is None else layout.real.long()
         before = ones.cumsum(1) - ones
-        # How many real tokens precede a token's document: its positions count from there.
+        # Real tokens before the token's document: its positions count from there.
         preceding = torch.where(begins, before, 0).cummax(1).values
         layout.document_slots = (layout.slots_in_full() - preceding).clamp_(min=0)
     return layout
 
 
 def real_tokens(attention_mask: Tensor | None, batch: int, seq: int, where: str) -> Tensor | None:
-    """`attention_mask` as bool `[batch, seq]`, or None where it hides nothing (not asked while compiling)."""
+    """Return `attention_mask` as bool `[batch, seq]`, or None if it hides nothing (not checked while compiling)."""
     if attention_mask is None:
         return None
     if attention_mask.shape != (batch, seq) or attention_mask.is_floating_point():
         raise RopeError(
             f"{where}: `attention_mask` must be bool or integer [batch, seq], 1 for a real token.",
             facts={"attention_mask": attention_mask, "batch": batch, "seq": seq},
-            cure="It covers the tokens of this call alone; a cache remembers its own.",
+            cure="It covers only the tokens of this call, not those in a cache.",
         )
     real = attention_mask != 0
     if not torch.compiler.is_compiling() and real.device.type != "meta" and bool(real.all()):
@@ -419,7 +428,7 @@ def real_tokens(attention_mask: Tensor | None, batch: int, seq: int, where: str)
 
 
 def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -> Tensor:
-    """True where a key's slot is in a query's reach: causal `q - window < k <= q`, else `|q - k| <= window`."""
+    """Return whether each key is in each query's reach: causal `q - window < k <= q`, else `|q - k| <= window`."""
     if causal:
         seen = keys <= queries
         return seen if window is None else seen & (keys > queries - window)
@@ -428,14 +437,17 @@ def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -
 
 
 class SequenceShard:
-    """This process's tokens of rows that are dealt out to several (context parallelism).
+    """This process's tokens of rows that are split among processes (context parallelism).
 
-    - `indices`: of each process, in the group's order, which tokens of a row it has, int64 `[local]`: as many for each,
-      and together all of them once. `rank`: this process's place in the group.
+    **Arguments:**
+
+    - `indices`: for each process, in the group's order, the tokens of a row that it has, int64 `[local]`. All have the
+      same number, and every token belongs to one process. `rank`: this process's index in the group.
     - `group`: torch's process group, or a mesh of one dimension.
 
-    Attention is computed for each query by its token's index in the whole row, against keys and values that are
-    gathered in each layer. Raises `RopeError` where the indices are no permutation.
+    Masks compare the tokens' indices in the whole row; keys and values are gathered in each layer.
+
+    **Raises:** `RopeError` if the indices are no permutation.
     """
 
     def __init__(self, indices: Sequence[Tensor], rank: int, group: Any) -> None:
@@ -445,72 +457,72 @@ class SequenceShard:
         numbers = torch.arange(self.total, device=every.device)
         if len({len(each) for each in indices}) > 1 or not torch.equal(every[self._order], numbers):
             raise RopeError(
-                "SequenceShard: every token of a row belongs to one process, and each has as many.",
+                "SequenceShard: every token of a row must belong to one process, and all must have the same number.",
                 facts={"lengths": [len(each) for each in indices]},
-                cure="Take rw.positions.positions_for_rank of each rank.",
+                cure="Use rw.positions.positions_for_rank of each rank.",
             )
 
     def own(self, x: Tensor) -> Tensor:
-        """This process's part of `[batch, total, ...]`."""
+        """Return this process's part of `[batch, total, ...]`."""
         return x.index_select(1, self.index)
 
     def whole(self, x: Tensor) -> Tensor:
-        """`[batch, local, ...]` of all processes as `[batch, total, ...]`, in the tokens' order; with gradients."""
+        """Return `[batch, local, ...]` of all processes as `[batch, total, ...]`, in order and with gradients."""
         return self._gathered(x.transpose(0, 1)).transpose(0, 1)
 
     def keys_and_values(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of all tokens: `[batch, kv_heads, local, head_dim]` to `[batch, kv_heads, total, head_dim]`."""
+        """Return `[batch, kv_heads, local, head_dim]` of all processes as `[batch, kv_heads, total, head_dim]`."""
         both = self._gathered(torch.stack([keys, values]).movedim(3, 0)).movedim(0, 3)
         return both[0], both[1]
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """`[local, ...]` to `[total, ...]`; the gradient of a token is summed over all processes."""
+        """Return `[local, ...]` of all processes as `[total, ...]`; gradients of a token are summed over processes."""
         from torch.distributed import _functional_collectives as collectives
 
-        gather = getattr(collectives, "all_gather_single_autograd", None)  # before torch 2.13 under another name
-        gather = gather or collectives.all_gather_tensor_autograd
-        found: Tensor = gather(x.contiguous(), 0, self.group)
-        return found.index_select(0, self._order)
+        # The first name exists since torch 2.13.
+        gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+        rows: Tensor = gather(x.contiguous(), 0, self.group)
+        return rows.index_select(0, self._order)
 
     def lay_out(
         self, batch: int, seq: int, device: torch.device, *, document_ids: Tensor | None, where: str
     ) -> TokenLayout:
-        """The layout of a call on this process's tokens; `document_ids` are those of its tokens, `[batch, local]`."""
+        """Return the layout of a call on this process's tokens, with their `document_ids` `[batch, local]`."""
         if seq != len(self.index):
             raise RopeError(
-                f"{where}: a call holds this process's tokens of a row, and no others.",
+                f"{where}: a call must contain exactly this process's tokens of a row.",
                 facts={"seq": seq, "tokens of this process": len(self.index), "of a row": self.total},
                 cure="Pass shard.own(input_ids).",
             )
         layout = TokenLayout(batch, seq, device, total=self.total, shard=self, slots=self.index)
         if document_ids is not None:
             if document_ids.shape != (batch, seq):
-                lay_out(batch, seq, device, document_ids=document_ids, where=where)  # says what is wrong
+                lay_out(batch, seq, device, document_ids=document_ids, where=where)  # raises
             rows = lay_out(batch, self.total, device, document_ids=self.whole(document_ids), where=where)
-            assert rows.document_slots is not None, "documents have positions of their own"
+            assert rows.document_slots is not None, "documents have their own positions"
             layout.document_slots = self.own(rows.document_slots)
             layout.first_keys = self.index - layout.document_slots
         return layout
 
     def check_positions(self, position_ids: Tensor, layout: TokenLayout, where: str) -> None:
-        """Refuse positions that do not ascend along each document: those of a process's local length, above all."""
+        """Raise `RopeError` unless positions ascend along each document, unlike those of a local length."""
         theirs = self.whole(position_ids if position_ids.ndim > 1 else position_ids[None])
         begins = self.whole((self.index if layout.first_keys is None else layout.first_keys).expand(layout.batch, -1))
         if layout.first_keys is None:
             begins = torch.zeros_like(begins)
         if bool(((theirs.diff(dim=1) <= 0) & (begins.diff(dim=1) == 0)).any()):
             raise RopeError(
-                f"{where}: the positions of a row's tokens do not ascend: each process gives those in the whole row.",
+                f"{where}: positions must ascend along the whole row: pass those of this process's tokens in it.",
                 facts={"position_ids": position_ids, "total": self.total},
-                cure="Take rw.positions.positions_for_rank, not an arange of the local length.",
+                cure="Use rw.positions.positions_for_rank, not an arange of the local length.",
             )
 
     def check_length(self, seq_len: int | Tensor, where: str) -> None:
-        """Refuse a length below that of the whole row: a process's local length, above all."""
+        """Raise `RopeError` for a length below that of the whole row, such as the local length."""
         least = seq_len if isinstance(seq_len, int) else int(seq_len.min())
         if least < self.total:
             raise RopeError(
-                f"{where}: `seq_len` is the length of the whole row, of which a process holds a part.",
+                f"{where}: `seq_len` must be at least the length of the whole row.",
                 facts={"seq_len": seq_len, "tokens here": len(self.index), "of the row": self.total},
                 cure="Pass at least the tokens of the whole row: shard.total.",
             )

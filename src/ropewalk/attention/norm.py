@@ -13,13 +13,13 @@ from ropewalk.backends import choose_linear
 
 
 def projected(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
-    """What each layer makes of `x` `[..., features]`: `[..., outputs]`.
+    """Return the result `[..., outputs]` of each layer for `x` `[..., features]`.
 
-    A kernel may serve plain `nn.Linear` layers that nobody listens in on, patches or parametrizes (quantized layers,
-    adapters, sharding hooks): all others are called.
+    A kernel may replace plain `nn.Linear` layers without hooks or patches. All others are called (quantized layers,
+    adapters, sharding hooks).
     """
     compiling = torch.compiler.is_compiling()
-    if not compiling and all(type(layer) is nn.Linear and is_left_alone(layer) for layer in layers):
+    if not compiling and all(type(layer) is nn.Linear and is_unpatched(layer) for layer in layers):
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         backend = choose_linear(x, weights, biases)  # type: ignore[arg-type]
         if backend.kernels:
@@ -28,12 +28,12 @@ def projected(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
 
 
 def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x` `[..., features]` times a weight `[outputs, features]`, transposed, plus a bias: a head's logits."""
+    """Return `x` `[..., features]` times a weight `[outputs, features]`, transposed, plus a bias: a head's logits."""
     return choose_linear(x, (weight,), (bias,)).multiply(x, (weight,), (bias,))[0]
 
 
-def is_left_alone(layer: nn.Module) -> bool:
-    """Whether nobody listens in on a module or has patched it, so that a kernel may stand in for its forward."""
+def is_unpatched(layer: nn.Module) -> bool:
+    """Return whether a module has no hooks and no patched forward, so that a kernel may replace its forward."""
     return not (
         layer._forward_hooks
         or layer._forward_pre_hooks
@@ -49,8 +49,8 @@ HALF = (torch.bfloat16, torch.float16)
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) over the last dimension, times a weight.
 
-    float32 (float64) comes out as it went in, whatever the weight's dtype. A half type is normalised in float32,
-    rounded, then times the weight, as transformers does.
+    The result has the dtype of a float32 or float64 input, whatever the weight's dtype. A half type is normalised in
+    float32, rounded, then multiplied by the weight, as in transformers.
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
 
     >>> RMSNorm(2)(torch.tensor([3.0, 4.0])).mul(5 / 2**0.5).round(decimals=3)
@@ -77,7 +77,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's, which also takes a float32 input where its weights have a half type.
+    """torch's LayerNorm, which also accepts float32 inputs for weights of a half type.
 
     >>> LayerNorm(2).bfloat16()(torch.tensor([3.0, 5.0]))
     tensor([-1.0000,  1.0000], grad_fn=<NativeLayerNormBackward0>)
@@ -92,5 +92,5 @@ class LayerNorm(nn.LayerNorm):
 
 
 def residual_stream(x: Tensor) -> Tensor:
-    """Embeddings as layers add to them: float32 for a half type, so that many small sums are not rounded away."""
+    """Return embeddings in the dtype in which layers add to them: float32 for a half type, to keep small summands."""
     return x.float() if x.dtype in HALF else x

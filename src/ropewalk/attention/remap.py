@@ -1,4 +1,4 @@
-"""Attention whose relative positions are remapped: one pass per region of keys, joined by their softmaxes' sums."""
+"""Attention with remapped relative positions: one pass per region of keys, merged by their softmax denominators."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.attend import NO_RULES, LogitRules, open_blocks, splits
-from ropewalk.attention.extensions import Extension, Region
-from ropewalk.attention.extensions.base import Rule
+from ropewalk.attention.extensions import Extension, Region, Rule
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.attention.tables import SeqLen, lengths_of, tables_at, tables_of_parts
 from ropewalk.backends import choose_attention
@@ -25,25 +24,25 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 
 BLOCK = 1024  # queries of one pass over their regions
-TURN_BEFORE = 256  # queries from which on the kernel is given turned keys: each 64 of them read all keys anew
+ROTATE_BEFORE = 256  # queries from which on keys are rotated before the kernel, which loads them once per 64 queries
 MadeT = TypeVar("MadeT")
 
 
 class Span(NamedTuple):
-    """Keys `first .. last - 1` of one region for one block of queries; `mask` `[rows, keys]`, None: all see all."""
+    """Keys `first .. last - 1` of one region for one block of queries; `mask` `[rows, keys]`, None: all are seen."""
 
     first: int
     last: int
     mask: Tensor | None
     none: Tensor | None
-    """bool `[rows]`: rows that see no key of the span, or None where there is none."""
+    """bool `[rows]`: rows that see no key of the span, or None if there are none."""
 
 
 class Remap:
-    """What one forward needs of one rule and one extension, built once and shared by the layers.
+    """The positions of one extension under one rope in one forward, built once and shared by the layers.
 
-    `index` are the queries' and `keys` the keys' indices in their rows or documents, int64 `[seq]` and `[total]`, or
-    `[batch, ...]`. `rotary` may be None for an extension that remaps nothing.
+    `index` and `keys` are the indices of queries and keys in their rows or documents, int64 `[seq]` and `[total]`, or
+    `[batch, ...]`. `rotary` may be None for an extension that does not remap.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Remap:
         self._seq_len = _one_length(seq_len) if follows else None
         if position_ids is not None:
             raise RopeError(
-                "Attention: an extension counts each row's tokens itself.",
+                "Attention: an extension computes positions itself, so `position_ids` would be ignored.",
                 facts={"position_ids": position_ids, "extension": extension},
                 cure="Leave `position_ids` out; pass an attention_mask or document_ids for rows that differ.",
             )
@@ -71,19 +70,19 @@ class Remap:
         self.regions = extension.regions() if extension.remaps else ()
 
     def _shared(self, key: Hashable, make: Callable[[], MadeT]) -> MadeT:
-        """What `make` gives, computed by the first layer of the forward that asks."""
+        """Return the result of `make`, computed by the first layer of the forward that needs it."""
         rope = None if self._rotary is None else self._rotary.config
         return self.layout.memo(("remap", rope, self.extension, key), make)
 
     def scaled(self, q: Tensor) -> Tensor:
-        """Queries `[batch, seq, heads, head_dim]` times the logits' factor."""
+        """Return queries `[batch, seq, heads, head_dim]` times the logits' factor."""
         factor = self._shared("factor", lambda: self.extension.logit_scale(self.index))
         if isinstance(factor, float):
             return q if factor == 1.0 else q * factor
         return (q * factor.to(self.exact)[..., None, None]).to(q.dtype)
 
-    def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor, float]) -> Tensor:
-        """`[batch, heads, rows, head_dim]` turned, with the attention factor."""
+    def _rotate(self, x: Tensor, tables: tuple[Tensor, Tensor, float]) -> Tensor:
+        """Rotate `[batch, heads, rows, head_dim]`, with the attention factor."""
         assert self._rotary is not None, "an extension that remaps has a rope: Attention checks it"
         rope, (cos, sin, factor) = self._rotary.config, tables
         return rotate(
@@ -98,7 +97,7 @@ class Remap:
         return make(self._rotary, positions, self._seq_len, self.exact)
 
     def _key_tables(self, number: int, rule: Rule) -> tuple[Tensor, Tensor, float]:
-        """Of every key; a cache's are made once for all its slots."""
+        """Return the tables of all keys; those of a cache are built once for all its slots."""
         kept, device = self.layout.slot_tables, self.layout.device
         if kept is None:
             return self._tables(rule, self.keys)
@@ -107,7 +106,7 @@ class Remap:
             (self._rotary.config, self.exact, self.extension, number),
             self._seq_len,
             self.layout.total,
-            self.layout.room,
+            self.layout.capacity,
             lambda slots: self._tables(rule, torch.arange(slots, device=device)),
         )
         if self.layout.branches is None:
@@ -118,23 +117,22 @@ class Remap:
     def request(
         self, q: Tensor, keys: Tensor, values: Tensor, rules: LogitRules, most_regions: int
     ) -> AttentionRequest | None:
-        """The same for a kernel, which turns the keys of each region as it reads them (for gradients, and where
-        many queries read them, they are turned before); None where it cannot be said.
+        """Return the request for a kernel, or None if a kernel cannot compute it.
 
-        q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
+        The kernel rotates the keys of each region when it loads them. For gradients, and for many queries, they are
+        rotated before. q `[batch, heads, seq, head_dim]`, keys and values `[batch, kv_heads, total, head_dim]`.
         """
         bounds = self._shared("bounds", self._find_bounds)
         if bounds is None or sum(len(within) for _, within in bounds) > most_regions:
             return None
         assert self._rotary is not None
-        wanted = torch.is_grad_enabled() and any(
-            x.requires_grad for x in (q, keys, values, rules.sinks) if x is not None
-        )
-        before = wanted or q.shape[2] >= TURN_BEFORE
-        if self._rotary.config.blocks and not before:  # no kernel of attention turns keys in blocks
+        tensors = [x for x in (q, keys, values, rules.sinks) if x is not None]
+        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        before = differentiated or q.shape[2] >= ROTATE_BEFORE
+        if self._rotary.config.blocks and not before:  # no kernel of attention rotates keys in blocks
             return None
         regions: list[AttentionRegion] = []
-        whole: dict[Rule | None, Tensor] = {}  # keys as a rule turns them, which regions may share
+        whole: dict[Rule | None, Tensor] = {}  # rotated keys by rule, which regions may share
         for number, within in bounds:
             turn, rule = None, self.regions[number].key
             near = keys
@@ -150,8 +148,8 @@ class Remap:
         return AttentionRequest(tuple(regions), values, 1.0 / math.sqrt(q.shape[-1]), *rules)
 
     def _find_bounds(self) -> tuple[tuple[int, tuple[Bounds, ...]], ...] | None:
-        """The keys of each region that is not empty, by its number."""
-        found = []
+        """Return the number of each region that is not empty, and its keys."""
+        regions = []
         for number, region in enumerate(self.regions):
             low, high = region.low(self.index), region.high(self.index)
             if bool((low >= high).all()):
@@ -159,39 +157,39 @@ class Remap:
             bounds = self.layout.bounds(low, high)
             if bounds is None:
                 return None
-            found.append((number, bounds))
-        return tuple(found)
+            regions.append((number, bounds))
+        return tuple(regions)
 
     def turned_queries(self, q: Tensor, number: int, begin: int, end: int) -> Tensor:
-        """The queries `begin .. end - 1` of `[batch, heads, seq, head_dim]` as one region turns them."""
+        """Return queries `begin .. end - 1` of `[batch, heads, seq, head_dim]`, rotated for one region."""
         cos, sin, factor = self._shared(("q", number), lambda: self._tables(self.regions[number].query, self.index))
-        return self._turn(q[:, :, begin:end], (cos[..., begin:end, :], sin[..., begin:end, :], factor))
+        return self._rotate(q[:, :, begin:end], (cos[..., begin:end, :], sin[..., begin:end, :], factor))
 
     def turned_keys(self, keys: Tensor, number: int, first: int, last: int) -> Tensor:
-        """The keys `first .. last - 1` of `[batch, kv_heads, total, head_dim]` as one region meets them."""
+        """Return keys `first .. last - 1` of `[batch, kv_heads, total, head_dim]`, rotated for one region."""
         rule, chosen = self.regions[number].key, keys[:, :, first:last]
         if rule is None and self._has_no_factor():
             return chosen
         cos, sin, factor = self._tables_of_keys(number)
-        return self._turn(chosen, (cos[..., first:last, :], sin[..., first:last, :], factor))
+        return self._rotate(chosen, (cos[..., first:last, :], sin[..., first:last, :], factor))
 
     def _tables_of_keys(self, number: int) -> tuple[Tensor, Tensor, float]:
         rule = self.regions[number].key or torch.zeros_like
         return self._shared(("k", number), lambda: self._key_tables(number, rule))
 
     def _has_no_factor(self) -> bool:
-        """Whether queries and keys are rotated and nothing more."""
+        """Return whether queries and keys are rotated without a factor."""
         assert self._rotary is not None
         rope, lengths = self._rotary.config, lengths_of(self._seq_len)
         of_rows = lengths if isinstance(lengths, tuple) else (lengths,)
         return all(attention_factor_of(rope, length) == 1 for length in of_rows)
 
     def spans(self, number: int, begin: int, end: int) -> list[Span]:
-        """The keys of one region for the queries `begin .. end - 1` of a plain call: those all see, and the fringes."""
+        """Return one region's keys for queries `begin .. end - 1`: those that all see, and the fringes."""
         return self._shared(("spans", number, begin, end), lambda: self._find_spans(self.regions[number], begin, end))
 
     def additive(self, span: Span, number: int, begin: int, dtype: torch.dtype, groups: int) -> Tensor | None:
-        """A span's mask as 0 and minus infinity `[groups * rows, keys]`, made once and shared by the layers."""
+        """Return a span's mask as 0 and minus infinity `[groups * rows, keys]`, built once and shared by the layers."""
         mask = span.mask
         if mask is None:
             return None
@@ -214,7 +212,7 @@ class Remap:
 
 
 def _spans_between(low: Tensor, high: Tensor) -> list[Span]:
-    """The keys `low <= n < high` of each row: those that all rows see without a mask, and the fringes."""
+    """Return the keys `low <= n < high` of each row: those that all rows see, without a mask, and the fringes."""
     first, last = int(low.min()), int(high.max())
     core = int(low.max()), int(high.min())
     if last <= first:
@@ -237,11 +235,11 @@ def _span(first: int, last: int, mask: Tensor) -> Span:
     none = ~mask.any(-1)
     if not bool(none.any()):
         return Span(first, last, mask, None)
-    return Span(first, last, mask | none[:, None], none)  # such rows see all, finite, and count for nothing
+    return Span(first, last, mask | none[:, None], none)  # such rows see all, to be finite, and get weight 0
 
 
 def _one_length(seq_len: SeqLen | None) -> SeqLen | None:
-    """A length of all rows as an int, where they agree."""
+    """Return the length as an int if all rows have the same."""
     if not isinstance(seq_len, Tensor):
         return seq_len
     rows = set(seq_len.flatten().tolist())
@@ -251,11 +249,12 @@ def _one_length(seq_len: SeqLen | None) -> SeqLen | None:
 def attend_remapped(
     q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0, rules: LogitRules = NO_RULES
 ) -> Tensor:
-    """Attention under an extension; q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]` unrotated.
+    """Attend under an extension, with unrotated q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]`.
 
-    Returns q's shape. Our kernels take all regions in one softmax; where they do not serve, on the CPU torch's takes
-    each region, joined in float32 (float64 for float64). Elsewhere, and then under `rules`, scores are written out for
-    256 queries at a time.
+    Our kernels compute all regions in one softmax. If they cannot run, torch's kernel for the CPU computes each region,
+    merged in float32 (float64 for float64). If that cannot run, or with `rules`, 256 queries are computed at a time.
+
+    **Returns:** `[batch, heads, seq, head_dim]`.
     """
     kernel = choose_attention(q, keys, values, sinks=rules.sinks) if not dropout and q.numel() else None
     request = None
@@ -277,7 +276,7 @@ def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> T
     start, blocks = remap.layout.start, []
     edges = [edge - start for edge in remap.extension.edges(start, start + seq, BLOCK)]
     if remap.layout.branches is not None:
-        edges = [*range(0, seq, BLOCK), seq]  # their indices do not count on
+        edges = [*range(0, seq, BLOCK), seq]  # their indices are not consecutive
     whole: dict[int, Tensor] = {}
     for begin, end in pairwise(edges):
         rows, parts = end - begin, []
@@ -290,7 +289,7 @@ def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> T
                 first, last, none = span.first, span.last, span.none
                 if len(edges) == 2:
                     near = remap.turned_keys(keys, number, first, last)
-                else:  # several blocks meet the same keys: all are turned once
+                else:  # several blocks meet the same keys: all are rotated once
                     if number not in whole:
                         whole[number] = remap.turned_keys(keys, number, 0, keys.shape[2])
                     near = whole[number][:, :, first:last]
@@ -305,7 +304,7 @@ def _attend_by_spans(q: Tensor, keys: Tensor, values: Tensor, remap: Remap) -> T
 
 
 def _join(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Softmaxes over disjoint keys as one: each weighted by its share of the whole sum."""
+    """Merge attention outputs over disjoint keys, weighted by their softmax denominators."""
     if len(parts) == 1:
         return parts[0][0]
     totals = torch.stack([total for _, total in parts])
@@ -326,7 +325,7 @@ def attend_remapped_openly(
     *,
     need_weights: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same written out, for any layout, with the weights `[batch, heads, seq, total]` before dropout if asked."""
+    """Attend for any layout, without a fused kernel; return the weights `[batch, heads, seq, total]` if needed."""
     heads, seq = q.shape[1:3]
     groups = heads // keys.shape[1]
     total = keys.shape[2]
@@ -349,7 +348,7 @@ def attend_remapped_openly(
         if seen is not None:
             scores = scores.masked_fill(~seen[..., begin:end, :], float("-inf"))
         if remap.layout.real is not None and not remap.layout.cached:
-            # A padded query sees itself alone, whatever its region: what it gives means nothing, but stays finite.
+            # A padded query sees no key: zeros keep its output, which has no meaning, finite.
             blind = (scores == float("-inf")).all(-1, keepdim=True)
             scores = scores.masked_fill(blind, 0.0)
         share = rules.softmax(scores)

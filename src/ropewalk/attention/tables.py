@@ -12,16 +12,16 @@ from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 SeqLen = int | Tensor
-"""A length that frequencies depend on: one for all rows, or int64 `[batch]`."""
+"""A length in tokens that frequencies depend on: one for all rows, or int64 `[batch]`."""
 
 
 def tables_at(
     rotary: RotaryEmbedding, position_ids: Tensor, seq_len: SeqLen | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float]:
-    """cos and sin of these positions, and the factor that queries and keys are multiplied by.
+    """Return cos and sin of these positions, and the factor of queries and keys.
 
-    Where `seq_len` is `[batch]`, positions `[seq]` are those of every row. Rows whose factors differ carry them in
-    their tables, and the factor is 1 (Phi-3.5-MoE's two factors on both sides of the switch).
+    If `seq_len` is `[batch]`, positions `[seq]` hold for every row. If the factors of the rows differ (Phi-3.5-MoE has
+    two), the tables contain them and the returned factor is 1.
     """
     if not isinstance(seq_len, Tensor) or seq_len.ndim == 0:
         cos, sin = rotary.cos_sin(position_ids, seq_len, dtype=dtype)
@@ -39,7 +39,7 @@ def tables_at(
 def tables_of_parts(
     rotary: RotaryEmbedding, position_ids: Tensor, seq_len: SeqLen | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float]:
-    """As `tables_at` for positions `[..., parts]`: the pairs are cut into equal parts, and each has its positions."""
+    """Return the same for positions `[..., parts]`: the pairs are cut into equal parts with their own positions."""
     pairs, parts = rotary.config.pairs, position_ids.shape[-1]
     if parts > pairs:
         raise RopeError(
@@ -57,14 +57,14 @@ def tables_of_parts(
 
 
 def lengths_of(seq_len: SeqLen | None) -> int | tuple[int, ...] | None:
-    """The length, or each row's, as Python numbers: a part of a key."""
+    """Return the length, or each row's, as Python numbers, to be part of a key."""
     if isinstance(seq_len, Tensor):
         return tuple(seq_len.tolist()) if seq_len.ndim else int(seq_len)
     return seq_len
 
 
 class SlotTables:
-    """Tables of a cache's slots under each rule that reads its keys: made once for all the room that it has."""
+    """Tables of a cache's slots for each rule that rotates its keys, built once for its whole capacity."""
 
     def __init__(self) -> None:
         self._held: dict[Hashable, tuple[Hashable, int, tuple[Tensor, Tensor, float]]] = {}
@@ -74,17 +74,21 @@ class SlotTables:
         rule: Hashable,
         seq_len: SeqLen | None,
         total: int,
-        room: int,
+        capacity: int,
         make: Callable[[int], tuple[Tensor, Tensor, float]],
     ) -> tuple[Tensor, Tensor, float]:
-        """cos and sin `[total, pairs]` or `[batch, total, pairs]` and the factor; `make` gives those of so many slots.
+        """Return cos and sin `[total, pairs]` or `[batch, total, pairs]`, and the factor.
 
-        `rule` and `seq_len` hold all that they depend on; of each rule only the last length's are kept.
+        **Arguments:**
+
+        - `rule`, `seq_len`: everything that the tables depend on; each rule keeps only the tables of its last length.
+        - `total`: slots to return; `capacity`: slots to build the tables for.
+        - `make`: builds the tables of a number of slots.
         """
         lengths = lengths_of(seq_len)
         of_lengths, slots, tables = self._held.get(rule, (None, 0, None))
         if tables is None or slots < total or of_lengths != lengths:
-            slots = max(total, room)
+            slots = max(total, capacity)
             tables = make(slots)
             self._held[rule] = lengths, slots, tables
         cos, sin, scale = tables

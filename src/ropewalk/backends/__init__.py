@@ -1,4 +1,4 @@
-"""Choose the backend of rotations, attention and linear layers: the first of a list that can take the tensors."""
+"""The choice of a backend for rotations, attention and linear layers: the first that supports the tensors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ LINEAR: tuple[LinearBackend, ...] = (cast(LinearBackend, cpu), cast(LinearBacken
 
 
 def choose(x: Tensor, backend: str | None = None, *others: Tensor) -> Backend:
-    """Return the backend for `x`: the named one, or the first of the list that can take it.
+    """Return the backend for `x`: the named one, or the first in the list that supports it.
 
-    The `others` go with it: where one is no plain tensor the mathematics serves. Raises `RopeError` if the named
-    backend does not exist, or with its reasons if it cannot run.
+    If one of the `others`, which take part in the computation, is no plain tensor, the reference is returned.
+
+    **Raises:** `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
     """
     if not torch.compiler.is_compiling():
         for other in others:
@@ -48,11 +49,12 @@ def choose_attention(
     sinks: Tensor | None = None,
     torch_serves: bool = False,
 ) -> Backend:
-    """Return the backend for attention of these tensors: the named one, or the first of the list that can take them.
+    """Return the backend for attention of these tensors: the named one, or the first in the list that supports them.
 
-    `torch_serves`: torch's own fused attention can do it; then kernels are left out that are not faster. Where the one
-    chosen has no `kernels` the caller may prefer torch's to it. Raises `RopeError` if the named backend does not exist,
-    or with its reasons if it cannot run.
+    `torch_serves`: torch's fused attention can compute it, so kernels that are not faster are skipped. If the result
+    has no `kernels`, the caller may prefer torch's attention.
+
+    **Raises:** `RopeError` if the named backend does not exist, or with its reasons if it cannot run.
     """
     if backend is None:
         for module in ATTENTION:
@@ -68,12 +70,12 @@ def choose_attention(
 
 
 def choose_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearBackend:
-    """Return the backend for linear layers of weights `[outputs, features]` on `x`: the first that can take them."""
+    """Return the first backend that supports linear layers of weights `[outputs, features]` on `x`."""
     return next(module for module in LINEAR if not module.reasons_not_to_multiply(x, weights, biases))
 
 
 def explain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
-    """Return which backend would multiply `x` `[..., features]` by a layer's weight, and why each other one would not.
+    """Return the backend that would multiply `x` `[..., features]` by a weight, and why each other one would not.
 
     >>> import torch
     >>> print(explain_linear(torch.zeros(1, 64, 8), torch.zeros(2, 8)).splitlines()[-1])
@@ -88,7 +90,7 @@ def _refuse(where: str, backend: str, reasons: list[str], x: Tensor) -> None:
         raise RopeError(
             f"{where}: backend {backend!r} cannot run here.",
             facts={"x": x, "because": "; ".join(reasons)},
-            cure="Leave `backend` out to have one chosen.",
+            cure="Leave `backend` out for an automatic choice.",
         )
 
 
@@ -101,7 +103,7 @@ def _unknown(where: str, backend: str | None, known: Sequence[Backend]) -> RopeE
 
 
 def explain_backends(x: Tensor) -> str:
-    """Return which backend would rotate `x`, and why each other one would not, one line each.
+    """Return the backend that would rotate `x`, and why each other one would not, one line each.
 
     >>> import torch
     >>> print(explain_backends(torch.zeros(1, 4, 2, 8, device="meta")).splitlines()[-1])
@@ -112,10 +114,10 @@ def explain_backends(x: Tensor) -> str:
 
 
 def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return which backend would attend, and why each other one would not, one line each.
+    """Return the backend that would attend, and why each other one would not, one line each.
 
-    Where it is the reference, or Triton's kernels and no more is asked for than order, layers call torch's
-    `scaled_dot_product_attention`.
+    Layers call torch's `scaled_dot_product_attention` instead of the reference, and instead of Triton's kernels if only
+    order hides keys.
 
     >>> import torch
     >>> q = torch.zeros(1, 2, 4, 8, dtype=torch.float64)

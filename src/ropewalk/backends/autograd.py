@@ -1,4 +1,4 @@
-"""Gradients of the hand-written kernels, of rotation (the rotation by the opposite angle) and of attention."""
+"""Gradients of the hand-written kernels: of rotation (the rotation by the negative angle) and of attention."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from ropewalk.backends.request import AttentionRequest, Backend, Norm, Store, Tu
 
 
 class Rotation(torch.autograd.Function):
-    """Rotates one or two tensors by a kernel; differentiable twice, in the tensors and in both tables."""
+    """The rotation of one or two tensors by a kernel; differentiable twice, in the tensors and in both tables."""
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, turn: Turn, inplace: bool, *tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
         """Rotate `tensors`: one or two, then cos and sin.
 
-        `inplace` takes one: autograd allows a view to be changed only by a function of one result, which is its first
-        input.
+        `inplace` takes one tensor: autograd allows changes of a view only by a function of one result, its first input.
         """
         *xs, cos, sin = tensors
         tables = cos.requires_grad or sin.requires_grad
@@ -35,7 +34,7 @@ class Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Rotate each gradient back; cos and sin sum theirs over everything that shares a row."""
+        """Rotate each gradient back; sum those of cos and sin over all features that share a row."""
         cos, sin, *xs = ctx.saved_tensors
         needed = ctx.needs_input_grad[3:-2]
         wanted = [grad for grad, need in zip(grads, needed, strict=True) if need and grad is not None]
@@ -52,34 +51,34 @@ class Rotation(torch.autograd.Function):
 
 
 class NormRotation(torch.autograd.Function):
-    """RMSNorm of queries and keys and their rotation in one pass, each way."""
+    """RMSNorm of queries and keys and their rotation, in one pass forward and one backward."""
 
     @staticmethod
     def forward(
         ctx: Any, backend: Backend, turn: Turn, eps: float, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor,
         q_weight: Tensor, k_weight: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Keep only the inputs: backward computes the norm again."""
+        """Save only the inputs: backward computes the norm again."""
         ctx.save_for_backward(cos, sin, q, k, q_weight, k_weight)
         ctx.backend, ctx.turn, ctx.eps = backend, turn, eps
         return backend.norm_rotate(q, k, cos, sin, turn, Norm(q_weight, k_weight, eps), None)
 
     @staticmethod
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
-        """Return gradients of q, k and both weights; by plain expressions if they are to be differentiated again."""
+        """Return gradients of q, k and both weights; in plain PyTorch for second derivatives."""
         cos, sin, *inputs = ctx.saved_tensors
         q, k, q_weight, k_weight = inputs
         again = torch.is_grad_enabled()
         if again or not _takes(ctx.backend, (grad_q, grad_k)):
             with torch.enable_grad():
-                # aliases, so that a tensor given twice, or k made of q, gets each place's gradient alone
+                # aliases, so that a tensor that is passed twice, or k computed from q, gets separate gradients
                 inputs = q, k, q_weight, k_weight = [x.view_as(x) for x in inputs]
                 norm = Norm(q_weight, k_weight, ctx.eps)
-                turned = reference.norm_rotate(q, k, cos, sin, ctx.turn, norm, None)
-            found = [(out, grad) for out, grad in zip(turned, (grad_q, grad_k), strict=True) if out.requires_grad]
+                outs = reference.norm_rotate(q, k, cos, sin, ctx.turn, norm, None)
+            pairs = [(out, grad) for out, grad in zip(outs, (grad_q, grad_k), strict=True) if out.requires_grad]
             wanted = [x for x in inputs if x.requires_grad]
             grads = iter(
-                torch.autograd.grad([out for out, _ in found], wanted, [g for _, g in found], create_graph=again)
+                torch.autograd.grad([out for out, _ in pairs], wanted, [g for _, g in pairs], create_graph=again)
             )
             return None, None, None, None, None, *(next(grads) if x.requires_grad else None for x in inputs)
         norm = Norm(q_weight, k_weight, ctx.eps)
@@ -89,14 +88,14 @@ class NormRotation(torch.autograd.Function):
 
 
 def _takes(backend: Backend, grads: Sequence[Tensor]) -> bool:
-    """Return whether the kernels can take all gradients: not under torch.func, nor batched ones, nor negated views."""
+    """Return whether the kernels support all gradients: not with torch.func, batched ones or negated views."""
     return not any(backend.reasons_not_to(grad) for grad in grads)
 
 
 def rotated(
     backend: Backend, xs: list[Tensor], cos: Tensor, sin: Tensor, turn: Turn, *, inplace: bool = False
 ) -> list[Tensor]:
-    """Rotate `xs` by a backend: directly if nothing requires grad, else through the autograd function."""
+    """Rotate `xs` by a backend, through the autograd function if a tensor requires grad."""
     if not backend.kernels:
         return backend.rotate(xs, cos, sin, turn, xs if inplace else None)
     if not torch.is_grad_enabled() or not (
@@ -117,7 +116,7 @@ def norm_rotated(
     backend: Backend, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None,
     store: Store | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Norm, rotate and store by a backend; gradients reach q, k and the weights, but no cache."""
+    """Norm, rotate and store by a backend; q, k and the weights get gradients, a cache does not."""
     if backend.kernels and norm is not None and store is None and torch.is_grad_enabled():
         if cos.requires_grad or sin.requires_grad or norm.joint:
             return reference.norm_rotate(q, k, cos, sin, turn, norm, None)
@@ -126,19 +125,19 @@ def norm_rotated(
                 backend, turn, norm.eps, cos, sin, q, k, norm.q_weight, norm.k_weight
             )
             return q, k
-    turned = backend.norm_rotate(q, k, cos, sin, turn, norm, store)
+    outs = backend.norm_rotate(q, k, cos, sin, turn, norm, store)
     if backend.kernels and store is not None:
         note_written([store.keys, store.values])
-    return turned
+    return outs
 
 
 def note_written(tensors: list[Tensor]) -> None:
-    """Tell autograd that a kernel has written into these tensors behind its back."""
+    """Tell autograd that a kernel has changed these tensors."""
     torch.autograd.graph.increment_version([x for x in tensors if not x.is_inference()])
 
 
 def _table_gradients(x: Tensor, grad: Tensor, cos: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-    """Return what one tensor adds to the gradients of cos and sin, in their shape and dtype."""
+    """Return one tensor's part of the gradients of cos and sin, in their shape and dtype."""
     rows = reference.broadcast_rows(cos, turn.layout)
     pairs = cos.shape[-1]
     compute = torch.promote_types(x.dtype, torch.float32)
@@ -153,7 +152,7 @@ def _table_gradients(x: Tensor, grad: Tensor, cos: Tensor, turn: Turn) -> tuple[
 
 
 class AttentionFunction(torch.autograd.Function):
-    """Attention by a backend's kernels; differentiable twice, the second time through the written-out form."""
+    """Attention by a backend's kernels; differentiable twice, the second time by the reference."""
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, request: AttentionRequest, *tensors: Tensor | None) -> Tensor:
@@ -173,12 +172,12 @@ class AttentionFunction(torch.autograd.Function):
         request = _with_tensors(ctx.request, tensors)
         if torch.is_grad_enabled() or backend.reasons_not_to_attend(grad, grad, grad):
             with torch.enable_grad():
-                # aliases, so that a tensor given twice gets each place's gradient alone
+                # aliases, so that a tensor that is passed twice gets separate gradients
                 aliases = [None if x is None else x.view_as(x) for x in tensors]
                 again = reference.attend(_with_tensors(request, aliases))
             wanted = [x for x, need in zip(aliases, needed, strict=True) if need and x is not None]
-            found = iter(torch.autograd.grad(again, wanted, grad, create_graph=torch.is_grad_enabled()))
-            return None, None, *(next(found) if need else None for need in needed)
+            grads_again = iter(torch.autograd.grad(again, wanted, grad, create_graph=torch.is_grad_enabled()))
+            return None, None, *(next(grads_again) if need else None for need in needed)
         less = (out.float() * grad.float()).sum(-1).contiguous()
         grads: list[Tensor | None] = []
         to_values: Tensor | None = None
@@ -195,12 +194,12 @@ class AttentionFunction(torch.autograd.Function):
 
 
 def attended(backend: Backend, request: AttentionRequest) -> Tensor:
-    """Attend by a backend, with gradients if a tensor requires them; then keys must have been rotated before."""
+    """Attend by a backend, with gradients if a tensor requires them; for these, keys must be rotated before."""
     tensors = [x for region in request.regions for x in region[:2]]
     inputs: list[Tensor | None] = [*tensors, request.values, request.sinks]
     if not backend.kernels or not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in inputs):
         return backend.attend(request)
-    assert all(region.turn is None for region in request.regions), "the kernel's own turning of keys has no backward"
+    assert all(region.turn is None for region in request.regions), "rotation of keys in the kernel has no backward"
     return cast(Tensor, AttentionFunction.apply(backend, request, *inputs))  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""The compiled kernels for CPU tensors (C++ in csrc/): rotation, attention, and linear layers of few rows."""
+"""Compiled kernels for CPU tensors (C++ in csrc/): rotation, attention, and linear layers of few rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _DTYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16:
            torch.float8_e5m2: 5}  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of attention and linear layers
 MOST_KEYS = 1 << 24  # indices of keys are compared as float32
-LAY_OUT_FROM = 256  # queries from which on keys and values are laid out head by head: each 64 of them read all anew
-MOST_ROWS = 8  # for more, torch's product reads the weights once as well, and multiplies faster
+LAY_OUT_FROM = 256  # queries from which on keys and values are copied head by head, as each 64 queries load all
+MOST_ROWS = 8  # for more, torch's product also reads the weights once, and is faster
 MOST_MATRICES = 4
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
-    """Return why the compiled kernels cannot take `x`; empty if they can."""
+    """Return why the compiled kernels cannot rotate `x`; empty if they can."""
     reasons = reasons_for_mathematics(x)
     if _native is None:
         reasons.append(compiled.why_not)
@@ -90,12 +90,12 @@ def norm_rotate_backward(
 
 
 def _bytes(buffer: Tensor) -> Tensor:
-    """Return a cache of 8 bits as the kernels take it."""
+    """Return a cache of 8-bit numbers as the bytes that the kernels take."""
     return buffer.view(torch.uint8) if buffer.dtype.itemsize == 1 else buffer
 
 
 def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:
-    """Return the arguments that every kernel begins with."""
+    """Return the first arguments of every kernel."""
     interleaved, scale, inverse, layout, _, written, first, blocks = turn
     where: object = _LAYOUTS[layout]
     if first or blocks or joint or written is not None:
@@ -131,7 +131,7 @@ def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None 
     if _native is None:
         reasons.append(compiled.why_not)
     elif not hasattr(_native, "attend_backward"):
-        reasons.append("the compiled extension is of an older version: build it anew")
+        reasons.append("the compiled extension is of an older version: rebuild it")
     if not all(x.is_cpu for x in tensors):
         reasons.append("a tensor is not on the CPU")
     if q.dtype not in DTYPES:
@@ -146,10 +146,10 @@ def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None 
 def attend(request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
     """Attend in one call of the kernel; the same bits for any number of threads.
 
-    `log_sums`: float32 `[batch, heads, queries]`, where the logarithms of the softmaxes' sums are written.
+    `log_sums`: float32 `[batch, heads, queries]`, receives the logarithms of the softmax sums.
     """
     batch, heads, queries, head_dim = request.regions[0].q.shape
-    # Tokens before heads, so that the caller joins the heads of a token without a copy.
+    # Tokens before heads, so that the caller merges the heads of a token without a copy.
     out = compiled.fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
     laid_out: dict[int, Tensor] = {}  # regions may share their keys
     for x in (request.values, *(region.k for region in request.regions)):
@@ -164,10 +164,9 @@ def attend(request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
 def attend_backward(
     request: AttentionRequest, region: AttentionRegion, log_sums: Tensor, less: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of one region's queries and keys, and its part of the values'.
+    """Return gradients of one region's queries and keys, and its part of the values'; the same for any threads.
 
-    `log_sums` as `attend` wrote them; `less`: the sum over features of result times `grad`, float32 `[batch, heads,
-    queries]`. The same to the last bit for any number of threads.
+    `log_sums`: from `attend`. `less`: the sum over features of result times `grad`, float32 `[batch, heads, queries]`.
     """
     heads, queries = region.q.shape[1:3]
     values, k = _laid_out(request.values, queries), _laid_out(region.k, queries)
@@ -184,13 +183,13 @@ def attend_backward(
 
 
 def _laid_out(x: Tensor, queries: int) -> Tensor:
-    """Return keys or values `[batch, kv_heads, keys, head_dim]`; for many queries contiguous, each head by itself."""
-    x, lies_so = x.detach(), x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
-    return x if lies_so or queries < LAY_OUT_FROM else x.contiguous()
+    """Return keys or values `[batch, kv_heads, keys, head_dim]`; for many queries with contiguous heads."""
+    x, contiguous = x.detach(), x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
+    return x if contiguous or queries < LAY_OUT_FROM else x.contiguous()
 
 
 def _keys_of_one_task(key_heads: int, keys: int) -> int:
-    """Return the keys of a task: enough tasks for many threads, at most 8 of a key head. It depends only on shapes."""
+    """Return the keys of one task, for at most 8 tasks per key head; it depends only on shapes."""
     tasks = min(8, -(-16 // max(1, key_heads)))
     return max(512, -(-keys // tasks // 64) * 64)
 
@@ -202,7 +201,7 @@ def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequen
         return reasons
     rows, size = x.numel() // max(1, x.shape[-1]), x.shape[-1]
     if not 0 < rows <= MOST_ROWS:
-        return [f"there are {rows} rows, and it is made for 1 to {MOST_ROWS}"]
+        return [f"there are {rows} rows, and the kernel takes 1 to {MOST_ROWS}"]
     if _native is None:
         reasons.append(compiled.why_not)
     if x.dtype not in DTYPES:
@@ -216,17 +215,17 @@ def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequen
         if each is None:
             continue
         if type(each) not in PLAIN or each.dtype != x.dtype or not each.is_cpu or each.is_neg():
-            reasons.append(f"{type(each).__name__} of {each.dtype} on {each.device.type}, beside {x.dtype} on the CPU")
+            reasons.append(f"{type(each).__name__} of {each.dtype} on {each.device.type} with {x.dtype} on the CPU")
         elif grads and each.requires_grad:
-            reasons.append("a gradient is asked for")
+            reasons.append("a gradient is needed")
     for weight in weights:
         if weight.ndim != 2 or weight.stride(1) != 1 or weight.shape[1] != size:
-            reasons.append(f"a weight {list(weight.shape)} does not have {size} features that lie side by side")
+            reasons.append(f"a weight {list(weight.shape)} does not have {size} contiguous features")
     return reasons
 
 
 def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-    """Multiply in one call of the kernel, summed in float32; the same bits for any number of threads."""
+    """Multiply in one call of the kernel, with sums in float32; the same bits for any number of threads."""
     outs = [x.new_empty(*x.shape[:-1], weight.shape[0]) for weight in weights]
     _native.linear(torch.get_num_threads(), x.contiguous(), tuple(zip(weights, biases, outs, strict=True)))
     return outs

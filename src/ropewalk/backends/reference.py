@@ -31,8 +31,8 @@ def rotate(
     """
     if turn.phases:
         cos, sin = phase_tables(cos[..., None], sin, _compute_dtype(xs[0]))
-    turned = [_rotate(x, cos, sin, turn) for x in xs]
-    return turned if outs is None else [out.copy_(new) for out, new in zip(outs, turned, strict=True)]
+    rotated = [_rotate(x, cos, sin, turn) for x in xs]
+    return rotated if outs is None else [out.copy_(new) for out, new in zip(outs, rotated, strict=True)]
 
 
 def norm_rotate(
@@ -98,7 +98,7 @@ def pairs_of(x: Tensor, pairs: int, turn: Turn, interleaved: bool) -> tuple[Tens
 
 
 def _joined(first: Tensor, second: Tensor, turn: Turn) -> Tensor:
-    """Return the window of rotated features: the reverse of `pairs_of`, as pairs are written."""
+    """Return the window of rotated features: the inverse of `pairs_of`, in the result's pairing."""
     if turn.written:
         return torch.stack((first, second), -1).flatten(-2)
     if not turn.blocks:
@@ -119,11 +119,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
         first, second = a * cos + b * sin, b * cos - a * sin
     else:
         first, second = a * cos - b * sin, b * cos + a * sin
-    turned = _joined(first, second, turn).to(x.dtype)
+    rotated = _joined(first, second, turn).to(x.dtype)
     last = turn.first + 2 * pairs
     if turn.first == 0 and last == x.shape[-1]:
-        return turned
-    return torch.cat((x[..., : turn.first], turned, x[..., last:]), dim=-1)
+        return rotated
+    return torch.cat((x[..., : turn.first], rotated, x[..., last:]), dim=-1)
 
 
 def _normalise(x: Tensor, weight: Tensor, norm: Norm, layout: str) -> Tensor:

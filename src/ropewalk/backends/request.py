@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Turn(NamedTuple):
-    """How pairs are turned: which features pair, by which factor and direction, and what the dimensions mean.
+    """The options of a rotation: pairing, factor, direction and layout.
 
-    With `phases` there are no tables: in place of cos are position ids, int64 `[seq]` or `[batch or 1, seq]`, and in
-    place of sin each pair's turns per token in 2^-64 of a turn, int64 `[pairs]`.
-
-    Pairs are read as `interleaved` says, and written as `interleaved_out` says (None: as they were read). `first` is
-    the first feature that turns. `blocks`, for half-split pairs: how many pairs each block of features has that is
-    split by itself; () for one block of all that turn.
+    - `interleaved`, `interleaved_out` (None: the same): pairing of the input and of the result.
+    - `phases`: without tables. cos is replaced by position ids, int64 `[seq]` or `[batch or 1, seq]`, and sin by the
+      revolutions per token of each pair in units of 2^-64, int64 `[pairs]`.
+    - `first`: the first rotated feature.
+    - `blocks`, for half-split pairs: the number of pairs in each block of features that is split separately; () for one
+      block.
     """
 
     interleaved: bool
@@ -30,20 +30,20 @@ class Turn(NamedTuple):
 
     @property
     def written(self) -> bool:
-        """Return whether pairs are neighbours in the result."""
+        """Return whether the result is interleaved."""
         return self.interleaved if self.interleaved_out is None else self.interleaved_out
 
     def transposed(self) -> Turn:
-        """Return the rotation of a gradient: by the opposite angle, reading pairs where they were written."""
+        """Return the rotation of a gradient: by the negative angle, with the pairings exchanged."""
         if self.written == self.interleaved:
             return self._replace(inverse=not self.inverse)
         return self._replace(inverse=not self.inverse, interleaved=self.written, interleaved_out=self.interleaved)
 
 
 class Norm(NamedTuple):
-    """RMSNorm before the rotation: of each head, weights `[head_dim]` of any float dtype, and epsilon.
+    """RMSNorm of each head before the rotation: weights `[head_dim]` of any float dtype, and epsilon.
 
-    `joint`: of all heads of a token together, weights `[heads * head_dim]`.
+    `joint`: one norm over all heads of a token, with weights `[heads * head_dim]`.
     """
 
     q_weight: Tensor
@@ -53,20 +53,20 @@ class Norm(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Where rotated keys and untouched values go instead of into new tensors: a cache's buffers.
+    """A cache's buffers, to which rotated keys and unchanged values are written.
 
-    - `keys`, `values`: `[batch, kv_heads, capacity, head_dim]`, any strides but those of the features, which are 1. Of
-      the dtype of the keys, or another: float32, bfloat16, float16, float8_e4m3fn, float8_e5m2 (float64 stays alone).
-    - `fresh`: the new values, of the shape of the keys in the call's layout.
+    - `keys`, `values`: `[batch, kv_heads, capacity, head_dim]`, with any strides except 1 for the features. The dtype
+      is that of the new keys, or float32, bfloat16, float16, float8_e4m3fn, float8_e5m2 (float64 only for float64).
+    - `fresh`: the new values, of the shape of the new keys in the call's layout.
     - `slots`: int64 `[batch or 1, seq]` (thd: `[1, tokens]`), each token's place, below capacity; below 0 is skipped.
     - `pages`: the buffers are pages that all sequences share: "bshd" `[pages, page_size, kv_heads, head_dim]` (vLLM,
       flash-attention), or "bhsd" `[pages, kv_heads, page_size, head_dim]`. A slot is then page * page_size + place;
-      `page_slots` makes it from a page table. None: each sequence has its row.
-    - `key_scale`, `value_scale`: float32 `[kv_heads]` or `[1]`, above 0: numbers are divided by it before they are
-      rounded once; what 8 bits cannot hold becomes their largest number. None: 1.
+      `page_slots` computes it from a page table. None: each sequence has its own row.
+    - `key_scale`, `value_scale`: float32 `[kv_heads]` or `[1]`, above 0: numbers are divided by it, then rounded once;
+      numbers beyond the range of 8 bits become the largest one. None: 1.
 
     >>> import torch, ropewalk as rw
-    >>> buffers = torch.zeros(2, 1, 2, 16, 4)  # keys and values of one row: two heads, room for 16 tokens
+    >>> buffers = torch.zeros(2, 1, 2, 16, 4)  # keys and values of one row: two heads, 16 tokens
     >>> q, k, v, weight = torch.randn(1, 1, 8, 4), torch.randn(1, 1, 2, 4), torch.ones(1, 1, 2, 4), torch.ones(4)
     >>> cos, sin = torch.ones(1, 2), torch.zeros(1, 2)
     >>> store = rw.fused.Store(buffers[0], buffers[1], v, torch.tensor([[5]]))  # the sixth token
@@ -84,12 +84,12 @@ class Store(NamedTuple):
     value_scale: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
-        """Return every tensor of it."""
+        """Return all tensors."""
         parts = (self.keys, self.values, self.fresh, self.slots, self.key_scale, self.value_scale)
         return [part for part in parts if part is not None]
 
     def is_plain(self) -> bool:
-        """Return whether each sequence has a row of its own in the keys' dtype, and nothing is scaled."""
+        """Return whether each sequence has its own row in the keys' dtype, without scales."""
         scaled = self.key_scale is not None or self.value_scale is not None
         return self.pages is None and not scaled and self.keys.dtype == self.fresh.dtype
 
@@ -102,16 +102,16 @@ class Store(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The keys `low <= j < high` that each query meets: int64 `[1 or batch, queries]` each; `low >= high`: none."""
+    """The keys `low <= j < high` that each query sees: int64 `[1 or batch, queries]` each; `low >= high`: none."""
 
     low: Tensor
     high: Tensor
 
 
 class KeyTurn(NamedTuple):
-    """How keys are rotated when they are read: cos and sin float32 `[keys, pairs]` or `[batch or 1, keys, pairs]`.
+    """The rotation of keys when a kernel loads them: cos, sin float32 `[keys, pairs]` or `[batch or 1, keys, pairs]`.
 
-    `factor` multiplies the features that turn, as `rotate(..., scale=factor)` does.
+    `factor` multiplies the rotated features, as in `rotate(..., scale=factor)`.
     """
 
     cos: Tensor
@@ -121,7 +121,7 @@ class KeyTurn(NamedTuple):
 
 
 class AttentionRegion(NamedTuple):
-    """Queries and keys that meet within bounds.
+    """Queries and keys that see each other within bounds.
 
     q `[batch, heads, queries, head_dim]`, k `[batch, kv_heads, keys, head_dim]`. Several regions share one softmax;
     their bounds must not overlap.
@@ -134,13 +134,13 @@ class AttentionRegion(NamedTuple):
 
 
 class AttentionRequest(NamedTuple):
-    """softmax(scale q k^T) v over the keys that each query meets; a query that meets none gets zeros.
+    """softmax(scale q k^T) v over the keys that each query sees; a query that sees none gets zeros.
 
     - `regions`: at least one, of the same shapes and dtype.
     - `values`: `[batch, kv_heads, keys, head_dim]`; query head h reads key head h // (heads / kv_heads).
     - `scale`: of the logits, greater than 0: a float, or float32 `[1 or batch, queries]`.
-    - `softcap`: logits become softcap tanh(logit / softcap); 0: as they are (Gemma 2).
-    - `sinks`: `[heads]`, floats: a logit in each head's softmax that takes weight and gives nothing (gpt-oss).
+    - `softcap`: logits become softcap tanh(logit / softcap) (Gemma 2); 0 for none.
+    - `sinks`: `[heads]`, floats: a logit in each head's softmax that takes weight and adds no value (gpt-oss).
     """
 
     regions: tuple[AttentionRegion, ...]
@@ -159,11 +159,11 @@ class AttentionRequest(NamedTuple):
 
 @runtime_checkable
 class Backend(Protocol):
-    """One way to compute rotation and attention. Arguments have been checked; tables are as `rotate` documents them.
+    """One implementation of rotation and attention. Arguments have been checked; `rotate` documents the tables.
 
-    If `kernels` is true it is written by hand: it has no autograd of its own, writes where it is told, and also has
-    `norm_rotate_backward` and `attend_backward`. `before_torch`: it is preferred to torch's fused attention.
-    `most_regions`: of one call to `attend`.
+    - `kernels`: hand-written kernels, without their own autograd, which write into given tensors. Such a backend also
+      has `norm_rotate_backward` and `attend_backward`.
+    - `before_torch`: preferred to torch's fused attention. `most_regions`: limit of one call to `attend`.
     """
 
     name: str
@@ -172,7 +172,7 @@ class Backend(Protocol):
     most_regions: int
 
     def reasons_not_to(self, x: Tensor) -> list[str]:
-        """Return why `x` cannot be rotated by it here and now; empty if it can."""
+        """Return why this backend cannot rotate `x` now; empty if it can."""
 
     def rotate(
         self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
@@ -182,20 +182,20 @@ class Backend(Protocol):
     def norm_rotate(
         self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
     ) -> tuple[Tensor, Tensor]:
-        """Norm (if any), then rotate; with `store` keys and values are written there, and its keys are returned."""
+        """Norm (if any), then rotate; with `store`, write keys and values there and return its keys."""
 
     def reasons_not_to_attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
-        """Return why queries, keys, values and sinks like these cannot be taken here and now; empty if they can."""
+        """Return why this backend cannot attend with such tensors now; empty if it can."""
 
     def attend(self, request: AttentionRequest) -> Tensor:
         """Return `[batch, heads, queries, head_dim]` in the queries' dtype.
 
-        Kernels take a second argument, float32 `[batch, heads, queries]`, for the logarithms of the softmaxes' sums.
+        Kernels take a second argument, float32 `[batch, heads, queries]`, for the logarithms of the softmax sums.
         """
 
 
 class LinearBackend(Protocol):
-    """One way to multiply by the weights of linear layers; without autograd if `kernels` is true."""
+    """One implementation of linear layers; without autograd if `kernels` is true."""
 
     name: str
     kernels: bool
@@ -203,7 +203,7 @@ class LinearBackend(Protocol):
     def reasons_not_to_multiply(
         self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
     ) -> list[str]:
-        """Return why `x` cannot be multiplied by these here and now; empty if it can."""
+        """Return why this backend cannot multiply `x` by these now; empty if it can."""
 
     def multiply(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
         """Return `x` `[..., features]` times each weight `[outputs, features]`, transposed, plus its bias."""

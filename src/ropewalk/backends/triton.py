@@ -1,7 +1,7 @@
-"""The Triton kernels for GPU tensors: rotation and attention. With TRITON_INTERPRET=1 they also run on CPU tensors.
+"""Triton kernels for GPU tensors: rotation and attention. With TRITON_INTERPRET=1 they also run on CPU tensors.
 
-Triton is imported when the first tensor needs it, not by `import ropewalk`. A call like an earlier one costs little
-host time, because its launch is kept.
+Triton is imported when the first tensor needs it, not by `import ropewalk`. A repeated call costs little host time,
+because its launch is kept.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ kernels = True
 before_torch = False
 most_regions = 4  # each is compiled by itself
 
-# Of attention. It serves what torch's does not: position rules, windows, ragged rows, softcap, sinks.
+# Of attention. It supports what torch's does not: position rules, windows, ragged rows, softcap, sinks.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_FEATURES = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 SPLIT = 1024  # keys of one program at least, if there are too few programs to fill a GPU
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
-    """Return why the Triton kernels cannot take `x`; empty if they can."""
+    """Return why the Triton kernels cannot rotate `x`; empty if they can."""
     reasons = reasons_for_mathematics(x)
     if reasons:
         return reasons
@@ -49,8 +49,8 @@ def rotate(
 ) -> list[Tensor]:
     """Rotate one or two tensors in one launch; with `turn.phases` each program computes its own angles.
 
-    The phase is exact, so cos and sin are within 2e-7 of the truth in float32, and 1e-8 in float64, at any position up
-    to 10,000,000.
+    The phase is exact: the error of cos and sin is at most 2e-7 in float32, and 1e-8 in float64, up to position
+    10,000,000.
     """
     results = [torch.empty_like(x) for x in xs] if outs is None else list(outs)
     if not turn.phases:
@@ -62,7 +62,7 @@ def rotate(
 def norm_rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
 ) -> tuple[Tensor, Tensor]:
-    """Norm, rotate and store in one launch; for a norm of all heads the squares are summed before it."""
+    """Norm, rotate and store in one launch; sum the squares before it for a joint norm."""
     cos, sin = _alike(cos, sin)
     outs = torch.empty_like(q), torch.empty_like(k) if store is None else store.keys
     weights = (q, k) if norm is None else (norm.q_weight.contiguous(), norm.k_weight.contiguous())
@@ -139,7 +139,7 @@ def _rotate(xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sin: Tens
 
 
 def _key(strided: Sequence[Tensor], weights: Sequence[Tensor], others: tuple[object, ...]) -> tuple[object, ...]:
-    """Return what a launch depends on; new tensors have strides that follow from those of q and k."""
+    """Return everything that a launch depends on; the strides of new tensors follow from those of q and k."""
     parts: list[object] = [others, strided[0].get_device(), weights[0].dtype, weights[1].dtype]
     for x in strided:
         parts += (x.shape, x.stride(), x.dtype)
@@ -147,7 +147,7 @@ def _key(strided: Sequence[Tensor], weights: Sequence[Tensor], others: tuple[obj
 
 
 def _alike(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tables with equal strides and contiguous features: nearly always as they are."""
+    """Return both tables with equal strides and contiguous features, without a copy if they have these."""
     strides = cos.stride()
     if strides[-1] != 1 or sin.stride() != strides:
         return cos.contiguous(), sin.contiguous()
@@ -155,7 +155,7 @@ def _alike(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
-    """Return why the Triton kernels cannot take queries, keys, values and sinks like these; empty if they can."""
+    """Return why the Triton kernels cannot attend with such tensors; empty if they can."""
     for x in (q, k, v, sinks):
         reasons = [] if x is None else reasons_not_to(x)
         if reasons:
@@ -171,11 +171,11 @@ def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None 
 
 
 def attend(request: AttentionRequest, log_sums: Tensor | None = None) -> Tensor:
-    """Attend in one launch. For few queries, as in decoding, keys are split among programs and softmaxes merged."""
+    """Attend in one launch; for few queries, as in decoding, split keys among programs and merge their softmaxes."""
     v, regions = request.values, request.regions
     batch, heads, queries, head_dim = regions[0].q.shape
     key_heads, keys = v.shape[1:3]
-    # tokens before heads, so that the caller joins the heads of a token without a copy
+    # tokens before heads, so that the caller merges the heads of a token without a copy
     out = v.new_empty(batch, queries, heads, head_dim).transpose(1, 2)
     if out.numel() == 0:
         return out
@@ -214,10 +214,9 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gradients of a region's queries and keys, and its part of the values': two launches, the same bits.
 
-    `log_sums` as `attend` wrote them; `less`: the sum over features of result times `grad`, float32 `[batch, heads,
-    queries]`.
+    `log_sums`: from `attend`. `less`: the sum over features of result times `grad`, float32 `[batch, heads, queries]`.
     """
-    assert region.turn is None, "the kernel's own turning of keys has no backward"
+    assert region.turn is None, "rotation of keys in the kernel has no backward"
     v, q, k = request.values.detach(), region.q.detach(), region.k.detach()
     (batch, heads, queries, head_dim), (key_heads, keys) = q.shape, v.shape[1:3]
     to_q = q.new_empty(batch, queries, heads, head_dim).transpose(1, 2)
@@ -270,7 +269,7 @@ def _attention_constants(request: AttentionRequest, groups: int) -> Any:
 
 
 def _options(constants: Any) -> dict[str, Any]:
-    """Return how a kernel is compiled: warps, and the tiles that are in flight."""
+    """Return the compiler's options: warps, and the number of stages."""
     large, wide = constants.features > 128, constants.dtype.is_fp32()
     return {
         "C": constants,
@@ -281,7 +280,7 @@ def _options(constants: Any) -> dict[str, Any]:
 
 
 def _splits(request: AttentionRequest) -> int:
-    """Return the number of parts of the keys of each program. It depends only on shapes."""
+    """Return the number of parts that the keys are split into; it depends only on shapes."""
     batch, heads, queries, _ = request.regions[0].q.shape
     key_heads, keys = request.values.shape[1:3]
     programs = batch * key_heads * -(-queries * (heads // key_heads) // 64)

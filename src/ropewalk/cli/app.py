@@ -22,9 +22,9 @@ COMMANDS = {
     "extend": "Extend a checkpoint's context: apply a method, or tune under one.",
     "report": "Make the doctor's report again from its record; runs no model.",
     "inspect": "Say what a rope config promises and which known traps it falls into; runs no model.",
-    "serve-config": "Print how an engine is told to serve an extended model, and what it is known to ignore.",
+    "serve-config": "Print the commands, flags and files that make an engine serve an extended model, and its caveats.",
     "verify": "Find out which rotary embedding an engine really applies to a model.",
-    "generate": "Continue a prompt, printing the text as it is produced.",
+    "generate": "Continue a prompt, and print the text while it is produced.",
     "train": "Train a decoder language model from scratch.",
     "classify": "Train a text classifier, and label texts with it.",
     "compare": "Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.",
@@ -50,7 +50,7 @@ def build(chosen: str | None = None) -> typer.Typer:
     """The typer application: `chosen` as it is, and of every other command its name and line."""
     import typer
 
-    from ropewalk.cli.options import options, with_options
+    from ropewalk.cli.options import Command, options, with_options
 
     app = typer.Typer(
         name="ropewalk",
@@ -68,9 +68,11 @@ def build(chosen: str | None = None) -> typer.Typer:
         module = name.replace("-", "_")
         command = getattr(import_module(f"ropewalk.cli.{module}"), module)
         if isinstance(command, typer.Typer):
+            for part in command.registered_commands:
+                part.cls = Command
             app.add_typer(command)
         else:
-            app.command(name)(with_options(command))
+            app.command(name, cls=Command)(with_options(command))
     app.callback(invoke_without_command=True)(options)
     return app
 

@@ -19,21 +19,24 @@ if TYPE_CHECKING:
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Folder of the run, the finished model and its scores.")],
+    *,
     settings: ClassifySettings,
-    test: Annotated[Path | None, typer.Option(help="CSV file to score on, once, at the end.", metavar="FILE")] = None,
-    baseline: Annotated[bool, typer.Option(help="Also score TF-IDF and logistic regression.")] = True,
-    against: Annotated[
-        Path | None, typer.Option(help="Also score the classifier of this folder.", metavar="DIR")
+    test: Annotated[
+        Path | None,
+        typer.Option(help="CSV file to score on, once, at the end.", metavar="FILE", rich_help_panel="Run"),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Insist that --out holds a run to continue.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard the run that --out holds.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run, the finished model and its scores.", rich_help_panel="Run")
+    ],
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard the run in --out and begin again.", rich_help_panel="Run")
+    ] = False,
 ) -> None:
     """Train a text classifier on the texts of a CSV file.
 
-    It is a bidirectional encoder, trained from scratch. The same command continues a run that was stopped. --out
-    becomes the classifier's folder; with --test it also holds result.json (scores with intervals, each class's own, the
-    baseline's) and confusion.png and .svg.
+    It is a bidirectional encoder, trained from scratch. To resume a run that was stopped, rerun the command. --out
+    becomes the classifier's folder. With --test it also contains result.json (scores with intervals, scores by class,
+    the scores of TF-IDF with logistic regression) and confusion.png and .svg.
     """
     from ropewalk.progress import ProgressBar
     from ropewalk.training.classification import train_classifier
@@ -41,24 +44,15 @@ def train(
     try:
         with ProgressBar("classify", lines=False) as bar:
             progress = ClassifierProgress(bar)
-            result = train_classifier(
-                settings,
-                out,
-                test=test,
-                baseline=baseline,
-                against=against,
-                resume=resume,
-                restart=restart,
-                report=progress,
-            )
+            result = train_classifier(settings, out, test=test, restart=restart, report=progress)
     except KeyboardInterrupt as stop:
-        typer.echo(f"classify: {str(stop) or 'stopped'}. The same command continues.", err=True)
+        typer.echo(f"classify: {str(stop) or 'stopped'}. To resume, rerun the command.", err=True)
         raise typer.Exit(130) from None
     if result is not None:
         _draw(result, out)
         _print_scores(result)
     if progress.already:
-        typer.echo(f"classify: {out} held this finished run already; --restart trains it again.", err=True)
+        typer.echo(f"classify: {out} contains this run, finished; --restart trains it again.", err=True)
     else:
         typer.echo(f"classify: wrote {out}", err=True)
 
@@ -118,18 +112,14 @@ def _print_scores(result: dict[str, Any]) -> None:
     table = Table("", title=title, title_justify="left")
     for name in ("accuracy", "macro-F1"):
         table.add_column(name, justify="right")
-    rows = [("classifier", "test"), ("TF-IDF + regression", "baseline"), ("difference", "difference")]
-    if "against" in result:
-        rows += [(result["against"]["model"], "against"), ("difference", "difference_against")]
-    for who, key in rows:
-        if key in result:
-            scores = [result[key][name] for name in ("accuracy", "macro_f1")]
-            sign = "+" if key.startswith("difference") else ""
-            cells = [
-                f"{score['value']:{sign}.3f} ({score['interval'][0]:{sign}.3f} to {score['interval'][1]:{sign}.3f})"
-                for score in scores
-            ]
-            table.add_row(who, *cells)
+    for who, key in (("classifier", "test"), ("TF-IDF + regression", "baseline"), ("difference", "difference")):
+        scores = [result[key][name] for name in ("accuracy", "macro_f1")]
+        sign = "+" if key == "difference" else ""
+        cells = [
+            f"{score['value']:{sign}.3f} ({score['interval'][0]:{sign}.3f} to {score['interval'][1]:{sign}.3f})"
+            for score in scores
+        ]
+        table.add_row(who, *cells)
     Console(highlight=False).print(table)
 
 

@@ -21,19 +21,35 @@ if TYPE_CHECKING:
 
 
 def compare(
-    out: Annotated[Path, typer.Option(help="Folder of the runs; the same command continues what is in it.")],
+    *,
     settings: Overrides[CompareSettings],
-    quick: Annotated[bool, typer.Option("--quick", help="Four encodings, one seed: minutes.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Every encoding, three seeds, longer: a few nights.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Processes of one thread [default: one for each core].")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder of the runs; the same command resumes those in it.", rich_help_panel="Run"),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Four encodings, one seed: minutes.", rich_help_panel="Run")
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Every encoding, three seeds, longer: a few nights.", rich_help_panel="Run"),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes of one thread [default: one for each core].", rich_help_panel="Run"),
+    ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(help="Draw the losses, and the convergence beside them: FILE.png, FILE.svg, or FILE for both."),
+        typer.Option(
+            help="Draw losses and convergence into FILE.png or FILE.svg; FILE without an ending: both.",
+            metavar="FILE",
+            rich_help_panel="Run",
+        ),
     ] = None,
 ) -> None:
     """Train one decoder with each encoding on one text, and measure its loss at 1 to 16 times that length.
 
-    Without --quick or --full it takes about an hour on two cores. Stopped, the same command continues. The record is
+    Without --quick or --full it takes about an hour on two cores. To resume, rerun the command. The record is
     OUT/results.jsonl.
     """
     from rich.console import Console
@@ -45,11 +61,13 @@ def compare(
     from ropewalk.progress import ProgressBar
 
     if quick and full:
-        raise RopeError("compare: --quick and --full exclude each other.", cure="Pass one of them.")
+        raise RopeError("compare: --quick and --full are mutually exclusive.", cure="Pass one of them.")
     if workers is not None and workers < 1:
         raise RopeError("compare: --workers must be at least 1.", facts={"workers": workers}, cure="Leave it out.")
     if figure is not None:
-        _check_figure(figure)
+        from ropewalk.figures.style import picture_files
+
+        picture_files(figure, "compare")
     defaults = PRESETS["quick" if quick else "full" if full else "hour"]
     if "text" not in settings.values:
         defaults = {**defaults, "text": (str(packaged_text(out)),)}
@@ -59,7 +77,7 @@ def compare(
         with ProgressBar("compare", total=len(chosen.jobs)) as bar:
             record = run(chosen, out, workers=workers, report=RunProgress(bar))
     except KeyboardInterrupt:
-        typer.echo("compare: stopped. The same command continues from the last checkpoints.", err=True)
+        typer.echo("compare: stopped. To resume from the last checkpoints, rerun the command.", err=True)
         raise typer.Exit(130) from None
     if not current().is_first:
         return
@@ -70,6 +88,7 @@ def compare(
 
 
 def _show(console: Console, first: dict[str, Any], lines: Sequence[dict[str, Any]]) -> None:
+    """Print the losses and their rise over the trained length."""
     from rich.text import Text
 
     from ropewalk.comparison import summarise
@@ -87,6 +106,7 @@ def _show(console: Console, first: dict[str, Any], lines: Sequence[dict[str, Any
 
 
 def _tables(console: Console, title: str, rows: Sequence[Row], *, rise: bool) -> list[Table]:
+    """Return tables of the losses, or of their rise, by encoding and length."""
     from ropewalk.cli.tables import stacked
 
     lengths = sorted({row.length for row in rows})[int(rise) :]
@@ -101,46 +121,26 @@ def _tables(console: Console, title: str, rows: Sequence[Row], *, rise: bool) ->
 
 
 def _draw(record: Path, path: Path) -> list[Path]:
-    """The two figures of a record, each as it is named or as .png and .svg; returns what was written."""
-    from ropewalk.atomic_io import write_whole
-    from ropewalk.figures.gallery import draw
-    from ropewalk.figures.style import render
+    """Draw the two figures of a record, each with its ending or as .png and .svg; return their paths."""
+    from ropewalk.figures.catalog import draw
+    from ropewalk.figures.style import picture_files, write_figure
 
-    written = []
-    for name, place in (
-        ("comparison", path),
-        ("convergence", path.with_name(f"{path.stem}-convergence{path.suffix}")),
-    ):
-        drawn = draw(name, record=str(record))
-        for kind in [path.suffix[1:]] if path.suffix else ["png", "svg"]:
-            written.append(place.with_suffix(f".{kind}"))
-            write_whole(written[-1], render(drawn, kind))
-    return written
-
-
-def _check_figure(path: Path) -> None:
-    from ropewalk.atomic_io import check_writable
-    from ropewalk.optional import need
-
-    if path.suffix not in ("", ".png", ".svg"):
-        raise RopeError(
-            "compare: a figure is a .png or an .svg file.",
-            facts={"--figure": str(path)},
-            cure="Name one of these, or leave the ending out to have both.",
-        )
-    need("matplotlib", extra="figures")
-    check_writable(path)
+    first = picture_files(path, "compare")
+    second = [file.with_name(f"{file.stem}-convergence{file.suffix}") for file in first]
+    write_figure(draw("comparison", record=str(record)), first)
+    write_figure(draw("convergence", record=str(record)), second)
+    return first + second
 
 
 class RunProgress:
-    """What the runs of a comparison report, as a bar for each run beside that of all; off a terminal as lines."""
+    """Shows the runs of a comparison: a bar for each and one for all; off a terminal, lines."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self.bar = bar
         self.running: set[str] = set()
 
     def __call__(self, encoding: str, seed: int, step: int, steps: int, facts: dict[str, Any]) -> None:
-        """A `RunReport`."""
+        """Show one report of a run; see `ropewalk.comparison.run.RunReport`."""
         name = f"{encoding}, seed {seed}"
         if facts.get("done"):
             self._end(name)
@@ -155,7 +155,7 @@ class RunProgress:
             self.bar.note(f"loss {facts['loss']:.2f}", key=name)
 
     def _end(self, name: str) -> None:
-        if name in self.running:  # another process may have had it
+        if name in self.running:  # it may have run in another process
             self.running.remove(name)
             self.bar.end(name)
         self.bar.advance(1)

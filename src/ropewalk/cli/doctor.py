@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropewalk.cli.options import command_line
-from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.cli.options import Overrides, command_line
+from ropewalk.diagnosis.settings import FILE_ONLY, DoctorSettings, Protocol, read_protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +31,21 @@ def doctor(
         typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".'),
     ] = "tiny",
     settings: DoctorSettings,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write index.html and figures into this folder.")] = None,
+    options: Overrides[Protocol],
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"JSON or TOML file, or JSON text, that sets fields of the protocol: {', '.join(FILE_ONLY)}.",
+            rich_help_panel="Measurement",
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write every number to this file.", rich_help_panel="Results")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write index.html and figures into this folder.", rich_help_panel="Results")
+    ] = None,
 ) -> None:
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from rich.console import Console
@@ -44,6 +57,8 @@ def doctor(
     from ropewalk.readers.sharded import sharing_windows
     from ropewalk.report.write import RECORD, check_folder, write_report
 
+    chosen = options.over({} if protocol is None else read_protocol(protocol))
+    settings = dataclasses.replace(settings, protocol=chosen)
     if json_file is not None:
         check_writable(json_file)
     if report is not None:

@@ -1,4 +1,4 @@
-"""`ropewalk extend`: apply a method to a checkpoint, or tune it at the target length."""
+"""The commands `ropewalk extend apply` and `ropewalk extend tune`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ropewalk.cli.options import with_options
-from ropewalk.extend.settings import ApplySettings, TuneSettings
+from ropewalk.extend.settings import METHOD, OUTPUT, ApplySettings, TuneSettings
 
 if TYPE_CHECKING:
     from ropewalk.extend.job import Draw, Extended
 
 
 MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".')
-OUT = typer.Option(help="The folder to write.", show_default=False)
-OUT_OR_FILE = typer.Option(help="The folder to write, or a file MODEL.gguf.", show_default=False)
-OVERWRITE = typer.Option("--overwrite", help="Replace what an export wrote to --out.")
+OUT = typer.Option(help="The folder to write.", show_default=False, rich_help_panel=OUTPUT)
+OUT_OR_FILE = typer.Option(
+    help="The folder to write, or a file MODEL.gguf.", show_default=False, rich_help_panel=OUTPUT
+)
+OVERWRITE = typer.Option("--overwrite", help="Replace an earlier export at --out.", rich_help_panel=OUTPUT)
+RESTART = typer.Option("--restart", help="Discard the stopped run next to --out.", rich_help_panel=OUTPUT)
 
 
 def drawing(figure: str) -> Draw | None:
@@ -52,11 +55,11 @@ def print_extended(done: Extended) -> None:
         "interaction_beyond": "(tuned - untuned) x (full - crop)",
     }
     for key, what in differences.items():
-        found = verdict.get(key)
-        if found is not None:
-            interval = None if found["ci"] is None else tuple(found["ci"])
+        difference = verdict.get(key)
+        if difference is not None:
+            interval = None if difference["ci"] is None else tuple(difference["ci"])
             trained = done.record["protocol"]["trained_length"]
-            line = f"{what} beyond {trained:,} tokens: {signed(found['nats'], interval)} nats per token"
+            line = f"{what} beyond {trained:,} tokens: {signed(difference['nats'], interval)} nats per token"
             console.print(line, markup=False, soft_wrap=True)
     rope = done.exported.rope
     if rope is not None:
@@ -69,7 +72,7 @@ def print_extended(done: Extended) -> None:
 
 def stopped(reason: object = "") -> typer.Exit:
     """Print how to resume after Ctrl-C; return exit status 130."""
-    typer.echo(f"extend: {str(reason) or 'stopped'}. The same command continues from there.", err=True)
+    typer.echo(f"extend: {str(reason) or 'stopped'}. To resume, repeat the command.", err=True)
     return typer.Exit(130)
 
 
@@ -81,15 +84,17 @@ def apply(
     settings: ApplySettings,
     record: Annotated[
         Path | None,
-        typer.Option("--from", help="Take method and lengths from what `ropewalk doctor --json` wrote."),
+        typer.Option(
+            "--from", help="Take method and lengths from a record of `ropewalk doctor --json`.", rich_help_panel=METHOD
+        ),
     ] = None,
     overwrite: Annotated[bool, OVERWRITE] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away a stopped tuning beside --out.")] = False,
+    restart: Annotated[bool, RESTART] = False,
 ) -> None:
     """Apply a method and write a Hugging Face folder, or a .gguf file.
 
-    The folder appears when all of it is done, with README.md, and extend.json where the loss was measured. Weights of a
-    .gguf source go into a .gguf file block by block, as they are.
+    The folder appears when it is complete, with README.md, and with extend.json if the loss was measured. Weights of a
+    .gguf source are copied into a .gguf file block by block.
     """
     from ropewalk.extend import apply as run
     from ropewalk.extend.runs import CHOSEN, refuse_beside_a_record
@@ -123,23 +128,17 @@ def tune(
     out: Annotated[Path, OUT],
     settings: TuneSettings,
     overwrite: Annotated[bool, OVERWRITE] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away the stopped run beside --out.")] = False,
-    log_every: Annotated[int, typer.Option(help="Updates between lines of the log.")] = 10,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Updates between checkpoints [default: a twentieth of the run].")
-    ] = None,
+    restart: Annotated[bool, RESTART] = False,
 ) -> None:
     """Apply a method, train at the target length, and write the result.
 
-    The result is a Hugging Face folder. The loss by position is measured before and after, beside crop. The folder
-    appears when all of it is done, with README.md and extend.json. Stopped, the same command continues.
+    The result is a Hugging Face folder, which appears when it is complete. The loss by position is measured before and
+    after, and compared with crop. To resume a stopped run, repeat the command.
     """
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.extend import tune as run
     from ropewalk.progress import ProgressBar
-    from ropewalk.training import Housekeeping
 
-    housekeeping = Housekeeping(log_every=log_every, validate_every=checkpoint_every, checkpoint_every=checkpoint_every)
     try:
         with ProgressBar("extend", every=10) as progress:
             done = run(
@@ -148,7 +147,6 @@ def tune(
                 settings,
                 overwrite=overwrite,
                 restart=restart,
-                housekeeping=housekeeping,
                 report=TrainingProgress("extend", progress),
                 progress=progress,
                 draw=drawing("extension_figure"),

@@ -34,8 +34,8 @@ def figure(
 
     For example: ropewalk figure clocks --set head_dim=128 theta=500000 --out clocks.svg
     """
+    from ropewalk.figures.catalog import ENTRIES
     from ropewalk.figures.entry import known
-    from ropewalk.figures.gallery import ENTRIES
 
     words = [word for word in (name, *(more or ())) if word is not None]
     names = [word for word in words if "=" not in word]
@@ -52,7 +52,6 @@ def figure(
         _draw([(entry, {}, (out or Path()) / entry.name) for entry in ENTRIES.values() if entry.ready()])
     elif names:
         entry = known(ENTRIES, names[0])
-        _check_ending(out)
         _draw([(entry, dict(entry.read(chosen)), out or Path(entry.name))])
     else:
         raise RopeError(
@@ -62,20 +61,9 @@ def figure(
         )
 
 
-def _check_ending(out: Path | None) -> None:
-    """A word after the last dot must be png or svg; a number, as in "v1.2", is no ending."""
-    ending = "" if out is None else out.suffix[1:]
-    if ending and not ending.isdigit() and ending.lower() not in ("png", "svg"):
-        raise RopeError(
-            "figure: a figure is a .png or an .svg file.",
-            facts={"--out": str(out)},
-            cure="Name one of these, or leave the ending out to have both.",
-        )
-
-
 def _list(entry: Entry | None) -> None:
     """One line for each figure; or for each setting of one."""
-    from ropewalk.figures.gallery import ENTRIES
+    from ropewalk.figures.catalog import ENTRIES
 
     if entry is None:
         ready = [one for one in ENTRIES.values() if one.ready()]
@@ -90,15 +78,15 @@ def _list(entry: Entry | None) -> None:
 
 def _draw(work: list[tuple[Entry, dict[str, object], Path]]) -> None:
     """Each figure computed and written; every place is checked before any work."""
-    from ropewalk.figures.gallery import targets, write
+    from ropewalk.figures.style import picture_files, write_figure
     from ropewalk.progress import ProgressBar
 
-    places = [targets(path) for _, _, path in work]
+    places = [picture_files(path, "figure", new_folder=True) for _, _, path in work]
     try:
         for number, ((entry, settings, _), paths) in enumerate(zip(work, places, strict=True), 1):
             with ProgressBar("figure", lines=False) as bar:
                 bar.begin(f"{entry.name} ({number} of {len(work)})", 0)
-                write(entry.figure(**settings), paths)  # type: ignore[arg-type]
+                write_figure(entry.figure(**settings), paths)  # type: ignore[arg-type]
             for path in paths:
                 typer.echo(str(path))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`ropewalk generate`: a model's continuation of a prompt, printed as it comes."""
+"""`ropewalk generate`: continue a prompt, and print the text while it is produced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ropewalk.models.prompts import Tokenizer
 
 
-_DTYPES = f"{', '.join(DTYPES)}; auto is bfloat16 where that is fast"
+_DTYPES = f"{', '.join(DTYPES)}; auto is bfloat16 if that is fast"
 
 
 def generate(
@@ -26,23 +26,39 @@ def generate(
         typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny".'),
     ],
     prompt: Annotated[str, typer.Argument(help='The text to continue; "-" reads it from standard input.')],
-    max_new_tokens: Annotated[int, TOKENS, typer.Option(help="At most so many tokens.")] = 100,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0.0)] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.", min=1)] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample among the likeliest that hold this probability.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text (repeatable).")] = None,
-    echo: Annotated[bool, typer.Option(help="Print the prompt first.")] = True,
-    dtype: Annotated[str | None, typer.Option(help=f"Dtype of the weights: {_DTYPES} [default: as stored].")] = None,
+    max_new_tokens: Annotated[
+        int, TOKENS, typer.Option(help="Number of new tokens, at most.", rich_help_panel="Text")
+    ] = 100,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text (repeatable).", rich_help_panel="Text")
+    ] = None,
+    echo: Annotated[bool, typer.Option(help="Print the prompt first.", rich_help_panel="Text")] = True,
+    temperature: Annotated[
+        float, typer.Option(help="0 always takes the likeliest token.", min=0.0, rich_help_panel="Sampling")
+    ] = 0.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample among the k likeliest tokens.", min=1, rich_help_panel="Sampling")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample among the likeliest tokens that together have this probability.", rich_help_panel="Sampling"
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.", rich_help_panel="Sampling")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help=f"Dtype of the weights: {_DTYPES} [default: as stored].", rich_help_panel="Model"),
+    ] = None,
 ) -> None:
-    """Continue a prompt, printing the text as it is produced."""
+    """Continue a prompt, and print the text while it is produced."""
     from ropewalk.models.precision import chosen_dtype
     from ropewalk.readers.adapters import open_reader
 
     if dtype is not None and dtype not in DTYPES:
         raise RopeError("generate: unknown dtype.", facts={"dtype": dtype}, cure=f"Choose one of {', '.join(DTYPES)}.")
     if stop and not all(stop):
-        raise RopeError("generate: a stop text must not be empty.", cure="Leave --stop out to stop nowhere.")
+        raise RopeError("generate: a stop text must not be empty.", cure="Leave out --stop, or give it a text.")
     text = sys.stdin.read() if prompt == "-" else prompt
     chosen, choice = (None, None) if dtype is None else chosen_dtype(dtype, "cpu")
     if choice is not None:
@@ -55,7 +71,7 @@ def generate(
         raise RopeError(
             "generate: the checkpoint has no tokenizer.",
             facts={"model": model},
-            cure="Put its tokenizer.json beside it.",
+            cure="Put its tokenizer.json into the same folder.",
         )
     tokens = reader.stream(
         text,
@@ -70,7 +86,7 @@ def generate(
 
 
 def pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """The text of tokens as they come: whole characters only."""
+    """Yield the text of the tokens, in whole characters."""
     text = tokenizer.stream()
     for token in tokens:
         yield text.push(token)
@@ -78,7 +94,7 @@ def pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def until(text: Iterable[str], stops: list[str]) -> Iterator[str]:
-    """Widened of text up to the first of `stops`, holding back what may be the beginning of one.
+    """Yield the text up to the first of `stops`; a piece that may begin one of them waits for the next.
 
     >>> list(until(["on", "e <", "en", "d> two"], ["<end>"]))
     ['on', 'e ']
@@ -88,10 +104,10 @@ def until(text: Iterable[str], stops: list[str]) -> Iterator[str]:
     held = ""
     for piece in text:
         held += piece
-        found = [at for at in (held.find(stop) for stop in stops) if at >= 0]
-        if found:
-            if held[: min(found)]:
-                yield held[: min(found)]
+        ends = [at for at in (held.find(stop) for stop in stops) if at >= 0]
+        if ends:
+            if held[: min(ends)]:
+                yield held[: min(ends)]
             return
         keep = max((n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
         ready, held = held[: len(held) - keep], held[len(held) - keep :]
@@ -102,7 +118,7 @@ def until(text: Iterable[str], stops: list[str]) -> Iterator[str]:
 
 
 def _print(first: Iterable[str], text: Iterable[str], out: TextIO) -> None:
-    """Write pieces as they come and end the line, also when Ctrl-C stops them."""
+    """Write each piece at once and end the line, also after Ctrl-C."""
     if hasattr(out, "reconfigure"):
         out.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
     try:

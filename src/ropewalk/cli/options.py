@@ -14,6 +14,10 @@ that is annotated with `Overrides` of a dataclass gets the values that were give
 - "argument": True for a positional argument.
 - "metavar": what stands for the value in the help.
 - "command_line": False for a field that the command line does not offer.
+- "group": the heading under which the help lists the option (default: Options). An option in a function's own
+  signature names it as `typer.Option(rich_help_panel="Output")`.
+- "file": True for a field that has no option and is set in a TOML file instead. A command whose settings have such
+  fields gets the option --settings FILE, and its help lists them.
 
 A tuple is a repeatable option; a bool that is False by default is a flag, and one that is True has a --no- form; a
 `Literal` is checked, and its choices stand in the help.
@@ -25,6 +29,7 @@ import dataclasses
 import inspect
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +37,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 from typer.models import ArgumentInfo
 
 from ropewalk.errors import RopeError
@@ -98,15 +104,42 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         assert not options.keys() & new.keys(), f"{function.__name__}: two options have one name"
         options |= new
 
+    fields = {name: option for group in groups.values() for name, option in group.in_file.items()}
+    if fields:
+        options["settings_file"] = _SETTINGS_FILE
+
     def command(**typed: Any) -> None:
         values = {name: options[name].read(value) for name, value in typed.items()}
         own = {name: value for name, value in values.items() if name in hints and name not in groups}
-        function(**own, **{name: group.read(typed, values) for name, group in groups.items()})
+        file = values.get("settings_file")
+        filed = {} if file is None else _read_settings(file, fields)
+        function(**own, **{name: group.read(typed, values, filed) for name, group in groups.items()})
 
     command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
     command.__signature__ = inspect.Signature([option.parameter(name) for name, option in options.items()])  # type: ignore[attr-defined]
     command.__annotations__ = {name: option.annotation for name, option in options.items()}
+    command.settings_in_file = [(name, option.help) for name, option in fields.items()]  # type: ignore[attr-defined]
     return command
+
+
+class Command(TyperCommand):
+    """A command with help that lists the options under the headings of their groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, each group of options in the order in which they appear, and the settings in a file."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            heading = "Arguments" if parameter.param_type_name == "argument" else None
+            heading = heading or getattr(parameter, "rich_help_panel", None) or "Options"
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(heading, []).append(record)
+        arguments = {"Arguments": sections.pop("Arguments")} if "Arguments" in sections else {}
+        in_file = getattr(self.callback, "settings_in_file", [])
+        for heading, rows in {**arguments, **sections, "In the file of --settings": in_file}.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +151,23 @@ class _Option:
     read: Callable[[Any], Any]
     extends: str | None = None
     """The field to whose values these are added."""
+    from_file: Callable[[Any], Any] = lambda value: value
+    """Returns a value of a settings file as the field contains it, or raises TypeError."""
+    help: str = ""
+    """The help of a field that is set in a file."""
 
     def parameter(self, name: str) -> inspect.Parameter:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=self.annotation)
+
+
+_SETTINGS_FILE = _Option(
+    annotation=Annotated[
+        Path | None,
+        typer.Option("--settings", help="A TOML file with the further settings listed below.", metavar="FILE"),
+    ],
+    default=None,
+    read=lambda value: value,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +177,17 @@ class _SettingsGroup:
     settings: type
     partial: bool
     options: dict[str, _Option]
+    in_file: dict[str, _Option]
 
-    def read(self, typed: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-        """What the function gets: `typed` holds what typer gives, `values` the same as the fields hold it."""
-        chosen: dict[str, Any] = {}
+    def read(self, typed: Mapping[str, Any], values: Mapping[str, Any], filed: Mapping[str, Any]) -> Any:
+        """Return what the function gets.
+
+        **Arguments:**
+        - `typed`: the values that typer gives.
+        - `values`: the same values as the fields contain them.
+        - `filed`: the values in the settings file.
+        """
+        chosen = {name: filed[name] for name in self.in_file if name in filed}
         for name, option in self.options.items():
             if option.extends is not None:
                 if values.get(name):
@@ -151,12 +205,15 @@ def _settings_group(hint: Any) -> _SettingsGroup | None:
         return None
     hints = get_type_hints(settings)
     options: dict[str, _Option] = {}
+    in_file: dict[str, _Option] = {}
     for field in dataclasses.fields(settings):
-        if field.init and field.metadata.get("command_line", True):
+        if field.metadata.get("file"):
+            in_file[field.name] = _of_field(field, hints[field.name], partial)
+        elif field.init and field.metadata.get("command_line", True):
             options[field.name] = _of_field(field, hints[field.name], partial)
             if "rest" in field.metadata:
                 options[f"more_{field.name}"] = _rest_of(field, options[field.name])
-    return _SettingsGroup(settings=settings, partial=partial, options=options)
+    return _SettingsGroup(settings=settings, partial=partial, options=options, in_file=in_file)
 
 
 def _rest_of(field: dataclasses.Field[Any], option: _Option) -> _Option:
@@ -199,7 +256,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
     is_flag = kind is bool and default is False
     if is_flag and not names:
         names = (_named(field.name),)
-    shown = names[0] if names else _named(field.name)
+    shown = field.name if field.metadata.get("file") else names[0] if names else _named(field.name)
     commas, tokens = bool(field.metadata.get("commas")), field.metadata.get("unit") == "tokens"
     typed: Any = str if tokens or commas or get_origin(element) is Literal else element
     help_text, metavar = field.metadata.get("help"), field.metadata.get("metavar")
@@ -207,7 +264,8 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
     if field.metadata.get("argument"):
         info = typer.Argument(help=help_text, metavar=metavar or field.name.upper())
     else:
-        info = typer.Option(*names, help=help_text, metavar=metavar or _metavar(element, tokens))
+        panel = field.metadata.get("group")
+        info = typer.Option(*names, help=help_text, metavar=metavar or _metavar(element, tokens), rich_help_panel=panel)
 
     def read_one(value: Any) -> Any:
         return _read(value, element, tokens, shown)
@@ -220,11 +278,58 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Optio
             return ()
         return tuple(map(read_one, words)) if words else default
 
+    def from_file(value: Any) -> Any:
+        if repeated != isinstance(value, list):
+            raise TypeError
+        items = value if repeated else [value]
+        accepted = {float: (int, float), bool: (bool,), int: (int, str) if tokens else (int,)}.get(element, (str,))
+        if not all(isinstance(item, accepted) and isinstance(item, bool) == (element is bool) for item in items):
+            raise TypeError
+        items = [read_one(str(item) if tokens else item) for item in items]
+        return tuple(items) if repeated else items[0]
+
     required = default is inspect.Parameter.empty
     annotation = list[typed] if repeated else typed
     if not required and (repeated or optional or partial):
         annotation = annotation | None
-    return _Option(annotation=_annotated(annotation, info), default=_typed(default, typed), read=read)
+    value = str(default).lower() if isinstance(default, bool) else default
+    shown_default = "" if partial or default in (None, "", ()) else f"  [default: {value}]"
+    return _Option(
+        annotation=_annotated(annotation, info),
+        default=_typed(default, typed),
+        read=read,
+        from_file=from_file,
+        help=f"{help_text}{shown_default}",
+    )
+
+
+def _read_settings(path: Path, fields: Mapping[str, _Option]) -> dict[str, Any]:
+    """Return the values in a TOML file as the fields contain them; raise `RopeError` for an unknown name or type."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RopeError(
+            "ropewalk: --settings must be a TOML file.",
+            facts={"file": str(path), "error": str(error)},
+            cure="Write one `name = value` on each line.",
+        ) from error
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        if name not in fields:
+            raise RopeError(
+                "ropewalk: the file of --settings contains an unknown name.",
+                facts={"file": str(path), "name": name},
+                cure=f"It may contain {', '.join(fields)}. All other settings are options.",
+            )
+        try:
+            values[name] = fields[name].from_file(value)
+        except TypeError as error:
+            raise RopeError(
+                "ropewalk: a value in the file of --settings has the wrong type.",
+                facts={"file": str(path), name: value},
+                cure=f"{name}: {fields[name].help}",
+            ) from error
+    return values
 
 
 def _typed(default: Any, typed: type) -> Any:

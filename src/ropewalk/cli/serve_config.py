@@ -1,4 +1,4 @@
-"""`ropewalk serve-config`: how an engine is told to serve a model under a method."""
+"""The command `ropewalk serve-config`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ropewalk.cli.options import TOKENS
+from ropewalk.extend.settings import METHOD, OUTPUT
 
 
 def serve_config(
@@ -17,24 +18,38 @@ def serve_config(
     ],
     engine: Annotated[str, typer.Option(help="vllm, sglang, llama.cpp, ollama or transformers.")],
     method: Annotated[
-        str | None, typer.Option(help="Extension method [default: that of --from; else as the checkpoint is].")
+        str | None,
+        typer.Option(help="Extension method [default: that of --from, else as-is].", rich_help_panel=METHOD),
     ] = None,
     target: Annotated[
-        int | None, TOKENS, typer.Option(help="Length wanted, in tokens [default: four times the trained length].")
+        int | None,
+        TOKENS,
+        typer.Option(help="Length wanted, in tokens [default: four times the trained length].", rich_help_panel=METHOD),
     ] = None,
-    factor: Annotated[float | None, typer.Option(help="In place of --target: times the trained length.")] = None,
+    factor: Annotated[
+        float | None,
+        typer.Option(help="Instead of --target: multiple of the trained length.", rich_help_panel=METHOD),
+    ] = None,
     records: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="What `ropewalk doctor --json` wrote; several give the cost by factor."),
+        typer.Option(
+            "--from",
+            help="A record of `ropewalk doctor --json`; several give the cost by factor.",
+            rich_help_panel=METHOD,
+        ),
     ] = None,
     trained_length: Annotated[
-        int | None, TOKENS, typer.Option(help="Trained length in tokens, where the config does not say.")
+        int | None,
+        TOKENS,
+        typer.Option(help="Trained length in tokens [default: that of the config].", rich_help_panel=METHOD),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all of it to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything to this file.", rich_help_panel=OUTPUT)
+    ] = None,
 ) -> None:
-    """Print how an engine is told to serve an extended model, and what it is known to ignore.
+    """Print the commands, flags and files that make an engine serve an extended model, and its caveats.
 
-    Commands, flags and files. The weights are not read and no engine is started. `ropewalk verify` checks a server.
+    The weights are not loaded and no engine is started. To check a running server, use `ropewalk verify`.
     """
     from rich.console import Console
 
@@ -46,11 +61,11 @@ def serve_config(
         check_writable(json_file)
     if factor is not None and target is not None:
         raise RopeError(
-            "serve-config: --target and --factor say the same.",
+            "serve-config: --target and --factor are mutually exclusive.",
             facts={"--target": target, "--factor": factor},
-            cure="Leave one of them out.",
+            cure="Leave out one of them.",
         )
-    found = configure(
+    served = configure(
         model,
         engine,
         method=method,
@@ -64,18 +79,18 @@ def serve_config(
     def show(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
-    if found.file is not None:
-        name, content = found.file
+    if served.file is not None:
+        name, content = served.file
         show(f"# {name}\n{content}")
-    for step in found.steps:
+    for step in served.steps:
         show(step)
-    if found.costs:
+    if served.costs:
         show("")
-    for cost in found.costs:
+    for cost in served.costs:
         show(cost.sentence)
-    if found.caveats:
+    if served.caveats:
         show("\nKnown of this engine:")
-    for caveat in found.caveats:
-        show(f"- {caveat.says} ({caveat.versions}; {caveat.source})")
+    for caveat in served.caveats:
+        show(f"- {caveat.text} ({caveat.versions}; {caveat.source})")
     if json_file is not None:
-        write_json(json_file, json.loads(json.dumps(found.to_json())), indent=1)
+        write_json(json_file, json.loads(json.dumps(served.to_json())), indent=1)

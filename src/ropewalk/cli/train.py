@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ropewalk.training import Housekeeping, TrainSettings
+from ropewalk.training.settings import DTYPES, Housekeeping, TrainSettings, in_file
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The form of the finished weights."""
+
+    dtype: str = in_file(f"Dtype of the finished weights: {', '.join(DTYPES)}.", "bfloat16")
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Folder of the run, and of the finished model.")],
+    *,
     settings: TrainSettings,
+    out: Annotated[Path, typer.Option(help="Folder of the run, and of the finished model.", rich_help_panel="Run")],
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard the run in --out and begin again.", rich_help_panel="Run")
+    ] = False,
     housekeeping: Housekeeping,
-    resume: Annotated[bool, typer.Option("--resume", help="Insist that --out holds a run to continue.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard the run that --out holds.")] = False,
-    dtype: Annotated[str, typer.Option(help="Dtype of the finished weights: bfloat16, float32, float16.")] = "bfloat16",
+    weights: Weights,
 ) -> None:
     """Train a decoder language model from scratch.
 
-    The same command continues a run that was stopped, from its last checkpoint. --out becomes a Hugging Face folder:
-    `ropewalk generate OUT "..."`, ropewalk.load and transformers read it. The log is OUT/training-log.jsonl.
+    To resume a run that was stopped, rerun the command: it continues from the last checkpoint. --out becomes a Hugging
+    Face folder, which `ropewalk generate OUT "..."`, ropewalk.load and transformers open. The log is
+    OUT/training-log.jsonl.
     """
     from ropewalk.cli.training_progress import TrainingProgress
     from ropewalk.progress import ProgressBar
@@ -32,12 +43,11 @@ def train(
             run(
                 settings,
                 out,
-                resume=resume,
                 restart=restart,
-                dtype=dtype,
+                dtype=weights.dtype,
                 housekeeping=housekeeping,
                 report=TrainingProgress("train", bar),
             )
     except KeyboardInterrupt as stop:
-        typer.echo(f"train: {str(stop) or 'stopped'}. The same command continues from the last checkpoint.", err=True)
+        typer.echo(f"train: {str(stop) or 'stopped'}. To resume, rerun the command.", err=True)
         raise typer.Exit(130) from None

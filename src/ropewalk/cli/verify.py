@@ -1,4 +1,4 @@
-"""Run `ropewalk verify`: find out which rotary embedding an engine really applies to a model."""
+"""The command `ropewalk verify`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN = 12  # rows of the table; --json contains all
 QUIET = 10.0  # seconds between two lines of progress
+PROMPTS, OUTPUT = "Prompts", "Output"  # headings of options
 
 
 def verify(
@@ -29,45 +30,60 @@ def verify(
     ],
     expect: Annotated[
         str | None,
-        typer.Option(help='What it should apply: "plain", "yarn:4", or a JSON block [default: the config].'),
+        typer.Option(help='Expected rope: "plain", "yarn:4", or a JSON block [default: that of the config].'),
     ] = None,
     up_to: Annotated[
-        int | None, TOKENS, typer.Option(help="The longest prompt that the verdict covers [default: trained, 1k].")
+        int | None,
+        TOKENS,
+        typer.Option(
+            help="The longest prompt that the verdict covers [default: the trained length, at most 1k].",
+            rich_help_panel=PROMPTS,
+        ),
     ] = None,
-    max_tokens: Annotated[int, TOKENS, typer.Option(help="The longest prompt that is sent.")] = 4096,
-    text: Annotated[Path | None, typer.Option(help="A UTF-8 file that prompts are taken from.")] = None,
+    max_tokens: Annotated[
+        int, TOKENS, typer.Option(help="The longest prompt to send.", rich_help_panel=PROMPTS)
+    ] = 4096,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="A UTF-8 file to take prompts from [default: a novel].", rich_help_panel=PROMPTS),
+    ] = None,
     served_name: Annotated[
         str | None, typer.Option(help="The model's name on the server [default: the first that it lists].")
     ] = None,
     trained_length: Annotated[
-        int | None, TOKENS, typer.Option(help="Trained length in tokens, if the config does not contain it.")
+        int | None, TOKENS, typer.Option(help="Trained length in tokens [default: that of the config].")
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Save our own predictions here: the next check is quick [default: the user's cache]."),
+        typer.Option(
+            help="Folder for our own predictions, so that the next check is quick [default: the user's cache].",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every number to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write every number to this file.", rich_help_panel=OUTPUT)
+    ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw the misfit of each hypothesis into this .svg or .png.")
+        Path | None,
+        typer.Option(help="Draw the misfit of each hypothesis into this .svg or .png.", rich_help_panel=OUTPUT),
     ] = None,
 ) -> None:
     """Find out which rotary embedding an engine really applies to a model.
 
-    Sends a few prompts for one token each and compares the log-probabilities with our own under each hypothesis. The
-    exit status is 0 as expected, 1 for anything else, 2 if undecided. A key is taken from OPENAI_API_KEY.
+    Sends a few prompts for one token each and compares the log-probabilities with our own under each hypothesis. Exit
+    status: 0 as expected, 1 anything else, 2 undecided. The variable OPENAI_API_KEY may contain a key.
     """
     from rich.console import Console
 
-    from ropewalk.atomic_io import check_writable, write_json, write_whole
-    from ropewalk.figures.results import figure_kind
+    from ropewalk.atomic_io import check_writable, write_json
+    from ropewalk.figures.style import picture_files, write_figure
     from ropewalk.verification.verify import verify as run
 
     if json_file is not None:
         check_writable(json_file)
     if figure is not None:
-        figure_kind(figure)
-        check_writable(figure)
-    found = run(
+        picture_files(figure, "verify")
+    verification = run(
         model,
         engine,
         expect=expect,
@@ -79,34 +95,33 @@ def verify(
         state=state or _cache(),
         progress=None if sys.stderr.isatty() else _Lines(),
     )
-    document = found.to_json()
-    print_verification(Console(), found)
+    document = verification.to_json()
+    print_verification(Console(), verification)
     if json_file is not None:
         write_json(json_file, document, indent=1)
     if figure is not None:
         from ropewalk.figures.results import misfits
-        from ropewalk.figures.style import render
 
-        write_whole(figure, render(misfits(document), figure_kind(figure)))
-    raise typer.Exit(found.exit_status)
+        write_figure(misfits(document), picture_files(figure, "verify"))
+    raise typer.Exit(verification.exit_status)
 
 
 class _Lines:
-    """Print progress on standard error, if that is no terminal: the estimates, and at most one line in ten seconds."""
+    """Progress on standard error if that is no terminal: the estimates, and at most one line in ten seconds."""
 
     def __init__(self) -> None:
         self._printed = time.monotonic()
 
     def expect(self, tokens: int) -> None:
-        """Begin a stage."""
+        """Ignore the size of a stage."""
 
     def begin(self, description: str, tokens: int) -> None:
-        """Begin a piece of work."""
+        """Print a line if the last one is old enough."""
         if time.monotonic() - self._printed >= QUIET:
             self.line(f"verify: {description}")
 
     def advance(self, tokens: int) -> None:
-        """Finish a part of the work."""
+        """Ignore finished work."""
 
     def line(self, text: str) -> None:
         """Print a line."""
@@ -126,15 +141,15 @@ def _cache() -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
-def print_verification(console: Console, found: Verification) -> None:
+def print_verification(console: Console, verification: Verification) -> None:
     """Print the verdict, the table of the hypotheses that fit best, and the cost."""
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked
 
-    console.print(Text(f"{found.model} in {found.engine}: {found.outcome.sentence}", style="bold"))
+    console.print(Text(f"{verification.model} in {verification.engine}: {verification.outcome.sentence}", style="bold"))
     rows = {}
-    for standing in [standing for standing in found.standings if standing.misfit is not None][:SHOWN]:
+    for standing in [standing for standing in verification.standings if standing.misfit is not None][:SHOWN]:
         lean = "" if standing.lean is None else f"{standing.lean:+.2f} ±{standing.lean_half or 0.0:.2f}"
         rows[standing.name] = [
             f"{standing.misfit:.4f}", f"{standing.log_likelihood or 0.0:.1f}", lean, str(standing.questions)
@@ -142,5 +157,6 @@ def print_verification(console: Console, found: Verification) -> None:
     heads = [("misfit (nats)", ""), ("log-likelihood", ""), ("lean", ""), ("prompts", "")]
     for table in stacked(console, None, heads, rows, names="hypothesis") if rows else ():
         console.print(table)
-    noise = "" if found.noise is None else f" Its error after a single token is {found.noise:.4f} nats."
-    console.print(Text(f"Tokens: {found.tokenisation}.{noise} {found.requests} requests, {found.seconds:.0f} s."))
+    noise = "" if verification.noise is None else f" Its error after a single token is {verification.noise:.4f} nats."
+    cost = f"{verification.requests} requests, {verification.seconds:.0f} s."
+    console.print(Text(f"Tokens: {verification.tokenisation}.{noise} {cost}"))

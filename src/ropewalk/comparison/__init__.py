@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.comparison.record import Curve, Row, convergence, summarise
+    from ropewalk.comparison.record import PRESETS, CompareSettings, Curve, Row, convergence, summarise
     from ropewalk.comparison.run import compare, packaged_text
-    from ropewalk.comparison.settings import PRESETS, CompareSettings
 
 __all__ = ["PRESETS", "CompareSettings", "Curve", "Row", "compare", "convergence", "packaged_text", "summarise"]
 
 _HOMES = {
-    "CompareSettings": "ropewalk.comparison.settings",
+    "CompareSettings": "ropewalk.comparison.record",
     "Curve": "ropewalk.comparison.record",
-    "PRESETS": "ropewalk.comparison.settings",
+    "PRESETS": "ropewalk.comparison.record",
     "Row": "ropewalk.comparison.record",
     "compare": "ropewalk.comparison.run",
     "convergence": "ropewalk.comparison.record",

@@ -1,1 +1,5 @@
-"""How far a model reads: the measurement, and what is concluded from it."""
+"""The doctor: what it measures, and what it concludes."""
+
+from __future__ import annotations
+
+from ropewalk.diagnosis.settings import Protocol as Protocol

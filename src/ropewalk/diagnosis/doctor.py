@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.prepare import prepare, with_tokenizer
-from ropewalk.diagnosis.settings import DoctorSettings, TextSource
+from ropewalk.diagnosis.settings import DoctorSettings, Protocol, TextSource
 from ropewalk.progress import Progress
-from ropewalk.readers import CHUNK
 from ropewalk.readers.sharded import sharing_windows
 
 
@@ -21,73 +22,89 @@ def doctor(
     target: int | None = None,
     trained_length: int | None = None,
     text: TextSource = None,
-    start_char: int = 0,
-    block: int | None = None,
-    windows: int | None = None,
-    stride: int | None = None,
     methods: str | Sequence[str] | None = None,
-    unscaled_tokens: int = 0,
     measure: str | Sequence[str] = ("loss", "use"),
-    retrieval: str | Sequence[str] | None = None,
-    retrieval_lengths: Sequence[int] | None = None,
-    retrieval_samples: int = 4,
-    retrieval_chat: bool = False,
-    seed: int = 0,
-    chunk: int = CHUNK,
-    workers: int | None = None,
     minutes: float | None = None,
     dtype: str = "float32",
     device: str = "cpu",
-    device_map: str | None = None,
-    tp_plan: str | None = None,
-    shard_window: bool = False,
     state: str | Path | None = None,
     resume: bool = False,
     progress: Progress | bool | None = None,
+    protocol: Protocol | None = None,
+    **moved: Any,
 ) -> Diagnosis:
     """Measure how far a model's context really reaches, and what would extend it.
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME or OWNER/NAME@REVISION, "tiny"; or
-      a `Decoder`, a live model of transformers with its `tokenizer`, or a pair of the two. Families that are not built
-      here are computed by transformers; `Diagnosis.environment["library"]` says so.
-    - `target`: the length wanted, in tokens; None: four times the trained length. `trained_length`: tokens that the
-      model was trained to, in place of what its config and the table of families say.
-    - `text`: a file, several, or a list of (name, contents); None: Moby Dick. `start_char`: where each begins.
-    - `block`, `stride`: tokens; None: a quarter of the trained length. `windows`: of each text; None: up to 16.
-    - `methods`: names, "all" for those in attention as well; None: those that a config can hold. plain and crop are
-      always measured with them.
-    - `unscaled_tokens`: so many first tokens keep their angles under changed frequencies.
+      a `Decoder`, a live model of transformers with its `tokenizer`, or a pair of the two. transformers computes the
+      families that are not built here; `Diagnosis.environment["library"]` names the library.
+    - `target`: length wanted, in tokens; None: four times the trained length. `trained_length`: in tokens; overrides
+      the config and the table of families.
+    - `text`: a file, several, or a list of (name, contents); None: Moby Dick.
+    - `methods`: names, or "all", which includes those in attention; None: those that a config can express. plain and
+      crop are always measured.
     - `measure`: "loss" (always), "use" (the copy test, for plain, the best method and crop) and "retrieval", with
       commas.
-    - `retrieval`: "numbers", "passkey", or "all" (those that fit); None: none. `retrieval_lengths` in tokens,
-      `retrieval_samples` texts for each task and length. `retrieval_chat`: put the questions into the frame of the
-      model's chat template.
-    - `seed` draws the windows and the texts. `chunk`: tokens of one forward. `workers`: windows at one time.
     - `minutes`: measure the windows and methods that fit, by an estimate; plain and crop always. None: all.
-    - `dtype`, `device`: of a model that is loaded here; one that is passed as an object has its own. "auto" is bfloat16
-      where the machine multiplies it faster (AVX512-BF16, AMX, CUDA from sm_80), else float32.
-    - `device_map`, `tp_plan`: for a model larger than one device, as transformers' `from_pretrained` takes them, in
-      place of `device`; with `tp_plan` all processes of torchrun compute each window together.
-    - `shard_window`: under torchrun, the rows of each window over all processes, for windows that one device cannot
-      hold.
-    - `state`: the folder that keeps each result as soon as it is there; None: one in the user's cache. `resume`:
-      continue, or join, the same run; else it begins again. Several processes may share one folder.
-    - `progress`: None: a bar on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that is
-      called as the work goes on (`ropewalk.progress.Progress`).
+    - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
+      (AVX512-BF16, AMX, CUDA from sm_80), else float32.
+    - `state`: folder of the results, which are saved as they are computed; None: in the user's cache. `resume`: resume
+      the same run, or join it; else it starts over. Several processes may share one folder.
+    - `progress`: None: a bar on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that
+      gets the progress (`ropewalk.progress.Progress`).
+    - `protocol`: how to measure, a `ropewalk.diagnosis.Protocol`. Lengths are in tokens:
+
+      | field | default | |
+      |---|---|---|
+      | `windows` | None: up to 16 | windows of each text |
+      | `block`, `stride` | None: a quarter of the trained length | tokens of a block of positions; crop's stride |
+      | `start_char` | 0 | character at which each text starts |
+      | `seed` | 0 | seed of the windows and of the retrieval texts |
+      | `unscaled_tokens` | 0 | number of leading tokens left unscaled (LongRoPE's n-hat) |
+      | `retrieval` | None | tasks: "numbers", "passkey", or "all" (those that fit) |
+      | `retrieval_lengths` | None: from half the trained length to the target | lengths of the retrieval texts |
+      | `retrieval_samples` | 4 | texts for each task and length |
+      | `retrieval_chat` | False | format the questions with the model's chat template |
+      | `chunk` | 2048 | tokens of one forward pass |
+      | `workers` | None: as cores and memory allow | windows measured at the same time |
+      | `device_map`, `tp_plan` | None | of transformers, for a model larger than one device, instead of `device` |
+      | `shard_window` | False | under torchrun, split each window over all processes |
+
+    - `moved`: fields of `protocol` that were arguments until version 0.3; they still work, with a DeprecationWarning.
 
     **Returns:** a `Diagnosis`. Losses are in nats per token.
-    **Raises:** `RopeError` for what cannot be measured, before any work where possible; `RunInterrupted` (a
-    KeyboardInterrupt) on Ctrl-C, after which `resume=True` continues.
+    **Raises:** `RopeError` for what cannot be measured, before any work if possible; `RunInterrupted` (a
+    KeyboardInterrupt) on Ctrl-C, after which `resume=True` resumes.
 
+    >>> from ropewalk.diagnosis import Protocol
     >>> text = [("story", "The old man and the sea. " * 60)]
-    >>> diagnosis = doctor("tiny", trained_length=16, target=32, text=text, windows=1, methods=["pi"])
+    >>> one = Protocol(windows=1)
+    >>> diagnosis = doctor("tiny", trained_length=16, target=32, text=text, methods=["pi"], protocol=one)
     >>> list(diagnosis.measurement.results)
     ['plain', 'pi', 'crop']
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "tokenizer", "progress")}
-    settings = DoctorSettings(**given)
+    protocol = Protocol() if protocol is None else protocol
+    if moved:
+        unknown = set(moved) - {field.name for field in dataclasses.fields(Protocol)}
+        if unknown:
+            raise TypeError(f"doctor() got an unexpected keyword argument {min(unknown)!r}")
+        given = ", ".join(f"{name}=..." for name in moved)
+        warnings.warn(f"doctor: pass protocol=Protocol({given}).", DeprecationWarning, stacklevel=2)
+        protocol = dataclasses.replace(protocol, **moved)
+    settings = DoctorSettings(
+        target=target,
+        trained_length=trained_length,
+        text=text,
+        methods=methods,
+        measure=measure,
+        minutes=minutes,
+        dtype=dtype,
+        device=device,
+        state=state,
+        resume=resume,
+        protocol=protocol,
+    )
+    chosen = model if tokenizer is None else with_tokenizer(model, tokenizer)
     with sharing_windows(settings.together):
-        return prepare(model if tokenizer is None else with_tokenizer(model, tokenizer), settings, progress).measure(
-            progress
-        )
+        return prepare(chosen, settings, progress).measure(progress)

@@ -22,7 +22,7 @@ from ropewalk.measure.copy_test import UseRun
 from ropewalk.measure.copy_windows import UseProtocol, UseText
 from ropewalk.measure.estimate import Clock, Outlook, fit_minutes
 from ropewalk.measure.losses import frequency_losses
-from ropewalk.measure.plan import KIND, Plan, Protocol, fingerprint, plan, take_windows, trained_length_of
+from ropewalk.measure.plan import KIND, LossProtocol, Plan, fingerprint, plan, take_windows, trained_length_of
 from ropewalk.measure.retrieval import RetrievalRun, fitting_tasks
 from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.methods import METHODS, unsettled
@@ -57,20 +57,20 @@ def prepare(
             cure="Put its tokenizer.json beside the weights; with a live model pass tokenizer=...",
         )
     texts = texts_of(settings.text)
-    texts = [(name, contents[max(settings.start_char, 0) :]) for name, contents in texts]
+    texts = [(name, contents[max(settings.protocol.start_char, 0) :]) for name, contents in texts]
     tokens = [tokenizer.encode(contents) for _, contents in texts]
     reader, reading = _settle(reader, tokens, settings, progress)
     source = source.known_from(reader)
-    protocol = Protocol.choose(
+    protocol = LossProtocol.choose(
         trained_length=trained_length_of(reader, settings.trained_length),
         text=[name for name, _ in texts],
         target=settings.target,
-        block=settings.block,
-        windows=settings.windows,
-        stride=settings.stride,
-        start_char=settings.start_char,
-        seed=settings.seed,
-        unscaled_tokens=settings.unscaled_tokens,
+        block=settings.protocol.block,
+        windows=settings.protocol.windows,
+        stride=settings.protocol.stride,
+        start_char=settings.protocol.start_char,
+        seed=settings.protocol.seed,
+        unscaled_tokens=settings.protocol.unscaled_tokens,
         tokens=min(map(len, tokens)),
     )
     windows = take_windows(tokens, protocol)
@@ -85,7 +85,7 @@ def prepare(
             "Add one of them to the methods",
         ),
     ):
-        refuse_ignored([name] if settings.changes(name) else [], present, owner, cure)
+        refuse_ignored([name] if name in settings.protocol.changed else [], present, owner, cure)
     parts = " and ".join(name for name, _ in texts), "\n".join(contents for _, contents in texts)
     key = fingerprint(reader, windows, protocol)
     trial, left_out = None, tuple[str, ...]()
@@ -96,8 +96,8 @@ def prepare(
         outlook = Outlook(
             reader=reader,
             plan=work,
-            chunk=settings.chunk,
-            most_workers=settings.workers,
+            chunk=settings.protocol.chunk,
+            most_workers=settings.protocol.workers,
             use=use,
             retrieval=retrieval,
             every=settings.names_methods,
@@ -115,7 +115,7 @@ def prepare(
         protocol, left_out = dataclasses.replace(protocol, windows=fitted.windows), fitted.left_out
         windows, work = take_windows(tokens, protocol), plan(reader, protocol, fitted.methods)
         key = fingerprint(reader, windows, protocol)
-    chosen = {} if settings.minutes is None else {"methods": [name for name in work.methods if name != "plain"]}
+    chosen = None if settings.minutes is None else [name for name in work.methods if name != "plain"]
     use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use")
     retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
     ledger = Ledger(folder / "losses", kind=KIND, key=key)
@@ -137,11 +137,11 @@ def prepare(
         left_out=left_out,
         frequencies=frequency_losses(tokens, protocol, vocab_size=_vocabulary(tokenizer, tokens)),
         room=min(map(len, tokens)) // protocol.target,
-        command=lambda count: doctor_command(model, settings, windows=count, **chosen),
+        command=lambda count: doctor_command(model, settings, windows=count, methods=chosen),
     )
 
 
-def _with_crop(methods: Sequence[str], protocol: Protocol) -> Sequence[str]:
+def _with_crop(methods: Sequence[str], protocol: LossProtocol) -> Sequence[str]:
     """The methods asked for, and crop, which a verdict needs wherever anything lies beyond the trained length."""
     crop = next(name for name, method in METHODS.items() if method.crops)
     extends = protocol.target > protocol.trained_length > 1
@@ -165,8 +165,8 @@ def _settle(
             reader,
             tokens,
             trained_length=settings.trained_length,
-            seed=settings.seed,
-            chunk=settings.chunk,
+            seed=settings.protocol.seed,
+            chunk=settings.protocol.chunk,
             folder=folder,
             progress=display,
         )
@@ -186,11 +186,13 @@ def with_tokenizer(model: object, tokenizer: Any) -> object:
 def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
     """The model's config, and its reader on its device."""
     if not isinstance(model, str | Path):
-        given = [name for name in ("dtype", "device", "device_map", "tp_plan") if settings.changes(name)]
+        given = {name: getattr(settings, name) for name in ("dtype", "device") if settings.changes(name)}
+        placed = [name for name in ("device_map", "tp_plan") if name in settings.protocol.changed]
+        given |= {name: getattr(settings.protocol, name) for name in placed}
         if given:
             raise RopeError(
                 "doctor: a model that is passed as an object has its dtype and its device already.",
-                facts={name: getattr(settings, name) for name in given},
+                facts=given,
                 cure="Move it before: model.to(...).",
             )
         reader = reader_of(model)
@@ -206,14 +208,14 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
             cure="Try --device cpu.",
         ) from error
     dtype, _ = chosen_dtype(settings.dtype, str(device))
-    where = {"device_map": settings.device_map, "tp_plan": settings.tp_plan}
+    where = {"device_map": settings.protocol.device_map, "tp_plan": settings.protocol.tp_plan}
     reader = open_reader(model, name=source.name, dtype=dtype, device=device, **where)
     return source, _sharded(reader, settings)
 
 
 def _sharded(reader: Reader, settings: DoctorSettings) -> Reader:
     """The reader, its windows over all processes where that was asked for."""
-    if not settings.shard_window:
+    if not settings.protocol.shard_window:
         return reader
     from ropewalk.readers.sharded import ShardedReader
 
@@ -246,7 +248,7 @@ def state_folder(state: str | Path | None, key: str) -> Path:
 
 def prepare_use(
     reader: Reader,
-    protocol: Protocol,
+    protocol: LossProtocol,
     settings: DoctorSettings,
     texts: Sequence[tuple[str, str]],
     tokens: Sequence[Sequence[int]],
@@ -271,7 +273,7 @@ def prepare_use(
         windows=protocol.windows,
         seed=protocol.seed,
     )
-    return UseRun.prepare(of_use, reader, parts, state=folder, resume=settings.resume, chunk=settings.chunk)
+    return UseRun.prepare(of_use, reader, parts, state=folder, resume=settings.resume, chunk=settings.protocol.chunk)
 
 
 def prepare_retrieval(
@@ -285,13 +287,13 @@ def prepare_retrieval(
         return None
     tokenizer, trained = reader.tokenizer, plan.protocol.trained_length
     assert tokenizer is not None, "the doctor refuses models without one"
-    lengths = lengths_of(settings.retrieval_lengths, trained_length=trained, target=plan.protocol.target)
+    lengths = lengths_of(settings.protocol.retrieval_lengths, trained_length=trained, target=plan.protocol.target)
     protocol = RetrievalProtocol(
         tasks=_tasks(settings.task_names, tokenizer, lengths, text),
         lengths=lengths,
-        chat=settings.retrieval_chat,
-        samples=settings.retrieval_samples,
-        seed=settings.seed,
+        chat=settings.protocol.retrieval_chat,
+        samples=settings.protocol.retrieval_samples,
+        seed=settings.protocol.seed,
         text=text[0],
         trained_length=trained,
     )
@@ -308,7 +310,7 @@ def prepare_retrieval(
         crop={name: trained for name in plan.methods if METHODS[name].crops},
         state=folder,
         resume=settings.resume,
-        chunk=settings.chunk,
+        chunk=settings.protocol.chunk,
     )
 
 
@@ -323,7 +325,7 @@ def _tasks(
         raise RopeError(
             "doctor: no retrieval task fits into the shortest length.",
             facts={"lengths": list(lengths)},
-            cure="Name longer ones with --retrieval-lengths.",
+            cure="Put longer ones into `retrieval_lengths` of the protocol.",
         )
     return fitting
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.document import Diagnosis, at_run_time, config_changes
 from ropewalk.diagnosis.rules import TOLERATED, Use, forgets
-from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.diagnosis.settings import FILE_ONLY, OPTIONS_OF_PROTOCOL, DoctorSettings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.diagnosis.wording import RunFacts, decide, plain_command
 from ropewalk.ledger import Ledger
@@ -71,26 +71,34 @@ def conclude(
     return dataclasses.replace(verdict, sentence=f"{verdict.sentence} No config.json can express it; {how}.")
 
 
-def doctor_command(model: object, settings: DoctorSettings, **changes: Any) -> str:
-    """The command of a run with these settings, or the call in Python where no command can say the model or the text.
+def doctor_command(
+    model: object, settings: DoctorSettings, *, windows: int, methods: Sequence[str] | None = None
+) -> str:
+    """Return the command of this run with other windows, or the call in Python if the model or text is an object.
 
-    Of an absolute path only its last name is in it, so that a record does not show anybody's folders.
+    It contains only the last name of an absolute path, so that a record does not show anybody's folders.
 
-    >>> doctor_command("tiny", DoctorSettings(methods="yarn,ntk", seed=3), windows=9)
-    'ropewalk doctor tiny --windows 9 --methods yarn,ntk --seed 3'
+    >>> from ropewalk.diagnosis import Protocol
+    >>> settings = DoctorSettings(methods="yarn,ntk", protocol=Protocol(seed=3))
+    >>> doctor_command("tiny", settings, windows=9)
+    'ropewalk doctor tiny --methods yarn,ntk --windows 9 --protocol \'{"seed": 3}\''
     """
-    settings = dataclasses.replace(settings, **changes)
+    protocol = dataclasses.replace(settings.protocol, windows=windows)
+    settings = settings if methods is None else dataclasses.replace(settings, methods=methods)
     given = [
         (field, getattr(settings, field.name))
         for field in dataclasses.fields(settings)
-        if field.name not in NOT_REPEATED and settings.changes(field.name)
+        if field.name not in (*NOT_REPEATED, "protocol") and settings.changes(field.name)
     ]
     texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
     if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in texts):
-        first = repr(_shown(model)) if isinstance(model, str | Path) else "model"
-        words = [first, *(f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given)]
-        return f"rw.doctor({', '.join(words)})"
+        words = [repr(_shown(model)) if isinstance(model, str | Path) else "model"]
+        words += [f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given]
+        inner = ", ".join(f"{name}={getattr(protocol, name)!r}" for name in protocol.changed)
+        return f"rw.doctor({', '.join([*words, f'protocol=Protocol({inner})'])})"
     words = ["ropewalk", "doctor", _shown(model)]
+    options = [field for field in dataclasses.fields(protocol) if field.name in OPTIONS_OF_PROTOCOL]
+    given += [(field, getattr(protocol, field.name)) for field in options if field.name in protocol.changed]
     for field, value in given:
         option = field.metadata.get("option", (f"--{field.name.replace('_', '-')}",))[0]
         several = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -98,6 +106,8 @@ def doctor_command(model: object, settings: DoctorSettings, **changes: Any) -> s
             several = [",".join(map(str, several))]
         for one in several:
             words += [option] if one is True else [option, _shown(one)]
+    others = {name: getattr(protocol, name) for name in FILE_ONLY if name in protocol.changed}
+    words += ["--protocol", json.dumps(others)] if others else []
     return shlex.join(words)
 
 
@@ -177,8 +187,8 @@ class DoctorRun:
         return Outlook(
             reader=self.reader,
             plan=self.plan,
-            chunk=self.settings.chunk,
-            most_workers=self.settings.workers,
+            chunk=self.settings.protocol.chunk,
+            most_workers=self.settings.protocol.workers,
             use=self.use,
             retrieval=self.retrieval,
             every=self.settings.names_methods,
@@ -186,7 +196,7 @@ class DoctorRun:
 
     def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
         """How long the work that is due will take, and its memory, from a short trial; None where all is done."""
-        due, outlook = self.plan.due(self.ledger, chunk=self.settings.chunk), self.outlook
+        due, outlook = self.plan.due(self.ledger, chunk=self.settings.protocol.chunk), self.outlook
         examined = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
         if not due and not outlook.others(examined):
             return None
@@ -195,7 +205,7 @@ class DoctorRun:
 
     def measure_losses(self, progress: Progress) -> Measurement:
         """The losses of every method on every window."""
-        due = self.plan.due(self.ledger, chunk=self.settings.chunk)
+        due = self.plan.due(self.ledger, chunk=self.settings.protocol.chunk)
         workers = self.outlook.workers(len(due))
         expect(progress, sum(job.tokens for job in due))
         try:
@@ -204,13 +214,13 @@ class DoctorRun:
                 self.windows,
                 self.plan,
                 self.ledger,
-                chunk=self.settings.chunk,
+                chunk=self.settings.protocol.chunk,
                 workers=workers,
                 progress=progress,
             )
         except KeyboardInterrupt as stop:
             raise RunInterrupted(
-                "measurements", len(self.ledger), len(self.plan.due(self.ledger, chunk=self.settings.chunk))
+                "measurements", len(self.ledger), len(self.plan.due(self.ledger, chunk=self.settings.protocol.chunk))
             ) from stop
         return dataclasses.replace(measured, frequencies=self.frequencies)
 
@@ -251,7 +261,7 @@ class DoctorRun:
             "library": self.reader.library,
             "dtype": dtype,
             **({"dtype_choice": choice} if choice else {}),
-            "chunk": self.settings.chunk,
+            "chunk": self.settings.protocol.chunk,
             "model_digest": self.reader.digest(),
         }
         return Diagnosis(

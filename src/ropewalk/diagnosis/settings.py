@@ -1,14 +1,17 @@
-"""What can be asked of the doctor: one record, from which the command line takes its options.
+"""The settings of the doctor: `Protocol` describes how it measures, `DoctorSettings` everything that it can be asked.
 
-The module imports no torch, so that the help can be shown without it.
+The command line takes its options from both. The module imports no torch, so that the help appears without it.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ropewalk.errors import RopeError
 from ropewalk.measure import DEFAULT_TASKS, SAMPLES, TASKS
@@ -20,16 +23,146 @@ MEASURED = ("loss", "use", "retrieval")
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
 
 
-def _tokens(description: str) -> dict[str, str]:
-    """The metadata of a length."""
-    return {"help": description, "unit": "tokens"}
+def _option(group: str, description: str, **more: Any) -> dict[str, Any]:
+    """Return the metadata of a field that is an option, listed under the heading `group`."""
+    return {"help": description, "group": group, **more}
+
+
+def _in_file(description: str) -> dict[str, Any]:
+    """Return the metadata of a field that the command line takes from the file of --protocol only."""
+    return {"help": description, "command_line": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How the doctor measures. Every field has a default; `rw.doctor` describes the fields. Lengths are in tokens.
+
+    Raises `RopeError` for a value of the wrong type. The other checks need the model and its text.
+
+    >>> Protocol(windows=4, seed=7).changed
+    ('windows', 'seed')
+    """
+
+    windows: int | None = field(
+        default=None, metadata=_option("Measurement", "Windows of each text [default: up to 16].")
+    )
+    retrieval: str | Sequence[str] | None = field(
+        default=None,
+        metadata=_option(
+            "Measurement",
+            "Also measure retrieval of distant facts: numbers (named numbers, the plainest), passkey or all, with "
+            "commas [default with --measure retrieval: numbers].",
+            type=tuple[str, ...],
+            commas=True,
+        ),
+    )
+    device_map: str | None = field(
+        default=None,
+        metadata=_option(
+            "Machine", "transformers' device_map, instead of --device: auto spreads the layers over the devices."
+        ),
+    )
+    tp_plan: str | None = field(
+        default=None,
+        metadata=_option(
+            "Machine", "transformers' tp_plan, instead of --device: auto gives each process of torchrun its heads."
+        ),
+    )
+    shard_window: bool = field(
+        default=False,
+        metadata=_option(
+            "Machine",
+            "Under torchrun: split each window over all processes, for windows that one device cannot hold. Otherwise "
+            "each process measures different windows.",
+            option=("--shard-window",),
+        ),
+    )
+    start_char: int = field(default=0, metadata=_in_file("Character at which each text starts."))
+    block: int | None = field(
+        default=None, metadata=_in_file("Tokens of a block of positions; a quarter of the trained length.")
+    )
+    stride: int | None = field(default=None, metadata=_in_file("Stride of crop; a quarter of the trained length."))
+    unscaled_tokens: int = field(
+        default=0, metadata=_in_file("Number of leading tokens left unscaled (LongRoPE's n-hat).")
+    )
+    retrieval_lengths: Sequence[int] | None = field(
+        default=None, metadata=_in_file("Lengths of the retrieval texts; from half the trained length to the target.")
+    )
+    retrieval_samples: int = field(default=SAMPLES, metadata=_in_file("Texts for each retrieval task and length."))
+    retrieval_chat: bool = field(
+        default=False, metadata=_in_file("Format the retrieval questions with the model's chat template.")
+    )
+    seed: int = field(default=0, metadata=_in_file("Seed of the windows and of the retrieval texts."))
+    chunk: int = field(
+        default=CHUNK, metadata=_in_file("Tokens of one forward pass; fewer need less memory and more time.")
+    )
+    workers: int | None = field(
+        default=None, metadata=_in_file("Windows measured at the same time; as cores and memory allow.")
+    )
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
+            matches = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+            if name == "retrieval_lengths" and value is not None:
+                matches = matches and all(type(one) is int for one in value)
+            if not matches:
+                raise RopeError(
+                    f"protocol: `{name}` has the wrong type.",
+                    facts={"given": repr(value), "type": getattr(hint, "__name__", str(hint))},
+                    cure="Give a value of this type, or leave it out for the default.",
+                )
+        for name in ("chunk", "workers"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise RopeError(
+                    f"protocol: `{name}` must be at least 1.",
+                    facts={name: getattr(self, name)},
+                    cure="Leave it out for the default.",
+                )
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Return the names of the fields that differ from their defaults."""
+        return tuple(one.name for one in fields(self) if getattr(self, one.name) != one.default)
+
+
+OPTIONS_OF_PROTOCOL = tuple(one.name for one in fields(Protocol) if one.metadata.get("command_line", True))
+FILE_ONLY = tuple(one.name for one in fields(Protocol) if one.name not in OPTIONS_OF_PROTOCOL)
+
+
+def read_protocol(source: str) -> dict[str, Any]:
+    """Return the fields of a `Protocol` that a JSON or TOML file sets, or that JSON text ("{...}") sets.
+
+    Raises `RopeError` if the file cannot be read or contains an unknown field.
+
+    >>> read_protocol('{"seed": 3}')
+    {'seed': 3}
+    """
+    try:
+        text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
+        content = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise RopeError(
+            "protocol: the file cannot be read.",
+            facts={"protocol": source, "error": str(error)},
+            cure="Give a file NAME.toml or NAME.json, or JSON text: --protocol '{\"seed\": 3}'.",
+        ) from error
+    names = [one.name for one in fields(Protocol)]
+    unknown = [name for name in content if name not in names] if isinstance(content, dict) else [type(content).__name__]
+    if unknown:
+        raise RopeError(
+            "protocol: the file sets what no protocol has.",
+            facts={"protocol": source, "unknown": unknown},
+            cure=f"Choose from {', '.join(names)}.",
+        )
+    return dict(content)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings:
-    """Everything that `rw.doctor` and `ropewalk doctor` may be asked. Lengths are in tokens.
+    """Everything that `rw.doctor` and `ropewalk doctor` can be asked. Lengths are in tokens.
 
-    Raises `RopeError` for what cannot be, and for a setting that would be ignored.
+    Raises `RopeError` for impossible settings, and for a setting that would be ignored.
 
     >>> DoctorSettings(methods="yarn,crop").method_names
     ('yarn', 'crop')
@@ -37,131 +170,81 @@ class DoctorSettings:
 
     target: int | None = field(
         default=None,
-        metadata=_tokens(
-            "Length wanted, in tokens [default: four times the trained length; twice where the text holds no more]."
+        metadata=_option(
+            "Measurement",
+            "Length wanted [default: four times the trained length; less if the text is shorter].",
+            unit="tokens",
         ),
     )
     trained_length: int | None = field(
         default=None,
-        metadata=_tokens(
-            "Trained length in tokens; overrides what the config and the table of families say [default: as they say; "
-            "measured where they do not say whether a scaling belongs to the model]."
+        metadata=_option(
+            "Measurement",
+            "Trained length; overrides the config and the table of families.",
+            unit="tokens",
         ),
     )
     text: TextSource = field(
         default=None,
-        metadata={
-            "help": "UTF-8 text to measure on, plain or gzipped; repeatable [default: Moby Dick].",
-            "type": tuple[Path, ...],
-            "metavar": "FILE",
-        },
-    )
-    start_char: int = field(default=0, metadata={"help": "Start each text at this character."})
-    block: int | None = field(
-        default=None, metadata=_tokens("Tokens of a block of positions [default: a quarter of the trained length].")
-    )
-    windows: int | None = field(default=None, metadata={"help": "Number of windows of each text [default: up to 16]."})
-    stride: int | None = field(
-        default=None, metadata=_tokens("Stride of crop, in tokens [default: a quarter of the trained length].")
+        metadata=_option(
+            "Measurement",
+            "UTF-8 text to measure on, plain or gzipped; repeatable [default: Moby Dick].",
+            type=tuple[Path, ...],
+            metavar="FILE",
+        ),
     )
     methods: str | Sequence[str] | None = field(
         default=None,
-        metadata={
-            "help": 'Extension methods, with commas; "all" includes those of attention [default: what a config can '
+        metadata=_option(
+            "Measurement",
+            'Extension methods, with commas; "all" includes those in attention [default: those that a config can '
             "express, and crop].",
-            "type": tuple[str, ...],
-            "commas": True,
-            "option": ("--methods", "--method"),
-        },
-    )
-    unscaled_tokens: int = field(
-        default=0,
-        metadata=_tokens("Number of first tokens that keep their angles under changed frequencies (LongRoPE's n-hat)."),
+            type=tuple[str, ...],
+            commas=True,
+            option=("--methods", "--method"),
+        ),
     )
     measure: str | Sequence[str] = field(
         default=("loss", "use"),
-        metadata={
-            "help": "What is measured, with commas: loss (always), use (of far tokens), retrieval.",
-            "type": tuple[str, ...],
-            "commas": True,
-        },
-    )
-    retrieval: str | Sequence[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Also measure retrieval of distant facts, for plain, the best method and crop unless methods are "
-            "named: numbers (named numbers, the plainest), passkey or all [default with --measure retrieval: "
-            "numbers].",
-            "type": tuple[str, ...],
-            "commas": True,
-        },
-    )
-    retrieval_lengths: Sequence[int] | None = field(
-        default=None,
-        metadata={
-            "help": "Lengths of retrieval, with commas [default: from half the trained length to the target].",
-            "type": tuple[int, ...],
-            "commas": True,
-            "unit": "tokens",
-        },
-    )
-    retrieval_samples: int = field(
-        default=SAMPLES,
-        metadata={"help": "Texts for each task and length."},
-    )
-    retrieval_chat: bool = field(
-        default=False, metadata={"help": "Put the questions into the frame of the model's chat template."}
-    )
-    seed: int = field(default=0, metadata={"help": "Seed of the windows and the retrieval texts."})
-    chunk: int = field(
-        default=CHUNK, metadata=_tokens("Tokens of one forward pass; fewer need less memory and more time.")
-    )
-    workers: int | None = field(
-        default=None, metadata={"help": "Windows measured at the same time [default: as cores and memory allow]."}
+        metadata=_option(
+            "Measurement",
+            "What to measure, with commas: loss (always), use (of far tokens), retrieval.",
+            type=tuple[str, ...],
+            commas=True,
+        ),
     )
     minutes: float | None = field(
         default=None,
-        metadata={"help": "Measure the windows and methods that fit into this many minutes; plain and crop always."},
+        metadata=_option(
+            "Measurement",
+            "Measure the windows and methods that fit into this many minutes; plain and crop always.",
+        ),
     )
     dtype: str = field(
         default="float32",
-        metadata={"help": f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 where that is fast."},
+        metadata=_option(
+            "Machine", f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 if that is fast here."
+        ),
     )
-    device: str = field(default="cpu", metadata={"help": "Device to compute on: cpu, cuda, ..."})
-    device_map: str | None = field(
-        default=None,
-        metadata={
-            "help": "transformers' device_map, in place of --device: auto spreads the layers over the devices here."
-        },
-    )
-    tp_plan: str | None = field(
-        default=None,
-        metadata={
-            "help": "transformers' tp_plan, in place of --device: auto gives each process of torchrun its heads."
-        },
-    )
-    shard_window: bool = field(
-        default=False,
-        metadata={
-            "help": "Under torchrun: put the rows of each window on all processes, for windows that one device cannot "
-            "hold; else each process measures windows of its own."
-        },
-    )
+    device: str = field(default="cpu", metadata=_option("Machine", "Device to compute on: cpu, cuda, ..."))
     state: str | Path | None = field(
         default=None,
-        metadata={
-            "help": "Folder of the results so far [default: in the user's cache].",
-            "type": Path | None,
-            "metavar": "FOLDER",
-        },
+        metadata=_option(
+            "Results",
+            "Folder of the saved results [default: in the user's cache].",
+            type=Path | None,
+            metavar="FOLDER",
+        ),
     )
     resume: bool = field(
-        default=False, metadata={"help": "Continue the same run where it was stopped, or join it while it runs."}
+        default=False,
+        metadata=_option("Results", "Resume the same run, or join it while it runs."),
     )
+    protocol: Protocol = field(default=Protocol(), metadata={"command_line": False})
 
     def __post_init__(self) -> None:
         _ = self.method_names
-        names = self.task_names
+        names, protocol = self.task_names, self.protocol
         unknown = [name for name in names if name not in (ALL, *TASKS)]
         if unknown or ("retrieval" in self.measured and not names):
             raise RopeError(
@@ -173,89 +256,89 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
             )
-        for name in ("chunk", "workers"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise RopeError(
-                    f"doctor: `{name}` must be at least 1.",
-                    facts={name: getattr(self, name)},
-                    cure=f"Leave --{name} out for the default.",
-                )
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise RopeError(
                 "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
             )
-        alone = [name for name in ("workers", "minutes") if getattr(self, name) is not None]
-        alone += ["retrieval"] if "retrieval" in self.measured and self.shard_window else []
-        if self.together and alone:
+        excluded = [] if protocol.workers is None else ["workers"]
+        excluded += [] if self.minutes is None else ["minutes"]
+        excluded += ["retrieval"] if "retrieval" in self.measured and protocol.shard_window else []
+        if self.together and excluded:
             raise RopeError(
-                "doctor: processes that compute each window together measure one after the other, --shard-window no "
-                "retrieval.",
-                facts={"given": [f"--{name}" for name in alone]},
-                cure="Leave these out, or --shard-window and --tp-plan.",
+                "doctor: processes that compute each window together measure one after the other; shard_window "
+                "measures no retrieval.",
+                facts={"given": excluded},
+                cure="Leave these out, or shard_window and tp_plan.",
             )
-        placed = [name for name in ("device_map", "tp_plan", "shard_window", "device") if self.changes(name)]
+        placed: list[str] = [name for name in ("device_map", "tp_plan", "shard_window") if name in protocol.changed]
+        placed += ["device"] if self.changes("device") else []
         if len(placed) > 1 and placed != ["shard_window", "device"]:
             raise RopeError(
-                "doctor: these settings each say where the model is computed.",
-                facts={"given": [f"--{name.replace('_', '-')}" for name in placed]},
-                cure="Pass one of them; --shard-window goes with --device.",
+                "doctor: these settings exclude each other; each chooses the devices.",
+                facts={"given": placed},
+                cure="Pass one of them; shard_window goes with device.",
             )
         unknown = [name for name in self.measured if name not in MEASURED]
         if unknown or "loss" not in self.measured:
             raise RopeError(
-                "doctor: `measure` names what is measured, and the loss always is: the verdict rests on it.",
+                "doctor: `measure` must contain loss, on which the verdict rests, and only what can be measured.",
                 facts={"measure": ",".join(self.measured)},
                 cure=f"Choose from {', '.join(MEASURED)}: --measure loss,use.",
             )
-        of_retrieval = ("retrieval_lengths", "retrieval_samples", "retrieval_chat")
-        given = [name for name in of_retrieval if self.changes(name)]
+        given = [
+            name for name in ("retrieval_lengths", "retrieval_samples", "retrieval_chat") if name in protocol.changed
+        ]
         refuse_ignored(given, "retrieval" in self.measured, "--retrieval", "Add --retrieval numbers")
 
     @property
     def together(self) -> bool:
-        """Whether all processes of a launch compute each window together."""
-        return self.shard_window or self.tp_plan is not None
+        """Return whether all processes of a launch compute each window together."""
+        return self.protocol.shard_window or self.protocol.tp_plan is not None
 
     def changes(self, name: str) -> bool:
-        """Whether a setting differs from its default."""
+        """Return whether a setting differs from its default."""
         return bool(getattr(self, name) != self.__dataclass_fields__[name].default)
 
     @property
     def method_names(self) -> tuple[str, ...]:
-        """The methods asked for, one by one; none where the choice is left to the doctor."""
+        """Return the methods that were named, one by one; none if the doctor chooses them."""
         from ropewalk.methods import named_methods
 
-        return tuple(named_methods(_words(self.methods)))
+        return tuple(named_methods(_parts(self.methods)))
 
     @property
     def names_methods(self) -> bool:
-        """Whether methods were named one by one, not left to the doctor, and not all of them."""
-        return self.methods is not None and ALL not in ",".join(_words(self.methods)).split(",")
+        """Return whether methods were named one by one: the doctor does not choose them, and they are not all."""
+        return self.methods is not None and ALL not in _words(self.methods)
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """What is measured, one by one; tasks of retrieval imply retrieval."""
-        words = [word.strip() for given in _words(self.measure) for word in given.split(",")]
-        implied = ["retrieval"] if self.retrieval is not None else []
-        return tuple(dict.fromkeys(word for word in [*words, *implied] if word))
+        """Return what is measured, one by one; retrieval tasks imply retrieval."""
+        implied = ["retrieval"] if self.protocol.retrieval is not None else []
+        return tuple(dict.fromkeys([*_words(self.measure), *implied]))
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The retrieval tasks, one by one, each once; "all" stands for those that fit."""
-        words = (word.strip() for given in _words(self.retrieval) for word in given.split(","))
-        named = tuple(dict.fromkeys(word for word in words if word))
-        return DEFAULT_TASKS if self.retrieval is None and "retrieval" in self.measured else named
+        """Return the retrieval tasks, one by one, each once; "all" stands for those that fit."""
+        default = self.protocol.retrieval is None and "retrieval" in self.measured
+        return DEFAULT_TASKS if default else tuple(dict.fromkeys(_words(self.protocol.retrieval)))
 
 
 def refuse_ignored(given: Sequence[str], present: bool, owner: str, cure: str) -> None:
-    """Raise `RopeError` for settings that were given while what they belong to is not there."""
+    """Raise `RopeError` for given settings that belong to `owner` when it is not present."""
     if given and not present:
         raise RopeError(
             f"doctor: these settings belong to {owner}, and would be ignored.",
-            facts={"given": [f"--{name.replace('_', '-')}" for name in given]},
+            facts={"given": list(given)},
             cure=f"{cure}, or leave them out.",
         )
 
 
-def _words(given: str | Sequence[str] | None) -> Sequence[str]:
+def _parts(given: str | Sequence[str] | None) -> Sequence[str]:
+    """Return texts as a sequence."""
     return [given] if isinstance(given, str) else given or ()
+
+
+def _words(given: str | Sequence[str] | None) -> list[str]:
+    """Return the words between commas, without empty ones."""
+    return [word.strip() for part in _parts(given) for word in part.split(",") if word.strip()]

@@ -1,4 +1,4 @@
-"""Position encodings side by side: RoPE's rivals, one file each, behind one interface (`Encoding`)."""
+"""Alternatives to RoPE with one interface, `Encoding`: on embeddings, on queries and keys, or on scores."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ __all__ = [
 ]  # fmt: skip
 
 ENCODINGS: dict[str, type[EncodingConfig]] = {
-    rival.name: rival
-    for rival in (NoPE, Sinusoidal, LearnedAbsolute, RelativeBias, T5Bias, TransformerXL, ALiBi, KERPLE, FIRE, XPos)
+    config.name: config
+    for config in (NoPE, Sinusoidal, LearnedAbsolute, RelativeBias, T5Bias, TransformerXL, ALiBi, KERPLE, FIRE, XPos)
 }
-"""The rivals by name."""
+"""The settings class of each encoding by its name."""
 
 ROPE_NAMES = ("rope", "axial")
 
 
 def resolve(encoding: str | EncodingConfig | RopeConfig, head_dim: int) -> EncodingConfig | RopeConfig:
-    """An encoding by its name, with its default settings; settings come back as they are.
+    """Return the settings of an encoding.
 
-    "rope" is half-split RoPE of the whole head; "axial" gives the first half of the pairs to the first coordinate of a
-    grid and the second half to the other. Raises `RopeError` for an unknown name.
+    **Arguments:**
+    - `encoding`: a key of `ENCODINGS` or one of `ROPE_NAMES`, for default settings; or settings, returned unchanged.
+      "rope" is half-split RoPE of the whole head. "axial" assigns the first half of the pairs to the first coordinate
+      of a grid and the second half to the other.
+    - `head_dim`: features of one head.
+
+    **Raises:** `RopeError` for an unknown name, and for "axial" if `head_dim` is not a multiple of 4.
 
     >>> resolve("alibi", 64)
     ALiBi()
@@ -41,15 +46,15 @@ def resolve(encoding: str | EncodingConfig | RopeConfig, head_dim: int) -> Encod
             raise RopeError(
                 "encodings: axial RoPE needs a head_dim that is a multiple of 4.",
                 facts={"head_dim": head_dim},
-                cure="Each of the two axes needs as many pairs.",
+                cure="The two axes need the same number of pairs.",
             )
         return RopeConfig(
             head_dim, interleaved=False, axes=(0,) * (head_dim // 4) + (1,) * (head_dim // 4), axes_restart=True
         )
     if not isinstance(encoding, str) or encoding not in ENCODINGS:
         raise RopeError(
-            "encodings: there is no encoding of this name.",
+            "encodings: unknown encoding.",
             facts={"encoding": encoding, "known": sorted([*ENCODINGS, *ROPE_NAMES])},
-            cure="Choose one of these, or give its settings, as rw.encodings.T5Bias(num_buckets=64).",
+            cure="Choose one of these, or pass settings such as rw.encodings.T5Bias(num_buckets=64).",
         )
     return ENCODINGS[encoding]()

@@ -15,7 +15,7 @@ from ropewalk.rope.tables import make_tables
 
 @dataclass(frozen=True)
 class NoPE(EncodingConfig):
-    """Nothing is added and nothing turns.
+    """No position encoding: nothing is added, and nothing rotates.
 
     >>> NoPE().build(Sizes(8, 2, 4))
     Encoding(NoPE())
@@ -61,7 +61,7 @@ class _Table(Encoding):
                 raise RopeError(
                     "LearnedAbsolute: a learned table has no vector for this position.",
                     facts={"lowest": low, "highest": high, "max_position_embeddings": size},
-                    cure="Shorten the text, or train with a longer table: nothing extends this one.",
+                    cure="Shorten the text, or train with a longer table; this one cannot be extended.",
                 )
         vectors: Tensor = self.positions(position_ids)
         return x + vectors.to(x.dtype)
@@ -69,10 +69,13 @@ class _Table(Encoding):
 
 @dataclass(frozen=True)
 class Sinusoidal(EncodingConfig):
-    """Feature 2i of token m gets sin(m theta^(-2i/d)), feature 2i+1 its cosine.
+    """Sines and cosines added to embeddings: sin(m theta^(-2i/d)) to feature 2i of token m, the cosine to 2i+1.
 
-    - `theta`: the base. `scale_embeddings`: multiply embeddings by sqrt(hidden_size) first, as the paper does
-      (section 3.4); without it small embeddings drown.
+    - `theta`: the base.
+    - `scale_embeddings`: multiply embeddings by sqrt(hidden_size) first, as in the paper (section 3.4); without it
+      small embeddings have little effect.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
 
     >>> sinusoidal_table(torch.arange(2), 4)[0].tolist()
     [0.0, 1.0, 0.0, 1.0]
@@ -88,7 +91,7 @@ class Sinusoidal(EncodingConfig):
     def build(self, sizes: Sizes) -> Encoding:
         if sizes.hidden_size % 2:
             raise RopeError(
-                "Sinusoidal: `hidden_size` must be even: each frequency has a sine and a cosine.",
+                "Sinusoidal: `hidden_size` must be even, a sine and a cosine for each frequency.",
                 facts={"hidden_size": sizes.hidden_size},
                 cure="Choose an even hidden_size.",
             )
@@ -106,7 +109,7 @@ class _Added(Encoding):
 
 
 def sinusoidal_table(position_ids: Tensor, hidden_size: int, theta: float = 10_000.0) -> Tensor:
-    """The paper's table at these positions, float64 `[..., hidden_size]`: sine and cosine by turns."""
+    """Return alternating sines and cosines of positions `[...]`, float64 `[..., hidden_size]`."""
     columns = tuple(theta ** (-2 * i / hidden_size) for i in range(hidden_size // 2))
     cos, sin = make_tables(position_ids, columns, dtype=torch.float64)
     return torch.stack((sin, cos), -1).flatten(-2)

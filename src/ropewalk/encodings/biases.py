@@ -15,7 +15,9 @@ from ropewalk.errors import RopeError
 
 @dataclass(frozen=True)
 class ALiBi(EncodingConfig):
-    """-slope * |distance|; nothing is learned. Where queries see later keys it is symmetric.
+    """A bias of -slope * |distance|, without learned parameters; it is symmetric if queries see later keys.
+
+    Source: Press et al. 2021, arXiv:2108.12409.
 
     >>> alibi_slopes(8)[:3]
     (0.5, 0.25, 0.125)
@@ -38,9 +40,9 @@ class _Slopes(DistanceBias):
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """2^(-8/n), 2^(-16/n), ... for n heads, n a power of 2.
+    """Return 2^(-8/n), 2^(-16/n), ... for n heads if n is a power of 2.
 
-    For other counts the slopes of the power below, then every other slope of the power above, as the authors' code.
+    For other n: the slopes of the next lower power, then every other slope of the next higher, as in the authors' code.
     """
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
@@ -50,7 +52,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class RelativeBias(EncodingConfig):
-    """Distances up to `max_distance` tokens each have a number per head and layer; all beyond share the last.
+    """A learned number per distance, head and layer; distances beyond `max_distance` tokens share the last.
 
     >>> import torch
     >>> bias = RelativeBias(4).build(Sizes(8, 2, 4))
@@ -85,10 +87,10 @@ class _Clipped(DistanceBias):
 
 @dataclass(frozen=True)
 class T5Bias(EncodingConfig):
-    """One learned number for each bucket and head, shared by all layers.
+    """A learned number for each bucket of distances and each head, shared by all layers.
 
-    Half of `num_buckets` are exact distances, the others grow logarithmically to `max_distance` tokens. Where queries
-    see later keys, each direction has half of the buckets.
+    Half of `num_buckets` hold one distance each; the others grow logarithmically to `max_distance` tokens. If queries
+    see later keys, each direction has half of the buckets. Source: Raffel et al. 2019, arXiv:1910.10683.
 
     >>> t5_bucket(torch.tensor([0, 1, 15, 16, 127, 10_000]), 32, 128, causal=True).tolist()
     [0, 1, 15, 16, 31, 31]
@@ -125,7 +127,7 @@ class _Buckets(DistanceBias):
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, *, causal: bool) -> Tensor:
-    """The bucket of each distance (query - key, int64); of later keys 0 where causal, else in the upper half."""
+    """Return the bucket of each distance (query - key, int64); later keys have 0 if causal, else the upper half."""
     upper: Tensor | int = 0
     if not causal:
         num_buckets //= 2
@@ -134,7 +136,7 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, *, causal: 
     else:
         distance = distance.clamp(min=0)
     exact = num_buckets // 2
-    # in float32, as published: its rounding decides at the buckets' edges
+    # in float32, as published, because its rounding decides at the edges of buckets
     share = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
     far = (exact + (share * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
     return torch.where(distance < exact, distance, far) + upper
@@ -142,9 +144,10 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, *, causal: 
 
 @dataclass(frozen=True)
 class KERPLE(EncodingConfig):
-    """r1 and r2 above 0 are learned for each head and layer, as exponentials of their parameters.
+    """A bias of -r1 log(1 + r2 |distance|), with r1 and r2 learned for each head and layer.
 
-    They begin as the authors' do: uniform in (0, 2) and (0, 1).
+    Both are exponentials of parameters, so above 0. Initial values are the authors': uniform in (0, 2) and (0, 1).
+    Source: Chi et al. 2022, arXiv:2205.09921.
 
     >>> KERPLE().build(Sizes(8, 2, 4)).of_distance(torch.arange(5)).shape
     torch.Size([2, 5])
@@ -177,9 +180,13 @@ class _Logarithmic(DistanceBias):
 
 @dataclass(frozen=True)
 class FIRE(EncodingConfig):
-    """One network for each layer; `width` of its hidden layer, first `c` and first threshold `L` (tokens) as published.
+    """A small network for each layer that maps normalized distances to biases.
 
-    Where queries see later keys, distances are absolute and the later of both positions stands for i: our extension.
+    - `width`: features of its hidden layer.
+    - `first_c`, `first_threshold` (tokens): initial c and L, as published.
+
+    Our extension for queries that see later keys: distances are absolute, and i is the later of both positions.
+    Source: Li et al. 2023, arXiv:2310.04418.
 
     >>> FIRE().build(Sizes(8, 2, 4)).biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
     torch.Size([2, 3, 3])
@@ -212,7 +219,7 @@ class _Interpolated(Encoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The network as torch begins a Linear: with the small weights of other layers it would begin as none."""
+        """Reset with torch's initialization of Linear; the small weights of other layers would give almost no bias."""
         self.inner.reset_parameters()
         self.outer.reset_parameters()
         with torch.no_grad():

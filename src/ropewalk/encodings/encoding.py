@@ -1,4 +1,4 @@
-"""The interface of all encodings: change embeddings, rotate queries and keys, or add to scores."""
+"""The interface of all encodings, which change embeddings, queries and keys, or scores."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ValueT = TypeVar("ValueT")
 
 
 class Memo:
-    """Values by key, for the layers of one forward; a tensor that has a gradient is computed each time and not kept.
+    """A memo for the layers of one forward; tensors with gradients are not memoized.
 
-    Activation checkpointing runs a layer a second time. What the first run had kept would then be missing from the
-    graph, or would be a part of two graphs. The grad mode belongs to the key: a constant made without gradients does
-    not stand for one made with them.
+    Activation checkpointing runs a layer a second time. A memoized tensor with a gradient would then be missing from
+    the graph, or be a part of two graphs. The grad mode is a part of the key, so a constant made without gradients is
+    not reused with them.
 
     >>> memo = Memo()
     >>> memo("zeros", lambda: torch.zeros(2)) is memo("zeros", lambda: torch.zeros(2))
@@ -33,7 +33,7 @@ class Memo:
         self._values: dict[tuple[Hashable, bool], object] = {}
 
     def __call__(self, key: Hashable, make: Callable[[], ValueT]) -> ValueT:
-        """The value under `key`; `make` computes it where there is none yet."""
+        """Return the value of `key`; `make` computes it the first time."""
         full_key = (key, torch.is_grad_enabled())
         if full_key in self._values:
             return cast(ValueT, self._values[full_key])
@@ -50,7 +50,7 @@ def _has_gradient(value: object) -> bool:
 
 
 class Sizes(NamedTuple):
-    """What an encoding is built for: a layer's sizes, and whether queries see later keys."""
+    """A layer's sizes, and whether its attention is causal."""
 
     hidden_size: int
     num_attention_heads: int
@@ -59,10 +59,12 @@ class Sizes(NamedTuple):
 
 
 class Places:
-    """Positions of the queries and keys of one call, int64 `[seq]` and `[keys]`, or `[batch, ...]` both.
+    """Positions of the queries and keys of one call, shared by all layers.
 
-    Layers share one and its `memo`. `run` is (first query, first key) where both count on by one from there. `span`
-    bounds query - key from below and above where a compiler may not read the positions.
+    - `queries`, `keys`: int64 `[seq]` and `[keys]`, or `[batch, seq]` and `[batch, keys]`.
+    - `run`: (first query, first key) if the positions of both are consecutive.
+    - `span`: lower and upper bound of query - key, for compilers, which cannot read the positions.
+    - `memo`: shared with other calls.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Places:
     ) -> None:
         if queries.is_floating_point() or queries.ndim not in (1, 2) or queries.ndim != keys.ndim:
             raise RopeError(
-                "Attention: this encoding counts tokens: its `position_ids` are integers [seq] or [batch, seq].",
+                "Attention: `position_ids` of this encoding must be integers [seq] or [batch, seq].",
                 facts={"position_ids": queries},
                 cure="Real or several coordinates need a RopeConfig.",
             )
@@ -85,11 +87,11 @@ class Places:
 
     @property
     def distance(self) -> Tensor:
-        """query - key, int64 `[seq, keys]` or `[batch, seq, keys]`; negative for later keys."""
+        """Return query - key, int64 `[seq, keys]` or `[batch, seq, keys]`; negative for later keys."""
         return self.memo("distance", lambda: self.queries[..., :, None] - self.keys[..., None, :])
 
     def span(self) -> tuple[int, int]:
-        """The least query - key, or less, and the greatest, or more."""
+        """Return a lower and an upper bound of query - key."""
         if self.run is not None:
             first_query, first_key = self.run
             nearest = first_query - first_key
@@ -103,16 +105,16 @@ class Places:
 
 
 class Encoding(nn.Module):
-    """One way to let a model know the order of its tokens. Each of its three doors may leave things as they are."""
+    """A position encoding; each of its three methods may return its inputs unchanged."""
 
     in_embeddings: ClassVar[bool] = False
-    """Whether it acts on embeddings: once in a model, before its first layer."""
+    """Whether it changes embeddings, once in a model, before the first layer."""
 
     adds_to_scores: ClassVar[bool] = False
-    """Whether `biased` gives something to add to scores."""
+    """Whether `biased` returns a bias of scores."""
 
     by_slots: ClassVar[bool] = False
-    """Whether it knows positions by the slots of queries and keys alone: then tokens of a cache can move."""
+    """Whether positions come only from the slots of queries and keys, so that tokens of a cache can move."""
 
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__()
@@ -122,43 +124,43 @@ class Encoding(nn.Module):
         return repr(self.config)
 
     def embedded(self, x: Tensor, position_ids: Tensor) -> Tensor:
-        """Token embeddings `[batch, seq, hidden]` with what the encoding adds to them."""
+        """Return token embeddings `[batch, seq, hidden]` with the encoding added."""
         return x
 
     def turned(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys `[batch, seq, heads, head_dim]` of the same new tokens, before keys go into a cache."""
+        """Return encoded queries and keys `[batch, seq, heads, head_dim]` of new tokens, before keys enter a cache."""
         return q, k
 
     def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
-        """Queries as they meet the keys, and what is added to scores (after 1/sqrt(head_dim)), or None.
+        """Return queries, and a bias of scores (after 1/sqrt(head_dim)) or None.
 
-        The second is `[heads, seq, keys]` or `[batch, heads, seq, keys]`.
+        The bias is `[heads, seq, keys]` or `[batch, heads, seq, keys]`.
         """
         return q, self.score_bias(places, q.dtype)
 
     def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor | None:
-        """What is added to scores whatever the queries hold, `[heads, seq, keys]` or `[batch, heads, seq, keys]`.
+        """Return a bias that does not depend on queries, `[heads, seq, keys]` or `[batch, heads, seq, keys]`, or None.
 
-        A model whose layers share one encoding computes it once for each forward and passes it to its layers.
+        A model with one encoding for all layers computes it once for each forward.
         """
         return None
 
     def reset_parameters(self) -> None:
-        """Draw what is learned anew, where it is neither a Linear nor an Embedding."""
+        """Reset the learned parameters that belong to neither a Linear nor an Embedding."""
 
 
 class DistanceBias(Encoding):
-    """A bias that is a function of the distance alone, for each head."""
+    """A bias for each head that depends only on the distance."""
 
     adds_to_scores: ClassVar[bool] = True
     by_slots: ClassVar[bool] = True
 
     def of_distance(self, distance: Tensor) -> Tensor:
-        """Bias `[heads, n]` of int64 distances `[n]`, query - key."""
-        raise AssertionError("each bias says its own")
+        """Return the bias `[heads, n]` of int64 distances `[n]`, query - key."""
+        raise AssertionError("subclasses define it")
 
     def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor:
-        """Each distance's bias computed once, then laid out for every query and key."""
+        """Return the bias of every query and key, computed once for each distance."""
         device = places.queries.device
         if places.run is not None:
             seq, keys = places.queries.shape[-1], places.keys.shape[-1]
@@ -166,7 +168,7 @@ class DistanceBias(Encoding):
             nearest = first_query - (first_key + keys - 1)
             distances = torch.arange(nearest + seq + keys - 2, nearest - 1, -1, device=device)
             by_distance = self.of_distance(distances).to(dtype)
-            return by_distance.unfold(-1, keys, 1).flip(-2)  # a query's row slides by one from the last one's
+            return by_distance.unfold(-1, keys, 1).flip(-2)  # each query's row is the previous one shifted by one
         least, most = places.span()
         by_distance = self.of_distance(torch.arange(least, most + 1, device=device)).to(dtype)
         spread = by_distance[:, places.distance - least]
@@ -175,18 +177,18 @@ class DistanceBias(Encoding):
 
 @dataclass(frozen=True)
 class EncodingConfig:
-    """An encoding's settings; `build` makes its module. `shared`: one for all layers, or one for each."""
+    """The settings of an encoding. `shared`: all layers share one module; else each layer has its own."""
 
     name: ClassVar[str]
     shared: ClassVar[bool] = True
 
     def build(self, sizes: Sizes) -> Encoding:
-        """The module for layers of these sizes; raises `RopeError` where it cannot serve them."""
-        raise AssertionError("each encoding builds its own")
+        """Return the module for layers of these sizes; raise `RopeError` if it does not support them."""
+        raise AssertionError("subclasses define it")
 
 
 def check_positive(name: str, **numbers: int | float | None) -> None:
-    """Every number is above 0, or a RopeError names the one that is not."""
+    """Raise `RopeError` if a number is not above 0."""
     for key, value in numbers.items():
         if value is not None and not value > 0:
             raise RopeError(

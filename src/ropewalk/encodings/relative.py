@@ -19,7 +19,9 @@ from ropewalk.rotation.rotate import rotate
 
 @dataclass(frozen=True)
 class TransformerXL(EncodingConfig):
-    """u, v and the projection of R are learned for each layer. Costs a product of each query with each distance.
+    """Relative attention with learned u, v and projection of R for each layer.
+
+    It costs a product of each query with each distance. Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
 
     >>> xl = TransformerXL().build(Sizes(8, 2, 4))
     >>> xl.biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
@@ -36,7 +38,7 @@ class TransformerXL(EncodingConfig):
     def build(self, sizes: Sizes) -> Encoding:
         if sizes.hidden_size % 2:
             raise RopeError(
-                "TransformerXL: `hidden_size` must be even: distances are sines and cosines of that many features.",
+                "TransformerXL: `hidden_size` must be even, a sine and a cosine for each frequency.",
                 facts={"hidden_size": sizes.hidden_size},
                 cure="Choose an even hidden_size.",
             )
@@ -62,7 +64,7 @@ class _Relative(Encoding):
             self.v.normal_(0.0, 0.02)
 
     def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
-        """`q` `[batch, seq, heads, head_dim]`; each query meets each distance once, then each key picks its own."""
+        """Return q + u, and the scores of q + v with each distance, gathered for each key."""
         heads, head_dim = self.u.shape
         distance = places.distance if places.distance.ndim == 3 else places.distance[None]
         least, most = places.span()
@@ -80,11 +82,14 @@ class _Relative(Encoding):
 
 @dataclass(frozen=True)
 class XPos(EncodingConfig):
-    """For causal attention: later keys would grow.
+    """RoPE with scales that decay with the distance, for causal attention (scores of later keys would grow).
 
-    - `rope`: how pairs turn (None: the head's default, half-split). `scale_base`: tokens. `gamma`: as published 0.4.
-    - `center`: the position whose scale is 1. Float32 and bfloat16 reach 35,000 tokens to either side of it, float16
-      4,000; positions beyond are refused.
+    - `rope`: the rotation; None is half-split RoPE of the whole head.
+    - `scale_base`: tokens. `gamma`: 0.4 as published.
+    - `center`: position with scale 1. float32 and bfloat16 allow 35,000 tokens on either side of it, float16 4,000;
+      positions beyond raise `RopeError`.
+
+    Source: Sun et al. 2022, arXiv:2212.10554.
 
     >>> q, k = XPos().build(Sizes(8, 2, 4)).turned(*torch.ones(2, 1, 1, 2, 4), torch.tensor([512]))
     >>> bool(q.norm() < 2 < k.norm())
@@ -103,8 +108,8 @@ class XPos(EncodingConfig):
     def build(self, sizes: Sizes) -> Encoding:
         if not sizes.causal:
             raise RopeError(
-                "XPos: it is for causal attention: scores of later keys would grow with their distance.",
-                cure="Use RoPE where queries see both ways.",
+                "XPos: attention must be causal: scores of later keys would grow with their distance.",
+                cure="Use RoPE if queries see later keys.",
             )
         return _Scaled(self, sizes)
 
@@ -117,9 +122,9 @@ class _Scaled(Encoding):
         rope = config.rope or RopeConfig(sizes.head_dim, interleaved=False)
         if rope.head_dim != sizes.head_dim or rope.num_axes != 1 or rope.needs_seq_len:
             raise RopeError(
-                "XPos: `rope` must be for this head_dim, on one axis, with frequencies that do not depend on length.",
+                "XPos: `rope` needs this head_dim, one axis, and frequencies that do not depend on the length.",
                 facts={"rope": rope, "head_dim": sizes.head_dim},
-                cure="Leave `rope` out, or give RopeConfig(head_dim, interleaved=...).",
+                cure="Leave `rope` out, or pass RopeConfig(head_dim, interleaved=...).",
             )
         self.rotary = RotaryEmbedding(rope)
 
@@ -142,12 +147,12 @@ class _Scaled(Encoding):
     def _check_reach(self, position_ids: Tensor, dtype: torch.dtype) -> None:
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu" or not position_ids.numel():
             return
-        room = {torch.float64: 600.0, torch.float16: 9.7}.get(dtype, 87.0)  # nats between 1 and the least normal number
-        most = room * self.config.scale_base / math.log((1 + self.config.gamma) / self.config.gamma)
+        nats = {torch.float64: 600.0, torch.float16: 9.7}.get(dtype, 87.0)  # -log of the least normal number
+        most = nats * self.config.scale_base / math.log((1 + self.config.gamma) / self.config.gamma)
         farthest = int((position_ids - self.config.center).abs().max())
         if farthest > most:
             raise RopeError(
-                "XPos: this position is so far from the centre that its scale leaves the numbers of the dtype.",
-                facts={"farthest": farthest, "reach": int(most), "dtype": dtype, "center": self.config.center},
+                "XPos: this position is too far from the centre: its scale exceeds the range of the dtype.",
+                facts={"farthest": farthest, "limit": int(most), "dtype": dtype, "center": self.config.center},
                 cure="Put `center` in the middle of the context, or choose a larger `scale_base`.",
             )

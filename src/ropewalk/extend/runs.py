@@ -1,4 +1,4 @@
-"""Apply a method to a checkpoint (`apply`), or apply it and train at the target length (`tune`)."""
+"""The two ways to extend a checkpoint: apply a method, or apply it and train at the target length."""
 
 from __future__ import annotations
 
@@ -17,9 +17,18 @@ from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_g
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
-from ropewalk.extend.job import Draw, Extended, ExtendJob, Model, SourceModel, reach_of, tuning_record
+from ropewalk.extend.job import (
+    Draw,
+    Exported,
+    Extended,
+    ExtendJob,
+    Model,
+    SourceModel,
+    hub_of,
+    reach_of,
+    tuning_record,
+)
 from ropewalk.extend.measurement import record as record_of
-from ropewalk.extend.output import Exported, hub_of
 from ropewalk.extend.settings import ApplySettings, TrainingSettings, TuneSettings
 from ropewalk.extend.tunable import decoder_of, outline_of_gguf
 from ropewalk.extend.tuning import TuningRecipe, check_tunable, tune_reader, tuning_positions
@@ -29,13 +38,13 @@ from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import TunableReader
 from ropewalk.report.record import read_record, understood
-from ropewalk.training.events import Housekeeping, Report
+from ropewalk.training.settings import Housekeeping, Report
 
 CHOSEN = ("method", "target", "trained_length", "unscaled_tokens")
-"""The settings that a record holds."""
+"""The settings that a record contains."""
 _INSTEAD = {
-    "keep": "Leave the model as it is: nothing has to be written.",
-    "cut": "Give the model the last tokens of its trained length: nothing has to be written.",
+    "keep": "Keep the model unchanged: nothing has to be written.",
+    "cut": "Give the model only the last tokens, up to its trained length: nothing has to be written.",
     "unfit": "Measure on a text that the model can predict: ropewalk doctor MODEL --text FILE.",
 }
 
@@ -44,8 +53,8 @@ _INSTEAD = {
 class Choice:
     """The recommendation of a doctor's record.
 
-    - `settings`: the method, the target, the trained length and the first tokens without scaling.
-    - `model`: its name. `digest`: the model's, in `dtype`.
+    - `settings`: the method, the target, the trained length and the number of unscaled first tokens.
+    - `model`: its name. `digest`: of the model in `dtype`.
     """
 
     settings: Mapping[str, Any]
@@ -55,26 +64,30 @@ class Choice:
 
     @classmethod
     def read(cls, record: str | os.PathLike[str] | Mapping[str, Any]) -> Choice:
-        """Return the choice in a record: the file that `ropewalk doctor --json` wrote, or its content.
+        """Read a record: a file that `ropewalk doctor --json` wrote, or its content.
 
-        Raises `RopeError` for another file, a record without a verdict, and an action other than "extend".
+        **Raises:** `RopeError` for another file, a record without a verdict, and an action other than "extend".
         """
         document = dict(record) if isinstance(record, Mapping) else read_record(Path(record))
         with understood(document):
             verdict = document.get("verdict")
             if verdict is None:
                 raise RopeError(
-                    "extend: the record holds no verdict: it was made by an earlier version.",
+                    "extend: the record contains no verdict: an earlier version wrote it.",
                     facts={"model": str(document["model"])},
                     cure="Measure again: ropewalk doctor MODEL --json FILE; or name the method with --method.",
                 )
             if verdict["action"] != "extend":
                 following = (verdict["next"] or {}).get("command")
                 raise RopeError(
-                    "extend: the doctor does not recommend to extend this model.",
+                    "extend: the doctor does not recommend extending this model.",
                     facts={"action": verdict["action"], "verdict": verdict["sentence"]},
                     cure=_INSTEAD.get(verdict["action"])
-                    or (f"Measure more: {following}" if following else "Name the method with --method all the same."),
+                    or (
+                        f"Measure more: {following}"
+                        if following
+                        else "To extend it anyway, name a method with --method."
+                    ),
                 )
             protocol, environment = document["protocol"], document["environment"]
             return cls(
@@ -92,7 +105,7 @@ class Choice:
     def over(self, settings: ApplySettings) -> ApplySettings:
         """Return these settings with the record's method and lengths.
 
-        Raises `RopeError` if a method or a length among them is not the default: one of the two would be ignored.
+        **Raises:** `RopeError` if a method or a length in `settings` is not the default: it would be ignored.
         """
         fields = ApplySettings.__dataclass_fields__
         given = {name: getattr(settings, name) for name in CHOSEN if getattr(settings, name) != fields[name].default}
@@ -101,7 +114,7 @@ class Choice:
         return dataclasses.replace(settings, **self.settings)
 
     def check_model(self, reader: TunableReader, name: str) -> None:
-        """Raise `RopeError` unless the model is, to the bit, the one that was measured."""
+        """Raise `RopeError` unless the model equals the measured one, to the bit."""
         digest = reader.to(dtype=self.dtype).digest()
         if digest != self.digest:
             raise RopeError(
@@ -110,12 +123,12 @@ class Choice:
                     "model": f"{name}, digest {digest}",
                     "record": f"{self.model}, digest {self.digest}",
                 },
-                cure="Give the model that the doctor measured, or measure this one.",
+                cure="Pass the model that the doctor measured, or measure this one.",
             )
 
 
 def refuse_beside_a_record(given: Mapping[str, Any]) -> None:
-    """Raise `RopeError` for settings that a record contains as well."""
+    """Raise `RopeError` for settings that a record contains too."""
     raise RopeError(
         "extend: --from takes the method and the lengths from the doctor's record.",
         facts={f"--{name.replace('_', '-')}": value for name, value in given.items()},
@@ -137,15 +150,15 @@ def apply(
     """Apply an extension method to a checkpoint; write a folder that transformers loads, or a GGUF file.
 
     **Arguments:**
-    - `model`: a path or name that `rw.load` takes, a `Decoder`, or a reader; left as it is.
+    - `model`: a path or name that `rw.load` takes, a `Decoder`, or a reader; it does not change.
     - `out`: the folder, or a file name that ends in .gguf; it appears when it is complete. `overwrite` replaces an
       earlier export.
     - `record`: the doctor's, as a file or from `Diagnosis.to_json()`; gives the method and the lengths.
-    - `restart`: discard a stopped tuning next to `out`. `draw`: draws the figure of the folder from the record.
+    - `restart`: discard a stopped tuning next to `out`. `draw`: draws the folder's figure from the record.
 
-    **Returns:** an `Extended`. **Raises:** `RopeError`, before any work, for settings that do not fit the model,
-    methods that config.json (or llama.cpp) cannot express, and a record of another model or one that does not recommend
-    to extend.
+    **Returns:** an `Extended`.
+    **Raises:** `RopeError`, before any work, for settings that conflict with the model, methods that config.json (or
+    llama.cpp) cannot express, and a record of another model or one that does not recommend extending.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -156,13 +169,13 @@ def apply(
     choice = None if record is None else Choice.read(record)
     chosen = settings or ApplySettings()
     chosen = chosen if choice is None else choice.over(chosen)
-    if is_gguf(out):
+    if Path(out).suffix == ".gguf":
         return apply_gguf(
             model, out, chosen, choice, overwrite=overwrite, restart=restart, progress=progress or SilentProgress()
         )
     if chosen.quantization is not None:
         raise RopeError(
-            "extend: --quantization is of .gguf files, and would be ignored.",
+            "extend: --quantization only applies to .gguf files, and would be ignored.",
             facts={"out": str(out), "quantization": chosen.quantization},
             cure="Pass --out MODEL.gguf, or --dtype for a folder.",
         )
@@ -174,15 +187,6 @@ def apply(
     with job.work.claimed(None, restart=restart):
         job.measure_before()
         return job.export(job.adapted)
-
-
-def is_gguf(out: str | os.PathLike[str]) -> bool:
-    """Return whether a path to write names a GGUF file.
-
-    >>> is_gguf("longer.gguf"), is_gguf("longer")
-    (True, False)
-    """
-    return Path(out).suffix == ".gguf"
 
 
 def apply_gguf(
@@ -197,22 +201,39 @@ def apply_gguf(
 ) -> Extended:
     """Write a GGUF file under a method; arguments as for `extend.apply`.
 
-    Weights of a GGUF source are copied block by block without dequantizing; memory is that of its largest tensor.
-    Raises `RopeError` before any work for what llama.cpp cannot do.
+    Weights of a GGUF source are copied block by block, not dequantised; memory is that of its largest tensor.
+
+    **Raises:** `RopeError`, before any work, for what llama.cpp cannot do.
     """
     place = Path(out)
-    _refuse_settings(settings, restart)
+    refused = {
+        name: value
+        for name, value in {
+            "native": settings.native,
+            "dtype": settings.dtype,
+            "measure": settings.measures,
+            "restart": restart,
+            "unscaled_tokens": settings.unscaled_tokens,
+        }.items()
+        if value
+    }
+    if refused:
+        raise RopeError(
+            "extend: these settings belong to folders, and would be ignored for a .gguf file.",
+            facts=refused,
+            cure="Leave them out, or write a folder: --out DIR.",
+        )
     refuse_inexpressible(settings.method)
     original = _file_of(model)
     _check_place(place, original, overwrite)
     if original is not None and settings.quantization is not None:
         raise RopeError(
-            "extend: the blocks of a .gguf file are copied as they are, not quantised again.",
+            "extend: the blocks of a .gguf file are copied, not quantised again.",
             facts={"model": str(original), "quantization": settings.quantization},
-            cure="Leave --quantization out, or give the Hugging Face folder.",
+            cure="Leave --quantization out, or pass the Hugging Face folder.",
         )
-    reading = choice is not None or original is None  # a record is held against the weights
-    source = SourceModel.open(model if reading else outline_of_gguf(original), settings.trained_length)
+    needs_weights = choice is not None or original is None  # a record is compared with the weights
+    source = SourceModel.open(model if needs_weights else outline_of_gguf(original), settings.trained_length)
     if choice is not None:
         choice.check_model(source.reader, source.name)
     reach = reach_of(source.reader, settings)
@@ -256,24 +277,6 @@ def apply_gguf(
     )
 
 
-def _refuse_settings(settings: ApplySettings, restart: bool) -> None:
-    """Raise `RopeError` for settings of folders and of measuring, which a single file cannot hold."""
-    given: Mapping[str, Any] = {
-        "--native": settings.native,
-        "--dtype": settings.dtype,
-        "--measure": settings.measures,
-        "--restart": restart,
-        "--unscaled-tokens": settings.unscaled_tokens,
-    }
-    refused = {name: value for name, value in given.items() if value}
-    if refused:
-        raise RopeError(
-            "extend: these options belong to folders, and would be ignored for a .gguf file.",
-            facts=refused,
-            cure="Leave them out, or write a folder: --out DIR.",
-        )
-
-
 def _file_of(model: Model) -> Path | None:
     """Return the GGUF file of a model, if its architecture is built here; else None."""
     if not isinstance(model, str | os.PathLike):
@@ -285,7 +288,7 @@ def _file_of(model: Model) -> Path | None:
 def _check_place(place: Path, original: Path | None, overwrite: bool) -> None:
     if original is not None and place.exists() and original.resolve() == place.resolve():
         raise RopeError(
-            "extend: --out is the file that the model is read from.", facts={"out": str(place)}, cure="Pass another."
+            "extend: --out is the file of the model itself.", facts={"out": str(place)}, cure="Pass another."
         )
     if place.exists() and not (overwrite and place.is_file()):
         raise RopeError(
@@ -302,19 +305,20 @@ def tune(
     *,
     overwrite: bool = False,
     restart: bool = False,
-    housekeeping: Housekeeping | None = None,
     report: Report | None = None,
     progress: Progress | None = None,
     draw: Draw | None = None,
 ) -> Extended:
     """Apply an extension method to a checkpoint, train at the target length, and write a folder.
 
-    **Arguments:** as `apply`; `report` is called with each `training.Event`, `housekeeping` says how often is written.
-    Unfinished work stands beside `out`, in a folder of the same name and `.tuning`: stopped, the same call continues,
-    to the same bits; `restart` throws it away.
+    **Arguments:** as for `apply`. `report` is called with each `training.Event`.
 
-    **Returns:** an `Extended`. Ctrl-C writes a checkpoint and raises KeyboardInterrupt. **Raises:** `RopeError` as
-    `apply`, for a held-out text that shares passages with those to tune on, and where a loss is not finite.
+    Unfinished work is kept in the folder `out` + ".tuning". The same call resumes it, to the same bits; `restart`
+    discards it. Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
+
+    **Returns:** an `Extended`.
+    **Raises:** `RopeError` as `apply`, for a held-out text that shares passages with those to tune on, and if a loss is
+    not finite.
     """
     if "lora" in settings.train:
         need("peft", extra="tune")
@@ -332,7 +336,8 @@ def tune(
     check_tunable(source, recipe)
     with job.work.claimed(recipe, restart=restart):
         job.measure_before()
-        folder = job.work.run.path
+        folder, every = job.work.run.path, settings.checkpoint_every
+        housekeeping = Housekeeping(log_every=settings.log_every, validate_every=every, checkpoint_every=every)
         tuned = tune_reader(source, recipe, folder, restart=restart, housekeeping=housekeeping, report=report)
         final = tuned.under(job.adapted.positions)
         count = source.trained_count(recipe.train, rank=recipe.rank or 1)

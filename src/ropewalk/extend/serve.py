@@ -1,4 +1,4 @@
-"""Configure an engine to serve a model under a method: commands, files, caveats, and the method's cost."""
+"""The configuration of an engine that serves a model under a method: commands, files, caveats, the method's cost."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ LONGER = "longer.gguf"
 class Cost:
     """A method's cost and gain by the position in the text, from a doctor's record.
 
-    - `factor`, `target`: of the record. `within`: its loss minus plain's within the trained length in nats per token,
-      `within_interval` between windows (None: one window).
-    - `pays_from`: the first position in tokens from which on its mean loss is below plain's in every block, or None.
+    - `factor`, `target`: of the record.
+    - `within`: its loss minus plain's within the trained length in nats per token; `within_interval`: over windows
+      (None: one window).
+    - `pays_from`: the first position in tokens from which its mean loss is below plain's in every block, or None.
     """
 
     method: str
@@ -57,7 +58,7 @@ class Cost:
 
     @property
     def sentence(self) -> str:
-        """Return both in words."""
+        """Return the cost and the gain as a sentence."""
         within = f"within the trained length {signed(self.within, self.within_interval)} nats per token"
         pays = "its loss is nowhere below plain's."
         if self.pays_from is not None:
@@ -69,11 +70,11 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """What makes an engine serve a model.
+    """The commands and files that make an engine serve a model.
 
-    - `length`: tokens of its context. `block`: the `rope_parameters` that it must apply; of a model with several ropes
-      a block for each layer type.
-    - `steps`: shell commands, in turn. `file`: a file to write first (its name and its lines), or None.
+    - `length`: tokens of its context. `block`: the `rope_parameters` that it must apply, or a block for each layer type
+      of a model with several ropes.
+    - `steps`: shell commands, in order. `file`: a file to write first (its name and its content), or None.
     - `caveats`: what the engine is known to ignore. `costs`: from the doctor's records.
     """
 
@@ -89,7 +90,7 @@ class ServeConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        caveats = [{name: getattr(one, name) for name in ("says", "versions", "source")} for one in self.caveats]
+        caveats = [{name: getattr(one, name) for name in ("text", "versions", "source")} for one in self.caveats]
         file = None if self.file is None else {"name": self.file[0], "content": self.file[1]}
         costs = [{**dataclasses.asdict(cost), "sentence": cost.sentence} for cost in self.costs]
         own = {name: getattr(self, name) for name in ("engine", "model", "method", "length", "block", "steps")}
@@ -106,17 +107,18 @@ def serve_config(
     trained_length: int | None = None,
     records: Sequence[str | os.PathLike[str] | Mapping[str, Any]] = (),
 ) -> ServeConfig:
-    """Return the commands, flags and files that make an engine serve a model under a method, and what it ignores.
+    """Return the commands, flags and files that make an engine serve a model under a method, and its caveats.
 
     **Arguments:**
-    - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; its weights are not read.
+    - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; its weights are not loaded.
     - `engine`: one of `ropewalk.extend.engines.ENGINES`.
-    - `method`: by the doctor's name. None: that of the first record; without records as the checkpoint is.
+    - `method`: its name. None: that of the first record, or "as-is" without records.
     - `target`: tokens; None: `factor` times the trained length, the record's target, or four times the trained length.
-    - `trained_length`: tokens, where the config does not say.
+    - `trained_length`: tokens, if the config does not contain it.
     - `records`: of `ropewalk doctor --json`; several, measured to several targets, give the cost by factor.
 
-    **Returns:** a `ServeConfig`. **Raises:** `RopeError` for a method that the engine cannot be told, and its nearest.
+    **Returns:** a `ServeConfig`.
+    **Raises:** `RopeError` for a method that the engine cannot apply; the message contains the nearest that it can.
 
     >>> serve_config("tiny", "ollama", method="yarn", target=1024).file
     ('Modelfile', 'FROM ./longer.gguf\\nPARAMETER num_ctx 1024\\n')
@@ -142,16 +144,15 @@ def serve_config(
         )
     if method_named(chosen).extends and is_unsettled(source.rope):
         raise RopeError(
-            "serve-config: it is not known whether this model was trained with the scaling in its config.",
+            "serve-config: it is unknown whether this model was trained with the scaling in its config.",
             facts={"scaling": source.rope.scaling, "method": chosen},
-            cure="Pass --trained-length TOKENS; or leave --method out to serve it as it is.",
+            cure="Pass --trained-length TOKENS; or leave --method out to serve it unchanged.",
         )
     if source.branches and method_named(chosen).extends:
         raise RopeError(
-            "serve-config: this model's blocks belong to branches of its layers, and what engines make of them was not "
-            "read.",
+            "serve-config: this model's blocks belong to branches of its layers; how engines apply them is unknown.",
             facts={"model": source.name, "blocks": sorted(source.ropes)},
-            cure="Write a folder: ropewalk extend apply MODEL --method ... --out DIR; transformers reads it.",
+            cure="Write a folder: ropewalk extend apply MODEL --method ... --out DIR; transformers loads it.",
         )
     trained = source.trained
     reach = Reach(trained, trained if not method_named(chosen).extends else target or 4 * trained)
@@ -175,10 +176,7 @@ def serve_config(
 
 
 def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
-    """Return a method's cost within the trained length, and where it begins to pay, from a doctor's record.
-
-    None if the method was not measured.
-    """
+    """Return a method's cost from a doctor's record; None if the method was not measured."""
     with understood(document):
         entry, plain = method_of(document, method), method_of(document, "plain")
         if entry is not None and entry.get("same_as"):
@@ -205,9 +203,9 @@ def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
 class _Served:
     """A checkpoint's ropes, without its weights.
 
-    - `rope`: the one that reaches furthest. `ropes`: by layer type, where the config has a block for each; else empty.
-    - `windows`: tokens that layers of each type see, None for all. `arch`: of a .gguf file, None of a folder.
-    - `branches`: blocks are named for branches of a layer, not for layer types (DeepSeek-V4).
+    - `rope`: the one that reaches furthest. `ropes`: by layer type, if the config has a block for each; else empty.
+    - `windows`: tokens that layers of each type see, None for all. `arch`: of a .gguf file; None for a folder.
+    - `branches`: whether blocks are named for branches of a layer, not for layer types (DeepSeek-V4).
     """
 
     name: str
@@ -240,12 +238,12 @@ class _Served:
         if trained_length is not None:
             ropes = {label: None if rope is None else _settled(rope, trained_length) for label, rope in ropes.items()}
         rope = main_rope(tuple(ropes.values()))
-        assert rope is not None, "reading it raises where nothing turns"
+        assert rope is not None, "a config without a rope was refused"
         named = Path(model).exists() or is_hub_name(str(model))
         trained = trained_length or rope.trained_length
         if trained is None:
             raise RopeError(
-                "serve-config: the model does not say its trained length.",
+                "serve-config: the config does not contain the trained length.",
                 facts={"rope": rope},
                 cure="Pass --trained-length TOKENS.",
             )
@@ -265,7 +263,7 @@ class _Served:
 
     @property
     def windows_share(self) -> bool:
-        """Return whether layers with a short window share the block of others, so that an engine scales them too."""
+        """Return whether layers with a short window share a block with others, so that an engine scales them too."""
         return not self.ropes and any(window is not None and window <= self.trained for window in self.windows.values())
 
     def under(self, method: str, reach: Reach) -> tuple[HubRope, dict[str, Any] | None]:
@@ -274,19 +272,19 @@ class _Served:
             return hub_rope((method_named(method).rope(self.rope, reach),), method, reach), None
         labels, ropes = tuple(self.ropes), tuple(self.ropes.values())
         own = Positions(ropes, (None,) * len(labels), tuple(self.windows.get(label) for label in labels))
-        found = method_named(method).positions(own, reach).ropes
-        main = hub_rope((main_rope(found),), method, reach)
+        extended = method_named(method).positions(own, reach).ropes
+        main = hub_rope((main_rope(extended),), method, reach)
         blocks = rope_parameters(
             ConfigForm(names=labels, ropes=self.ropes),
             ropes,
-            found,
+            extended,
             lambda rope: hub_rope((rope,), method, reach).parameters,
         )
         return main, blocks
 
 
 def _settled(rope: RopeConfig, trained_length: int) -> RopeConfig:
-    """Return the rope, settled by a trained length if the config leaves its scaling open."""
+    """Return the rope; a trained length settles a scaling that the config leaves open."""
     answer = settled_by_length(rope, trained_length) if is_unsettled(rope) else None
     return rope if answer is None else settle(rope, answer, GIVEN)
 
@@ -296,9 +294,9 @@ def _recommended(document: Mapping[str, Any]) -> str:
     verdict = document.get("verdict") or {}
     if verdict.get("action") != "extend":
         raise RopeError(
-            "serve-config: the doctor does not recommend to extend this model.",
+            "serve-config: the doctor does not recommend extending this model.",
             facts={"action": verdict.get("action"), "verdict": verdict.get("sentence")},
-            cure="Name a method all the same: --method yarn.",
+            cure="To extend it anyway, name a method: --method yarn.",
         )
     return str(verdict["method"])
 
@@ -311,16 +309,16 @@ def _steps(
     model = shlex.quote(source.name)
     if engine not in READS_GGUF and source.arch is not None:
         raise RopeError(
-            f"serve-config: {engine} is told the rope of a Hugging Face folder, and this is a .gguf file.",
+            f"serve-config: {engine} takes a Hugging Face folder, and this is a .gguf file.",
             facts={"model": source.name},
             cure="Pass the folder; or write one: ropewalk extend apply FILE.gguf --out DIR.",
         )
     if engine in READS_GGUF and blocks is not None and source.arch is None:
         raise RopeError(
-            f"serve-config: {engine} is given a .gguf file, and one with several ropes is not written here.",
+            f"serve-config: {engine} takes a .gguf file, and ropewalk writes none with several ropes.",
             facts={"model": source.name, "layer types": sorted(blocks)},
-            cure="Write a folder (ropewalk extend apply), convert it by llama.cpp's convert_hf_to_gguf.py, and ask the "
-            "server what it applies (ropewalk verify).",
+            cure="Write a folder (ropewalk extend apply), convert it by llama.cpp's convert_hf_to_gguf.py, and check "
+            "the server (ropewalk verify).",
         )
     if engine == "vllm":
         overrides = f" --hf-overrides {_quoted(_override(source, hub, blocks, 'rope_parameters'))}" if changed else ""
@@ -330,8 +328,8 @@ def _steps(
             folder = (_apply(model, method, reach, "longer"), f"{_SGLANG} longer --context-length {length}")
             return folder, None
         key = "rope_scaling" if blocks is None else "rope_parameters"
-        told = f" --json-model-override-args {_quoted(_override(source, hub, blocks, key))}" if changed else ""
-        return (f"{_SGLANG} {model} --context-length {length}{told}",), None
+        overrides = f" --json-model-override-args {_quoted(_override(source, hub, blocks, key))}" if changed else ""
+        return (f"{_SGLANG} {model} --context-length {length}{overrides}",), None
     if engine == "transformers":
         return (), ("serve.py", _script(source, hub, blocks) if changed else _PLAIN_SCRIPT.format(model=source.name))
     flags = _llama_flags(source, hub) if changed and engine == "llama.cpp" and source.arch is not None else None
@@ -360,11 +358,11 @@ def _apply(model: str, method: str, reach: Reach, out: str) -> str:
 
 
 def _override(source: _Served, hub: HubRope, blocks: dict[str, Any] | None, key: str) -> dict[str, Any]:
-    """Return the keys to put over the config: the whole block with theta, since it replaces the config's own."""
-    found: dict[str, Any] = {key: dict(hub.parameters) if blocks is None else blocks}
+    """Return the keys that override the config: the whole block with theta, since it replaces the config's own."""
+    keys: dict[str, Any] = {key: dict(hub.parameters) if blocks is None else blocks}
     if hub.parameters["rope_type"] not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type:
-        found["max_position_embeddings"] = hub.max_position_embeddings
-    return {"text_config": found} if source.composite else found
+        keys["max_position_embeddings"] = hub.max_position_embeddings
+    return {"text_config": keys} if source.composite else keys
 
 
 def _quoted(content: Any) -> str:
@@ -372,7 +370,7 @@ def _quoted(content: Any) -> str:
 
 
 def _script(source: _Served, hub: HubRope, blocks: dict[str, Any] | None) -> str:
-    """Return Python for transformers, which puts the block into the config before it builds the model."""
+    """Return a script for transformers that changes the config before it builds the model."""
     config = "config.get_text_config()" if source.composite else "config"
     return (
         "from transformers import AutoConfig, AutoModelForCausalLM\n\n"

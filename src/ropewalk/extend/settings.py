@@ -1,12 +1,13 @@
-"""Describe the settings of `extend.apply` and `extend.tune`; a field's `help` becomes its option's help.
+"""The settings of `extend.apply` and `extend.tune`.
 
-The module imports no torch, so that the help can be shown without it.
+A field's metadata describe its option: see `ropewalk.cli.options`. This module imports no torch, so that the help can
+be shown without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,10 +16,12 @@ from ropewalk.errors import RopeError
 from ropewalk.training.settings import PRECISIONS
 
 PARTS = ("all", "attention", "norms", "embeddings", "lora")
+METHOD, MEASURING, TRAINING, OUTPUT, MACHINE = "Method", "Measuring", "Training", "Output", "Machine"
+"""The headings of the options."""
 
 
 def parts_of(train: str) -> tuple[str, ...]:
-    """Return the parts that `train` names, joined by "+"; raise `RopeError` for an unknown or redundant one.
+    """Split `train` at "+" into parts of a model; raise `RopeError` for an unknown or redundant one.
 
     >>> parts_of("lora+norms+embeddings")
     ('lora', 'norms', 'embeddings')
@@ -27,7 +30,7 @@ def parts_of(train: str) -> tuple[str, ...]:
     unknown = [part for part in parts if part not in PARTS]
     if unknown or ("all" in parts and len(parts) > 1):
         raise RopeError(
-            "extend: --train names parts of the model, joined by +.",
+            "extend: `train` names parts of the model, joined by +.",
             facts={"train": train, "known": PARTS},
             cure='For example "all", "norms+embeddings", or "lora+norms+embeddings".',
         )
@@ -35,13 +38,12 @@ def parts_of(train: str) -> tuple[str, ...]:
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-TEXTS = {"metavar": "FILE", "rest": "Further texts, as in --text A B C."}  # how the command line takes several files
 _POSITIVE = ("lr", "clip")
 _NOT_NEGATIVE = ("weight_decay", "final_lr", "beta1", "beta2")
 
 
 def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """Return a field with its description and other metadata for the command line; without a default it is required."""
+    """Return a dataclass field with metadata for the command line; a field without a default is required."""
     return field(default=default, metadata={"help": description, **metadata})
 
 
@@ -49,36 +51,38 @@ def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
 class OutputSettings:
     """The lengths of an extension, in tokens, and the form in which the model is written.
 
-    Raises `RopeError` naming what does not fit.
+    **Raises:** `RopeError` for settings that conflict.
     """
 
     target: int | None = setting(
-        "Length wanted, in tokens [default: four times the trained length].", default=None, unit="tokens"
-    )
-    trained_length: int | None = setting(
-        "Trained length in tokens; overrides what the config and the table of families say.",
+        "Length wanted, in tokens [default: four times the trained length].",
         default=None,
         unit="tokens",
+        group=METHOD,
+    )
+    trained_length: int | None = setting(
+        "Trained length in tokens [default: that of the config or of its family].",
+        default=None,
+        unit="tokens",
+        group=METHOD,
     )
     unscaled_tokens: int = setting(
-        "Number of first tokens that keep their angles (LongRoPE's n-hat); needs --native.", default=0, unit="tokens"
+        "Number of first tokens that keep their angles (LongRoPE's n-hat); needs `native`.",
+        default=0,
+        unit="tokens",
+        file=True,
     )
-    dtype: str | None = setting("Dtype of the weights written [default: that of the source].", default=None)
-    native: bool = setting("Write ropewalk's own form: any method, read by ropewalk alone.", default=False)
+    dtype: str | None = setting(
+        "Dtype of the weights written [default: that of the source].", default=None, group=OUTPUT
+    )
+    native: bool = setting(
+        "Write ropewalk's own form: any method, but only ropewalk loads it.", default=False, group=OUTPUT
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, *DTYPES):
             raise RopeError(
                 "extend: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
-            )
-
-    def check_unscaled_tokens(self) -> None:
-        """Raise `RopeError` for unscaled first tokens unless the folder is native: no config.json expresses them."""
-        if self.unscaled_tokens and not self.native:
-            raise RopeError(
-                "extend: config.json cannot express first tokens that keep their angles.",
-                facts={"unscaled_tokens": self.unscaled_tokens},
-                cure="Pass --native to write a folder that ropewalk alone reads, or leave out --unscaled-tokens.",
             )
 
 
@@ -87,18 +91,22 @@ class MethodSettings(OutputSettings):
     """One method and how its effect is measured: loss by position on a held-out text, before and after."""
 
     tunes: ClassVar[bool] = False
-    method: str = setting("Extension method, by the name that `ropewalk doctor` uses.", default="yarn")
-    measure: bool | None = setting("Measure the loss by position, before and after.", default=None)
+    method: str = setting("Extension method, by the name that `ropewalk doctor` uses.", default="yarn", group=METHOD)
+    measure: bool | None = setting("Measure the loss by position.", default=None, group=MEASURING)
     validation: Path | None = field(
-        default=None, metadata={"help": "Text to measure on [default: Moby Dick].", "metavar": "FILE"}
+        default=None,
+        metadata={"help": "Text to measure on [default: Moby Dick].", "metavar": "FILE", "group": MEASURING},
     )
-    start_char: int = setting("Start the validation text at this character.", default=0)
-    windows: int | None = setting("Number of windows to measure [default: up to 16].", default=None)
+    start_char: int = setting("Start the validation text at this character.", default=0, file=True)
+    windows: int | None = setting("Number of windows to measure [default: up to 16].", default=None, file=True)
     block: int | None = setting(
-        "Tokens of a block of positions [default: a quarter of the trained length].", default=None, unit="tokens"
+        "Tokens of a block of positions [default: a quarter of the trained length].",
+        default=None,
+        unit="tokens",
+        file=True,
     )
-    device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto")
-    seed: int = setting("Seed of the windows that are measured.", default=0)
+    device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto", group=MACHINE)
+    seed: int = setting("Seed of the windows that are measured.", default=0, file=True)
 
     def __post_init__(self) -> None:
         from ropewalk.methods import METHODS, method_named
@@ -108,43 +116,49 @@ class MethodSettings(OutputSettings):
         if self.unscaled_tokens and not method.scales_frequencies:
             able = [name for name, other in METHODS.items() if other.scales_frequencies]
             raise RopeError(
-                "extend: --unscaled-tokens works with methods that scale frequencies.",
+                "extend: `unscaled_tokens` works only with methods that scale frequencies.",
                 facts={"method": self.method},
                 cure=f"Choose from {', '.join(able)}, or leave it out.",
             )
-        self.check_unscaled_tokens()
-        if not self.measures:
-            self._refuse_unused(("windows", "start_char", "block", *(() if self.tunes else ("validation", "seed"))))
+        if self.unscaled_tokens and not self.native:
+            raise RopeError(
+                "extend: config.json cannot express first tokens that keep their angles.",
+                facts={"unscaled_tokens": self.unscaled_tokens},
+                cure="Set `native` to write a folder that only ropewalk loads, or leave out `unscaled_tokens`.",
+            )
+        if self.measures:
+            return
+        fields = type(self).__dataclass_fields__
+        names = ("windows", "start_char", "block", *(() if self.tunes else ("validation", "seed")))
+        unused = {name: getattr(self, name) for name in names if getattr(self, name) != fields[name].default}
+        if unused:
+            raise RopeError(
+                "extend: these settings belong to measuring, and would be ignored.",
+                facts=unused,
+                cure="Set `measure` (--measure), or leave these settings out.",
+            )
 
     @property
     def measures(self) -> bool:
         """Return whether the loss by position is measured."""
         return self.tunes or self.validation is not None if self.measure is None else self.measure
 
-    def _refuse_unused(self, names: Collection[str]) -> None:
-        """Raise `RopeError` for settings of measuring that this run would ignore and that are not the defaults."""
-        fields = type(self).__dataclass_fields__
-        unused = {name: getattr(self, name) for name in names if getattr(self, name) != fields[name].default}
-        if unused:
-            raise RopeError(
-                "extend: these options belong to measuring, and would be ignored.",
-                facts={f"--{name.replace('_', '-')}": value for name, value in unused.items()},
-                cure="Pass --measure, or leave these options out.",
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ApplySettings(MethodSettings):
-    """Settings of `extend.apply`: one method, with the weights as they are.
+    """Settings of `extend.apply`: one method, with unchanged weights.
 
-    `measure` None: only with a `validation` text. `quantization` None: "f16", or as a .gguf source has it.
+    - `measure` None: only if there is a `validation` text.
+    - `quantization` None: "f16", or that of a .gguf source.
 
     >>> ApplySettings(method="ntk", target=32768).measures
     False
     """
 
     quantization: Literal["f32", "f16", "q8_0"] | None = setting(
-        "Of the matrices of a .gguf file [default: f16; a .gguf source's blocks are copied].", default=None
+        "Form of the matrices in a .gguf file [default: f16; blocks of a .gguf source are copied].",
+        default=None,
+        group=OUTPUT,
     )
 
 
@@ -154,45 +168,65 @@ class TrainingSettings:
 
     - `lr` None: 2e-5, or 2e-4 if only adapters, norms or embeddings are trained. YaRN's recipe is 400 steps at 2e-5.
     - `warmup` None: a tenth of the steps, at most 20; then a cosine to `final_lr` * `lr`.
-    - `rank` None: 16 with "lora" in `train`; without it a rank is refused.
+    - `rank` None: 16 if `train` contains "lora"; else a rank is refused.
     - `tokens_per_step` is rounded up to whole batches of `batch_size` windows.
-    - `window` None: windows of the target length. Otherwise PoSE (Zhu et al. 2023, arXiv:2309.10400): windows of so
-      many tokens, whose positions skip once, so that every distance up to the target is met at the cost of the short
-      length; `skip_target` None: the target. With `skip_target` = `window` nothing skips: the control.
-    - `repeat_share`: in this share of the windows blocks of words and of text occur twice, so that far tokens are
+    - `window` None: windows of the target length. Otherwise PoSE (Zhu et al. 2023, arXiv:2309.10400): windows of
+      `window` tokens with positions that skip once, so that all distances up to the target occur at the cost of the
+      short length.
+    - `skip_target` None: the target. If it equals `window`, nothing skips, which is the control.
+    - `repeat_share`: blocks of words and of text occur twice in this share of the windows, so that far tokens are
       informative.
 
-    Raises `RopeError` naming what does not fit.
+    **Raises:** `RopeError` for a setting that is out of range or would be ignored.
     """
 
-    text: tuple[str, ...] = setting("UTF-8 text to tune on; each file is one document.", **TEXTS)
-    steps: int = setting("Number of updates.")
-    train: str = setting("Parts to train: all, attention, norms, embeddings, lora; joined by +.", default="all")
-    rank: int | None = setting("Rank of lora's adapters [default: 16].", default=None)
-    batch_size: int = setting("Windows in a batch.", default=1)
-    tokens_per_step: int | None = setting("Tokens of one update [default: one batch].", default=None, unit="tokens")
+    text: tuple[str, ...] = setting(
+        "UTF-8 text to tune on; each file is one document.",
+        metavar="FILE",
+        rest="Further texts, as in --text A B C.",
+        group=TRAINING,
+    )
+    steps: int = setting("Number of updates.", group=TRAINING)
+    train: str = setting(
+        "Parts to train: all, attention, norms, embeddings, lora; joined by +.", default="all", group=TRAINING
+    )
+    rank: int | None = setting("Rank of lora's adapters [default: 16].", default=None, file=True)
+    batch_size: int = setting("Windows in a batch.", default=1, file=True)
+    tokens_per_step: int | None = setting(
+        "Tokens of one update [default: one batch].", default=None, unit="tokens", group=TRAINING
+    )
     window: int | None = setting(
-        "PoSE: train on windows of this many tokens, whose positions skip up to the target [default: whole windows].",
+        "PoSE: tokens of the windows, with positions that skip up to the target [default: the target].",
         default=None,
         unit="tokens",
+        group=TRAINING,
     )
     skip_target: int | None = setting(
-        "With --window: the length that positions skip to [default: the target].", default=None, unit="tokens"
+        "Length that the positions of PoSE's windows skip to [default: the target].",
+        default=None,
+        unit="tokens",
+        file=True,
     )
-    repeat_share: float = setting("Share of the windows in which blocks of words and of text occur twice.", default=0.0)
+    repeat_share: float = setting(
+        "Share of the windows in which blocks of words and of text occur twice.", default=0.0, file=True
+    )
     activation_checkpointing: bool = setting(
-        "Activation checkpointing: less memory, about a third more time.", default=True
+        "Activation checkpointing: less memory, about a third more time.", default=True, file=True
     )
-    lr: float | None = setting("Peak learning rate [default: 2e-5; 2e-4 without whole matrices].", default=None)
-    final_lr: float = setting("Last learning rate, as a fraction of the peak.", default=0.1)
-    warmup: int | None = setting("Updates before the peak [default: a tenth of them, at most 20].", default=None)
-    weight_decay: float = setting("Weight decay of AdamW, on matrices only.", default=0.0)
-    beta1: float = setting("AdamW's beta1.", default=0.9)
-    beta2: float = setting("AdamW's beta2.", default=0.95)
-    clip: float = setting("Largest norm of the gradient.", default=1.0)
-    precision: str = setting("Precision of matrix products: auto, float32, bfloat16.", default="auto")
-    device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto")
-    seed: int = setting("Seed of windows, order, adapters and dropout.", default=0)
+    lr: float | None = setting(
+        "Peak learning rate [default: 2e-5; 2e-4 without whole matrices].", default=None, group=TRAINING
+    )
+    final_lr: float = setting("Last learning rate, as a fraction of the peak.", default=0.1, file=True)
+    warmup: int | None = setting(
+        "Updates before the peak [default: a tenth of them, at most 20].", default=None, file=True
+    )
+    weight_decay: float = setting("Weight decay of AdamW, on matrices only.", default=0.0, file=True)
+    beta1: float = setting("AdamW's beta1.", default=0.9, file=True)
+    beta2: float = setting("AdamW's beta2.", default=0.95, file=True)
+    clip: float = setting("Largest norm of the gradient.", default=1.0, file=True)
+    precision: str = setting("Precision of matrix products: auto, float32, bfloat16.", default="auto", file=True)
+    device: str = setting("Device to compute on: auto, cpu, cuda.", default="auto", group=MACHINE)
+    seed: int = setting("Seed of windows, order, adapters and dropout.", default=0, file=True)
 
     def __post_init__(self) -> None:
         parts = parts_of(self.train)
@@ -207,9 +241,9 @@ class TrainingSettings:
             object.__setattr__(self, "rank", 16)
         if self.rank is not None and "lora" not in parts:
             raise RopeError(
-                "extend: --rank is the rank of lora's adapters.",
+                "extend: `rank` is the rank of lora's adapters.",
                 facts={"rank": self.rank, "train": self.train},
-                cure="Add lora: --train lora, or leave out --rank.",
+                cure="Add lora to `train`, or leave out `rank`.",
             )
         check_at_least(
             {name: getattr(self, name) for name in ("steps", "rank", "batch_size", "tokens_per_step")}, least=1
@@ -218,9 +252,9 @@ class TrainingSettings:
         check_at_least({"skip_target": self.skip_target}, least=2)
         if self.skip_target is not None and self.window is None:
             raise RopeError(
-                "extend: --skip-target is what the positions of short windows skip to.",
+                "extend: `skip_target` is the length that the positions of short windows skip to.",
                 facts={"skip_target": self.skip_target},
-                cure="Pass --window too, or leave out --skip-target.",
+                cure="Set `window` too, or leave out `skip_target`.",
             )
         if not 0.0 <= self.repeat_share <= 1.0:
             raise RopeError(
@@ -245,18 +279,32 @@ class TrainingSettings:
             )
 
 
+def _in_file(name: str) -> Any:
+    """Return a field of `MethodSettings` that `extend tune` takes only from a settings file."""
+    shared = MethodSettings.__dataclass_fields__[name]
+    return field(default=shared.default, metadata={"help": shared.metadata["help"], "file": True})
+
+
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings(TrainingSettings, MethodSettings):
     """Settings of `extend.tune`: one method, and training at the target length.
 
-    `measure` None: yes. `windows`, `start_char` and `block` belong to measuring; `validation` is also what the log's
-    validation loss is taken from.
+    - `measure` None: yes. `windows`, `start_char` and `block` belong to measuring; the validation loss in the log is
+      taken from `validation` too.
+    - `checkpoint_every`: also the updates between validations. It changes no result, and neither does `log_every`.
 
     >>> TuneSettings(text=("a.txt",), steps=400, train="lora+norms").lr
     0.0002
     """
 
     tunes: ClassVar[bool] = True
+    measure: bool | None = _in_file("measure")
+    dtype: str | None = _in_file("dtype")
+    native: bool = _in_file("native")
+    log_every: int = setting("Updates between lines of the log.", default=10, file=True)
+    checkpoint_every: int | None = setting(
+        "Updates between checkpoints [default: a twentieth of the run].", default=None, file=True
+    )
 
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)
@@ -270,5 +318,5 @@ def check_at_least(values: Mapping[str, int | None], *, least: int) -> None:
             raise RopeError(
                 f"extend: `{name}` must be at least {least}.",
                 facts={name: value},
-                cure=f"Pass --{name.replace('_', '-')} {least} or more.",
+                cure=f"Set it to {least} or more.",
             )

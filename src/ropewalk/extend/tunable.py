@@ -1,8 +1,7 @@
-"""Adapt models for extending: our `Decoder` (tuned and written) and a live transformers model (written).
+"""Readers that `extend` writes: of our `Decoder`, which can also be tuned, and of a live transformers model.
 
-A reader of another library's model needs one class like `TunableDecoder`, and nothing else in `extend`: its
-`trainable_copy` may use the same adapters by peft, and its `write_checkpoint` the library's own writer, followed by
-`rope_fields` in config.json.
+Another library's model needs only one class like `TunableDecoder`: its `trainable_copy` may use the same adapters by
+peft, and its `write_checkpoint` the library's own writer, followed by `rope_fields` in config.json.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.reader import Reader, TunableReader
 from ropewalk.readers.transformers import TransformersReader
-from ropewalk.training.checkpoint import add_adapters, merge_adapters
 from ropewalk.training.data import Batch
 from ropewalk.training.objective import next_token_loss
+from ropewalk.training.run_folder import add_adapters, merge_adapters
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -49,26 +48,26 @@ class TunableDecoder(DecoderReader):
         return self.model
 
     def under(self, positions: Positions) -> TunableDecoder:
-        """As `Reader.under`."""
+        """Return the model under other positions, as `Reader.under`."""
         return TunableDecoder(super().under(positions).model, self.name)
 
     def trainable_copy(self, parts: str, *, rank: int) -> TunableDecoder:
         """Return a copy with the chosen parts in float32 and requiring gradients; the rest is shared and frozen.
 
         **Arguments:**
-        - `parts`: "all"; or, joined by "+", "attention" (projections, and norms within), "norms", "embeddings" (and the
-          head), "lora": adapters of `rank` on q, k, v and o, weighted by 2, by `peft`.
+        - `parts`: "all"; or, joined by "+": "attention" (projections, and norms between them), "norms", "embeddings"
+          (and the head), "lora": adapters of `rank` on q, k, v and o, weighted by 2, by `peft`.
 
-        Adapters start at zero, so the copy computes the same as the model. torch's generator draws their other
-        matrix. Sources: Hu et al. 2021, arXiv:2106.09685; Chen et al. 2023, arXiv:2309.12307 (LongLoRA: norms and
-        embeddings as well).
+        Adapters start at zero, so the copy computes the same as the model. torch's generator draws their other matrix.
 
         **Raises:** `RopeError` for unknown parts, a rank below 1, and if `peft` is missing.
+        **Sources:** Hu et al. 2021, arXiv:2106.09685; Chen et al. 2023, arXiv:2309.12307 (LongLoRA, which also trains
+        norms and embeddings).
         """
         names = parts_of(parts)
         if rank < 1:
             raise RopeError(
-                "extend: the adapters' rank must be at least 1.", facts={"rank": rank}, cure="Pass --rank 16."
+                "extend: the adapters' rank must be at least 1.", facts={"rank": rank}, cure="Set `rank` to 16."
             )
         chosen = _trained_names(self.model, names)
 
@@ -87,7 +86,7 @@ class TunableDecoder(DecoderReader):
         return TunableDecoder(twin, self.name)
 
     def trained_count(self, parts: str, *, rank: int) -> int:
-        """Return how many numbers `trainable_copy` trains."""
+        """Return the number of parameters that `trainable_copy` trains."""
         names = parts_of(parts)
         chosen = _trained_names(self.model, names)
         count = sum(weight.numel() for name, weight in self.model.named_parameters() if name in chosen)
@@ -113,10 +112,10 @@ class TunableDecoder(DecoderReader):
 
     @contextmanager
     def activation_checkpointing(self, on: bool = True) -> Iterator[None]:
-        """Keep only a layer's input for the backward pass, which computes the layer again.
+        """Keep only each layer's input for the backward pass, which computes the layer again.
 
-        Memory for activations falls from all of a layer's to one `[batch, seq, hidden]` per layer; time grows by about
-        a forward pass. Gradients are the same. Source: Chen et al. 2016, arXiv:1604.06174.
+        Memory for activations falls to one `[batch, seq, hidden]` per layer; time grows by about a forward pass.
+        Gradients are the same. Source: Chen et al. 2016, arXiv:1604.06174.
         """
         layers = list(self.model.layers) if on else []
         for layer in layers:
@@ -128,7 +127,7 @@ class TunableDecoder(DecoderReader):
                 del layer.forward
 
     def merged(self) -> TunableDecoder:
-        """Return the trained model in eval mode, its adapters added to the weights; this changes the reader's model."""
+        """Add the adapters to the weights of this reader's model, put it into eval mode, and return the reader."""
         merge_adapters(self.model)
         self.model.requires_grad_(False).eval()
         return self
@@ -181,7 +180,7 @@ def tunable(reader: Reader) -> TunableReader:
 
 
 def outline_of_gguf(path: Path | None) -> TunableDecoder:
-    """Return a GGUF file's model without its weights: all that a method and its keys depend on."""
+    """Return a GGUF file's model without its weights, which methods and their keys do not depend on."""
     assert path is not None
     config = read_gguf_config(path)
     return TunableDecoder(without_values(lambda: Decoder(config)), path.stem)
@@ -192,14 +191,14 @@ def decoder_of(reader: TunableReader) -> Decoder:
     if isinstance(reader, TunableDecoder):
         return reader.module
     raise RopeError(
-        "extend: only models of the families that are built here can be written as a GGUF file.",
+        "extend: only models of ropewalk's own families can be written as a GGUF file.",
         facts={"library": reader.library},
-        cure="Write a folder, and convert that by llama.cpp's convert_hf_to_gguf.py.",
+        cure="Write a folder, and convert it by llama.cpp's convert_hf_to_gguf.py.",
     )
 
 
 def _copy_with(model: Decoder, parameters: Mapping[str, nn.Parameter]) -> Decoder:
-    """Return a copy of a model with these parameters instead of its own, and the same tokenizer."""
+    """Return a copy of a model with these parameters and the same tokenizer."""
     memo: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
     memo |= {id(weight): parameters[name] for name, weight in model.named_parameters()}
     return copy.deepcopy(model, memo)
@@ -222,16 +221,16 @@ def _trained_names(model: Decoder, parts: tuple[str, ...]) -> set[str]:
 
 
 _CHECKED = 24  # tokens of the check: half at the beginning, half at the end of the length
-AGREED, AGREED_HALF = 1e-3, 0.05  # of the largest logit: transformers' own angles are float32, and cast to 16 bits
+AGREED, AGREED_HALF = 1e-3, 0.05  # relative to the largest logit: transformers' angles are float32, cast to 16 bits
 _STALE = ("auto_map", "_name_or_path")
 
 
 class WritableLive(TransformersReader):
-    """A reader of a live model that can be written under a method of frequencies; it cannot be tuned here."""
+    """A reader of a live model that can be written under a method of frequencies, but not tuned."""
 
     @classmethod
     def of(cls, reader: TransformersReader) -> WritableLive:
-        """Return the same reader in the class that can be written."""
+        """Return the same reader in this class."""
         other = cls.__new__(cls)
         vars(other).update(vars(reader))
         return other
@@ -239,27 +238,27 @@ class WritableLive(TransformersReader):
     @property
     def module(self) -> nn.Module:
         """Return the model."""
-        found: nn.Module = self.model
-        return found
+        model: nn.Module = self.model
+        return model
 
     def under(self, positions: Positions) -> WritableLive:
-        """As `Reader.under`."""
+        """Return the model under other positions, as `Reader.under`."""
         return self.of(super().under(positions))
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> WritableLive:
-        """Return the model on another device or in another dtype; this reader's own is unchanged."""
+        """Return the model on another device or in another dtype; this reader's own does not change."""
         if device in (None, str(self.device), self.device) and dtype in (None, self.dtype):
             return self
         return self.of(self.with_model(copy.deepcopy(self.model).to(device=device, dtype=dtype)))
 
     def check_writable(self, method: str, reach: Reach) -> None:
-        """Raise `RopeError` unless a config of this family can express the ropes as they are now."""
+        """Raise `RopeError` unless a config of this family can express the model's ropes."""
         handle = attachment_of(self.model)
         if handle is None:
             raise RopeError(
                 "extend: this model's rotation cannot be replaced, so no method can be applied to it.",
                 facts={"library": self.library},
-                cure="Put the keys that `ropewalk doctor` prints into config.json by hand.",
+                cure="Put the keys that `ropewalk doctor` prints into config.json yourself.",
             )
         handle.method, handle.target = METHODS.get(method), reach.target
         handle.rope_fields()
@@ -277,9 +276,9 @@ class WritableLive(TransformersReader):
         """Write the checkpoint by transformers' own writer, load it again and compare logits."""
         if rope_fields is None:
             raise RopeError(
-                "extend: ropewalk's own form holds the families that are built here, and this is another.",
+                "extend: only ropewalk's own families can be written in ropewalk's own form.",
                 facts={"library": self.library},
-                cure="Leave --native out, with a method that config.json can express.",
+                cure="Leave `native` out, with a method that config.json can express.",
             )
         from ropewalk.readers.loading import quietly
 
@@ -287,12 +286,12 @@ class WritableLive(TransformersReader):
         with quietly():
             rounded.model.save_pretrained(folder, max_shard_size=shard_bytes)
         written = {key: value for key, value in read_json(folder / "config.json").items() if key not in _STALE}
-        self._write_beside(folder, source, length)
+        self._write_companions(folder, source, length)
         rounded.to(dtype=self.dtype)._check(folder, length)
         return written
 
-    def _write_beside(self, folder: Path, source: Path | None, length: int) -> None:
-        """Write the tokenizer and the other companions of a checkpoint."""
+    def _write_companions(self, folder: Path, source: Path | None, length: int) -> None:
+        """Write the tokenizer and the other files of a checkpoint."""
         if source is not None and source.is_dir():
             for name in COMPANIONS:
                 if (source / name).is_file():
@@ -326,33 +325,16 @@ class WritableLive(TransformersReader):
             raise RopeError(
                 "extend: transformers does not compute the same from this folder, so it is not written.",
                 facts={"largest difference": apart, "largest logit": most, "library": self.library},
-                cure="Use rw.attach(model, method, target=...): the family reads its rope's keys elsewhere as well.",
+                cure="Use rw.attach(model, method, target=...): the family also uses other keys for its rope.",
             )
 
-    def trainable_copy(self, parts: str, *, rank: int) -> NoReturn:
+    def trainable_copy(self, *arguments: Any, **options: Any) -> NoReturn:
         """Raise `RopeError`: only our own decoder can be tuned."""
-        raise self._untunable()
-
-    def trained_count(self, parts: str, *, rank: int) -> NoReturn:
-        """Raise `RopeError`, as `trainable_copy`."""
-        raise self._untunable()
-
-    def next_token_loss(self, inputs: Tensor, targets: Tensor, document_ids: Any, **options: Any) -> NoReturn:
-        """Raise `RopeError`, as `trainable_copy`."""
-        raise self._untunable()
-
-    def activation_checkpointing(self, on: bool = True) -> NoReturn:
-        """Raise `RopeError`, as `trainable_copy`."""
-        raise self._untunable()
-
-    def merged(self) -> NoReturn:
-        """Raise `RopeError`, as `trainable_copy`."""
-        raise self._untunable()
-
-    def _untunable(self) -> RopeError:
-        return RopeError(
-            "extend: a model of this family can be measured and applied, but not tuned here.",
+        raise RopeError(
+            "extend: a model of this family can be measured and written, but not tuned.",
             facts={"library": self.library},
             cure="Train it by transformers, peft or TRL under rw.attach(model, method, target=...); then "
             "save_pretrained writes the method.",
         )
+
+    trained_count = next_token_loss = activation_checkpointing = merged = trainable_copy

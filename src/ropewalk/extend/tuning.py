@@ -1,4 +1,4 @@
-"""Train a model further under an extension method, by the loop of `ropewalk train`."""
+"""Further training of a model under an extension method, by the loop of `ropewalk train`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from ropewalk.methods import METHODS, Reach
 from ropewalk.models.config import Positions
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.readers.reader import TunableReader
-from ropewalk.training.checkpoint import read_trained, write_trained
 from ropewalk.training.data import Batch, RepeatSampler, SkipSampler, TokenStream, Windows, WindowSampler, word_tokens
-from ropewalk.training.events import Housekeeping, Report
 from ropewalk.training.language_model import LanguageModelTask, WindowSettings
 from ropewalk.training.loop import Run
-from ropewalk.training.run_folder import RunFolder
-from ropewalk.training.settings import on_machine
+from ropewalk.training.run_folder import RunFolder, read_trained, write_trained
+from ropewalk.training.settings import Housekeeping, Report, on_machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningRecipe(TrainingSettings):
     """Settings that determine a tuning run; equal recipes on equal texts and threads give the same bits.
 
-    - `source`: the digest of the model that is tuned, under its method; `tune_reader` fills it in.
-    - `method`, `reach`: what was applied. `validation`: files for the log's validation loss.
+    - `source`: the digest of the model that is tuned, under its method; `tune_reader` sets it.
+    - `method`, `reach`: the method that was applied, and its lengths. `validation`: files for the validation loss.
 
     >>> recipe = TuningRecipe(text=("a.txt",), source="", method="yarn", reach=Reach(512, 2048), steps=4,
     ...                       tokens_per_step=5000)
@@ -52,15 +50,15 @@ class TuningRecipe(TrainingSettings):
         skips = self.window is not None
         if skips and method is not None and (method.in_attention or method.tuned_at_trained_length):
             raise RopeError(
-                "extend: positions skip under --window, and this method counts each row's tokens itself.",
+                "extend: `window` makes positions skip, but this method counts the tokens of each row.",
                 facts={"method": self.method, "window": self.window},
-                cure="Choose a method that scales frequencies, or leave out --window.",
+                cure="Choose a method that scales frequencies, or leave out `window`.",
             )
         if self.window is not None and not 2 <= self.window <= self.skip_to:
             raise RopeError(
-                "extend: a window whose positions skip is at least 2 tokens, and no longer than what they skip to.",
+                "extend: `window` must be at least 2 tokens and at most the length that positions skip to.",
                 facts={"window": self.window, "skip_to": self.skip_to},
-                cure="Pass --window with the trained length or less.",
+                cure="Set `window` to the trained length or less.",
             )
 
     @property
@@ -70,7 +68,7 @@ class TuningRecipe(TrainingSettings):
 
     @property
     def seq_len(self) -> int:
-        """Return a window's tokens: the target, or `window`, or the trained length for a method tuned there (DroPE)."""
+        """Return a window's tokens: `window`, the target, or the trained length for a method tuned there (DroPE)."""
         if self.window is not None:
             return self.window
         method = METHODS.get(self.method)
@@ -78,23 +76,23 @@ class TuningRecipe(TrainingSettings):
 
     @property
     def accumulation(self) -> int:
-        """Return the batches summed for one update."""
+        """Return the number of batches for one update."""
         batch = self.batch_size * self.seq_len
         return -(-(self.tokens_per_step or batch) // batch)
 
     @property
     def epochs(self) -> float | None:
-        """None: the run ends after `steps` updates."""
+        """Return None: the run ends after `steps` updates."""
         return None
 
     @property
     def validation_fraction(self) -> float:
-        """0: nothing is held out of the text."""
+        """Return 0: no part of the text is held out."""
         return 0.0
 
     @property
     def validation_length(self) -> int | None:
-        """None: that of a window."""
+        """Return None: the length of a window."""
         return None
 
     def on_this_machine(self) -> TuningRecipe:
@@ -103,7 +101,7 @@ class TuningRecipe(TrainingSettings):
         return replace(self, device=device, precision=precision)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with absolute paths, so that it is the same run from another folder."""
+        """Return plain data with absolute paths, so that the run is the same from another folder."""
         plain = asdict(self)
         for name in ("text", "validation"):
             plain[name] = [str(Path(path).resolve()) for path in plain[name]]
@@ -113,7 +111,7 @@ class TuningRecipe(TrainingSettings):
 
 
 class TuningTask(LanguageModelTask):
-    """A copy of a model, trained on windows of text; its checkpoints hold what is trained, and nothing else."""
+    """The training of a copy of a model on windows of text; checkpoints contain only the trained tensors."""
 
     def __init__(
         self,
@@ -127,38 +125,38 @@ class TuningTask(LanguageModelTask):
         check_tunable(source, recipe)
 
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> Tokenizer:
-        """The model's own."""
+        """Return the model's own tokenizer."""
         if self.source.tokenizer is None:
             raise RopeError(
                 "extend: the checkpoint has no tokenizer, so no text can be tuned on.",
                 facts={"tokenizer": None},
-                cure="Put its tokenizer.json beside the weights.",
+                cure="Put its tokenizer.json into the folder of the weights.",
             )
         return self.source.tokenizer
 
     def make_model(self, vocab_size: int) -> Any:
-        """The copy that is trained."""
+        """Return the copy to train."""
         self.copy = self.source.trainable_copy(self.recipe.train, rank=self.recipe.rank or 1)
         return self.copy.module
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
         """Return windows of the text, with repeated blocks and skipping positions if the recipe has them."""
         windows = WindowSampler(stream, seq_len=self.recipe.seq_len, seed=self.recipe.seed)
-        found: Windows = windows
+        made: Windows = windows
         if self.recipe.repeat_share:
             words = word_tokens(texts, self.tokenizer.encode)
-            found = RepeatSampler(windows, words, share=self.recipe.repeat_share, seed=self.recipe.seed)
+            made = RepeatSampler(windows, words, share=self.recipe.repeat_share, seed=self.recipe.seed)
         if self.recipe.window is not None:
-            found = SkipSampler(found, seq_len=self.recipe.skip_to, seed=self.recipe.seed)
-        return found
+            made = SkipSampler(made, seq_len=self.recipe.skip_to, seed=self.recipe.seed)
+        return made
 
     @property
     def positions(self) -> Positions:
-        """Those of the reader: the model need not be a decoder of ours."""
+        """Return the reader's positions."""
         return self.copy.positions
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """The reader's own: the model need not be a decoder of ours."""
+        """Return the reader's loss of a batch."""
         return self.copy.next_token_loss(
             batch.inputs,
             batch.targets,
@@ -169,33 +167,32 @@ class TuningTask(LanguageModelTask):
         )
 
     def write_weights(self, folder: Path) -> None:
-        """The tensors that are trained: the rest comes from the checkpoint."""
+        """Write the trained tensors; the others come from the checkpoint."""
         write_trained(folder, self.copy.module)
 
     def read_weights(self, folder: Path) -> None:
-        """The reverse of `write_weights`."""
+        """Read what `write_weights` wrote."""
         read_trained(folder, self.copy.module)
 
     def write_model(self, folder: Path) -> None:
-        """Nothing: what was tuned is exported, not kept in the run's folder."""
+        """Do nothing: the tuned model is exported, not kept in the run's folder."""
 
 
 def check_tunable(source: TunableReader, recipe: TuningRecipe) -> None:
-    """Refuse models whose positions cannot skip."""
+    """Raise `RopeError` if positions must skip and those of the model cannot."""
     positions = source.positions
     if recipe.window is not None and any(extension is not None for extension in positions.extensions):
         raise RopeError(
-            "extend: positions skip under --window, and this model counts each row's tokens itself.",
+            "extend: `window` makes positions skip, but this model counts the tokens of each row.",
             facts={"method": recipe.method, "extensions": positions.extensions},
-            cure="Choose a method that scales frequencies, or leave out --window.",
+            cure="Choose a method that scales frequencies, or leave out `window`.",
         )
 
 
 def tuning_positions(positions: Positions, method: str) -> Positions:
-    """Return the positions for tuning: those of `method`, but for DroPE without the scale of its logits.
+    """Return the positions for tuning: those of `method`, except that DroPE has no scale of its logits.
 
-    DroPE is tuned at the trained length, where that scale is 1; it belongs to longer texts alone (Gelberg et al. 2025,
-    arXiv:2512.12167).
+    DroPE is tuned at the trained length, where that scale is 1 (Gelberg et al. 2025, arXiv:2512.12167).
     """
     if method in METHODS and METHODS[method].tuned_at_trained_length:
         return replace(positions, extensions=(None,) * len(positions.extensions))
@@ -211,16 +208,17 @@ def tune_reader(
     housekeeping: Housekeeping | None = None,
     report: Report | None = None,
 ) -> TunableReader:
-    """Train a copy of a model; returns it in eval mode, adapters merged, in float32.
+    """Train a copy of a model. Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
 
     **Arguments:**
-    - `source`: under the positions that it is tuned with, and with its tokenizer; left as it is.
-    - `folder`: keeps the run: its log, and checkpoints of what is trained. With an equal recipe in it the run continues
-      from the last checkpoint, to the same bits as one that was never stopped. `restart` throws it away first.
+    - `source`: the model with its tokenizer, under the positions for tuning; it does not change.
+    - `folder`: of the run: its log, and checkpoints of the trained tensors. A run with an equal recipe resumes from its
+      last checkpoint, to the same bits as one that was never stopped; `restart` discards it.
     - `report`: called with each `training.Event`.
 
-    Ctrl-C writes a checkpoint and raises KeyboardInterrupt. **Raises:** `RopeError` for bad texts or settings, for a
-    run with other settings in the folder, and where the loss or a gradient is not finite.
+    **Returns:** the trained model in eval mode, in float32, with its adapters merged.
+    **Raises:** `RopeError` for invalid texts or settings, for a run with other settings in the folder, and if the loss
+    or a gradient is not finite.
     """
     kept = RunFolder(folder)
     with kept.locked(), torch.random.fork_rng():

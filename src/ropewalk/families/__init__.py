@@ -1,10 +1,9 @@
-"""Model families: what a class rotates, what its checkpoints were trained with, and what shape its decoder has.
+"""Model families: facts about their rotation, training and decoder that no config.json states.
 
-No config.json states these. Which two features form a pair, whether a partial rotation is honoured, and which values
-stand where a config is silent are decided by a model's class. The tables name them by `model_type`, as read from
-transformers 5.23 and measured there by `make parity`; for models whose code lies beside their weights,
-`SOURCES` says where it was read. A family that is not here is not guessed. Adding one is one row; where our decoder can
-express it, the row says so. `trained` says which scalings the weights know, and to which length.
+The pairing of features, the handling of partial rotation and the defaults of a config depend on a model's class. The
+tables list them by `model_type`, as implemented in transformers 5.23 and measured by `make parity`. `SOURCES` names the
+code of models that transformers does not contain. Unknown families are never guessed. To add a family, add a row; the
+row has a `decoder` if our decoder can express the family. `trained` states the scalings and lengths of the training.
 """
 
 from ropewalk.families.family import Condition, DecoderShape, Family
@@ -26,11 +25,11 @@ __all__ = [
 ]
 
 DECODERS: dict[str, DecoderShape] = {name: row.decoder for name, row in FAMILIES.items() if row.decoder is not None}
-"""The families that our decoder can express, in the order in which they are tried when one is written."""
+"""The families that our decoder can express, in the order in which an export tries them."""
 
 
 def family_name(model_type: str) -> str | None:
-    """The table's name of a `model_type`: itself, or a composite config's text part; None where it is unknown.
+    """Return the table's name of a `model_type`: itself, or that of a composite's text part; None if unknown.
 
     >>> family_name("gemma3"), family_name("unheard_of")
     ('gemma3_text', None)

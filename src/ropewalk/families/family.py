@@ -1,4 +1,4 @@
-"""What a model family is: facts about its classes, which no config.json states, as plain data."""
+"""The record of a model family: facts about its classes that no config.json states, as plain data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Block = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Condition:
-    """For which values of a key a family's description is true (None where the key is absent), and why not for others.
+    """The values of a config's key for which a family's description is true, and the reason it is not for others.
 
-    - `values`: these alone, by type and value. `rope_types`: an absent block, or one that names one of these rules.
-    - `without`: a text that the value must not contain, in any case.
+    - `values`: allowed values, compared by type and value; None stands for an absent key.
+    - `rope_types`: allowed rules of a rope block; an absent block is allowed.
+    - `without`: lower-case text that the value must not contain, in either case.
     """
 
     why_not: str
@@ -25,7 +26,7 @@ class Condition:
     without: str | None = None
 
     def holds(self, value: Any) -> bool:
-        """Whether the description is true of a config with this value."""
+        """Return whether the description is true of a config with this value."""
         if self.values is not None:
             return any(type(value) is type(allowed) and value == allowed for allowed in self.values)
         if self.rope_types is not None:
@@ -36,12 +37,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What our decoder needs to know of a family that it can express.
+    """The facts that our decoder needs about a family that it can express.
 
-    - `architecture`: the causal model's class. `defaults`: the values that stand where a config.json is silent.
-    - `qkv_bias`: of q, k and v; None: as `attention_bias` says, and then of the output projection too.
-    - `mlp_bias`: the class reads that key. `qk_norm`: queries and keys are normalised before they turn.
-    - `windows`: which layers see no further than `sliding_window`.
+    - `architecture`: class of the causal model.
+    - `defaults`: values of keys that a config.json leaves out.
+    - `qkv_bias`: whether q, k and v have a bias; None: `attention_bias` decides, also for the output projection.
+    - `mlp_bias`: the class has that key.
+    - `qk_norm`: queries and keys are normalised before rotation.
+    - `windows`: the layers that see at most `sliding_window` tokens.
     """
 
     architecture: str
@@ -54,55 +57,64 @@ class DecoderShape:
 
 @dataclass(frozen=True)
 class Family:
-    """What a model class does with its rotary settings.
+    """The treatment of rotary settings by a model class.
 
+    Pairing and sizes:
     - `interleaved`: pairs are (0,1), (2,3), ...; False: (i, i + rotary_dim/2). `reads_flag`: `rope_interleave` chooses.
-    - `partial`: None rotates the whole head whatever the config says; a number is the fraction where neither the
-      config nor `block` states one; `scaled_partial` is that fraction where the block names a scaling rule, if it
-      differs.
-    - `theta`, `head_dim`, `max_position_embeddings`, `block`: used where the config is silent, as released ones are on
-      what equals the class default. `head_dim` None: hidden_size / num_attention_heads.
-    - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features turns, and it is what we describe.
-    - `blocks`: for each layer type its default block, for families with several; a block of None is a layer without
-      rotation. `theta_keys`: the older top-level spelling of each theta. `scaled`: where a flat `rope_scaling` belongs,
-      and `scaled_block`: for a `rope_type` what it then holds where it is silent; `thetas_on_top`: a theta in it is not
-      read. `block_of`: for a layer type the name of its block, where that is another word.
-    - `nope`: of a family with one block for all layers the layer types that do not rotate; `layer_types`: all that it
-      has. `nope_needs_window`: where `sliding_window` is null they rotate after all. `rope_needs_window`: where it is
-      null no layer rotates. `flags`: a list of the config that says of each layer whether it rotates (1) or not (0),
-      where it is there.
-    - `window_key`: the key of the tokens that windowed layers see, and `sliding_window` its default. `windowed`: where
-      it is set, every layer is one; else only those whose type says so.
-    - `thetas`, `fractions`: keys that may hold a list with one theta for each layer (0: it does not rotate), and one
-      turned fraction. `nope_from_last`: without such a list every so many-th layer, counted back from the last, does
-      not rotate, and `nope` are its types.
-    - `switch`: the key that turns rotation on or off for the whole model, the value that turns it on, the default.
-    - `mrope`, `mrope_section`: how pairs follow the axes (temporal, height, width), and the default sections;
-      "alternating": pairs follow row and column in turn, and there are no sections.
-    - `backwards`: it turns by minus the angle.
-    - `head_dim_of`: for a layer type, the key of its own head_dim and that key's default.
-    - `head_width`: head_dim is this many times hidden_size / num_attention_heads (Zamba2 attends over two streams).
-      `sizes`: the class's defaults of those two.
-    - `head_dim_keys`, `fraction_keys`: the keys of head_dim, and of the turned fraction, that the class reads.
-    - `fixed`: the class reads no block and no theta: a config that states another is refused.
-    - `rotary_dim`: the class reads `rotary_dim` alone, and this is its default (GPT-J).
-    - `meanings`: for a `rope_type` that means another rule here, the `rope_type` of that rule and the key of the block
-      that makes it so (None: always). Phi-3's first configs wrote "yarn" for LongRoPE; HunYuan's `dynamic` with `alpha`
-      is NTK-aware scaling.
-    - `axial`: of a vision tower the axis that each share of the pairs follows, in their order (0, 1: row, column; for
-      video 0, 1, 2: frame, row, column), each with its own ladder. `in_turn`: pairs follow them in turn, where else
-      each has a block of pairs. `one_ladder`: they share one ladder, whose frequencies they take in turn. `halves`:
-      each axis turns a part of the head as a head of its own, and such a part is what we describe.
-    - `width_key`, `heads_key`, `divisor_key`: keys of hidden_size, of the number of heads, and of what the width is
-      divided by, where they have other names; `whole_width`: what turns is the whole width, before it becomes heads.
-    - `theta_key`: another name of theta. `projected`: the class turns projection_dim / (2 num_attention_heads)
-      features, and at least so many.
-    - `keys`: further keys that its block may hold; they act in attention, not on the rotation.
-    - `theta_ratio`: a key whose number multiplies theta.
-    - `holds`: for a key of the config, when all this is true.
-    - `looked_up`: the class keeps no rotary module but a tensor with the sines, then the cosines, of every position,
-      `[positions, rotary_dim]`; this is its path from the module that holds it.
-    - `decoder`: what our decoder needs to know; None where it cannot express the family.
+    - `head_dim`: default; None is hidden_size / num_attention_heads. `head_dim_keys`: keys of head_dim that the class
+      reads. `head_dim_of`: for a layer type, the key of its own head_dim and that key's default.
+    - `head_width`: head_dim is this multiple of hidden_size / num_attention_heads (Zamba2 attends over two streams).
+      `sizes`: defaults of those two.
+    - `width_key`, `heads_key`, `divisor_key`: different keys of hidden_size, of the number of heads, and of a divisor
+      of the width. `whole_width`: the rotation precedes the split into heads.
+    - `max_position_embeddings`: default, tokens.
+    - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features rotates; it is what we describe.
+
+    Rotated fraction:
+    - `partial`: None: the class rotates the whole head and ignores fractions. A number: the fraction that applies if
+      neither the config nor `block` states one. `scaled_partial`: that fraction for blocks with a scaling rule, if
+      different. `fraction_keys`: keys of the fraction that the class reads.
+    - `rotary_dim`: the class reads only `rotary_dim`, and this is its default (GPT-J).
+    - `projected`: the class rotates max(projection_dim / (2 num_attention_heads), this number) features.
+
+    Frequencies:
+    - `theta`, `block`: defaults of released configs, which leave out values equal to the class's.
+    - `theta_key`: different key of theta. `theta_ratio`: key of a factor of theta.
+    - `fixed`: the class reads no block and no theta; a config that states a different one raises.
+    - `meanings`: for a `rope_type` with a different meaning here, the `rope_type` of the rule that it means and the key
+      of the block that this depends on (None: always). Phi-3's first configs wrote "yarn" for LongRoPE; HunYuan's
+      `dynamic` with `alpha` is NTK-aware scaling.
+    - `backwards`: it rotates by minus the angle.
+    - `keys`: further keys that its block may contain; they act in attention, not on the rotation.
+
+    Layer types:
+    - `blocks`: default block of each layer type, for families with several; None is a layer without rotation.
+      `block_of`: for a layer type the name of its block, if different. `theta_keys`: older top-level key of each theta.
+    - `scaled`: layer types that a flat `rope_scaling` applies to. `scaled_block`: its defaults for a `rope_type`.
+      `thetas_on_top`: a theta in it is ignored.
+    - `layer_types`: all layer types of a family with one block. `nope`: those that do not rotate. `nope_needs_window`:
+      they do rotate if `sliding_window` is null. `rope_needs_window`: no layer rotates if it is null. `flags`: key of a
+      list with 1 for each layer that rotates and 0 for others; it takes precedence.
+    - `window_key`: key of the window's tokens. `sliding_window`: its default. `windowed`: if it is set, every layer has
+      the window; else only layers of windowed types.
+    - `thetas`, `fractions`: keys of lists with one theta for each layer (0: no rotation), and one rotated fraction.
+      `nope_from_last`: without such a list, every n-th layer counted back from the last does not rotate; `nope` are
+      the types of these layers.
+    - `switch`: key that enables rotation for the whole model, the value that enables it, the key's default.
+
+    Axes:
+    - `mrope`: order of the axes (time, height, width) over the pairs. "alternating": pairs alternate between row and
+      column, without sections. `mrope_section`: default sections.
+    - `axial`: for a vision tower, the axis of each share of the pairs, in their order (0, 1: row, column; for video
+      0, 1, 2: frame, row, column), each with its own ladder. `in_turn`: pairs cycle through the axes; else each axis
+      has a block of pairs. `one_ladder`: the axes share one ladder, dealt out in turn. `halves`: each axis rotates a
+      part of the head separately; we describe one such part.
+
+    Other:
+    - `holds`: conditions on the config's keys; all must be true.
+    - `looked_up`: path, inside its module, of a tensor `[positions, rotary_dim]` with the sines and then the cosines of
+      every position, in classes without a rotary module.
+    - `decoder`: facts for our decoder; None if it cannot express the family.
     """
 
     interleaved: bool
@@ -169,12 +181,12 @@ class FamilyTable(dict[str, Family]):
     """Families by `model_type`."""
 
     def add(self, names: str, family: Family, **changes: Any) -> None:
-        """One row for each of `names` (separated by blanks): `family` with some fields changed."""
+        """Add a row for each of `names` (separated by blanks): `family` with some fields changed."""
         for name in names.split():
             assert name not in self, f"{name} is described twice"
             self[name] = replace(family, **changes)
 
 
 def two_thetas(sliding: float, full: float, **full_block: Any) -> Mapping[str, Block]:
-    """Default blocks of a family whose sliding and full layers differ in theta."""
+    """Return the default blocks of a family with different thetas in sliding and full layers."""
     return {"sliding_attention": {"rope_theta": sliding}, "full_attention": {"rope_theta": full, **full_block}}

@@ -1,4 +1,4 @@
-"""The table of model families: what each class rotates and what shape its decoder has, as plain data."""
+"""The table of model families: the rotation of each class and the shape of its decoder, as plain data."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ FAMILIES.add(
     switch=("position_embeddings_type", "rotary", "relative"),
     heads_key="speech_encoder_attention_heads",
 )
-FAMILIES.add(  # values turn as well
+FAMILIES.add(  # values rotate, too
     "clvp_encoder",
     HALF,
     projected=32,
@@ -225,7 +225,7 @@ MLA = replace(INTERLEAVED, mla=True, head_dim=64)
 
 # --- interleaved pairs
 FAMILIES.add("gptj codegen", INTERLEAVED, rotary_dim=64, fixed=True, looked_up="embed_positions")
-FAMILIES.add(  # with `rotary_value`, values turn as well
+FAMILIES.add(  # with `rotary_value`, values rotate, too
     "roformer",
     INTERLEAVED,
     fixed=True,
@@ -234,7 +234,7 @@ FAMILIES.add(  # with `rotary_value`, values turn as well
 )
 FAMILIES.add("cohere", INTERLEAVED, theta=500_000.0)
 FAMILIES.add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, rope_needs_window=True)
-_FORCED = "its first dense layers rotate though they see everything, and other layers of that type do not"
+_FORCED = "its first dense layers rotate although they have no window, and other layers of that type do not"
 FAMILIES.add(
     "cohere2_moe",
     INTERLEAVED,
@@ -270,7 +270,7 @@ FAMILIES.add(
 FAMILIES.add("pe_audio_encoder pe_video_encoder pe_audio_video_encoder", INTERLEAVED, theta=20_000.0, head_dim=128)
 FAMILIES.add("openai_privacy_filter", INTERLEAVED, theta=150_000.0, head_dim=64, block=GPT_OSS)
 
-# --- a slice of qk_rope_head_dim features turns (multi-head latent attention)
+# --- only a slice of qk_rope_head_dim features rotates (multi-head latent attention)
 FAMILIES.add("deepseek_v2 deepseek_v32 glm_moe_dsa", MLA)
 FAMILIES.add("deepseek_v3 axk1 youtu", MLA, reads_flag=True)
 FAMILIES.add("glm4_moe_lite", MLA, reads_flag=True, partial=1.0)
@@ -299,9 +299,9 @@ FAMILIES.add(
     MLA,
     blocks={"indexed_attention": {"rope_theta": 80_000_000.0}, "sliding_attention": {"rope_theta": 50_000.0}},
     theta_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
-    holds={"swa_qk_rope_head_dim": Condition("its sliding layers turn another slice", values=(None, 64))},
+    holds={"swa_qk_rope_head_dim": Condition("its sliding layers rotate a different slice", values=(None, 64))},
 )
-FAMILIES.add(  # the last features of a head turn, and those of the attention's output turn back
+FAMILIES.add(  # the last features of a head rotate, and those of the attention's output rotate back
     "deepseek_v4",
     MLA,
     blocks={"main": {"rope_theta": 10_000.0}, "compress": {"rope_theta": 160_000.0}},
@@ -429,7 +429,7 @@ FAMILIES.add("qwen3_5_text qwen3_5_moe_text", _QWEN3_5)
 FAMILIES.add("qwen2_5_omni_talker", _QWEN2_VL, head_dim=128)
 FAMILIES.add("qwen3_omni_moe_talker_text", _QWEN3_VL, theta=10_000.0)
 FAMILIES.add("qwen4_exp_text", _QWEN3_5, partial=1.0)
-FAMILIES.add(  # which of its layers turn, and how, every config says
+FAMILIES.add(  # every config states the rotation of its layer types
     "cohere_compass_text", _QWEN3_VL, theta=10_000.0, blocks={"full_attention": None, "sliding_attention": None}
 )
 FAMILIES.add(
@@ -449,7 +449,7 @@ FAMILIES.add("glm_image_text", HALF, partial=1.0, mrope="contiguous", mrope_sect
 FAMILIES.add("glm4v_text glm_ocr_text", INTERLEAVED, partial=1.0, mrope="contiguous", mrope_section=(8, 12, 12))
 FAMILIES.add("ernie4_5_vl_moe_text", INTERLEAVED, theta=500_000.0, mrope="ernie", mrope_section=(22, 22, 20))
 
-# --- vision towers: positions are (row, column), whichever their class takes first
+# --- vision towers: positions are (row, column), even if their class takes the column first
 FAMILIES.add(
     "qwen2_vl_vision qwen2_5_vl_vision qwen2_5_omni_vision_encoder qwen3_vl_vision qwen3_vl_moe_vision "
     "qwen3_omni_moe_vision_encoder qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision glm4v_vision glm4v_moe_vision "
@@ -481,22 +481,22 @@ FAMILIES.add("pixtral", HALF, axial=(0, 1), one_ladder=True)
 FAMILIES.add("gemma4_vision", HALF, axial=(0, 1), halves=True, theta=100.0)
 FAMILIES.add("efficientloftr", INTERLEAVED, axial=(0, 1), in_turn=True, whole_width=True)
 
-# --- those that take coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
+# --- vision towers with coordinates between -2 pi and 2 pi: `grid_positions(height, width, normalized=True)`
 FAMILIES.add("dinov3_vit eomt_dinov3 sapiens2", HALF, axial=(0, 1), theta=100.0)
 
 
 _PLAIN = ("default", "linear", "dynamic")  # rules without an attention factor
-_LONGROPE = "whether its LongRoPE also scales queries and keys is not known here"
-_STEPS = "beyond seq_length its frequencies change in steps of their own (up to it, `use_dynamic_ntk` may be false)"
-_TWO_POSITIONS = "ChatGLM-6B turns each half of a head by positions of its own"
-_DIVIDED = "ChatGLM2-6B-32K divides positions by its rope_ratio, where later models multiply theta by it"
+_LONGROPE = "it is not known whether its LongRoPE also scales queries and keys"
+_STEPS = "beyond seq_length its frequencies change in steps (for shorter texts set `use_dynamic_ntk` to false)"
+_TWO_POSITIONS = "ChatGLM-6B rotates each half of a head by different positions"
+_DIVIDED = "ChatGLM2-6B-32K divides positions by its rope_ratio; later models multiply theta by it"
 FAMILIES.add("internlm2 deepseek bailing_moe exaone", HALF)
-FAMILIES.add("internlm", HALF, holds={"rotary": Condition("its `rotary` block is not read here", values=(None,))})
+FAMILIES.add("internlm", HALF, holds={"rotary": Condition("its `rotary` block is not supported", values=(None,))})
 FAMILIES.add(
     "minicpm", HALF, holds=dict.fromkeys(("rope_scaling", "rope_parameters"), Condition(_LONGROPE, rope_types=_PLAIN))
 )
 FAMILIES.add(
-    "baichuan", HALF, holds={"hidden_size": Condition("only the 7B models turn, others use ALiBi", values=(4096,))}
+    "baichuan", HALF, holds={"hidden_size": Condition("only the 7B models rotate; others use ALiBi", values=(4096,))}
 )
 FAMILIES.add("qwen", HALF, partial=1.0, holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))})
 FAMILIES.add("minimax_text_01 minimax_m1", HALF, partial=1.0)
@@ -513,7 +513,7 @@ FAMILIES.add(
         "_name_or_path": Condition(_DIVIDED, without="chatglm2-6b-32k"),
     },
 )
-SOURCES: dict[str, str] = {  # GitHub repositories at a commit; copies of a release where the release is no repository
+SOURCES: dict[str, str] = {  # GitHub repositories at a commit; copies if the release is not on GitHub
     "baichuan": "alibaba/alimama-video-narrator modeling_baichuan.py@58f8af3; 13B: Mrgengli/baichuan_python@c3b700b",
     "bailing_moe": "inclusionAI/Ming modeling_bailing_moe.py@22f8315",
     "chatglm": "THUDM/LongAlign modeling_chatglm.py@21d6e84; rope_ratio: vllm-project/vllm models/chatglm.py@028aedf",
@@ -531,14 +531,14 @@ SOURCES: dict[str, str] = {  # GitHub repositories at a commit; copies of a rele
 
 
 REFUSED: dict[str, str] = {
-    "blt": "each of its four parts has a rope of its own, over bytes or over patches (pass the config of one part)",
-    "hunyuan_vl_text": "with different axes its formula is not a rotation",
+    "blt": "each of its four parts has a separate rope, over bytes or patches (pass the config of one part)",
+    "hunyuan_vl_text": "its formula is not a rotation if axes differ",
     "vjepa2": "its formula is not a rotation",
     "kimi_linear": "it has no rotation",
     "inkling2_text": "it has no rotation",
-    "mistral_large4_text": "its frequencies are multiplied by learned numbers, which only the checkpoint holds",
-    "qwen2_5_omni_dit": "of its heads only the first turns",
-    "olmo_hybrid": "its released checkpoints have no rotation (a null rope_theta says so)",
+    "mistral_large4_text": "its frequencies have learned factors, which only the checkpoint contains",
+    "qwen2_5_omni_dit": "only its first head rotates",
+    "olmo_hybrid": "its released checkpoints have no rotation (rope_theta is null)",
 }
 REFUSED |= {"mistral_large4": REFUSED["mistral_large4_text"], "hunyuan_vl": REFUSED["hunyuan_vl_text"]}
 

@@ -1,8 +1,8 @@
-"""How published checkpoints were trained: with the scaling in their config or without it, and to which length.
+"""The training of published checkpoints: with or without the scaling in their config, and to which length.
 
-A config.json does not say either. A scaling that a model was trained with belongs to it: the frequencies as they are
-are what its weights know. Another is an option for inference, and the weights know the frequencies without it. Each
-fact has its source; what is not here is not guessed (the doctor measures it).
+A config.json states neither. A scaling of the training is part of the model; any other scaling is an option for
+inference, and the model was trained with unscaled frequencies. Each fact has its source. Other checkpoints are not
+guessed (the doctor measures them).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Trained:
-    """What is known of a checkpoint's training.
+    """Facts about a checkpoint's training.
 
-    - `with_scaling`: True: the scaling in its config belongs to the model; False: it is an option for inference; None:
-      not known, or there is none.
-    - `length`: tokens of its longest training sequences, where `max_position_embeddings` states another number.
-    - `source`: where that is said.
+    - `with_scaling`: True: the scaling in its config is part of the model. False: it is an option for inference. None:
+      unknown, or no scaling.
+    - `length`: tokens of its longest training sequences, if `max_position_embeddings` is a different number.
+    - `source`: the publication.
     """
 
     with_scaling: bool | None = None
@@ -32,8 +32,8 @@ class Fact:
     """A fact about the checkpoints of some families.
 
     - `families`, `rules`: names separated by blanks; rules are `rope_type`s, "default" where there is no scaling.
-    - `where`: values of the config's keys for which it holds. `length_key`: the key that states the trained length,
-      where the config has it; else it does not hold.
+    - `where`: required values of the config's keys.
+    - `length_key`: required key of the config that states the trained length.
     """
 
     families: str
@@ -43,7 +43,7 @@ class Fact:
     length_key: str | None = None
 
     def holds(self, family: str, rule: str, fields: Mapping[str, Any]) -> bool:
-        """Whether the fact is one about this config."""
+        """Return whether the fact is about this config."""
         stated = self.length_key is None or isinstance(fields.get(self.length_key), int)
         named = family in self.families.split() and rule in self.rules.split()
         return named and stated and all(fields.get(key) == value for key, value in self.where.items())
@@ -114,12 +114,12 @@ FACTS = (
     ),
     Fact("smollm3", "yarn", Trained(False, source="SmolLM3: its model card (trained to 64K, YaRN to 128K)")),
     Fact("glm4", "yarn", Trained(False, source="GLM-4-0414: its model card (32K, YaRN beyond)")),
-    # --- without scaling, trained to another length than the config states
+    # --- without scaling, trained to a different length than the config states
     Fact(
         "qwen3 qwen3_moe",
         "default",
         Trained(
-            length=32_768, source="Qwen3: arXiv:2505.09388, section 3.2; its card: 40,960 has room for a prompt beside"
+            length=32_768, source="Qwen3: arXiv:2505.09388, section 3.2; its card: 40,960 includes a prompt of 8,192"
         ),
         {"max_position_embeddings": 40_960},
     ),
@@ -147,10 +147,12 @@ FACTS = (
 
 
 def trained_as(family: str, rule: str, fields: Mapping[str, Any]) -> Trained | None:
-    """What is known of the checkpoints of a family whose config says this; None where nothing is.
+    """Return the facts about a checkpoint's training, or None if nothing is known.
 
-    `rule` is the `rope_type`, "default" without scaling; `fields` are the config's keys and those of its rope block,
-    with the class's defaults where they are silent.
+    **Arguments:**
+    - `family`: name in the table.
+    - `rule`: the `rope_type`, "default" without scaling.
+    - `fields`: keys of the config and of its rope block, with the class's defaults.
 
     >>> trained_as("qwen2", "yarn", {}).with_scaling, trained_as("llama", "yarn", {})
     (False, None)

@@ -1,4 +1,4 @@
-"""One figure by name: its line, the function that computes its numbers, the function that draws them, its settings."""
+"""One figure of the catalog: its description, the functions that compute and draw it, and its settings."""
 
 from __future__ import annotations
 
@@ -24,116 +24,108 @@ _KINDS: dict[Any, str] = {
 
 
 @dataclass(frozen=True)
-class Says:
-    """What a setting means, and the bounds of its number or of each of its numbers."""
+class Meaning:
+    """A setting's description, and the bounds of its number or numbers."""
 
-    meaning: str
+    text: str
     least: float | None = None
     most: float | None = None
 
 
-HeadDim = Annotated[int, Says("features of one head, even", 2, 1024)]
-Theta = Annotated[float, Says("the base of the frequencies", 1.001, 1e15)]
-Seed = Annotated[int, Says("of what is drawn at random", 0, 2**31 - 1)]
-Model = Annotated[str, Says('a Hugging Face folder, a .gguf file, or "tiny"')]
+HeadDim = Annotated[int, Meaning("features of one head, even", 2, 1024)]
+Theta = Annotated[float, Meaning("the base of the frequencies", 1.001, 1e15)]
+Seed = Annotated[int, Meaning("of the random numbers", 0, 2**31 - 1)]
+Model = Annotated[str, Meaning('a Hugging Face folder, a .gguf file, or "tiny"')]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One setting of a figure: its name, type, default, meaning and bounds."""
+    """One setting of a figure: its name, type, default, and meaning with bounds."""
 
     name: str
     kind: Any
     default: Value
-    says: Says
+    meaning: Meaning
 
     def __str__(self) -> str:
-        """As `--list` shows it: `head_dim=64 (whole number, 2 to 1024): features of one head, even`."""
+        """Return the line of `--list`: `head_dim=64 (whole number, 2 to 1024): features of one head, even`."""
         default = ",".join(map(str, self.default)) if isinstance(self.default, tuple) else f"{self.default}"
         default = default.lower() if isinstance(self.default, bool) else default
-        low, high = self.says.least, self.says.most
+        low, high = self.meaning.least, self.meaning.most
         bounds = "" if low is None or high is None else f", {low:.10g} to {high:.10g}"
-        return f"{self.name}={default} ({_KINDS[self.kind]}{bounds}): {self.says.meaning}"
+        return f"{self.name}={default} ({_KINDS[self.kind]}{bounds}): {self.meaning.text}"
 
     def read(self, text: str, figure: str) -> Value:
-        """The value that `text` spells, within the bounds, or a RopeError."""
+        """Parse `text`; raise `RopeError` for another type or a value out of bounds."""
         return self.check(_parse(text.strip(), self.kind), figure, text)
 
     def check(self, value: object, figure: str, written: object) -> Value:
-        """`value` as this setting's type, within the bounds, or a RopeError that shows what was `written`."""
-        found = _as_kind(value, self.kind)
-        numbers = found if isinstance(found, tuple) else (found,)
-        low, high = self.says.least, self.says.most
+        """Return `value` as this setting's type; raise `RopeError`, which shows `written`, if it does not fit."""
+        typed = _as_kind(value, self.kind)
+        numbers = typed if isinstance(typed, tuple) else (typed,)
+        low, high = self.meaning.least, self.meaning.most
         inside = all(
             isinstance(number, str | bool | None)
             or (math.isfinite(number) and (low is None or number >= low) and (high is None or number <= high))
             for number in numbers
         )
-        if found is None or not inside:
+        if typed is None or not inside:
             raise RopeError(
-                f"figure {figure}: `{self.name}` has a value that it cannot take.",
+                f"figure {figure}: `{self.name}` cannot have this value.",
                 facts={self.name: written},
-                cure=f"It reads {self}.",
+                cure=f"Give {self}.",
             )
-        return cast(Value, found)
+        return cast(Value, typed)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure of the gallery: `picture(**numbers(**settings))`; `order` is its place in the lesson."""
+    """A figure of the catalog: `picture(**numbers(**settings))`."""
 
-    order: int
     name: str
     line: str
     numbers: Callable[..., dict[str, Any]]
     picture: Callable[..., Figure]
     ready: Callable[[], bool] = lambda: True
-    """Whether what it draws by default is at hand; where not, it is neither listed nor drawn among all."""
+    """Return whether its default data are available; `--list` and `--all` leave the figure out if not."""
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """The settings by name, read from the signature of `numbers`."""
+        """Return the settings by name, from the signature of `numbers`."""
         hints = typing.get_type_hints(self.numbers, include_extras=True)
-        found = {}
+        parameters = {}
         for name, given in inspect.signature(self.numbers).parameters.items():
-            kind, says = typing.get_args(hints[name])
-            found[name] = Parameter(name, kind, given.default, says)
-        return found
+            kind, meaning = typing.get_args(hints[name])
+            parameters[name] = Parameter(name, kind, given.default, meaning)
+        return parameters
 
     def read(self, settings: Sequence[str]) -> dict[str, Value]:
-        """Settings written as `key=value`, parsed; a key may come once. Raises `RopeError`."""
-        found: dict[str, Value] = {}
+        """Parse settings written as `key=value`; raise `RopeError` for one that is wrong or repeated."""
+        values: dict[str, Value] = {}
         for setting in settings:
             key, equals, text = setting.partition("=")
-            if not equals or key in found:
-                raise RopeError(
-                    f"figure {self.name}: a setting is written key=value, each key once.",
-                    facts={"setting": setting},
-                    cure=f"Known keys: {self._known()}.",
-                )
-            found[key] = self._parameter(key).read(text, self.name)
-        return found
+            if not equals or key in values:
+                raise self._refusal("write a setting as key=value, each key once.", setting)
+            values[key] = self._parameter(key).read(text, self.name)
+        return values
 
     def figure(self, **settings: Value) -> Figure:
-        """The figure under these settings; raises `RopeError` for an unknown one or a bad value."""
+        """Compute and draw the figure; raise `RopeError` for an unknown setting or a bad value."""
         checked = {key: self._parameter(key).check(value, self.name, value) for key, value in settings.items()}
         return self.picture(**self.numbers(**checked))
 
     def _parameter(self, key: str) -> Parameter:
         if key not in self.parameters:
-            raise RopeError(
-                f"figure {self.name}: there is no setting of this name.",
-                facts={"setting": key},
-                cure=f"Known keys: {self._known()}.",
-            )
+            raise self._refusal("there is no setting of this name.", key)
         return self.parameters[key]
 
-    def _known(self) -> str:
-        return ", ".join(self.parameters) or "none"
+    def _refusal(self, rule: str, setting: str) -> RopeError:
+        keys = ", ".join(self.parameters) or "none"
+        return RopeError(f"figure {self.name}: {rule}", facts={"setting": setting}, cure=f"Known keys: {keys}.")
 
 
 def _parse(text: str, kind: Any) -> object:
-    """Text as a value of `kind`; None where it is none."""
+    """Return text as a value of `kind`; None if it is none."""
     if kind in (tuple[int, ...], tuple[str, ...]):
         parts = [part.strip() for part in text.split(",") if part.strip()]
         return tuple(_parse(part, int if kind == tuple[int, ...] else str) for part in parts)
@@ -148,7 +140,7 @@ def _parse(text: str, kind: Any) -> object:
 
 
 def _as_kind(value: Any, kind: Any) -> Any:
-    """A Python value as `kind`, or None: whole numbers serve as numbers, lists as tuples, nothing else is converted."""
+    """Return a Python value as `kind`, else None: whole numbers may be numbers, and lists tuples."""
     if kind in (tuple[int, ...], tuple[str, ...]):
         member = int if kind == tuple[int, ...] else str
         if not isinstance(value, list | tuple) or not all(type(one) is member for one in value):
@@ -160,11 +152,11 @@ def _as_kind(value: Any, kind: Any) -> Any:
 
 
 def known(entries: Mapping[str, Entry], name: str) -> Entry:
-    """The entry of this name, or a RopeError with the names that there are."""
+    """Return the entry of this name; raise `RopeError`, which lists the names, if there is none."""
     if name not in entries:
         raise RopeError(
             "figure: there is no figure of this name.",
             facts={"name": name, "known": ", ".join(entries)},
-            cure="Choose one of these; `ropewalk figure --list` says what each shows.",
+            cure="Choose one of these; `ropewalk figure --list` describes each.",
         )
     return entries[name]

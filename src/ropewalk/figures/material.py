@@ -1,9 +1,7 @@
-"""What several figures need: frequencies, published configs, windows of text, queries and keys of a trained model."""
+"""Inputs of several figures: frequencies, published configs, windows of text, queries and keys of a trained model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +21,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 
 Array = npt.NDArray[np.float64]
-DATA = "data"
-BEGINNING = 30_000  # characters of Moby Dick before the first window: past the etymology and extracts
-
-
+BEGINNING = 30_000  # characters of Moby Dick before the first window: the etymology and extracts
 TITLES = {
     "gemma_3_1b": "Gemma 3 1B",
     "llama_2_7b": "Llama 2 7B",
@@ -38,44 +33,44 @@ TITLES = {
 
 
 def frequencies(config: RopeConfig, seq_len: int | None = None) -> Array:
-    """Radians per token of each pair, float64 `[pairs]`, all axes advancing together."""
+    """Return the radians per token of each pair, float64 `[pairs]`, if all axes advance together."""
     array: Array = inverse_frequencies(config, seq_len).inv_freq.sum(0).numpy()
     return array
 
 
 def plain(head_dim: int, theta: float, trained_length: int | None = None) -> RopeConfig:
-    """Half-split RoPE of the whole head, without scaling."""
+    """Return half-split RoPE of the whole head, without scaling."""
     return RopeConfig(head_dim, interleaved=False, theta=theta, max_position_embeddings=trained_length)
 
 
 def packaged(*parts: str) -> Path:
-    """The path of a file that ships with the gallery."""
-    found = resources.files("ropewalk.figures").joinpath(DATA, *parts)
-    assert isinstance(found, Path)
-    return found
+    """Return the path of a file of `figures/data`."""
+    path = resources.files("ropewalk.figures").joinpath("data", *parts)
+    assert isinstance(path, Path)
+    return path
 
 
 def packaged_configs() -> tuple[str, ...]:
-    """The names of the published configs that ship with the gallery."""
+    """Return the names of the packaged published configs."""
     return tuple(sorted(path.stem for path in packaged("configs").glob("*.json")))
 
 
 def published(name: str) -> Source:
-    """A config by its packaged name ("llama_2_7b"), or of a path, as `ropewalk inspect` takes it."""
+    """Return a config by its packaged name ("llama_2_7b") or path; raise `RopeError` if it cannot be read."""
     if name in packaged_configs():
         return read_source(packaged("configs", f"{name}.json"))
     try:
         return read_source(name)
     except RopeError as error:
         raise RopeError(
-            "figure: this is neither a packaged config nor one that can be read.",
+            "figure: this is neither a packaged config nor a readable path.",
             facts={"config": name, "error": error.rule},
-            cure=f"Packaged: {', '.join(packaged_configs())}; or the path of a config.json, a folder or a .gguf.",
+            cure=f"Give one of {', '.join(packaged_configs())}, or the path of a config.json, a folder or a .gguf.",
         ) from error
 
 
 def rotary_model(source: str) -> Decoder:
-    """A trained model with a rope in every layer and a tokenizer, float32, in eval mode."""
+    """Load a trained model with a rope in every layer and a tokenizer, in float32; raise `RopeError` for others."""
     model = load_decoder(source, dtype=torch.float32)
     ropes = model.config.ropes
     if model.tokenizer is None or any(rope is None or rope.num_axes > 1 for rope in ropes):
@@ -88,53 +83,47 @@ def rotary_model(source: str) -> Decoder:
 
 
 def windows(model: Decoder, count: int, tokens: int) -> Tensor:
-    """`count` windows of the packaged Moby Dick, int64 `[count, tokens]`, spread evenly over the book."""
+    """Return windows spread evenly over the packaged Moby Dick, int64 `[count, tokens]`."""
     assert model.tokenizer is not None
     text = read_text(None)[1][BEGINNING:]
     starts = [round(index * len(text) / count) for index in range(count)]
     rows = [model.tokenizer.encode(text[start : start + 12 * tokens])[:tokens] for start in starts]
     if min(map(len, rows)) < tokens:
         raise RopeError(
-            "figure: the packaged text is too short for a window of so many tokens.",
+            "figure: the packaged text is too short for a window of this length.",
             facts={"tokens": tokens, "windows": count},
             cure="Ask for fewer tokens or windows.",
         )
     return torch.tensor(rows)
 
 
-class Seen(NamedTuple):
-    """One layer's attention and the hidden states `[batch, seq, hidden]` that came into it."""
+class LayerInput(NamedTuple):
+    """One layer's attention and its input, hidden states `[batch, seq, hidden]`."""
 
     attention: Attention
     hidden: Tensor
 
 
-def attention_inputs(model: Decoder, input_ids: Tensor, position_ids: Tensor | None = None) -> list[Seen]:
-    """What each layer's attention was given in one forward over `input_ids` `[batch, seq]`."""
-    seen: list[Seen] = []
+def attention_inputs(model: Decoder, input_ids: Tensor, position_ids: Tensor | None = None) -> list[LayerInput]:
+    """Return the input of each layer's attention in one forward over `input_ids` `[batch, seq]`."""
+    inputs: list[LayerInput] = []
 
     def note(module: Any, arguments: tuple[Any, ...]) -> None:
-        seen.append(Seen(module, arguments[0].detach()))
+        inputs.append(LayerInput(module, arguments[0].detach()))
 
-    with hooked(model, note), torch.inference_mode():
-        model.hidden_states(input_ids, position_ids=position_ids)
-    return seen
-
-
-@contextmanager
-def hooked(model: Decoder, note: Any) -> Iterator[None]:
-    """`note(module, arguments)` before each attention of the model, until the end of the block."""
-    handles = [layer.self_attn.register_forward_pre_hook(note) for layer in model.layers]  # type: ignore[union-attr]
+    hooks = [layer.self_attn.register_forward_pre_hook(note) for layer in model.layers]  # type: ignore[union-attr]
     try:
-        yield
+        with torch.inference_mode():
+            model.hidden_states(input_ids, position_ids=position_ids)
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
+    return inputs
 
 
-def queries_and_keys(seen: Seen) -> tuple[Tensor, Tensor]:
-    """Queries and keys before rotation, both `[batch, heads, seq, head_dim]`: key heads repeat for their group."""
-    attention, x = seen
+def queries_and_keys(layer: LayerInput) -> tuple[Tensor, Tensor]:
+    """Return queries and keys before rotation, both `[batch, heads, seq, head_dim]`, key heads repeated."""
+    attention, x = layer
     batch, seq, _ = x.shape
     with torch.inference_mode():
         q = attention.q_proj(x).view(batch, seq, attention.num_attention_heads, attention.head_dim)

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.figures import heads as draw_maps
-from ropewalk.figures import heads as draw_pairing
-from ropewalk.figures import heads as draw_scores
-from ropewalk.figures.entry import Entry, HeadDim, Model, Says, Seed, Theta
+from ropewalk.figures.entry import HeadDim, Meaning, Model, Seed, Theta
 from ropewalk.figures.material import (
     Array,
     attention_inputs,
@@ -27,7 +24,6 @@ from ropewalk.figures.material import (
     rotary_model,
     windows,
 )
-from ropewalk.figures.rope_numbers import decay_of
 from ropewalk.models.decoder import Decoder
 from ropewalk.readers.losses import window_losses
 from ropewalk.rope.config import RopeConfig
@@ -42,13 +38,13 @@ BANDS = (0.9, 0.5)
 def decay(
     head_dim: HeadDim = 64,
     theta: Theta = 10_000.0,
-    length: Annotated[int, Says("distances shown, in tokens", 16, 65_536)] = 256,
+    length: Annotated[int, Meaning("distances shown, in tokens", 16, 65_536)] = 256,
     model: Model = "tiny",
-    texts: Annotated[int, Says("windows of Moby Dick averaged over", 1, 256)] = 16,
-    tokens: Annotated[int, Says("tokens of a window", 16, 2_048)] = 256,
+    texts: Annotated[int, Meaning("windows of Moby Dick", 1, 256)] = 16,
+    tokens: Annotated[int, Meaning("tokens of a window", 16, 2_048)] = 256,
     seed: Seed = 0,
 ) -> dict[str, Any]:
-    """Score by distance: of equal q and k, of random ones, and of each head of a trained model, averaged over text."""
+    """Return scores by distance: of equal q and k, of random ones, and of each head of a trained model on text."""
     distances = np.arange(length, dtype=np.float64)
     config = plain(head_dim, theta)
     equal, bound = decay_of(config, distances)
@@ -71,59 +67,73 @@ def decay(
         "rising_count": sum(rise > 0 for rise in rises.values()),
         "model": model,
         "note": f"Left and middle: head_dim {head_dim}, theta {theta:,.10g}; {DRAWS:,} draws (seed {seed}). Right: "
-        f"every query with every key of {texts} windows of {tokens} tokens of Moby Dick,\nput at this distance, before "
+        f"every query with every key of {texts} windows of {tokens} tokens of Moby Dick,\nat this distance, before "
         "the softmax. Falls: from the first to the last quarter of distances; rises again: from the third to the last.",
     }
 
 
-def random_scores(config: RopeConfig, distances: Array, seed: int) -> Array:
-    """Scores over |q| |k| of random normal q and k, `[draws, distances]`.
+def decay_of(config: RopeConfig, distances: Array) -> tuple[Array, Array]:
+    """Return the score of equal q and k with equal pairs over its largest, and the paper's bound over its first value.
 
-    A pair's share of the score at distance D is Re(q conj(k) exp(i D f)), q and k as complex numbers.
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.4.3, eq. 36 and 37: the mean of |S_j|, sums of the first j
+    unit vectors.
+    """
+    angles = np.outer(distances, frequencies(config))
+    sums = np.abs(np.cumsum(np.exp(1j * angles), axis=1)).mean(1)
+    at_zero = (angles.shape[1] + 1) / 2
+    return np.cos(angles).mean(1), sums / at_zero
+
+
+def random_scores(config: RopeConfig, distances: Array, seed: int) -> Array:
+    """Return scores over |q| |k| of random normal q and k, `[draws, distances]`.
+
+    With q and k as complex numbers, a pair adds Re(q conj(k) exp(i D f)) at distance D.
     """
     random = np.random.default_rng(seed)
     q, k = (random.standard_normal((DRAWS, 2, config.pairs)) for _ in range(2))
     q, k = (x / np.linalg.norm(x, axis=(1, 2), keepdims=True) for x in (q, k))
     product = (q[:, 0] + 1j * q[:, 1]) * (k[:, 0] - 1j * k[:, 1])
-    found: Array = (product @ np.exp(1j * np.outer(frequencies(config), distances))).real
-    return found
+    scores: Array = (product @ np.exp(1j * np.outer(frequencies(config), distances))).real
+    return scores
 
 
 def head_scores(model: Decoder, ids: Tensor, distances: Array) -> dict[str, Array]:
-    """Mean score q·k / sqrt(head_dim) of each head at each distance, over every query and every key of the text.
+    """Return the mean score q·k / sqrt(head_dim) of each head at each distance, over every query and key of the text.
 
-    Each query stands `distance` tokens after each key, wherever the text has them, so that content does not mix with
-    distance: with q and k as complex numbers that is Re(mean(q) conj(mean(k)) exp(i D f)).
+    Each query is moved `distance` tokens after each key, so that content does not mix with distance. With q and k as
+    complex numbers that is Re(mean(q) conj(mean(k)) exp(i D f)).
     """
-    found: dict[str, Array] = {}
-    for layer, seen in enumerate(attention_inputs(model, ids)):
-        rope = seen.attention.rope
+    curves: dict[str, Array] = {}
+    for layer, given in enumerate(attention_inputs(model, ids)):
+        rope = given.attention.rope
         assert rope is not None
         scale = attention_factor_of(rope, len(distances)) ** 2 / rope.head_dim**0.5
-        turned = np.exp(1j * np.outer(frequencies(rope, len(distances)), distances))
-        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(seen))
+        rotation = np.exp(1j * np.outer(frequencies(rope, len(distances)), distances))
+        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(given))
         for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
             pairs_q, rest_q = as_complex(one_q, rope)
             pairs_k, rest_k = as_complex(one_k, rope)
-            scores = ((pairs_q * pairs_k.conj()) @ turned).real + float(rest_q @ rest_k)
-            found[f"layer {layer}, head {head}"] = scores * scale
-    return found
+            scores = ((pairs_q * pairs_k.conj()) @ rotation).real + float(rest_q @ rest_k)
+            curves[f"layer {layer}, head {head}"] = scores * scale
+    return curves
 
 
 def as_complex(x: Tensor, rope: RopeConfig) -> tuple[Any, Array]:
-    """The pairs of `[head_dim]` as complex numbers, and the features that do not turn."""
-    turning = x[: 2 * rope.pairs]
-    pairs = turning.view(-1, 2) if rope.interleaved else turning.view(2, -1).T
+    """Return the pairs of `[head_dim]` as complex numbers, and the features that are not rotated."""
+    rotary = x[: 2 * rope.pairs]
+    pairs = rotary.view(-1, 2) if rope.interleaved else rotary.view(2, -1).T
     return (pairs[:, 0] + 1j * pairs[:, 1]).numpy(), x[2 * rope.pairs :].numpy()
 
 
 def maps(
     model: Model = "tiny",
-    tokens: Annotated[int, Says("tokens of the window", 8, 512)] = 64,
-    moved: Annotated[int, Says("tokens that all positions are moved by", 1, 1_000_000)] = 10_000,
-    heads: Annotated[tuple[str, ...], Says('heads as layer.head ("2.1"); none: three chosen by what they do')] = (),
+    tokens: Annotated[int, Meaning("tokens of the window", 8, 512)] = 64,
+    moved: Annotated[int, Meaning("tokens added to all positions", 1, 1_000_000)] = 10_000,
+    heads: Annotated[
+        tuple[str, ...], Meaning('heads as layer.head ("2.1"); none: three that are chosen by their weights')
+    ] = (),
 ) -> dict[str, Any]:
-    """Attention weights of a few heads on one window: as trained, without rotation, with all positions moved."""
+    """Return attention weights of a few heads on one window: as trained, without rotation, with all positions moved."""
     rotary = rotary_model(model)
     ids, positions = windows(rotary, 1, tokens), torch.arange(tokens)
     trained = weights(rotary, ids, positions)
@@ -137,32 +147,32 @@ def maps(
         ],
         "columns": [
             "with rotation",
-            "rotation taken away",
+            "without rotation",
             f"all positions + {moved:,}: differs by at most {np.abs(trained - elsewhere).max():.1g}",
         ],
-        "note": f"{model}, {tokens} tokens of Moby Dick; the same weights everywhere. Rotation is taken away in every "
+        "note": f"{model}, {tokens} tokens of Moby Dick; the same weights everywhere. Rotation is removed in every "
         "layer; the difference is the largest over all heads.",
     }
 
 
 def weights(model: Decoder, ids: Tensor, position_ids: Tensor | None) -> Array:
-    """Attention weights of one window `[1, tokens]`, float64 `[layers, heads, tokens, tokens]`."""
-    found = []
+    """Return attention weights of one window `[1, tokens]`, float64 `[layers, heads, tokens, tokens]`."""
+    layers = []
     with torch.inference_mode():
         for attention, hidden in attention_inputs(model, ids, position_ids):
             length = ids.shape[1] if attention.rope is not None and attention.rope.needs_seq_len else None
             _, weight = attention(hidden, position_ids=position_ids, need_weights=True, seq_len=length)
-            found.append(weight[0].double().numpy())
-    return np.stack(found)
+            layers.append(weight[0].double().numpy())
+    return np.stack(layers)
 
 
 def by_kind(trained: Array, without: Array) -> dict[str, tuple[int, int]]:
-    """Three heads by what was measured: most weight on the token before; changed most, and least, without rotation."""
+    """Return three heads by label: most weight on the token before; changed most, and least, without rotation."""
     before = trained.diagonal(-1, 2, 3).mean(-1)
     changed = np.abs(trained - without).sum(-1).mean(-1) / 2
     chosen: dict[str, tuple[int, int]] = {}
     for label, order in (
-        ("looks at the token before", -before),
+        ("attends to the token before", -before),
         ("changes most", -changed),
         ("changes least", changed),
     ):
@@ -173,13 +183,13 @@ def by_kind(trained: Array, without: Array) -> dict[str, tuple[int, int]]:
 
 
 def named_heads(names: Sequence[str], shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-    """Heads written as layer.head; raises `RopeError` for one that the model has not."""
+    """Parse heads written as layer.head; raise `RopeError` for one that the model does not have."""
     chosen = {}
     for name in names[:8]:
         layer, dot, head = name.partition(".")
         if not (dot and layer.isdigit() and head.isdigit() and int(layer) < shape[0] and int(head) < shape[1]):
             raise RopeError(
-                "figure maps: the model has no such head.",
+                "figure maps: the model does not have this head.",
                 facts={"head": name, "layers": shape[0], "heads": shape[1]},
                 cure="Write layer.head, both counted from 0: heads=0.2,3.1",
             )
@@ -187,30 +197,22 @@ def named_heads(names: Sequence[str], shape: tuple[int, ...]) -> dict[str, tuple
     return chosen
 
 
-HEADS_ENTRIES = (
-    Entry(
-        50, "decay", "score against distance: q = k, random q and k, heads of a trained model", decay, draw_scores.decay
-    ),
-    Entry(60, "maps", "attention maps with rotation, without it, and with all positions moved", maps, draw_maps.maps),
-)
-
-
 SMOLLM2 = "ROPEWALK_SMOLLM2"
 
 
 def pairing(
-    head_dim: Annotated[int, Says("features of the head that is drawn, even", 4, 32)] = 8,
+    head_dim: Annotated[int, Meaning("features of the drawn head, even", 4, 32)] = 8,
     models: Annotated[
         tuple[str, ...],
-        Says(f'models to measure; none: "tiny", and the SmolLM2 that ${SMOLLM2} names'),
+        Meaning(f'models to measure; none: "tiny", and the SmolLM2 that ${SMOLLM2} names'),
     ] = (),
-    texts: Annotated[int, Says("windows of Moby Dick averaged over", 2, 256)] = 8,
-    tokens: Annotated[int, Says("tokens of a window", 16, 4_096)] = 256,
+    texts: Annotated[int, Meaning("windows of Moby Dick", 2, 256)] = 8,
+    tokens: Annotated[int, Meaning("tokens of a window", 16, 4_096)] = 256,
 ) -> dict[str, Any]:
-    """The features of each pair under both conventions; the loss of real models under the right and the wrong one."""
+    """Return the features of each pair in both conventions, and the loss of real models in the right and wrong one."""
     if head_dim % 2:
         raise RopeError(
-            "figure pairing: `head_dim` is even.", facts={"head_dim": head_dim}, cure="Features turn in pairs."
+            "figure pairing: `head_dim` must be even.", facts={"head_dim": head_dim}, cure="Give an even number."
         )
     smollm2 = os.environ.get(SMOLLM2)
     named = models or ("tiny", *([smollm2] if smollm2 else []))
@@ -218,44 +220,44 @@ def pairing(
         "pairs": {name: pairs_of(head_dim, name == "interleaved") for name in ("interleaved", "half-split")},
         "losses": {shown_name(name): losses(rotary_model(name), texts, tokens) for name in named},
         "note": f"Mean over {texts} windows of {tokens} tokens of Moby Dick; whiskers: 95 % interval of the paired "
-        "difference to its own pairing; dotted: guessing all tokens alike.\n"
+        "difference to its own pairing; dotted: every token equally likely.\n"
         "Converted: the rows of q and k reordered by convert_pairing, and run in the other pairing.",
     }
 
 
 def pairs_of(head_dim: int, interleaved: bool) -> list[tuple[int, int]]:
-    """The two features of each pair, fastest first.
+    """Return the two features of each pair, fastest first.
 
     >>> pairs_of(4, True), pairs_of(4, False)
     ([(0, 1), (2, 3)], [(0, 2), (1, 3)])
     """
     if not interleaved:
         return [(i, i + head_dim // 2) for i in range(head_dim // 2)]
-    order = pairing_order("half", head_dim).tolist()  # where the half-split pair's features are when interleaved
+    order = pairing_order("half", head_dim).tolist()  # interleaved place of each half-split feature
     return [(order[a], order[b]) for a, b in pairs_of(head_dim, False)]
 
 
 def losses(model: Decoder, texts: int, tokens: int) -> dict[str, Any]:
-    """Nats per token under the model's own pairing, the other one, and the other one with converted weights.
+    """Return nats per token with the model's own pairing, the wrong one, and the wrong one with converted weights.
 
-    Each is (mean, low, high): the interval of the paired difference over windows, put around the mean. "uniform" is
-    ln(vocab_size).
+    Each is (mean, low, high): the mean, and around it the interval of the paired difference over windows. "uniform"
+    is ln(vocab_size).
     """
     ids = windows(model, texts, tokens)
     wrong = model.with_positions(rope=tuple(None if rope is None else _other(rope) for rope in model.config.ropes))
     own = [float(window_losses(model, row).mean()) for row in ids]
-    found: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
+    result: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
     for name, case in (("its own pairing", None), ("the wrong pairing", wrong), ("converted", converted(wrong))):
         means = own if case is None else [float(window_losses(case, row).mean()) for row in ids]
         mean, _ = mean_and_interval(means)
         apart, interval = mean_and_interval([one - base for one, base in zip(means, own, strict=True)])
         low, high = interval or (apart, apart)
-        found["bars"][name] = (mean, mean + low - apart, mean + high - apart)
-    return found
+        result["bars"][name] = (mean, mean + low - apart, mean + high - apart)
+    return result
 
 
 def converted(wrong: Decoder) -> Decoder:
-    """A model whose weights are reordered for the pairing that its config names."""
+    """Return the model with weights reordered for the pairing of its config."""
     rope = next(rope for rope in wrong.config.ropes if rope is not None)
     model = Decoder(wrong.config)
     to: Pairing = "interleaved" if rope.interleaved else "half"
@@ -265,14 +267,9 @@ def converted(wrong: Decoder) -> Decoder:
 
 
 def shown_name(model: str) -> str:
-    """A model as the picture names it: a path by its last part, without the ending."""
+    """Return a model's name for the picture: the last part of a path, without .gguf."""
     return Path(model).name.removesuffix(".gguf")
 
 
 def _other(rope: RopeConfig) -> RopeConfig:
     return dataclasses.replace(rope, interleaved=not rope.interleaved)
-
-
-PAIRING_ENTRIES = (
-    Entry(120, "pairing", "interleaved and half-split, and what confusing them costs", pairing, draw_pairing.pairing),
-)

@@ -1,14 +1,12 @@
-"""Figures of results: encodings compared, classes confused, engines verified."""
+"""Figures of results: comparison of encodings, confusion of classes, verification of engines."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.errors import RopeError
 from ropewalk.figures.style import BLUE, INK, LOOKS, OTHER, QUIET, RED, SHADE, caption, length_ticks, look_of, style
 from ropewalk.methods import Look
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Point = tuple[float, float, tuple[float, float] | None]
-"""x, nats per token, and the interval of these (None: there is only one value)."""
+"""x, nats per token, and their interval; None for a single value."""
 
 ENCODING_LOOKS = {
     "none": Look("#767676", ":", "."),
@@ -40,10 +38,10 @@ def loss_by_length(
     scalings: Mapping[str, Sequence[Point]],
     *,
     trained_length: int,
-    title: str = "Loss by length of the text read",
+    title: str = "Loss by length of the window",
     note: str = "",
 ) -> Figure:
-    """Mean loss (nats per token) at each length (tokens): the encodings left, rope under each scaling right."""
+    """Draw the mean loss (nats per token) by length (tokens): of each encoding, and of rope under each scaling."""
     from matplotlib.figure import Figure
 
     with style():
@@ -55,7 +53,7 @@ def loss_by_length(
         if scalings:
             looks = {name: look_of("plain" if name == "rope" else name) for name in scalings}
             _lines(panels[1], scalings, looks, _aside)
-            panels[1].set_title("The same ropes, scaled when tested")
+            panels[1].set_title("The same ropes, scaled in the test")
         for axes in panels:
             axes.set_xscale("log", base=2)
             length_ticks(axes)
@@ -76,7 +74,7 @@ def loss_by_length(
 
 
 def convergence(curves: Mapping[str, Sequence[Point]], *, title: str = "Loss while training", note: str = "") -> Figure:
-    """Validation loss (nats per token) at the trained length against tokens trained on."""
+    """Draw the validation loss (nats per token) at the trained length by training tokens."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -86,7 +84,7 @@ def convergence(curves: Mapping[str, Sequence[Point]], *, title: str = "Loss whi
         apart = min((b[0] - a[0] for points in curves.values() for a, b in pairwise(points)), default=0.0) / 16
         _lines(axes, curves, ENCODING_LOOKS, lambda x, step: x + apart * step)
         axes.set_title(title)
-        axes.set_xlabel("tokens trained on")
+        axes.set_xlabel("training tokens")
         axes.set_ylabel("validation loss (nats per token)")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.legend(fontsize=8)
@@ -102,7 +100,7 @@ def _aside(length: float, step: float) -> float:
 def _lines(
     axes: Axes, lines: Mapping[str, Sequence[Point]], looks: Mapping[str, Look], moved: Callable[[float, float], float]
 ) -> None:
-    """Lines with the intervals as bars; `moved(x, step)` sets each line a little aside, so that bars stand apart."""
+    """Draw lines with their intervals as bars; `moved(x, step)` shifts each line, so that bars do not overlap."""
     for number, (name, points) in enumerate(lines.items()):
         look, step = looks.get(name, OTHER), number - (len(lines) - 1) / 2
         x, y = [moved(point[0], step) for point in points], [point[1] for point in points]
@@ -118,10 +116,8 @@ def _lines(
 
 
 Counts = Sequence[Sequence[int]]
-READABLE = 16
-"""Classes in a matrix whose names and numbers can still be read."""
-SHORT = 12
-"""Characters of a name that fits under a column."""
+READABLE = 16  # classes of a matrix with legible names and numbers
+SHORT = 12  # characters of a name that fits below a column
 
 
 def confusion(
@@ -130,12 +126,14 @@ def confusion(
     *,
     most: int = READABLE,
     pairs: int = 15,
-    title: str = "Which class for which",
+    title: str = "Confusion of classes",
 ) -> Figure:
-    """How many rows of each class (`counts[true][predicted]`) were given to each, and the `pairs` worst pairs.
+    """Draw the number of rows of each class that were assigned to each class, and the `pairs` most frequent confusions.
 
-    With more than `most` classes the matrix shows those of the most confused pairs alone; rows given to classes outside
-    of it are in its last column, "other".
+    **Arguments:**
+    - `counts`: rows, `[true][predicted]`.
+    - `most`: with more classes the matrix shows only those of the most confused pairs; its last column, "other", counts
+      the rest.
     """
     with style():
         from matplotlib.figure import Figure
@@ -164,17 +162,17 @@ def confusion(
 
 
 def worst_pairs(counts: Counts) -> list[tuple[int, int, int]]:
-    """(true class, predicted class, rows) of every confusion, most rows first.
+    """Return (true class, predicted class, rows) of every confusion, most rows first.
 
     >>> worst_pairs([[5, 1], [3, 4]])
     [(1, 0, 3), (0, 1, 1)]
     """
-    found = [(a, b, int(n)) for a, row in enumerate(counts) for b, n in enumerate(row) if a != b and n]
-    return sorted(found, key=lambda pair: (-pair[2], pair[:2]))
+    confusions = [(a, b, int(n)) for a, row in enumerate(counts) for b, n in enumerate(row) if a != b and n]
+    return sorted(confusions, key=lambda pair: (-pair[2], pair[:2]))
 
 
 def _block(worst: Sequence[tuple[int, int, int]], classes: int, most: int) -> list[int]:
-    """All classes, or those of the worst pairs up to `most`, partners beside each other."""
+    """Return all classes, or up to `most` of the worst pairs, partners next to each other."""
     if classes <= most:
         return list(range(classes))
     chosen: list[int] = []
@@ -182,13 +180,13 @@ def _block(worst: Sequence[tuple[int, int, int]], classes: int, most: int) -> li
         new = [index for index in (true, predicted) if index not in chosen]
         if len(chosen) + len(new) > most:
             break
-        beside = next((chosen.index(index) for index in (true, predicted) if index in chosen), len(chosen))
-        chosen[beside + 1 : beside + 1] = new
+        partner = next((chosen.index(index) for index in (true, predicted) if index in chosen), len(chosen))
+        chosen[partner + 1 : partner + 1] = new
     return chosen or list(range(most))
 
 
 def _draw_matrix(axes: Axes, counts: Counts, labels: Sequence[str], shown: Sequence[int]) -> None:
-    """Rows as shares of the class in colour, as numbers in the cells."""
+    """Draw shares of the true class as colours, and rows as numbers."""
     rest = len(shown) < len(labels)
     cells = [[counts[a][b] for b in shown] for a in shown]
     if rest:
@@ -204,7 +202,7 @@ def _draw_matrix(axes: Axes, counts: Counts, labels: Sequence[str], shown: Seque
                 dark = shares[place][column] > 0.55
                 axes.text(column, place, str(n), ha="center", va="center", fontsize=8, color="white" if dark else INK)
     rows, columns = [labels[a] for a in shown], [labels[b] for b in shown]
-    if max(map(len, rows)) > SHORT:  # then columns are numbered, and rows say which number is whose
+    if max(map(len, rows)) > SHORT:  # number the columns, and repeat the numbers at the rows
         columns = [str(number) for number in range(1, len(shown) + 1)]
         rows = [f"{label}  {number}" for label, number in zip(rows, columns, strict=True)]
     axes.set_xticks(range(len(cells[0])), [*columns, *(["other"] if rest else [])], fontsize=8)
@@ -215,7 +213,7 @@ def _draw_matrix(axes: Axes, counts: Counts, labels: Sequence[str], shown: Seque
 
 
 def _draw_pairs(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[str]) -> None:
-    """The worst pairs by name."""
+    """Draw the worst pairs by name."""
     from matplotlib.ticker import MaxNLocator
 
     places = list(range(len(bars)))
@@ -232,13 +230,16 @@ def _draw_pairs(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequen
     axes.set_title("The most confused pairs", fontsize=10, fontweight="normal")
 
 
-SHOWN = 16  # hypotheses, the best first
+SHOWN = 16  # hypotheses
 
 
 def misfits(record: Mapping[str, Any]) -> Figure:
-    """A row for each hypothesis: the mean absolute difference of log-probabilities in nats, and that of each prompt.
+    """Draw the misfit of each hypothesis: mean absolute difference of log-probabilities in nats, in all and by prompt.
 
-    `record`: what `ropewalk verify --json` wrote. A line marks the engine's own error.
+    A line marks the engine's own error.
+
+    **Arguments:**
+    - `record`: the document of `ropewalk verify --json`.
     """
     from matplotlib.figure import Figure
 
@@ -261,15 +262,3 @@ def misfits(record: Mapping[str, Any]) -> Figure:
         axes.set_xlabel("misfit (nats): all prompts (dot), each prompt (stroke)")
         caption(figure, f"{record['model']} in {record['engine']}", textwrap.fill(record["verdict"]["sentence"], 100))
     return figure
-
-
-def figure_kind(path: Path) -> str:
-    """ "svg" or "png", by the name of the file; raises `RopeError` for any other.
-
-    >>> figure_kind(Path("misfits.svg"))
-    'svg'
-    """
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in ("svg", "png"):
-        raise RopeError("verify: a figure is an .svg or a .png.", facts={"file": str(path)}, cure="Name it so.")
-    return kind

@@ -1,8 +1,9 @@
-"""Figures of ropes: wavelengths, angles, clocks, tables of positions."""
+"""Figures of ropes: wavelengths, frequency ratios, unseen angles, clocks, waves, tables of positions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.figures.style import (
@@ -35,9 +36,13 @@ def wavelengths(
     scaled: Mapping[str, Sequence[float | None]] | None = None,
     title: str = "Wavelength of each pair",
 ) -> Figure:
-    """Tokens per turn of each pair (None: it does not turn), with the trained length and the target as lines.
+    """Draw the wavelength of each pair, with the trained length and the target as lines.
 
-    Pairs above the trained length never completed a turn in training. `scaled` adds the wavelengths of methods.
+    Pairs above the trained length never complete a turn in training.
+
+    **Arguments:**
+    - `unscaled`: tokens per turn of each pair; None for a pair that is not rotated.
+    - `scaled`: the same for each method.
     """
     with style():
         from matplotlib.ticker import MaxNLocator
@@ -88,7 +93,7 @@ def wavelengths(
 def frequency_ratios(
     ratios: Mapping[str, Sequence[float | None]], *, factor: float, title: str = "What each method does to each pair"
 ) -> Figure:
-    """New frequency over old for each pair and method (None: the pair does not turn), 1/`factor` marked."""
+    """Draw each pair's new over old frequency by method (None for a pair that is not rotated), 1/`factor` marked."""
     with style():
         from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -142,9 +147,12 @@ def unseen(
     title: str = "Angles never seen in training",
     note: str = "",
 ) -> Figure:
-    """For each method the cells `[positions, pairs]` (bool) whose angle training never showed, hatched and counted.
+    """Draw for each method the angles that training never showed, hatched and counted.
 
-    Behind them, by column, `ratios`: each pair's frequency over its unscaled one, what the method pays.
+    **Arguments:**
+    - `positions`: in tokens.
+    - `cells`: by method, whether the angle is unseen, bool `[positions, pairs]`.
+    - `ratios`: by method, each pair's frequency over its unscaled one; the colour of its column.
     """
     with style():
         from matplotlib.collections import PolyCollection
@@ -161,13 +169,13 @@ def unseen(
         least = min(0.5, *(float(values.min()) for values in ratios.values()))
         blues = LinearSegmentedColormap.from_list("ratio", ["#5b8db8", "#f4f6f8"])
         image = None
-        for axes, (name, found) in zip(grid.ravel(), cells.items(), strict=False):
-            count, pairs = found.shape
+        for axes, (name, unseen_cells) in zip(grid.ravel(), cells.items(), strict=False):
+            count, pairs = unseen_cells.shape
             extent = (-0.5, pairs - 0.5, last, 0)
             image = heat(axes, ratios[name][None], cmap=blues, norm=LogNorm(least, 1), extent=extent)
             boxes = []
             for pair in range(pairs):
-                for start, stop in _runs(found[:, pair]):
+                for start, stop in _runs(unseen_cells[:, pair]):
                     top, low = start * last / count, stop * last / count
                     boxes.append([(pair - 0.5, top), (pair + 0.5, top), (pair + 0.5, low), (pair - 0.5, low)])
             axes.add_collection(
@@ -177,7 +185,7 @@ def unseen(
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             length_ticks(axes, "y")
             axes.set_yticks([0, *(last * share / 4 for share in range(1, 5))])
-            panel(axes, f"{name}: {_share(float(found.mean()))} never seen")
+            panel(axes, f"{name}: {_share(float(unseen_cells.mean()))} never seen")
         for axes in grid.ravel()[len(cells) :]:
             axes.set_axis_off()
         for axes in grid[-1]:
@@ -199,21 +207,18 @@ def unseen(
 
 
 def _runs(marked: Sequence[bool]) -> list[tuple[int, int]]:
-    """Start and end of each run of True.
+    """Return start and end of each run of True.
 
     >>> _runs([False, True, True, False, True])
     [(1, 3), (4, 5)]
     """
-    edges = [place for place in range(len(marked) + 1) if _at(marked, place) != _at(marked, place - 1)]
+    padded = [False, *marked, False]
+    edges = [place for place, (before, after) in enumerate(pairwise(padded)) if bool(before) != bool(after)]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _at(marked: Sequence[bool], place: int) -> bool:
-    return 0 <= place < len(marked) and bool(marked[place])
-
-
 def _fraction(value: float, _: object = None) -> str:
-    """A power of two below one as a fraction.
+    """Return a power of two below one as a fraction.
 
     >>> _fraction(1.0), _fraction(0.125)
     ('1', '1/8')
@@ -222,7 +227,7 @@ def _fraction(value: float, _: object = None) -> str:
 
 
 def _share(share: float) -> str:
-    """A share that shows when it is not quite zero.
+    """Return a share in per cent; a small one is not rounded to 0.
 
     >>> _share(0.0), _share(0.0004), _share(0.413)
     ('0 %', 'below 0.1 %', '41.3 %')
@@ -231,7 +236,7 @@ def _share(share: float) -> str:
 
 
 def ratios(panels: Sequence[Mapping[str, Any]], *, names: Mapping[str, str], note: str = "") -> Figure:
-    """One panel for each configuration: "title", "ratios" by method and pair, "own" (the method shipped), "factor"."""
+    """Draw a panel for each configuration: "title", "ratios" by method and pair, "own" (its own method), "factor"."""
     with style():
         from matplotlib.figure import Figure
         from matplotlib.lines import Line2D
@@ -275,7 +280,7 @@ def ratios(panels: Sequence[Mapping[str, Any]], *, names: Mapping[str, str], not
 
 
 def wavelength_strips(rows: Sequence[tuple[str, Any, int, float]], *, note: str = "") -> Figure:
-    """One strip for each (name, wavelengths in tokens per turn, longest distance in training, theta)."""
+    """Draw a strip for each (name, wavelengths in tokens per turn, longest distance in training, theta)."""
     with style():
         from matplotlib.figure import Figure
         from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
@@ -288,11 +293,11 @@ def wavelength_strips(rows: Sequence[tuple[str, Any, int, float]], *, note: str 
             outside = [length for length in wavelengths if length > longest]
             axes.plot(
                 inside, [place] * len(inside), color=BLUE, linestyle="none", marker="o",
-                label=None if place else "turns at least once in training",
+                label=None if place else "at least one turn in training",
             )  # fmt: skip
             axes.plot(
                 outside, [place] * len(outside), color=RED, linestyle="none", marker="o",
-                markerfacecolor="white", markeredgewidth=1.3, label=None if place else "never turns once",
+                markerfacecolor="white", markeredgewidth=1.3, label=None if place else "never a whole turn",
             )  # fmt: skip
             axes.plot(
                 [longest, longest], [place - 0.34, place + 0.34], color=INK, linewidth=2.4,
@@ -307,7 +312,7 @@ def wavelength_strips(rows: Sequence[tuple[str, Any, int, float]], *, note: str 
                 xytext=(8, 0), textcoords="offset points", fontsize=9, va="center", color=RED if outside else INK,
             )  # fmt: skip
         axes.annotate(
-            "never turn once", (1, -0.8), xycoords=("axes fraction", "data"), xytext=(8, 0),
+            "never a whole turn", (1, -0.8), xycoords=("axes fraction", "data"), xytext=(8, 0),
             textcoords="offset points", fontsize=9, va="center", color=QUIET, annotation_clip=False,
         )  # fmt: skip
         axes.set_yticks(range(len(rows)), [f"{name}\ntheta {theta:,.10g}" for name, _, _, theta in rows])
@@ -319,12 +324,12 @@ def wavelength_strips(rows: Sequence[tuple[str, Any, int, float]], *, note: str 
         axes.set_xlabel("wavelength (tokens per turn)")
         axes.grid(axis="y", visible=False)
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
-        caption(figure, "Wavelengths of real models against their trained lengths", note)
+        caption(figure, "Wavelengths of real models and their trained lengths", note)
         return figure
 
 
 def _binary(length: float) -> str:
-    """Powers of two as readers of context lengths write them.
+    """Return a power of two as short text.
 
     >>> _binary(256), _binary(2048), _binary(2**20)
     ('256', '2k', '1M')
@@ -344,10 +349,12 @@ def clocks(
     position: int,
     note: str = "",
 ) -> Figure:
-    """Above, points (x, y) of positions 0, 1, ... on the circle of a few pairs; below, a clock for every pair.
+    """Draw positions 0, 1, ... on the circles of a few pairs, and below a clock for every pair.
 
-    `turns` and `hands` (the points x, y of the hands) are every pair's at `position`; a pair that has not yet turned
-    once shows its arc in red.
+    **Arguments:**
+    - `circles`, `radians_per_token`: by pair; points (x, y) of the positions.
+    - `turns`, `hands`: every pair's number of turns and the points (x, y) of its hand at `position`. A pair that has
+      not completed a turn shows its arc in red.
     """
     with style():
         from matplotlib.figure import Figure
@@ -402,14 +409,14 @@ def clocks(
         slow = sum(turn < 1 for turn in turns)
         caption(
             bottom,
-            f"Turns that every pair has made at token {tokens(position)} ({slow} of {len(turns)}: not yet one)",
+            f"Turns of every pair at token {tokens(position)} ({slow} of {len(turns)}: less than one)",
             note,
         )
         return figure
 
 
 def _turns(turns: float) -> str:
-    """A number of turns in few characters.
+    """Return a number of turns as short text.
 
     >>> _turns(1303.8), _turns(40.7437), _turns(0.0407)
     ('1,304', '40.7', '0.041')
@@ -425,7 +432,7 @@ def waves(
     trained_length: int,
     note: str = "",
 ) -> Figure:
-    """Cosine and sine of each pair's angle by position (tokens), one strip for each; the trained length marked."""
+    """Draw cosine and sine of each pair's angle by position in tokens, the trained length marked."""
     with style():
         from matplotlib.figure import Figure
 
@@ -463,10 +470,12 @@ def waves(
 def tables(
     sinusoidal: Any, *, angles: Any, learned: Any, learned_reach: float, alike: Mapping[str, Any], note: str = ""
 ) -> Figure:
-    """Above, the three tables `[positions, features or pairs]`; below, cosines between rows `[positions, positions]`.
+    """Draw three tables `[positions, features or pairs]`, and below the cosines between rows `[positions, positions]`.
 
-    `angles` are in radians; a line marks the first whole turn. Colours of the learned
-    table end at `learned_reach`. `alike` has "sinusoidal", "rope" and "learned".
+    **Arguments:**
+    - `angles`: radians; a line marks the first whole turn.
+    - `learned_reach`: the value at which the colours of the learned table end.
+    - `alike`: the cosines of "sinusoidal", "rope" and "learned".
     """
     with style():
         from math import pi
@@ -483,7 +492,7 @@ def tables(
         bar(figure, image, top[0], "value (no unit)")
 
         image = heat(top[1], angles.clip(min=angles[1].min()), norm=LogNorm())
-        panel(top[1], "RoPE: angles that pairs turn by")
+        panel(top[1], "RoPE: the angle of each pair")
         top[1].set_xlabel("pair (fastest first)")
         if angles.max() > 2 * pi and angles.shape[1] > 1:
             line = top[1].contour(angles, levels=[2 * pi], colors="white", linewidths=2)
@@ -499,7 +508,7 @@ def tables(
 
         for axes, name in zip(bottom, ("sinusoidal", "rope", "learned"), strict=True):
             image = heat(axes, alike[name], vmin=-1, vmax=1)
-            panel(axes, {"rope": "RoPE", "learned": "learned"}.get(name, name) + ": how alike positions are")
+            panel(axes, {"rope": "RoPE", "learned": "learned"}.get(name, name) + ": similarity of positions")
             axes.set_xlabel("position (tokens)", color=INK)
             bar(figure, image, axes, "cosine (no unit)")
         for axes in (top[0], bottom[0]):

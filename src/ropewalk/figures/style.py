@@ -1,12 +1,15 @@
-"""One look for every figure: Okabe and Ito's colours, a line style and a marker for each method, quiet axes."""
+"""The look of every figure (Okabe and Ito's colours, a line style and a marker for each method) and its files."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropewalk.atomic_io import check_writable, write_whole
+from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Look
 from ropewalk.optional import need
 
@@ -19,27 +22,26 @@ QUIET = "#767676"
 GRID = "#e4e4e4"
 SHADE = "#f3f0e8"
 PALE = "#c9c9c9"
-# Okabe and Ito's colours by name; as greys they stand in this order from dark to light
+# Okabe and Ito's colours by name, from dark to light when printed in grey
 BLUE, RED, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
-# what stands on the cells of a colour map, light or dark: the same by day and by night
+# text on the cells of a colour map: the same on light and dark pages
 ON_LIGHT, ON_DARK = "#1f1f1f", "#fefefe"
-# inches: beside another figure on a desk, and at a phone's width
+# inches: half of a desktop page, and a phone's width
 WIDE, NARROW = (7.4, 4.3), (4.3, 3.1)
-# one colour map for every table of numbers: its lightness grows evenly, so it survives a grey print
+# the colour map of every table of numbers: its lightness grows evenly, so a grey print keeps the order
 MAP = "cividis"
 
 
-# what is drawn next to the methods: a tuned model, and LongRoPE's published factors
-_BESIDE = {
-    "longrope": Look("#d55e00", "-", "h"),
-    "tuned": Look("#009e73", "-", "8"),
+LOOKS = {
+    **{name: method.look for name, method in METHODS.items()},
+    "longrope": Look("#d55e00", "-", "h"),  # published factors
+    "tuned": Look("#009e73", "-", "8"),  # a tuned model
 }
-LOOKS = {**{name: method.look for name, method in METHODS.items()}, **_BESIDE}
 OTHER = Look("#767676", "-", "o")
 
 
 def look_of(label: str) -> Look:
-    """The look of a label's first method: "ntk = dynamic" is drawn as ntk."""
+    """Return the look of the label's first method: "ntk = dynamic" is drawn as ntk."""
     return LOOKS.get(label.partition(" ")[0], OTHER)
 
 
@@ -74,7 +76,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look, for the figures made inside; nothing global is left changed."""
+    """Apply the look to figures made inside the block; global settings are restored at its end."""
     need("matplotlib", extra="figures")
     import matplotlib
 
@@ -83,7 +85,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
-    """An empty figure with one pair of axes, in inches, bound to no window."""
+    """Return an empty figure of this size in inches, bound to no window, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -91,32 +93,32 @@ def new_figure(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
 
 
 def caption(figure: Figure, title: str, note: str = "") -> None:
-    """A title over all panels, and a small line below them: what was computed, and with which settings."""
+    """Write a title above all panels, and a small note below them."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     if note:
         figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
 
 
 def panel(axes: Axes, title: str) -> None:
-    """A panel's own title, quieter than the figure's."""
+    """Write a panel's title, smaller than the figure's."""
     axes.set_title(title, fontsize=10, fontweight="normal", color=INK, pad=6)
 
 
 def heat(axes: Axes, values: Any, **more: Any) -> Any:
-    """A table as colours, row 0 on top, without grid lines; returns the image for its colour bar."""
+    """Draw a table as colours, row 0 on top, without grid lines; return the image for its colour bar."""
     axes.grid(False)
     return axes.imshow(values, cmap=more.pop("cmap", MAP), interpolation="nearest", aspect="auto", **more)
 
 
 def bar(figure: Figure, image: Any, axes: Any, label: str, **more: Any) -> Any:
-    """The colour bar of an image, with its unit."""
+    """Draw and return the colour bar of an image; `label` names its unit."""
     drawn = figure.colorbar(image, ax=axes, label=label, **more)
     drawn.outline.set_visible(False)
     return drawn
 
 
 def render(figure: Figure, kind: str) -> bytes:
-    """The figure as the bytes of a "png" (160 dots per inch) or "svg" file, the same for the same numbers."""
+    """Return the bytes of a "png" (160 dots per inch) or "svg" file: equal figures give equal bytes."""
     buffer = io.BytesIO()
     with style():
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
@@ -124,8 +126,42 @@ def render(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
+KINDS = ("png", "svg")
+
+
+def picture_files(out: Path, command: str, *, new_folder: bool = False) -> list[Path]:
+    """Return the files that a picture is written to: `out`, or both kinds if it has no ending.
+
+    Call it before any work is done. A number is no ending ("v1.2").
+
+    **Arguments:**
+    - `command`: named in the error.
+    - `new_folder`: allow a folder that does not exist yet.
+
+    **Raises:** `RopeError` for another ending, for a file that cannot be written, or if matplotlib is missing.
+    """
+    need("matplotlib", extra="figures")
+    ending = out.suffix[1:].lower()
+    if ending and not ending.isdigit() and ending not in KINDS:
+        raise RopeError(
+            f"{command}: a figure is a .png or an .svg file.",
+            facts={"file": str(out)},
+            cure="Use one of these endings, or none to write both files.",
+        )
+    files = [out] if ending in KINDS or not out.name else [out.with_name(f"{out.name}.{kind}") for kind in KINDS]
+    for path in files:
+        check_writable(path, new_folder=new_folder)
+    return files
+
+
+def write_figure(figure: Figure, files: list[Path]) -> None:
+    """Write the figure into each file, in the kind of its ending; render all before writing the first."""
+    for path, content in [(path, render(figure, path.suffix[1:].lower())) for path in files]:
+        write_whole(path, content)
+
+
 def mark_trained_length(axes: Axes, trained_length: int, last: float) -> None:
-    """A line at the trained length on a figure by length, and shade beyond it up to `last`; nothing where none is."""
+    """Draw a line at the trained length and shade what lies beyond, up to `last`; nothing if the length is not less."""
     if trained_length >= last:
         return
     axes.axvspan(trained_length, last, color=SHADE, zorder=0, linewidth=0)
@@ -143,7 +179,7 @@ def mark_trained_length(axes: Axes, trained_length: int, last: float) -> None:
 
 
 def length_ticks(axes: Axes, which: str = "x") -> None:
-    """Write lengths on an axis as 0, 512, 2k, 128k."""
+    """Label the lengths on an axis as 0, 512, 2k, 128k."""
     from matplotlib.ticker import FuncFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -151,7 +187,7 @@ def length_ticks(axes: Axes, which: str = "x") -> None:
 
 
 def tokens(length: float) -> str:
-    """A length in tokens, short.
+    """Return a length in tokens as short text.
 
     >>> tokens(512), tokens(2048), tokens(131072), tokens(3000), tokens(1e6)
     ('512', '2k', '128k', '3,000', '1M')

@@ -1,4 +1,4 @@
-"""Figures of far tokens: gain of copies by distance, and accuracy of retrieval by depth and distance."""
+"""Figures of the use of far tokens: gain of copies by distance, accuracy of retrieval by depth and distance."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ WITHIN = "plain, within the trained length"  # at a phone's width: "plain, withi
 _RECOMMENDED = " (recommended)"
 
 
-class Gain(NamedTuple):
-    """A gain in nats per token, and its interval (None: one window)."""
+class Estimate(NamedTuple):
+    """A gain in nats per token or a fraction of 1, and its interval (None: one window or text)."""
 
     value: float
     interval: tuple[float, float] | None
 
 
-Copies = Mapping[str, Mapping[int, Gain]]
+Copies = Mapping[str, Mapping[int, Estimate]]
 """By method, the gain at each distance in tokens."""
 
 
@@ -50,7 +50,7 @@ def gain_by_distance(
     copies: Copies,
     *,
     trained_length: int,
-    control: Mapping[int, Gain] | None = None,
+    control: Mapping[int, Estimate] | None = None,
     needed: float | None = None,
     recommended: str | None = None,
     title: str = "Use of far tokens",
@@ -58,7 +58,9 @@ def gain_by_distance(
 ) -> Figure:
     """Draw the copy test's gain of each method by distance, in nats per token.
 
-    - `control`: the copy test's gain within the trained length. `needed`: half of it, which counts as use.
+    **Arguments:**
+    - `control`: the gain within the trained length.
+    - `needed`: the gain that counts as use: half of the control; None if the model does not copy.
     - `narrow`: for a phone's width.
     """
     with style():
@@ -72,7 +74,7 @@ def gain_by_distance(
 
 
 def _legend(figure: Figure, narrow: bool) -> None:
-    """Each name once, below the panels; the shorter names at a phone's width."""
+    """List each name once below the panels, shortened at a phone's width."""
     lines: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -85,12 +87,12 @@ def _legend(figure: Figure, narrow: bool) -> None:
 def _draw_copies(
     axes: Axes,
     copies: Copies,
-    control: Mapping[int, Gain],
+    control: Mapping[int, Estimate],
     trained_length: int,
     needed: float | None,
     recommended: str | None,
 ) -> None:
-    """Lines by distance, on an axis that doubles."""
+    """Draw lines by distance on a logarithmic axis."""
     distances = sorted({*control, *(distance for gains in copies.values() for distance in gains)})
     axes.set_xscale("log", base=2)
     axes.set_xlim(distances[0] / 1.15, distances[-1] * 1.15)
@@ -110,7 +112,7 @@ def _draw_copies(
         )
     elif control:
         axes.annotate(
-            "not measured: the model does not copy\nwithin its trained length either",
+            "no limit: the model does not copy\nwithin its trained length either",
             (0, 0),
             xycoords="axes fraction",
             xytext=(5, 5),
@@ -125,45 +127,41 @@ def _draw_copies(
         axes.errorbar(
             list(gains),
             [gain.value for gain in gains.values()],
-            yerr=_reach_of(list(gains.values())),
+            yerr=_whiskers(list(gains.values())),
             color=look.color,
             linestyle=look.line,
             marker=look.marker,
             linewidth=2.6 if name == recommended else 1.6,
             elinewidth=1,
             capsize=2,
-            label=_label(name, recommended),
+            label=f"{name}{_RECOMMENDED}" if name == recommended else name,
         )
     panel(axes, "a block of random words, copied")
-    axes.set_xlabel("how far back the copy stands (tokens)")
+    axes.set_xlabel("distance of the copy (tokens)")
     axes.set_ylabel("gain (nats per token)")
     axes.set_xticks(_doublings(distances[0], distances[-1]))
     axes.minorticks_off()
     length_ticks(axes)
 
 
-def _reach_of(gains: Sequence[Gain]) -> list[list[float]] | None:
-    """How far the intervals reach below and above; None where there are none."""
-    if any(gain.interval is None for gain in gains):
+def _whiskers(values: Sequence[Estimate]) -> list[list[float]] | None:
+    """Return the lengths of the intervals below and above the values; None if one has no interval."""
+    ends = [(one.value, *one.interval) for one in values if one.interval is not None]
+    if len(ends) < len(values):
         return None
-    ends = [(gain.value, *gain.interval) for gain in gains if gain.interval is not None]
     return [[max(0.0, value - low) for value, low, _ in ends], [max(0.0, high - value) for value, _, high in ends]]
 
 
-def _label(name: str, recommended: str | None) -> str:
-    return f"{name}{_RECOMMENDED}" if name == recommended else name
-
-
 def _doublings(first: int, last: int) -> list[int]:
-    """Powers of two between two distances, five at most; the distances themselves where there is none."""
+    """Return at most five powers of two between two distances; the distances themselves if there is none."""
     powers = [1 << n for n in range(40) if first <= 1 << n <= last]
     step = -(-len(powers) // 5)
     return powers[:: step or 1] or sorted({first, last})
 
 
 Table = Sequence[Sequence[float | None]]
-_PANELS = 3  # side by side
-_DARK = 0.55  # below it the map's colours want light numbers
+_PANELS = 3  # in a row
+_DARK = 0.55  # cells below it have light numbers
 
 
 def heat_map(
@@ -178,10 +176,13 @@ def heat_map(
     title: str = "Retrieval",
     note: str = "",
 ) -> Figure:
-    """`accuracy[method][row][length]`, fractions of 1 or None where nothing was measured; rows by depth or by task.
+    """Draw a table of accuracies for each method, rows by depth or by task.
 
-    `lengths` are tokens, increasing; `chance` is what guessing finds, and `n` the answers in a cell (of each
-    row, where they differ).
+    **Arguments:**
+    - `accuracy`: by method `[row][length]`, fractions of 1, or None for a cell that was not measured.
+    - `lengths`: tokens, increasing.
+    - `chance`: the accuracy of guessing.
+    - `n`: answers in a cell, or of each row if they differ.
     """
     with style():
         from matplotlib.figure import Figure
@@ -209,7 +210,7 @@ def heat_map(
             if index % columns == 0:
                 axes.set_ylabel(row_title)
         if image is not None:
-            drawn = bar(figure, image, grid, "part of the answers found", shrink=0.9, pad=0.02)
+            drawn = bar(figure, image, grid, "share of right answers", shrink=0.9, pad=0.02)
             if chance is not None:
                 drawn.ax.axhline(chance, color=ON_DARK, linewidth=1.6)
                 drawn.ax.axhline(chance, color=ON_LIGHT, linewidth=1.6, linestyle=(0, (2, 2)))
@@ -218,7 +219,7 @@ def heat_map(
 
 
 def _draw(axes: Axes, table: Table, lengths: Sequence[int], trained_length: int | None) -> object:
-    """Colours and numbers; the trained length as a line between the columns."""
+    """Draw colours and numbers, and the trained length as a line between the columns."""
     import numpy as np
 
     values = np.array([[np.nan if one is None else one for one in row] for row in table], dtype=float)
@@ -241,7 +242,7 @@ def _draw(axes: Axes, table: Table, lengths: Sequence[int], trained_length: int 
 def _note(
     lengths: Sequence[int], trained_length: int | None, chance: float | None, n: int | Sequence[int] | None, note: str
 ) -> str:
-    """What the cells and the lines are, in one line."""
+    """Return one line about the cells and the lines."""
     notes = [note] if note else []
     if n is not None:
         counts = [n] if isinstance(n, int) else sorted(set(n))
@@ -256,25 +257,20 @@ def _note(
     return "; ".join(notes)
 
 
-class Share(NamedTuple):
-    """A part of 1, and its interval (None: one text)."""
-
-    value: float
-    interval: tuple[float, float] | None
-
-
 def accuracy_by_distance(
-    curves: Mapping[int, Mapping[str, Mapping[float, Share]]],
+    curves: Mapping[int, Mapping[str, Mapping[float, Estimate]]],
     *,
     trained_length: int | None = None,
     chance: float | None = None,
     title: str = "Retrieval by distance",
     narrow: bool = False,
 ) -> Figure:
-    """`curves[length][method][distance]`: a panel for each length of the text, a line with intervals for each method.
+    """Draw a panel for each length of the text, and in it a line with intervals for each method.
 
-    Distances are tokens from the end of the question back to the needle; `chance` is what guessing finds. `narrow`: for
-    a phone's width.
+    **Arguments:**
+    - `curves`: `[length][method][distance]`; distances are tokens from the end of the question back to the needle.
+    - `chance`: the accuracy of guessing.
+    - `narrow`: for a phone's width.
     """
     with style():
         from matplotlib.figure import Figure
@@ -292,7 +288,7 @@ def accuracy_by_distance(
                 axes.errorbar(
                     [distance + apart for distance in points],
                     [share.value for share in points.values()],
-                    yerr=_ends(list(points.values())),
+                    yerr=_whiskers(list(points.values())),
                     color=look.color,
                     linestyle=look.line,
                     marker=look.marker,
@@ -312,19 +308,11 @@ def accuracy_by_distance(
             length_ticks(axes)
             axes.set_xlabel("distance (tokens)")
             if index % columns == 0:
-                axes.set_ylabel("part found")
+                axes.set_ylabel("share of right answers")
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         named: dict[str, Any] = {}
         for axes in figure.axes:
             named |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        names = sorted(named, key=lambda label: label == "chance")  # it comes last
+        names = sorted(named, key=lambda label: label == "chance")  # chance comes last
         figure.legend([named[label] for label in names], names, loc="outside lower left", ncols=5)
         return figure
-
-
-def _ends(shares: Sequence[Share]) -> list[list[float]] | None:
-    """How far the intervals reach below and above; None where there is one without."""
-    ends = [(share.value, *share.interval) for share in shares if share.interval is not None]
-    if len(ends) < len(shares):
-        return None
-    return [[max(0.0, value - low) for value, low, _ in ends], [max(0.0, high - value) for value, _, high in ends]]

@@ -15,7 +15,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.measure.engine import Job, check_finite, run_jobs
-from ropewalk.measure.plan import Plan, Protocol, shared_tokens
+from ropewalk.measure.plan import LossProtocol, Plan, shared_tokens
 from ropewalk.methods import METHODS, ConfigForm
 from ropewalk.models.config import Positions
 from ropewalk.optional import need
@@ -122,7 +122,7 @@ class Measurement:
     of `within`; None where they were not counted. `config_form`: where the model's config says its ropes.
     """
 
-    protocol: Protocol
+    protocol: LossProtocol
     own: Positions
     positions: dict[str, Positions]
     same_as: dict[str, str]
@@ -193,7 +193,7 @@ class Measurement:
         )
 
 
-def _block_counts(protocol: Protocol) -> list[int]:
+def _block_counts(protocol: LossProtocol) -> list[int]:
     """Losses in each block: the first token of a window has none."""
     return [end - max(start, 1) for start, end in protocol.blocks]
 
@@ -207,7 +207,7 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def frequency_losses(texts: Sequence[Sequence[int]], protocol: Protocol, *, vocab_size: int) -> tuple[float, ...]:
+def frequency_losses(texts: Sequence[Sequence[int]], protocol: LossProtocol, *, vocab_size: int) -> tuple[float, ...]:
     """For each window the mean loss, within the trained length, of token frequencies counted outside the window.
 
     A token that occurs c times among the N tokens of its text outside the window, T of them distinct, has the
@@ -222,7 +222,7 @@ def frequency_losses(texts: Sequence[Sequence[int]], protocol: Protocol, *, voca
     **Source:** Witten and Bell 1991 (method C), interpolated with the uniform distribution as in Chen and Goodman 1999,
     "An empirical study of smoothing techniques for language modeling", section 2.
 
-    >>> protocol = Protocol.choose(trained_length=2, target=2, text="t", windows=1)
+    >>> protocol = LossProtocol.choose(trained_length=2, target=2, text="t", windows=1)
     >>> round(frequency_losses([[0, 0]], protocol, vocab_size=2)[0], 4)  # nothing lies outside: log 2
     0.6931
     """
@@ -361,7 +361,7 @@ def run(
     return gather(plan, ledger)
 
 
-def _beginning(plain: Reader | None, ids: Tensor, protocol: Protocol, chunk: int) -> Losses | None:
+def _beginning(plain: Reader | None, ids: Tensor, protocol: LossProtocol, chunk: int) -> Losses | None:
     """The losses of a window's first tokens as plain's pass over all of it finds them, to the bit: by whole chunks.
 
     So crop's numbers do not depend on which process has read plain. The token after the last chunk is read for the loss
@@ -373,7 +373,7 @@ def _beginning(plain: Reader | None, ids: Tensor, protocol: Protocol, chunk: int
     return plain.window_losses(ids[: whole + 1], seq_len=protocol.target, chunk=chunk)
 
 
-def _sums(losses: Losses, protocol: Protocol, seconds: float) -> WindowResult:
+def _sums(losses: Losses, protocol: LossProtocol, seconds: float) -> WindowResult:
     """Return the sums of a window's losses; `seconds`: those that others spent on what was taken over."""
     by_position = np.concatenate([[0.0], losses])
     sums = tuple(float(by_position[start:end].sum()) for start, end in protocol.blocks)

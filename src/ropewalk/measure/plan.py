@@ -27,7 +27,7 @@ MOST_WINDOWS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Protocol:
+class LossProtocol:
     """One protocol of measurement; every length is in tokens, `start_char` in characters of each text.
 
     `windows` are taken of each text, disjoint, at places drawn from `seed`. The first `unscaled_tokens` of a window
@@ -53,37 +53,39 @@ class Protocol:
                 raise RopeError(
                     f"protocol: `{name}` must be at least 1.",
                     facts={name: getattr(self, name)},
-                    cure=f"Give a positive --{name.replace('_', '-')}.",
+                    cure="Give a positive number of tokens." if name != "windows" else "Give a positive --windows.",
                 )
         if not self.texts:
             raise RopeError("protocol: there is no text to measure on.", cure="Give --text FILE.")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise RopeError(
-                "protocol: `seed` must be a whole number from 0 on.", facts={"seed": self.seed}, cure="Give --seed 0."
+                "protocol: `seed` must be a whole number from 0 on.",
+                facts={"seed": self.seed},
+                cure="Leave it out for 0.",
             )
         if not isinstance(self.unscaled_tokens, int) or not 0 <= self.unscaled_tokens < self.target:
             raise RopeError(
                 "protocol: `unscaled_tokens` must be a whole number from 0 to below the target.",
                 facts={"unscaled_tokens": self.unscaled_tokens, "target": self.target},
-                cure="A few are usual: --unscaled-tokens 4; LongRoPE tries up to 256.",
+                cure="Give a few, such as 4; LongRoPE tries up to 256.",
             )
         if self.start_char < 0:
             raise RopeError(
                 "protocol: `start_char` must not be negative.",
                 facts={"start_char": self.start_char},
-                cure="Count --start-char from the beginning of the text.",
+                cure="Count it from the beginning of the text.",
             )
         if not 2 <= self.block <= self.target:
             raise RopeError(
                 "protocol: `block` must be from 2 tokens to the target.",
                 facts={"block": self.block, "target": self.target},
-                cure="Give a --block that divides the target, such as a quarter of the trained length.",
+                cure="Give a block that divides the target, such as a quarter of the trained length.",
             )
         if 4 * self.stride > max(self.trained_length, 4):
             raise RopeError(
                 "protocol: crop's stride must be at most a quarter of the trained length.",
                 facts={"stride": self.stride, "trained_length": self.trained_length},
-                cure="Give a smaller --stride; the default is a quarter.",
+                cure="Give a smaller stride; the default is a quarter.",
             )
 
     @classmethod
@@ -100,12 +102,12 @@ class Protocol:
         seed: int = 0,
         unscaled_tokens: int = 0,
         tokens: int | None = None,
-    ) -> Protocol:
+    ) -> LossProtocol:
         """Fill in what was not asked for: target 4x (3x, 2x where the shortest text's `tokens` hold no more), block and
         stride a quarter of the trained length, and as many windows (16 at most) as those tokens hold and as keep a
         method within 65,536 tokens.
 
-        >>> found = Protocol.choose(trained_length=512, text="moby_dick")
+        >>> found = LossProtocol.choose(trained_length=512, text="moby_dick")
         >>> found.target, found.block, found.windows
         (2048, 128, 16)
         """
@@ -140,7 +142,7 @@ class Protocol:
     def starts(self, tokens: int, text: int = 0) -> tuple[int, ...]:
         """The first token of each window in the text of that number: disjoint, with gaps drawn at random.
 
-        >>> Protocol.choose(trained_length=4, text="t", target=8, windows=3, seed=1).starts(30)
+        >>> LossProtocol.choose(trained_length=4, text="t", target=8, windows=3, seed=1).starts(30)
         (3, 11, 21)
         """
         room = tokens - self.windows * self.target
@@ -154,7 +156,7 @@ class Protocol:
                     "windows": self.windows,
                     "target": self.target,
                 },
-                cure="Give a longer --text, fewer --windows, a smaller --start-char or a shorter --target.",
+                cure="Give a longer --text, fewer --windows, a smaller start_char or a shorter --target.",
             )
         gaps = np.sort(np.random.default_rng([self.seed, text]).integers(0, room + 1, self.windows))
         return tuple(int(gap) + index * self.target for index, gap in enumerate(gaps))
@@ -198,7 +200,7 @@ class Plan:
     where it is not their own. `config_form`: where the model's config says its ropes.
     """
 
-    protocol: Protocol
+    protocol: LossProtocol
     own: Positions
     positions: dict[str, Positions]
     same_as: dict[str, str]
@@ -244,7 +246,7 @@ def _digest_of(positions: Positions) -> str:
     return hash_of(positions)
 
 
-def plan(reader: Reader, protocol: Protocol, methods: Sequence[str] | None) -> Plan:
+def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) -> Plan:
     """What there is to do: `plain` always (differences are paired to it), each distinct form of the model once.
 
     Raises `RopeError` for a method that is unknown or does not apply.
@@ -279,7 +281,7 @@ def _angles(positions: Positions, seq_len: int) -> object:
     return tuple(None if rope is None else distinct[rope] for rope in positions.ropes)
 
 
-def shared_tokens(method: str, protocol: Protocol, chunk: int) -> int:
+def shared_tokens(method: str, protocol: LossProtocol, chunk: int) -> int:
     """Tokens at the beginning of each window, in whole chunks, that a method other than crop reads as `plain` does."""
     if METHODS[method].crops:
         return 0
@@ -287,7 +289,7 @@ def shared_tokens(method: str, protocol: Protocol, chunk: int) -> int:
     return min(METHODS[method].equal_below(reach), protocol.target - 1) // chunk * chunk
 
 
-def tokens_of(method: str, protocol: Protocol, *, reuse: bool = True) -> int:
+def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int:
     """Tokens that go through the model for one window; where it can, crop reuses the plain pass's beginning."""
     if not METHODS[method].crops:
         return protocol.target
@@ -295,7 +297,7 @@ def tokens_of(method: str, protocol: Protocol, *, reuse: bool = True) -> int:
     return sum(end - start for start, end, _ in steps) + (0 if reuse else protocol.trained_length)
 
 
-def workload_of(method: str, protocol: Protocol, *, chunk: int, reuse: bool = True) -> Workload:
+def workload_of(method: str, protocol: LossProtocol, *, chunk: int, reuse: bool = True) -> Workload:
     """What a method reads of one window; `reuse`: it has the beginning from plain, where it can."""
     if not METHODS[method].crops:
         whole = Workload.of(protocol.target, chunk=chunk)
@@ -307,7 +309,7 @@ def workload_of(method: str, protocol: Protocol, *, chunk: int, reuse: bool = Tr
     return whole
 
 
-def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: Protocol) -> Tensor:
+def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: LossProtocol) -> Tensor:
     """int64 `[windows, target]`: the protocol's windows of its tokenised texts, in order.
 
     `tokens` are those of each text, or of the one text. Raises `RopeError` if one is too short.
@@ -355,7 +357,7 @@ def trained_length_of(reader: Reader, given: int | None) -> int:
     return length
 
 
-def fingerprint(reader: Reader, windows: Tensor, protocol: Protocol) -> str:
+def fingerprint(reader: Reader, windows: Tensor, protocol: LossProtocol) -> str:
     """A short hash of all that a run's numbers depend on: the model, the windows' tokens and the protocol."""
     ids = windows.to(torch.int64).contiguous().numpy().tobytes()
     return hash_of(FORMAT, torch.__version__, reader.digest(), protocol, ids)

@@ -14,7 +14,7 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.measure.losses import run
-from ropewalk.measure.plan import KIND, Protocol, fingerprint, plan, take_windows
+from ropewalk.measure.plan import KIND, LossProtocol, fingerprint, plan, take_windows
 from ropewalk.methods import settled, settled_by_length, unsettled
 from ropewalk.progress import Progress
 from ropewalk.readers.reader import CHUNK, Reader
@@ -139,7 +139,7 @@ def _measure(
             facts={"scaling": rope.scaling, "tokens in the text": shortest},
             cure="Give a longer --text, or pass --trained-length.",
         )
-    protocol = Protocol.choose(
+    protocol = LossProtocol.choose(
         trained_length=length,
         target=length,
         text=[str(number) for number in range(len(tokens))],

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.attention import Attention
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.masks import TokenLayout
-from ropewalk.attention.norm import RMSNorm, residual_stream
-from ropewalk.encodings import Encoding, EncodingConfig, LearnedAbsolute, Sizes
+from ropewalk.attention.norm import residual_stream
+from ropewalk.encodings import EncodingConfig, LearnedAbsolute
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
-from ropewalk.models.layers import DecoderLayer, FeedForward, make_norm, run_layers
+from ropewalk.models.layers import check_ids, draw_weights, make_layer, make_norm, run_layers, shared_encoding
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.rope.config import RopeConfig
 from ropewalk.shapes import Float, Int, Shaped
@@ -27,19 +25,21 @@ POOLINGS = ("mean", "first")
 
 @dataclass(frozen=True)
 class TextClassifierConfig:
-    """The shape of a text classifier; names are `DecoderConfig`'s where both have them.
+    """The shape of a text classifier; fields that `DecoderConfig` has too have its names.
+
+    **Arguments:**
 
     - `labels`: the classes by name, in the order of the logits; two or more.
     - `encoding`: one of `ropewalk.encodings` by name or with its settings, a RopeConfig, or None for no position.
-      Queries see both ways, so "xpos" is refused.
+      Queries see both directions, so "xpos" is refused.
     - `pooling`: "mean" of the real tokens' vectors, or the "first" real token's.
-    - `max_length`: tokens; longer texts are cut by `encode`, and a learned table has so many positions.
+    - `max_length`: tokens; `encode` cuts longer texts, and a learned table has this number of positions.
     - `dropout`: of embeddings, residual branches and the pooled vector; `attention_dropout`: of attention's weights;
-      both in training only.
-    - `initializer_range`, `embedding_range` (None: the same): standard deviations of matrices and of embeddings at the
-      beginning. Wide embeddings keep words apart that few texts have.
+      both only in training.
+    - `initializer_range`, `embedding_range` (None: the same): standard deviations of the first matrices and embeddings.
+      A wide range separates words that occur in few texts.
 
-    Raises `RopeError` where numbers do not fit.
+    **Raises:** `RopeError` if sizes do not fit.
 
     >>> TextClassifierConfig(vocab_size=32, labels=("no", "yes"), hidden_size=16, intermediate_size=32,
     ...                      num_hidden_layers=2, num_attention_heads=2).encoder.rope.head_dim
@@ -97,7 +97,7 @@ class TextClassifierConfig:
 
     @property
     def encoder(self) -> DecoderConfig:
-        """The layers alone, as a decoder of the same shape would have them."""
+        """Return the shape of the layers, as of a decoder."""
         encoding = LearnedAbsolute(self.max_length) if self.encoding == "learned" else self.encoding
         return DecoderConfig(
             **{name: getattr(self, name) for name in SHARED},
@@ -111,14 +111,14 @@ SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "hidden_act", "norm", "norm_eps", "attention_dropout", "initializer_range",
 )  # fmt: skip
-"""The fields that mean the same in DecoderConfig."""
+"""The fields that have the same meaning in DecoderConfig."""
 
 
 class TextClassifier(nn.Module):
     """A bidirectional encoder with a pooled vector and a linear head; the layers are the decoder's, without its mask.
 
-    `tokenizer` is None until training or a checkpoint brings one. Nothing but parameters is stored. Padding changes no
-    logit: a padded token is seen by nobody and has no part in the pooled vector.
+    `tokenizer` is None until training or a checkpoint sets one. Only parameters are stored. Padding changes no logit:
+    no query sees a padded token, and the pooled vector ignores it.
 
     Sources: Devlin et al. 2019, arXiv:1810.04805 (first-token pooling); Reimers and Gurevych 2019, arXiv:1908.10084,
     section 3 (mean pooling).
@@ -135,31 +135,19 @@ class TextClassifier(nn.Module):
         self.tokenizer: Tokenizer | None = None
         shape = config.encoder
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.encoding: Encoding | None = None
-        if isinstance(shape.encoding, EncodingConfig) and shape.encoding.shared:
-            sizes = Sizes(config.hidden_size, config.num_attention_heads, shape.head_dim or 0, causal=False)
-            self.encoding = shape.encoding.build(sizes)
-        self.layers = nn.ModuleList(_make_layer(shape, self.encoding) for _ in range(config.num_hidden_layers))
+        self.encoding = shared_encoding(shape, causal=False)
+        self.layers = nn.ModuleList(
+            make_layer(shape, rope, None, None, self.encoding, causal=False) for rope in shape.ropes
+        )
         self.norm = make_norm(config.norm, config.hidden_size, config.norm_eps)
         self.classifier = nn.Linear(config.hidden_size, len(config.labels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew from torch's generator: normal matrices, zero biases, unit norms."""
-        with torch.no_grad():
-            for module in self.modules():
-                if isinstance(module, nn.Linear | nn.Embedding):
-                    module.weight.normal_(0.0, self.config.initializer_range)
-                elif isinstance(module, RMSNorm | nn.LayerNorm):
-                    module.weight.fill_(1.0)
-                bias = getattr(module, "bias", None)
-                if isinstance(bias, Tensor):
-                    bias.zero_()
-            if self.config.embedding_range is not None:
-                self.embed_tokens.weight.normal_(0.0, self.config.embedding_range)
-            for module in self.modules():
-                if isinstance(module, Encoding):
-                    module.reset_parameters()
+        """Draw all weights from torch's generator: normal matrices, zero biases, unit norms."""
+        deviation = self.config.embedding_range
+        embeddings = None if deviation is None else (self.embed_tokens.weight, deviation)
+        draw_weights(self, self.config.initializer_range, embeddings)
 
     def forward(
         self,
@@ -167,12 +155,13 @@ class TextClassifier(nn.Module):
         *,
         attention_mask: Shaped[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch labels"]:
-        """Logits `[batch, labels]` in the model's dtype, for token ids `[batch, seq]`.
+        """Return logits `[batch, labels]` in the model's dtype, for token ids `[batch, seq]`.
 
-        `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side. A token's position is
-        its index among the real tokens of its row; where frequencies depend on length, that is the row's own.
+        **Arguments:** `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side. A
+        token's position is its index among the real tokens of its row. Frequencies that depend on length use the
+        number of real tokens of the row.
 
-        Raises `RopeError` for ids that the vocabulary has not, and for a row without a real token.
+        **Raises:** `RopeError` for ids that are not in the vocabulary, and for a row without a real token.
         """
         self._check_call(input_ids, attention_mask)
         x = self.embed_tokens(input_ids)
@@ -191,13 +180,13 @@ class TextClassifier(nn.Module):
         return F.dropout(x, self.config.dropout) if self.training and self.config.dropout else x
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, at most `max_length`; with first-token pooling after the token that begins a text.
+        """Return the ids of a text, at most `max_length`; first-token pooling puts the beginning token before them.
 
-        Raises `RopeError` for a text without a token, or where there is no tokenizer.
+        **Raises:** `RopeError` for a text without a token, and without a tokenizer.
         """
         if self.tokenizer is None:
             raise RopeError(
-                "TextClassifier: there is no tokenizer to read a text with.",
+                "TextClassifier: the model has no tokenizer to encode texts with.",
                 cure="Set `tokenizer`, or load a folder that `ropewalk classify train` wrote.",
             )
         ids = self.tokenizer.encode(text.strip())
@@ -209,72 +198,36 @@ class TextClassifier(nn.Module):
         return ids[: self.config.max_length]
 
     def num_parameters(self) -> int:
-        """Numbers that are learned."""
+        """Return the number of learned numbers."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def extra_repr(self) -> str:
         return f"labels={len(self.config.labels)}, pooling={self.config.pooling}"
 
     def _check_call(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
-        if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
-            raise RopeError(
-                "TextClassifier: `input_ids` must be integers [batch, seq].",
-                facts={"input_ids": input_ids},
-                cure="Add the batch: input_ids[None].",
-            )
+        check_ids(input_ids, self.config.vocab_size, "TextClassifier")
         if torch.compiler.is_compiling() or input_ids.device.type != "cpu":
             return
         if not input_ids.shape[1] or (attention_mask is not None and not bool((attention_mask != 0).any(-1).all())):
-            facts: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
             raise RopeError(
                 "TextClassifier: a text without a single token has no class.",
-                facts=facts,
+                facts={"input_ids": input_ids, "attention_mask": attention_mask},
                 cure="Leave out empty texts.",
             )
-        if input_ids.numel():
-            low, high = (int(bound) for bound in input_ids.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                raise RopeError(
-                    "TextClassifier: `input_ids` holds a token that the vocabulary has not.",
-                    facts={"lowest": low, "highest": high, "vocab_size": self.config.vocab_size},
-                    cure="Use the tokenizer that the model was trained with.",
-                )
 
 
 def _mean(vectors: Tensor, layout: TokenLayout) -> Tensor:
-    """The mean over real tokens, `[batch, hidden]`."""
+    """Return the mean over real tokens, `[batch, hidden]`."""
     if layout.real is None:
         return vectors.mean(1)
     real = layout.real[:, :, None]
-    # `where`, not a product: what a padded token holds may be anything
+    # `where`, not a product: the vector of a padded token may be anything
     return torch.where(real, vectors, 0.0).sum(1) / real.sum(1)
 
 
 def _first(vectors: Tensor, layout: TokenLayout) -> Tensor:
-    """The first real token of each row, `[batch, hidden]`."""
+    """Return the vector of each row's first real token, `[batch, hidden]`."""
     if layout.real is None:
         return vectors[:, 0]
     first = layout.real.long().argmax(1)
     return vectors[torch.arange(layout.batch, device=vectors.device), first]
-
-
-def _make_layer(shape: DecoderConfig, shared: Encoding | None) -> DecoderLayer:
-    attention = Attention(
-        shape.hidden_size,
-        shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        rope=shape.rope if isinstance(shape.rope, RopeConfig) else None,
-        encoding=shape.encoding if shared is None else shared,
-        causal=False,
-        norm_eps=shape.norm_eps,
-        attention_dropout=shape.attention_dropout,
-        residual_dropout=shape.residual_dropout,
-    )
-    return DecoderLayer(
-        attention,
-        FeedForward(shape.hidden_size, shape.intermediate_size, hidden_act=shape.hidden_act),
-        make_norm(shape.norm, shape.hidden_size, shape.norm_eps),
-        make_norm(shape.norm, shape.hidden_size, shape.norm_eps),
-        residual_dropout=shape.residual_dropout,
-    )

@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 from ropewalk.attention.extensions import Extension, Retained
 from ropewalk.encodings import EncodingConfig, NoPE, resolve
 from ropewalk.errors import RopeError
-from ropewalk.models.layers import ACTIVATIONS, NORMS
 from ropewalk.rope.config import RopeConfig
 
 RopeSetting = RopeConfig | tuple[RopeConfig | None, ...] | None
@@ -17,8 +16,10 @@ RopeSetting = RopeConfig | tuple[RopeConfig | None, ...] | None
 ExtensionSetting = Extension | tuple[Extension | None, ...] | None
 """The same for extensions."""
 
-
 EntryT = TypeVar("EntryT")
+
+ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
+NORMS = ("rmsnorm", "layernorm")
 
 
 class Unchanged(Enum):
@@ -31,7 +32,7 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
-"""Leave this setting as it is; None would take it away."""
+"""Leave this setting unchanged; None removes it."""
 
 
 @dataclass(frozen=True)
@@ -53,34 +54,35 @@ class Positions:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
+        """Return the number of layers."""
         return len(self.ropes)
 
     @property
     def present_ropes(self) -> tuple[RopeConfig, ...]:
-        """The ropes of the layers that have one."""
+        """Return the ropes of the layers that have one."""
         return tuple(rope for rope in self.ropes if rope is not None)
 
     @property
     def remaps(self) -> bool:
-        """Whether any layer's extension reads unrotated keys."""
+        """Return whether any layer's extension needs unrotated keys."""
         return any(extension is not None and extension.remaps for extension in self.extensions)
 
     @property
     def needs_seq_len(self) -> bool:
-        """Whether any layer's frequencies depend on the sequence's length."""
+        """Return whether any layer's frequencies depend on the sequence's length."""
         return any(rope.needs_seq_len for rope in self.present_ropes)
 
     def with_rope(self, rope: RopeSetting) -> Positions:
-        """One rope for every layer that has one, None for none, or one entry per layer."""
+        """Return positions with one rope for every layer that has one, None for none, or one entry per layer."""
         if isinstance(rope, RopeConfig):
             return replace(self, ropes=tuple(None if old is None else rope for old in self.ropes))
         return replace(self, ropes=entries("with_positions", "rope", rope, RopeConfig, self.num_layers))
 
     def with_extension(self, extension: ExtensionSetting) -> Positions:
-        """One extension for every layer that can take it, None for none, or one entry per layer.
+        """Return positions with one extension for every layer that can have it, None for none, or one entry per layer.
 
-        A layer without a rope or with a sliding window takes none that remaps. Raises `RopeError` where no layer can.
+        Layers without a rope or with a sliding window cannot have one that remaps. **Raises:** `RopeError` if no layer
+        can have it.
         """
         if isinstance(extension, Extension):
             layers = zip(self.ropes, self.sliding_windows, strict=True)
@@ -96,13 +98,12 @@ class Positions:
 
 
 def entries(where: str, name: str, value: object, kind: type[EntryT], count: int) -> tuple[EntryT | None, ...]:
-    """`value` as one entry for each of `count` layers: itself for all, or a tuple's own entries.
+    """Return `value`, or the entries of a tuple, as one entry for each of `count` layers.
 
-    Raises `RopeError`, in which `where` names the caller, for entries that are no `kind`, and for another count.
+    **Raises:** `RopeError` for entries that are no `kind`, and for a different count; it names `where`, the caller.
     """
-    several = isinstance(value, list | tuple)
     of_layers: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (value,) * count
-    if several and len(of_layers) != count:
+    if len(of_layers) != count:
         raise RopeError(
             f"{where}: a tuple `{name}` needs one entry per layer.",
             facts={f"len({name})": len(of_layers), "num_hidden_layers": count},
@@ -119,18 +120,20 @@ def entries(where: str, name: str, value: object, kind: type[EntryT], count: int
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The shape of a decoder; field names are Hugging Face's where it has them.
+    """The shape of a decoder; fields have Hugging Face's names if it has them.
+
+    **Arguments:**
 
     - `num_key_value_heads` None: as many as heads. `head_dim` None: hidden_size / num_attention_heads.
     - `rope`: one RopeConfig for all layers, None for no position at all, or a tuple with one entry (or None) per layer.
-    - `encoding`: instead of a rope one of `ropewalk.encodings`, by name or with its settings; "rope" and "axial" become
-      a `rope`.
+    - `encoding`: instead of a rope one of `ropewalk.encodings`, by name or with its settings; "rope" and "axial" set
+      `rope`.
     - `sliding_window`: tokens, None, or a tuple with one entry per layer.
     - `extension`: one of `ropewalk.attention.extensions`, None, or a tuple with one entry (or None) per layer.
     - `hidden_act`: "swiglu", "gelu", "gelu_tanh", "relu". `norm`: "rmsnorm", "layernorm".
-    - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, used in training only.
+    - `attention_bias`: of q, k and v; `output_bias`: of o. Dropouts are probabilities, applied only in training.
 
-    Raises `RopeError` where numbers do not fit.
+    **Raises:** `RopeError` if sizes do not fit.
 
     >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
     ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
@@ -182,7 +185,7 @@ class DecoderConfig:
                 raise RopeError(
                     "DecoderConfig: `hidden_size` is not a multiple of `num_attention_heads`.",
                     facts=facts,
-                    cure="Pass head_dim=... where a head is not hidden_size / num_attention_heads.",
+                    cure="Pass head_dim=... if a head is not hidden_size / num_attention_heads.",
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         for name, known in (("hidden_act", ACTIVATIONS), ("norm", NORMS)):
@@ -193,64 +196,60 @@ class DecoderConfig:
                     cure="Choose one of the known.",
                 )
         if self.encoding is not None:
-            self._resolve_encoding(self.head_dim or 0)
+            if self.rope is not None:
+                raise RopeError(
+                    "DecoderConfig: `rope` and `encoding` are mutually exclusive.",
+                    facts={"rope": self.rope, "encoding": self.encoding},
+                    cure="Pass one of them.",
+                )
+            chosen = resolve(self.encoding, self.head_dim or 0)
+            object.__setattr__(self, "rope", chosen if isinstance(chosen, RopeConfig) else None)
+            object.__setattr__(self, "encoding", None if isinstance(chosen, RopeConfig | NoPE) else chosen)
         for name, kind in (("rope", RopeConfig), ("sliding_window", int), ("extension", Extension)):
             value = getattr(self, name)
             of_layers = entries("DecoderConfig", name, value, kind, self.num_hidden_layers)
             if isinstance(value, list | tuple):
                 object.__setattr__(self, name, of_layers)
 
-    def _resolve_encoding(self, head_dim: int) -> None:
-        """A name becomes its settings; RoPE becomes a rope, and "none" neither."""
-        if self.rope is not None:
-            raise RopeError(
-                "DecoderConfig: `rope` and `encoding` both say how positions are known.",
-                facts={"rope": self.rope, "encoding": self.encoding},
-                cure="Pass one of them.",
-            )
-        chosen = resolve(self.encoding or "", head_dim)
-        object.__setattr__(self, "rope", chosen if isinstance(chosen, RopeConfig) else None)
-        object.__setattr__(self, "encoding", None if isinstance(chosen, RopeConfig | NoPE) else chosen)
-
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """One rule, or None, per layer."""
+        """Return one rope, or None, per layer."""
         return self.rope if isinstance(self.rope, tuple) else (self.rope,) * self.num_hidden_layers
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
-        """One window in tokens, or None, per layer."""
+        """Return one window in tokens, or None, per layer."""
         window = self.sliding_window
         return window if isinstance(window, tuple) else (window,) * self.num_hidden_layers
 
     @property
     def extensions(self) -> tuple[Extension | None, ...]:
-        """One extension, or None, per layer."""
+        """Return one extension, or None, per layer."""
         extension = self.extension
         return extension if isinstance(extension, tuple) else (extension,) * self.num_hidden_layers
 
     @property
     def positions(self) -> Positions:
-        """What each layer knows of positions."""
+        """Return the rope, extension and window of each layer."""
         return Positions(self.ropes, self.extensions, self.sliding_windows)
 
     @property
     def remaps(self) -> bool:
-        """Whether any layer's extension reads unrotated keys."""
+        """Return whether any layer's extension needs unrotated keys."""
         return self.positions.remaps
 
     @property
     def retained(self) -> Retained | None:
-        """The bounded part of a row that all layers see (a cache may forget the rest); None where one sees more."""
+        """Return the bounded part of a row that all layers see, so that a cache may drop the rest, or None."""
         parts = {None if extension is None else extension.retained for extension in self.extensions}
         return parts.pop() if len(parts) == 1 else None
 
     @property
     def kv_heads(self) -> int:
-        """`num_key_value_heads`, resolved."""
+        """Return `num_key_value_heads`, resolved."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def needs_seq_len(self) -> bool:
-        """Whether any layer's frequencies depend on the sequence's length."""
+        """Return whether any layer's frequencies depend on the sequence's length."""
         return self.positions.needs_seq_len

@@ -1,4 +1,4 @@
-"""Generation: prompts through a cache, one sampled token per row and step, rows of any lengths together."""
+"""Generation through a cache: one sampled token per row and step, for rows of any lengths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ropewalk.rope.values import as_whole
 
 
 def draws_of(seed: int | None, rows: int) -> list[random.Random]:
-    """A stream of random numbers for each row; None seeds them by torch's generator."""
+    """Return a stream of random numbers for each row; None seeds them by torch's generator."""
     base = seed if seed is not None else int(torch.randint(2**62, (), device="cpu").item())
     return [random.Random(f"{base}:{row}") for row in range(rows)]
 
@@ -36,7 +36,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> list[int]:
-    """One token per row, from logits or log-probabilities `[rows, vocab]`; see `ropewalk.generate`.
+    """Return one token per row, from logits or log-probabilities `[rows, vocab]`; see `ropewalk.generate`.
 
     >>> sample(torch.tensor([[0.0, 2.0, 1.0]]), draws_of(0, 1))
     [1]
@@ -44,7 +44,7 @@ def sample(
     if temperature == 0:
         return [int(token) for token in logits.argmax(-1).tolist()]
     out = []
-    # From the largest down, so that no temperature, however small, divides to infinity (and inf - inf to NaN).
+    # Subtract the largest first, so that no small temperature divides to infinity (and inf - inf to NaN).
     exact = to_float64(logits)
     downward = exact - exact.amax(-1, keepdim=True)
     for draw, scores in zip(draws, downward / temperature, strict=True):
@@ -52,7 +52,7 @@ def sample(
         best = scores.topk(count) if count < scores.shape[0] else scores.sort(descending=True)
         reached = best.values.softmax(-1).cumsum(-1)
         if top_p is not None:
-            # Keep a token while those before it have not reached p: the first one always stays.
+            # Keep a token while the sum before it is below p; the first one always stays.
             kept = int((reached < top_p).sum().item()) + 1
             reached = reached[:kept]
         mark = draw.random() * reached[-1]
@@ -61,9 +61,8 @@ def sample(
     return out
 
 
-_PREFILL = 1024
-_FORGET = 256  # a stream drops tokens in such lots, as each drop moves those that stay
-"""Tokens per row that a prompt goes through the model at a time, which bounds memory."""
+_PREFILL = 1024  # tokens per row of a prompt in one call of the model, which bounds memory
+_SLACK = 256  # tokens to drop at a time, because each drop moves those that stay
 
 
 def generate(
@@ -78,23 +77,26 @@ def generate(
     seed: int | None = None,
     seq_len: int | None = None,
 ) -> list[list[int]]:
-    """The new tokens of each prompt, without the stop token that may have ended them.
+    """Return the new tokens of each prompt, without the stop token.
 
-    - `prompts`: a text or several (for a model with a tokenizer), one or several lists of token ids, or integers
-      `[batch, seq]`. They may differ in length; each comes out as it would alone. A text begins with the tokens that
-      the checkpoint puts before every text; an empty one is the tokenizer's bos alone.
-    - `temperature`: 0 takes the likeliest token; else logits are divided by it. `top_k` keeps the k likeliest tokens,
-      then `top_p` the fewest of these whose probabilities reach p. They say nothing at temperature 0 and are refused.
+    **Arguments:**
+
+    - `prompts`: one or several texts (for a model with a tokenizer), one or several lists of token ids, or integers
+      `[batch, seq]`. They may differ in length; each result equals that of a call with only this prompt. A text begins
+      with the tokens that the checkpoint puts before every text; an empty text is the tokenizer's bos.
+    - `max_new_tokens`: tokens per prompt.
+    - `temperature`: 0 selects the most likely token; else logits are divided by it. `top_k` keeps the k most likely
+      tokens, then `top_p` the fewest of these with a total probability of at least p; both need a temperature above 0.
     - `stop_tokens`: ids that end a row; None: the tokenizer's `eos_ids` for texts, none for token ids.
-    - `seed`: repeats a draw; each row draws from its own stream.
-    - `seq_len`: tokens, for rules whose frequencies depend on length: keeps them fixed at that length. None: dynamic
-      NTK is fixed at prompt + max_new_tokens; LongRoPE follows the tokens so far, and a row's cache is recomputed from
-      its tokens when it passes the original length, so that every token is what a fresh start would give.
+    - `seed`: makes the result repeatable; each row has its own random numbers.
+    - `seq_len`: tokens; frequencies that depend on length are fixed at this length. None: dynamic NTK is fixed at
+      prompt + max_new_tokens. LongRoPE follows the tokens so far, and a row's cache is recomputed when it exceeds the
+      original length, so that every token equals that of a new start.
 
-    A model from `torch.compile` gets a `StaticCache`, so that one graph decodes all tokens (not where LongRoPE follows
-    the tokens, nor for rows of different lengths under dynamic NTK).
+    A model from `torch.compile` gets a `StaticCache`, so that one graph decodes all tokens, except if LongRoPE follows
+    the tokens, and for rows of different lengths under dynamic NTK.
 
-    Raises `RopeError` for an empty prompt, an unknown token, text without a tokenizer, and numbers out of range.
+    **Raises:** `RopeError` for an empty prompt, an unknown token, text without a tokenizer, and options out of range.
 
     >>> from ropewalk.models.decoder import DecoderConfig
     >>> model = Decoder(DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
@@ -121,9 +123,9 @@ def stream(
     seed: int | None = None,
     seq_len: int | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """The same as `generate`, as it goes: (row, token) for each new token, step by step.
+    """Yield (row, token) for each new token, step by step.
 
-    Arguments and errors are `generate`'s; errors are raised by this call, not by the first step.
+    Arguments and errors are `generate`'s. This call raises the errors, not the first step.
 
     >>> from ropewalk.checkpoints.load import load
     >>> len(list(stream(load("tiny"), ["The sea", "A whale"], max_new_tokens=3)))
@@ -136,7 +138,7 @@ def stream(
 
 @dataclass
 class _Generation:
-    """One generation: what was asked, and the tokens of each row so far."""
+    """The arguments of one generation, and the tokens of each row so far."""
 
     model: Decoder
     tokens: list[list[int]]
@@ -150,7 +152,7 @@ class _Generation:
     follows: bool
     """Whether frequencies follow the tokens so far (LongRoPE) instead of being fixed."""
     final: list[int] = field(default_factory=list)
-    """Tokens per row in the end, if no stop token comes first."""
+    """Final number of tokens per row, without stop tokens."""
 
     @classmethod
     def prepare(
@@ -165,7 +167,7 @@ class _Generation:
         seed: int | None,
         seq_len: int | None,
     ) -> _Generation:
-        """Check everything that was asked, before anything is computed."""
+        """Check all arguments before any computation."""
         check_sampling(max_new_tokens, temperature, top_k, top_p)
         ends = stop_tokens
         if ends is None:
@@ -182,7 +184,7 @@ class _Generation:
         long = {rope.switch_length is not None for rope in ropes}
         if len(long) > 1 and seq_len is None:
             raise RopeError(
-                "generate: some layers fix their frequencies at the final length, others follow the tokens so far.",
+                "generate: some layers fix their frequencies at the final length, and others follow the tokens so far.",
                 facts={"scaling": sorted({type(rope.scaling).__name__ for rope in ropes})},
                 cure="Pass seq_len=... to fix them all: prompt + max_new_tokens.",
             )
@@ -193,11 +195,11 @@ class _Generation:
                 cure="Leave it out, or pass prompt + max_new_tokens.",
             )
         if seq_len is not None:
-            # The last token is never fed back, so the cache holds one less than the final length.
+            # The last token is not fed back, so the cache needs one less than the final length.
             short = [rope for rope in ropes if max(final) - 1 > rope.longest_at(seq_len)]
             if seq_len < 1 or short:
                 raise RopeError(
-                    "generate: `seq_len` is less than prompt + max_new_tokens, and frequencies depend on it.",
+                    "generate: `seq_len` is less than prompt + max_new_tokens, and frequencies depend on length.",
                     facts={"seq_len": seq_len, "needed": max(final)},
                     cure="Raise it, or leave it out.",
                 )
@@ -208,7 +210,7 @@ class _Generation:
         )  # fmt: skip
 
     def fixed_length(self, rows: Sequence[int]) -> SeqLen | None:
-        """The seq_len that a cache for these rows is made with, as their tokens stand now."""
+        """Return the `seq_len` of a new cache for these rows."""
         if not self.model.config.needs_seq_len:
             return None
         if self.seq_len is not None:
@@ -217,42 +219,42 @@ class _Generation:
         return lengths[0] if len(set(lengths)) == 1 else torch.tensor(lengths, device="cpu")
 
     def switches(self, row: int, seq_len: int) -> bool:
-        """Whether the row has now more tokens than the frequencies of its cache are right for."""
+        """Return whether the row has more tokens than the frequencies of its cache are correct for."""
         ropes = {rope for rope in self.model.config.ropes if rope is not None}
         return self.follows and any(len(self.tokens[row]) > rope.longest_at(seq_len) for rope in ropes)
 
 
 @torch.inference_mode()
 def _steps(run: _Generation) -> Iterator[tuple[int, int]]:
-    """Sample, hand out, feed back: until every row has stopped or has its tokens. Switches no mode across a yield."""
+    """Sample, yield and feed back until every row has ended; no mode of the model is changed across a yield."""
     rows = list(range(len(run.tokens)))
     cache, logits = _prefill(run, rows)
     for step in range(run.max_new_tokens):
-        going = []
+        active = []
         for at, (row, token) in enumerate(zip(rows, _sample(run, rows, logits), strict=True)):
             if token in run.stop_tokens:
                 continue
             run.tokens[row].append(token)
-            going.append(at)
+            active.append(at)
             yield row, token
-        rows = [rows[at] for at in going]
+        rows = [rows[at] for at in active]
         if not rows or step == run.max_new_tokens - 1:
             return
-        cache.select(going)
+        cache.select(active)
         logits = _feed(run, rows, cache)
 
 
 def _prefill(run: _Generation, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
-    """A cache with all tokens of these rows, and the logits `[rows, vocab]` after the last of each."""
+    """Return a cache with all tokens of these rows, and the logits `[rows, vocab]` after the last of each."""
     model, lengths = run.model, [len(run.tokens[row]) for row in rows]
     longest = max(lengths)
     fixed = run.fixed_length(rows)
     static = _is_compiled(model) and not run.follows and not isinstance(fixed, Tensor)
-    # the last token is never fed back
-    room = max(run.final[row] for row in rows) - 1 if static else longest + min(run.max_new_tokens, 256)
+    # the last token is not fed back
+    capacity = max(run.final[row] for row in rows) - 1 if static else longest + min(run.max_new_tokens, 256)
     if model.config.retained is not None:
-        room = min(room, model.config.retained.total + _PREFILL)
-    cache = model.new_cache(len(rows), seq_len=fixed, capacity=room, static=static)
+        capacity = min(capacity, model.config.retained.total + _PREFILL)
+    cache = model.new_cache(len(rows), seq_len=fixed, capacity=capacity, static=static)
     padded = torch.zeros(len(rows), longest, dtype=torch.long, device="cpu")
     for at, row in enumerate(rows):
         padded[at, : lengths[at]] = torch.tensor(run.tokens[row], device="cpu")
@@ -263,7 +265,7 @@ def _prefill(run: _Generation, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
     with _evaluating(model):
         for begin in range(0, longest, _PREFILL):
             end = min(begin + _PREFILL, longest)
-            # the head serves the last chunk alone; until then hidden states are kept
+            # only the last chunk runs the head; before it, hidden states are kept
             head_fn = partial(_at_ends, ends=ends - 1 - begin, before=last, logits=end == longest)
             last = model(padded[:, begin:end], attention_mask=real[:, begin:end], cache=cache, head_fn=head_fn)
             _forget(model, cache, slack=0)
@@ -272,7 +274,7 @@ def _prefill(run: _Generation, rows: Sequence[int]) -> tuple[KVCache, Tensor]:
 
 
 def _at_ends(hidden: Tensor, weight: Tensor, *, ends: Tensor, before: Tensor | None, logits: bool) -> Tensor:
-    """Hidden states `[rows, hidden]` at each row's last token, `before` where that came earlier; or their logits."""
+    """Return hidden states `[rows, hidden]` at each row's last token (`before` if it is earlier), or their logits."""
     seq = hidden.shape[1]
     last = hidden[torch.arange(len(hidden), device=hidden.device), ends.clamp(0, seq - 1)]
     if before is not None:
@@ -281,13 +283,13 @@ def _at_ends(hidden: Tensor, weight: Tensor, *, ends: Tensor, before: Tensor | N
 
 
 def _is_compiled(model: Decoder) -> bool:
-    """Whether calls of the model run compiled: by `torch.compile(model)` or `model.compile()`."""
-    dynamo = sys.modules.get("torch._dynamo")  # to name it imports it, which takes longer than importing torch
+    """Return whether calls of the model run compiled: by `torch.compile(model)` or `model.compile()`."""
+    dynamo = sys.modules.get("torch._dynamo")  # importing it takes longer than importing torch
     return model._compiled_call_impl is not None or (dynamo is not None and isinstance(model, dynamo.OptimizedModule))
 
 
 def _forget(model: Decoder, cache: KVCache, *, slack: int) -> None:
-    """Drop what no later token will see, once it is more than `slack` tokens: a stream runs in bounded memory."""
+    """Drop the tokens that no later token sees, if they are more than `slack`, so that memory is bounded."""
     retained = model.config.retained
     if retained is not None:
         excess = [max(0, held - retained.total) for held in cache.lengths.tolist()]
@@ -296,40 +298,40 @@ def _forget(model: Decoder, cache: KVCache, *, slack: int) -> None:
 
 
 def _feed(run: _Generation, rows: Sequence[int], cache: KVCache) -> Tensor:
-    """The logits after the newest token of each row; rows whose frequencies change with it are recomputed."""
-    anew: list[int] = []
+    """Return the logits after the newest token of each row; recompute rows whose frequencies change."""
+    outdated: list[int] = []
     fixed = cache.seq_len
     if run.follows and fixed is not None:
         of_row = [fixed] * len(rows) if isinstance(fixed, int) else fixed.tolist()
-        anew = [at for at, row in enumerate(rows) if run.switches(row, of_row[at])]
-    if len(anew) == len(rows):
+        outdated = [at for at, row in enumerate(rows) if run.switches(row, of_row[at])]
+    if len(outdated) == len(rows):
         fresh, recomputed = _prefill(run, rows)
         cache.replace(range(len(rows)), fresh)
         return recomputed
     newest = torch.tensor([[run.tokens[row][-1]] for row in rows], device=cache.device)
     mask = None
-    if anew:
+    if outdated:
         mask = torch.ones_like(newest)
-        mask[anew] = 0
+        mask[outdated] = 0
     with _evaluating(run.model):
         logits: Tensor = run.model(newest, attention_mask=mask, cache=cache)[:, 0]
-    _forget(run.model, cache, slack=_FORGET)
-    if anew:
-        fresh, recomputed = _prefill(run, [rows[at] for at in anew])
-        cache.replace(anew, fresh)
-        logits[anew] = recomputed
+    _forget(run.model, cache, slack=_SLACK)
+    if outdated:
+        fresh, recomputed = _prefill(run, [rows[at] for at in outdated])
+        cache.replace(outdated, fresh)
+        logits[outdated] = recomputed
     return logits
 
 
 def _sample(run: _Generation, rows: Sequence[int], logits: Tensor) -> list[int]:
-    """One token per row, from logits `[rows, vocab]`."""
+    """Return one token per row, from logits `[rows, vocab]`."""
     draws = [run.draws[row] for row in rows]
     return sample(logits, draws, temperature=run.temperature, top_k=run.top_k, top_p=run.top_p)
 
 
 @contextmanager
 def _evaluating(model: Decoder) -> Iterator[None]:
-    """No dropout inside; training afterwards where it was training."""
+    """Disable dropout inside, and restore each module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

@@ -1,25 +1,26 @@
-"""The layers of a decoder: feed-forward, norm, one pre-norm block."""
+"""The parts that the decoder and the classifier share: feed-forward, norm, one pre-norm block, first weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attention.attention import Attention
+from ropewalk.attention.extensions import Extension
 from ropewalk.attention.forward_inputs import ForwardInputs
 from ropewalk.attention.norm import LayerNorm, RMSNorm, multiplied, projected
-from ropewalk.encodings import Encoding
+from ropewalk.encodings import Encoding, EncodingConfig, Sizes
 from ropewalk.errors import RopeError
+from ropewalk.models.config import ACTIVATIONS, DecoderConfig
+from ropewalk.rope.config import RopeConfig
 
 ResultT = TypeVar("ResultT")
 HeadFunction = Callable[[Tensor, Tensor], ResultT]
-"""From hidden states `[batch, seq, hidden]` and the head's weight `[vocab, hidden]` to anything."""
-
-ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
-NORMS = ("rmsnorm", "layernorm")
+"""A function of hidden states `[batch, seq, hidden]` and the head's weight `[vocab, hidden]`."""
 
 
 class FeedForward(nn.Module):
@@ -27,7 +28,6 @@ class FeedForward(nn.Module):
 
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
 
-    >>> import torch
     >>> FeedForward(8, 16, hidden_act="relu")(torch.zeros(1, 2, 8)).shape
     torch.Size([1, 2, 8])
     """
@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., hidden]` to the same."""
+        """Return `[..., hidden]` for `[..., hidden]`."""
         if self.gate_proj is not None:
             up, gate = projected(x, self.up_proj, self.gate_proj)
             inner = F.silu(gate) * up
@@ -60,20 +60,20 @@ class FeedForward(nn.Module):
 
 
 class Head(nn.Linear):
-    """A head that is not tied to the embedding; functions of its weight run in its forward, where FSDP gathers it."""
+    """A head that is not tied to the embedding; functions of its weight run in its forward, because FSDP gathers it."""
 
     def forward(self, hidden: Tensor, head_fn: HeadFunction[ResultT] | None = None) -> Tensor | ResultT:
-        """`[..., hidden]` to logits `[..., vocab]`, or to what `head_fn` makes of it and the weight."""
+        """Return logits `[..., vocab]` for `[..., hidden]`, or the result of `head_fn`."""
         return multiplied(hidden, self.weight, self.bias) if head_fn is None else head_fn(hidden, self.weight)
 
 
 def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
-    """A `head_fn` that leaves the head out."""
+    """Return the hidden states: a `head_fn` that leaves the head out."""
     return hidden
 
 
 def make_norm(kind: str, size: int, eps: float) -> nn.Module:
-    """An RMSNorm, or a LayerNorm with its bias."""
+    """Return an RMSNorm, or a LayerNorm with a bias."""
     return RMSNorm(size, eps=eps) if kind == "rmsnorm" else LayerNorm(size, eps=eps)
 
 
@@ -94,9 +94,9 @@ class DecoderLayer(nn.Module):
         self.residual_dropout = residual_dropout
 
     def forward(self, x: Tensor, inputs: ForwardInputs, layer: int = 0, bias: Tensor | None = None) -> Tensor:
-        """`[batch, seq, hidden]` to the same; `inputs` and `bias` are the forward's, `layer` is this layer's number.
+        """Return `[batch, seq, hidden]` for `x` of this shape; `inputs` and `bias` as `Attention.forward`'s.
 
-        `x` may be float32 where the weights have a half type: a norm's result is rounded once, to that of `inputs`.
+        `x` may be float32 for weights of a half type: the result of a norm is rounded once, to the dtype of `inputs`.
         """
         normed = self.input_layernorm(x).to(inputs.dtype)
         x = x + self.self_attn(normed, inputs=inputs, layer=layer, bias=bias)
@@ -106,10 +106,92 @@ class DecoderLayer(nn.Module):
         return x + out  # type: ignore[no-any-return]
 
 
-def run_layers(layers: nn.ModuleList, x: Tensor, inputs: ForwardInputs, encoding: Encoding | None) -> Tensor:
-    """Hidden states `[batch, seq, hidden]` through every layer; `encoding` is the one that the layers share, or None.
+def make_layer(
+    config: DecoderConfig,
+    rope: RopeConfig | None,
+    window: int | None,
+    extension: Extension | None,
+    shared: Encoding | None,
+    *,
+    causal: bool = True,
+) -> DecoderLayer:
+    """Return one layer of a model; `shared` is the encoding that all its layers share, or None."""
+    attention = Attention(
+        config.hidden_size,
+        config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rope=rope,
+        encoding=config.encoding if shared is None else shared,
+        causal=causal,
+        sliding_window=window,
+        extension=extension,
+        qk_norm=config.qk_norm,
+        norm_eps=config.norm_eps,
+        bias=config.attention_bias,
+        output_bias=config.output_bias,
+        attention_dropout=config.attention_dropout,
+        residual_dropout=config.residual_dropout,
+    )
+    return DecoderLayer(
+        attention,
+        FeedForward(config.hidden_size, config.intermediate_size, hidden_act=config.hidden_act, bias=config.mlp_bias),
+        make_norm(config.norm, config.hidden_size, config.norm_eps),
+        make_norm(config.norm, config.hidden_size, config.norm_eps),
+        residual_dropout=config.residual_dropout,
+    )
 
-    A bias that it adds to scores is computed here and passed as an argument: no layer keeps it for the next one.
+
+def shared_encoding(config: DecoderConfig, *, causal: bool = True) -> Encoding | None:
+    """Return the encoding that all layers of a model share, or None."""
+    if not isinstance(config.encoding, EncodingConfig) or not config.encoding.shared:
+        return None
+    return config.encoding.build(Sizes(config.hidden_size, config.num_attention_heads, config.head_dim or 0, causal))
+
+
+def draw_weights(model: nn.Module, deviation: float, embeddings: tuple[Tensor, float] | None = None) -> None:
+    """Draw all weights from torch's generator: normal matrices, zero biases, unit norms, encodings by their own rule.
+
+    `embeddings`: a matrix and its standard deviation, if that differs from `deviation`.
+    """
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.weight.normal_(0.0, deviation)
+            elif isinstance(module, RMSNorm | nn.LayerNorm):
+                module.weight.fill_(1.0)
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, Tensor):
+                bias.zero_()
+        if embeddings is not None:
+            embeddings[0].normal_(0.0, embeddings[1])
+        for module in model.modules():
+            if isinstance(module, Encoding):
+                module.reset_parameters()
+
+
+def check_ids(input_ids: Tensor, vocab_size: int, where: str) -> None:
+    """Raise `RopeError`, which names `where`, unless ids are integers `[batch, seq]`, on the CPU in the vocabulary."""
+    if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise RopeError(
+            f"{where}: `input_ids` must be integers [batch, seq].",
+            facts={"input_ids": input_ids},
+            cure="Add the batch: input_ids[None].",
+        )
+    if not torch.compiler.is_compiling() and input_ids.device.type == "cpu" and input_ids.numel():
+        low, high = (int(bound) for bound in input_ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise RopeError(
+                f"{where}: `input_ids` contains a token that is not in the vocabulary.",
+                facts={"lowest": low, "highest": high, "vocab_size": vocab_size},
+                cure="Use the tokenizer that the model was trained with.",
+            )
+
+
+def run_layers(layers: nn.ModuleList, x: Tensor, inputs: ForwardInputs, encoding: Encoding | None) -> Tensor:
+    """Run hidden states `[batch, seq, hidden]` through all layers; `encoding`: the one that they share, or None.
+
+    The bias that it adds to scores is computed here and passed as an argument, so that no layer stores it.
     """
     biases: dict[int | None, Tensor | None] = {}
     for number, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""What a device computes in: float64 where it has that (MPS refuses the cast), bfloat16 where it is fast."""
+"""The dtypes of a device: float64 if it has that (MPS does not), and bfloat16 if it is fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WITHOUT_FLOAT64 = frozenset({"mps"})
 
 
 def to_float64(x: Tensor) -> Tensor:
-    """`x` as float64, on its own device, or on the CPU where its device has no float64.
+    """Return `x` as float64, on its device, or on the CPU if the device has no float64.
 
     >>> import torch
     >>> to_float64(torch.ones(2)).dtype
@@ -20,9 +20,9 @@ def to_float64(x: Tensor) -> Tensor:
 
 
 def bfloat16_instructions(device: str) -> str | None:
-    """What multiplies bfloat16 faster than float32 on a device, by its name; None where nothing does.
+    """Return the name of the instructions that multiply bfloat16 faster than float32 on a device, or None.
 
-    Measured on an AMD EPYC (Zen 4, AVX512-BF16): 400 against 170 GFLOP/s for the products of `tiny`.
+    Measured on an AMD EPYC (Zen 4, AVX512-BF16) for the products of `tiny`: 400 GFLOP/s, and 170 in float32.
     """
     if device.startswith("cuda"):
         if not torch.cuda.is_available() or not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -33,12 +33,12 @@ def bfloat16_instructions(device: str) -> str | None:
 
 
 def fast_bfloat16(device: str) -> bool:
-    """Whether bfloat16 products are faster than float32 there: CPUs with AVX512-BF16 or AMX, CUDA from Ampere."""
+    """Return whether a device multiplies bfloat16 faster than float32: AVX512-BF16, AMX, CUDA from Ampere on."""
     return bfloat16_instructions(device) is not None
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype of a name as settings and the command line have it.
+    """Return the dtype with this name.
 
     >>> dtype_named("bfloat16")
     torch.bfloat16
@@ -49,7 +49,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def chosen_dtype(name: str, device: str) -> tuple[torch.dtype, str | None]:
-    """The dtype that `name` stands for on a device, and why where it is "auto": bfloat16 if that is fast, else float32.
+    """Return the dtype for `name` on a device, and for "auto" the reason: bfloat16 if that is fast, else float32.
 
     >>> chosen_dtype("float32", "cpu")
     (torch.float32, None)

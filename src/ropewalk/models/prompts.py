@@ -1,4 +1,4 @@
-"""Tokenizers as models use them, and prompts in chat form."""
+"""Tokenizers as models use them, and the checks of prompts and sampling."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ropewalk.rope.values import as_whole, is_number
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to token ids and back.
+    """A map from text to token ids and back.
 
-    `bos_id` begins a text, or is None; generation stops after any of `eos_ids`. `tokenizer` is the
-    `tokenizers.Tokenizer` that does the work.
+    `bos_id` is the first id of a text, or None; generation stops after any of `eos_ids`. `tokenizer` is the underlying
+    `tokenizers.Tokenizer`.
     """
 
     tokenizer: Any
@@ -27,33 +27,33 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are."""
+        """Return the number of ids."""
 
     @property
     def prefix_ids(self) -> list[int]:
-        """The ids that the checkpoint puts before every text."""
+        """Return the ids that the checkpoint puts before every text."""
 
     def encode_prompt(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """The ids of a text that a model continues; see `TextTokenizer.encode_prompt`."""
+        """Return the ids of a text that a model continues; see `TextTokenizer.encode_prompt`."""
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
-        """The ids of `text`."""
+        """Return the ids of `text`."""
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """The text of `ids`."""
+        """Return the text of `ids`."""
 
     def stream(self, skip_special: bool = True) -> Any:
-        """The text of ids that arrive one by one; see `TextTokenizer.stream`."""
+        """Return an object that decodes ids one by one; see `TextTokenizer.stream`."""
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write it into `folder`."""
+        """Write the tokenizer into `folder`."""
 
 
 Prompts = Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 
 
 def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
-    """The prompts as one list of ids per row, none empty, all in the vocabulary."""
+    """Return the prompts as one list of ids per row; raise `RopeError` for empty ones and for unknown ids."""
     rows: list[Any]
     if isinstance(prompts, Tensor):
         whole = not (prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool)
@@ -61,7 +61,7 @@ def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) 
             raise RopeError(
                 "generate: a tensor of prompts must be integers [batch, seq].",
                 facts={"prompts": prompts},
-                cure="Pass token ids of one length, or a list of lists for unequal ones.",
+                cure="Pass token ids of one length, or a list of lists for different lengths.",
             )
         rows = [prompts.tolist()] if prompts.ndim == 1 else prompts.tolist()
     elif isinstance(prompts, str):
@@ -73,16 +73,22 @@ def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) 
     if rows and all(isinstance(row, str) for row in rows):
         if tokenizer is None:
             raise RopeError(
-                "generate: this model has no tokenizer, so it reads no text.",
+                "generate: this model has no tokenizer, so prompts must be token ids.",
                 facts={"prompts": prompts},
-                cure="Give token ids, or load a checkpoint that has a tokenizer.",
+                cure="Pass token ids, or load a checkpoint that has a tokenizer.",
             )
-        rows = [_text_tokens(tokenizer, row) for row in rows]
+        rows = [tokenizer.encode_prompt(row) if row else tokenizer.encode_prompt(row, bos=True) for row in rows]
+        if not all(rows):
+            raise RopeError(
+                "generate: the prompt is empty, and the checkpoint has no token that begins a text.",
+                facts={"prompt": prompts},
+                cure="Give at least one character.",
+            )
     if not all(isinstance(row, Sequence) and all(as_whole(token) is not None for token in row) for row in rows):
         raise RopeError(
-            "generate: prompts are texts, or lists of token ids, not a mixture and nothing else.",
+            "generate: prompts must be texts or lists of token ids, not a mixture.",
             facts={"prompts": prompts},
-            cure="Pass str, list[str], list[int] or list[list[int]]; an array goes through torch.as_tensor.",
+            cure="Pass str, list[str], list[int] or list[list[int]]; convert arrays with torch.as_tensor.",
         )
     tokens = [[int(token) for token in row] for row in rows]
     if not tokens or not all(tokens):
@@ -91,51 +97,40 @@ def token_lists(prompts: Prompts, tokenizer: Tokenizer | None, vocab_size: int) 
             facts={"prompts": prompts},
             cure="Begin with at least one token, such as the tokenizer's bos.",
         )
-    strange = sorted({token for row in tokens for token in row if not 0 <= token < vocab_size})
-    if strange:
+    unknown = sorted({token for row in tokens for token in row if not 0 <= token < vocab_size})
+    if unknown:
         raise RopeError(
-            "generate: a prompt holds tokens that the vocabulary has not.",
-            facts={"tokens": strange, "vocab_size": vocab_size},
+            "generate: a prompt contains tokens that are not in the vocabulary.",
+            facts={"tokens": unknown, "vocab_size": vocab_size},
             cure="Use the tokenizer that the model was trained with.",
         )
     return tokens
 
 
 def is_text(prompts: Prompts) -> bool:
-    """Whether the prompts are texts; a mixture is refused elsewhere."""
+    """Return whether any prompt is a text; `token_lists` refuses a mixture."""
     if isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes):
         return any(isinstance(row, str) for row in prompts)
     return isinstance(prompts, str)
 
 
-def _text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text prompt; an empty one needs a token to begin with."""
-    ids = tokenizer.encode_prompt(text) if text else tokenizer.encode_prompt(text, bos=True)
-    if not ids:
-        raise RopeError(
-            "generate: the prompt is empty, and the checkpoint has no token that begins a text.",
-            facts={"prompt": text},
-            cure="Give at least one character.",
-        )
-    return ids
-
-
 def check_sampling(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise `RopeError` for sampling options out of range."""
     if (as_whole(max_new_tokens) or 0) < 1:
         raise RopeError(
-            "generate: `max_new_tokens` must be at least 1, and whole.",
+            "generate: `max_new_tokens` must be a whole number of at least 1.",
             facts={"max_new_tokens": max_new_tokens},
-            cure="Ask for one token or more.",
+            cure="Pass 1 or more.",
         )
     if not (is_number(temperature) and temperature >= 0):
         raise RopeError(
             "generate: `temperature` must be a finite number, at least 0.",
             facts={"temperature": temperature},
-            cure="0 takes the likeliest token each time.",
+            cure="0 selects the most likely token at each step.",
         )
     if top_k is not None and (as_whole(top_k) or 0) < 1:
         raise RopeError(
-            "generate: `top_k` must be at least 1, and whole.",
+            "generate: `top_k` must be a whole number of at least 1.",
             facts={"top_k": top_k},
             cure="None keeps all tokens.",
         )
@@ -145,7 +140,7 @@ def check_sampling(max_new_tokens: int, temperature: float, top_k: int | None, t
         )
     if temperature == 0 and (top_k is not None or top_p is not None):
         raise RopeError(
-            "generate: `top_k` and `top_p` say nothing at temperature 0.",
+            "generate: `top_k` and `top_p` have no effect at temperature 0.",
             facts={"temperature": temperature, "top_k": top_k, "top_p": top_p},
             cure="Pass temperature=1.0 to sample.",
         )

@@ -115,7 +115,7 @@ def complete(
     result is kept as soon as it is there. **Raises:** `RopeError` for `workers` below 1, and what `measure` raises.
     """
     if workers < 1:
-        raise RopeError("doctor: `workers` must be at least 1.", facts={"workers": workers}, cure="Give --workers 1.")
+        raise RopeError("doctor: `workers` must be at least 1.", facts={"workers": workers}, cure="Give 1 or more.")
     stop = stop or threading.Event()
 
     def attempt(job: JobT) -> None:

@@ -1,4 +1,4 @@
-"""The built-in model as the page runs it: weights, tokenizer, and every method's tables, packed into one string."""
+"""The built-in model for the explorer: weights, tokenizer, and every method's tables, packed into one string."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _TWICE = (
 
 @cache
 def packed_model() -> str:
-    """The built-in model for the page, as base64.
+    """Return the built-in model for the page, as base64 of a zlib stream.
 
-    Inside is a zlib stream: the length of a header (uint32, little-endian), the header as JSON (`model_header`), then
-    all weights in bfloat16, as they are stored: first every high byte, then every low byte, which compresses better.
+    The stream contains the length of a header (uint32, little-endian), the header as JSON (`model_header`), then all
+    weights in bfloat16: first every high byte, then every low byte, which compresses better.
 
     >>> len(packed_model()) < 7_000_000
     True
@@ -50,7 +50,7 @@ def packed_model() -> str:
 
 
 def model_header(model: Decoder) -> dict[str, Any]:
-    """What the page knows of the model beside its weights: sizes, names of weights, tokenizer, methods, texts."""
+    """Return the model's description: sizes, names of weights, tokenizer, methods, sample texts."""
     config = model.config
     return {
         "name": MODEL,
@@ -90,9 +90,9 @@ def _built_in() -> Decoder:
     )
     if not plain:
         raise RopeError(
-            "explorer: the page runs a Llama with half-split pairs, a tied head and as many key heads as query heads.",
+            "explorer: the page supports only a Llama with half-split pairs, a tied head and no grouped queries.",
             facts={"config": config},
-            cure="Teach web/src/model/decoder.ts what is new in this model.",
+            cure="Extend web/src/model/decoder.ts.",
         )
     return model
 
@@ -108,7 +108,7 @@ def _weights(model: Decoder) -> dict[str, Tensor]:
 
 
 def _bits(weight: Tensor) -> Tensor:
-    """The weight's bfloat16 bits; a RopeError where bfloat16 does not hold it exactly."""
+    """Return the weight's bfloat16 bits; raise `RopeError` if bfloat16 does not represent it exactly."""
     stored = weight.to(torch.bfloat16)
     if not torch.equal(stored.to(weight.dtype), weight):
         raise RopeError(
@@ -120,16 +120,16 @@ def _bits(weight: Tensor) -> Tensor:
 
 
 def _tokenizer(model: Decoder) -> dict[str, Any]:
-    """Tokens in the order of their ids, each merge as the ids of its two parts, and the special tokens."""
+    """Return tokens in the order of their ids, each merge as the ids of its two parts, and the special tokens."""
     assert model.tokenizer is not None
     content = json.loads(model.tokenizer.tokenizer.to_str())
     vocabulary: dict[str, int] = content["model"]["vocab"]
     steps = content["pre_tokenizer"]["pretokenizers"]
     if [step["type"] for step in steps] != ["Digits", "ByteLevel"] or content["normalizer"] is not None:
         raise RopeError(
-            "explorer: the page splits text at digits and then as GPT-2 does.",
+            "explorer: the page supports only a tokenizer that splits text at digits and then as GPT-2 does.",
             facts={"pre_tokenizer": steps},
-            cure="Teach web/src/model/tokenizer.ts what this tokenizer does.",
+            cure="Extend web/src/model/tokenizer.ts.",
         )
     return {
         "tokens": sorted(vocabulary, key=vocabulary.__getitem__),
@@ -139,7 +139,7 @@ def _tokenizer(model: Decoder) -> dict[str, Any]:
 
 
 def _methods(model: Decoder, target: int) -> list[dict[str, Any]]:
-    """Every method for one target, as tables."""
+    """Return the tables of every method for one target."""
     reach = Reach(_trained_length(model), target)
     return [_method(model, method, reach) for method in METHODS.values() if not method.keeps_own]
 
@@ -149,16 +149,16 @@ def _method(model: Decoder, method: Method, reach: Reach) -> dict[str, Any]:
     rope, extension = positions.ropes[0], positions.extensions[0]
     if len(set(positions.ropes)) > 1 or len(set(positions.extensions)) > 1:
         raise RopeError(
-            "explorer: the page has one rope and one extension for all layers.",
+            "explorer: the page supports only one rope and one extension for all layers.",
             facts={"method": method.name, "ropes": positions.ropes, "extensions": positions.extensions},
-            cure="Teach web/src/model/setting.ts to keep one for each layer.",
+            cure="Extend web/src/model/setting.ts.",
         )
     frequencies = None if rope is None else inverse_frequencies(rope, reach.target)
     if frequencies is not None and frequencies.first_tokens:
         raise RopeError(
-            "explorer: the page has the same frequencies for all tokens.",
+            "explorer: the page supports only equal frequencies for all tokens.",
             facts={"method": method.name, "rope": rope},
-            cure="Teach web/src/model/setting.ts that the first tokens have others.",
+            cure="Extend web/src/model/setting.ts.",
         )
     index = torch.arange(LONGEST)
     return {
@@ -176,7 +176,7 @@ def _method(model: Decoder, method: Method, reach: Reach) -> dict[str, Any]:
 
 
 def _regions(extension: Extension, index: Tensor) -> list[dict[str, Any]]:
-    """An extension's rules at every index: positions of queries and keys, and which keys belong to the region."""
+    """Return an extension's rules at every index: positions of queries and keys, and the keys of the region."""
     return [
         {
             "query": _numbers(region.query(index)),
@@ -189,7 +189,7 @@ def _regions(extension: Extension, index: Tensor) -> list[dict[str, Any]]:
 
 
 def _logit_scale(extension: Extension, index: Tensor) -> list[float] | None:
-    """By what each query's logits are multiplied, or None where no query's are changed."""
+    """Return the factor of each query's logits; None if all are 1."""
     scale = extension.logit_scale(index)
     numbers = [scale] * len(index) if isinstance(scale, float) else _numbers(scale)
     return None if all(number == 1 for number in numbers) else numbers
@@ -200,7 +200,7 @@ def _numbers(values: Tensor) -> list[float]:
 
 
 def _samples(model: Decoder) -> list[dict[str, str]]:
-    """Texts to begin with: each with what it shows."""
+    """Return sample texts with their names."""
     assert model.tokenizer is not None
     novel = read_text(None)[1]
     begin = novel.index("Call me Ishmael.")
@@ -214,7 +214,7 @@ def _samples(model: Decoder) -> list[dict[str, str]]:
     far = f"{_TWICE}.\n{opening(320)}\n{' '.join(words[:8])}"
     return [
         {"name": "Moby-Dick, 60 tokens", "text": opening(60)},
-        {"name": "A list, said twice", "text": twice},
+        {"name": "A list, repeated", "text": twice},
         {"name": "The list again, 320 tokens later", "text": far},
         {"name": "Moby-Dick, 250 tokens", "text": opening(250)},
         {"name": "Moby-Dick, 900 tokens", "text": opening(900)},

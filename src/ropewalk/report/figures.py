@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its file's name (no ending), the sentence under it, and what one who cannot see it is told.
+    """A figure with its file's name (no ending), its caption, and its description for screen readers.
 
-    `narrow`: the same for a phone's width, where there is one.
+    `narrow` is the figure for a phone's width; None if one figure serves both.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Drawing:
 
 
 Curves = dict[str, list[float]]
-MOST_BANDS = 7  # of more methods the bands would hide each other
+MOST_BANDS = 7  # bands of more methods would hide each other
 
 
 def loss(document: Document) -> Iterator[Drawing]:
-    """Loss by position."""
+    """Yield the loss by position."""
     from ropewalk.figures.loss import loss_by_position
 
     losses, intervals = loss_curves(document)
@@ -63,8 +63,8 @@ def loss(document: Document) -> Iterator[Drawing]:
     last = "; ".join(f"{name} {values[-1]:.2f}" for name, values in losses.items())
     yield Drawing(
         "loss",
-        "Mean loss of the tokens at each position: lower is better. A method works where its line stays low beyond the "
-        "trained length (shaded)." + ("" if few else " Bands are drawn for the recommended method and crop alone."),
+        "Mean loss of the tokens at each position: lower is better. A method works if its line stays low beyond the "
+        "trained length (shaded)." + ("" if few else " Only the recommended method and crop have bands."),
         f"Lines of loss in nats per token by position, trained length {trained:,} tokens marked. "
         f"In the last block: {last}.",
         draw(False),
@@ -73,19 +73,19 @@ def loss(document: Document) -> Iterator[Drawing]:
 
 
 def _named(document: Document, losses: Curves) -> set[str]:
-    """The labels of plain, of crop, and of one more: recommended, or examined for use, or the lowest at the end."""
+    """Return the labels of plain, crop, and one more: recommended, else tested for use, else the lowest at the end."""
     shown = labels(document)
     others = [label for label in losses if label not in ("plain", "crop")]
-    examined = [shown[row["method"]] for row in document.get("use") or [] if row["method"] in shown]
-    first = [recommended_label(document), *(label for label in examined if label in others)]
+    tested = [shown[row["method"]] for row in document.get("use") or [] if row["method"] in shown]
+    first = [recommended_label(document), *(label for label in tested if label in others)]
     lowest = min(others, key=lambda label: losses[label][-1], default="")
     return {"plain", "crop", next((label for label in first if label), lowest)}
 
 
 def loss_curves(document: Document) -> tuple[Curves, dict[str, list[tuple[float, float] | None]]]:
-    """By label: mean loss of each block, and the interval of its paired difference to plain, put around it.
+    """Return by label the mean loss of each block, and around it the interval of the paired difference to plain.
 
-    Windows differ by far more than methods do: a mean's own interval would hide every difference.
+    Windows differ far more than methods: the interval of the mean would hide every difference.
     """
     entries = {method["name"]: method for method in document["methods"]}
     plain = entries["plain"]["loss_by_window_and_block"]
@@ -103,7 +103,7 @@ def loss_curves(document: Document) -> tuple[Curves, dict[str, list[tuple[float,
 
 
 def ratios(method: dict[str, Any]) -> list[float | None]:
-    """New frequency over unscaled for each pair (None: it does not turn); empty where the method changes none.
+    """Return each pair's new over unscaled frequency (None: not rotated); empty if the method changes none.
 
     >>> ratios({"inv_freq": [1.0, 0.0], "inv_freq_unscaled": [2.0, 0.1]}), ratios({"inv_freq": None})
     ([0.5, None], [])
@@ -115,25 +115,25 @@ def ratios(method: dict[str, Any]) -> list[float | None]:
 
 
 def frequencies(document: Document) -> Iterator[Drawing]:
-    """What each method does to each pair; nothing where no frequency is changed, or a record of old does not say."""
+    """Yield what each method does to each pair; nothing if no frequency changes or an old record lacks them."""
     named = labels(document)
-    found = {named[m["name"]]: ratios(m) for m in document["methods"] if m["name"] in named and ratios(m)}
-    if not found:
+    by_method = {named[m["name"]]: ratios(m) for m in document["methods"] if m["name"] in named and ratios(m)}
+    if not by_method:
         return
     from ropewalk.figures.ropes import frequency_ratios
 
     factor = document["target"] / document["trained_length"]
     yield Drawing(
         "frequencies",
-        "1: the pair turns as it was trained to. Below 1: it turns more slowly, so that longer distances stay within "
-        "the angles that training showed. Fast pairs, on the left, tell neighbours apart.",
-        f"Frequency of each pair after each method over before it, down to 1/{factor:g}: " + ", ".join(found) + ".",
-        frequency_ratios(found, factor=factor),
+        "1: the pair rotates as in training. Below 1: it rotates more slowly, so that longer distances stay within "
+        "the angles that training showed. Fast pairs, on the left, distinguish neighbouring tokens.",
+        f"Frequency of each pair with each method over without it, down to 1/{factor:g}: {', '.join(by_method)}.",
+        frequency_ratios(by_method, factor=factor),
     )
 
 
 def wavelengths_of(inv_freq: Sequence[float]) -> list[float | None]:
-    """Tokens per turn of each pair; None for a pair that does not turn.
+    """Return the tokens per turn of each pair; None for a pair that is not rotated.
 
     >>> wavelengths_of([3.141592653589793, 0.0])
     [2.0, None]
@@ -142,14 +142,11 @@ def wavelengths_of(inv_freq: Sequence[float]) -> list[float | None]:
 
 
 def turns(document: Document) -> Iterator[Drawing]:
-    """Tokens per turn of each pair, before and after the recommended method."""
+    """Yield the tokens per turn of each pair, before and after the recommended method."""
     from ropewalk.figures.ropes import wavelengths
 
-    chosen, trained, target = (
-        method_of(document, document["recommended"]),
-        document["trained_length"],
-        document["target"],
-    )
+    trained, target = document["trained_length"], document["target"]
+    chosen = method_of(document, document["recommended"])
     before = document["audit"]["wavelengths_unscaled"]
     after = {}
     if chosen is not None and ratios(chosen):
@@ -158,10 +155,10 @@ def turns(document: Document) -> Iterator[Drawing]:
     slow = sum(length is None or length > trained for length in before)
     yield Drawing(
         "wavelengths",
-        "Each point is one pair of features and the tokens that one full turn of it takes. Pairs in the shaded part "
-        "never completed a turn in training: beyond it they meet angles that they never saw.",
-        f"Tokens per turn of each of {len(before)} pairs, against the trained length {trained:,} and the target "
-        f"{target:,}. {slow} pairs never complete a turn within the trained length.",
+        "Each point is one pair of features and the tokens of its full turn. Pairs in the shaded part never complete "
+        "a turn in training: beyond the trained length they have angles that the model never saw.",
+        f"Tokens per turn of each of {len(before)} pairs, the trained length {trained:,} and the target {target:,}. "
+        f"{slow} pairs never complete a turn within the trained length.",
         wavelengths(
             before,
             trained_length=trained,
@@ -174,7 +171,10 @@ def turns(document: Document) -> Iterator[Drawing]:
 
 @dataclass(frozen=True)
 class Table:
-    """Heads and rows; the first cell of a row is its head, `best` the one that stands out, `words` holds prose."""
+    """A table: the first cell of a row is its heading.
+
+    `best` is the heading of the highlighted row; `words` marks tables of prose; `papers` are arXiv numbers by heading.
+    """
 
     title: str
     heads: Sequence[str]
@@ -185,7 +185,7 @@ class Table:
 
 
 def standings(document: Document) -> Table:
-    """Each method within and beyond the trained length, its paired differences to plain, and how long it took."""
+    """Return each method's losses within and beyond the trained length, their differences to plain, and its time."""
     heads = ["method", "within", "beyond", "within, less plain", "beyond, less plain", "seconds"]
     rows = []
     for method in document["methods"]:
@@ -207,7 +207,7 @@ def standings(document: Document) -> Table:
 
 
 def by_block(document: Document) -> Table:
-    """Every method's mean loss in each block of positions."""
+    """Return every method's mean loss in each block of positions."""
     named = labels(document)
     heads = ["method", *(f"{start:,} to {end - 1:,}" for start, end in document["blocks"])]
     rows = [
@@ -219,7 +219,7 @@ def by_block(document: Document) -> Table:
 
 
 def natures(document: Document) -> Table:
-    """What each measured method is: what it changes, costs and needs; a method that is not described is left out."""
+    """Return what each measured method changes, costs and needs, without methods that are not registered."""
     rows, papers = [], {}
     for method in document["methods"]:
         known = METHODS.get(method["name"])
@@ -232,7 +232,7 @@ def natures(document: Document) -> Table:
 
 
 def _config_note(known: Method, method: Mapping[str, Any]) -> str:
-    """Whether a config.json can say the method as it was measured, and how."""
+    """Return whether and how a config.json expresses the method as it was measured."""
     if "unscaled_tokens=" in str(method.get("at_run_time") or ""):
         return "no: there is no key for unscaled first tokens"
     block = method.get("rope_parameters", {})
@@ -245,7 +245,7 @@ def _config_note(known: Method, method: Mapping[str, Any]) -> str:
 
 
 def pairs(document: Document) -> Table | None:
-    """Wavelength of each pair before and after the recommended method; None where it changes none."""
+    """Return each pair's wavelength before and after the recommended method; None if it changes none."""
     chosen = method_of(document, document["recommended"])
     if chosen is None or not (changed := ratios(chosen)):
         return None
@@ -259,13 +259,13 @@ def pairs(document: Document) -> Table | None:
 
 
 def environment(document: Document) -> Table:
-    """Versions, machine and settings, as they were recorded."""
-    found: dict[str, Any] = {k: v for k, v in (document.get("environment") or {}).items() if k != "command"}
+    """Return the recorded versions, machine and settings."""
+    facts: dict[str, Any] = {k: v for k, v in (document.get("environment") or {}).items() if k != "command"}
     peak = max((method.get("peak_rss_bytes") or 0 for method in document["methods"]), default=0)
     if peak:
-        found["peak memory"] = f"{peak / 1e9:.2f} GB"
-    rows = [[key, f"{value:,}" if isinstance(value, int) else str(value)] for key, value in found.items()]
-    return Table("Versions and machine", ["what", "which"], rows, words=True)
+        facts["peak memory"] = f"{peak / 1e9:.2f} GB"
+    rows = [[key, f"{value:,}" if isinstance(value, int) else str(value)] for key, value in facts.items()]
+    return Table("Versions and machine", ["what", "value"], rows, words=True)
 
 
 def _loss(value: float | None) -> str:
@@ -273,7 +273,7 @@ def _loss(value: float | None) -> str:
 
 
 def _tokens(value: float | None) -> str:
-    return "does not turn" if value is None else f"{value:,.1f}"
+    return "not rotated" if value is None else f"{value:,.1f}"
 
 
 def _difference(method: dict[str, Any], where: str) -> str:
@@ -285,12 +285,12 @@ Row = dict[str, Any]
 
 
 def rows_of(document: Document) -> list[Row]:
-    """What was measured of the use of far tokens; nothing in a record of old."""
+    """Return the measurements of the use of far tokens; none in an old record."""
     return list(document.get("use") or [])
 
 
 def used_span(document: Document, method: str) -> str:
-    """Where a method is shown to use far tokens, in a few words; empty where that is not shown."""
+    """Return where a method is shown to use far tokens, in a few words; empty if that is not shown."""
     copies = [row for row in rows_of(document) if (row["method"], row["test"]) == (method, "copy")]
     copies = sorted((row for row in copies if not row.get("control")), key=lambda row: row["distance"])
     shown = [row["distance"] for row in copies if row["interval"] and row["interval"][0] > (row["needed"] or math.inf)]
@@ -302,7 +302,7 @@ def use(document: Document) -> Iterator[Drawing]:
 
     Rows of other tests, which old records contain, are in the table only.
     """
-    from ropewalk.figures.use import Gain, gain_by_distance
+    from ropewalk.figures.use import Estimate, gain_by_distance
 
     rows = [row for row in rows_of(document) if row["test"] == "copy"]
     far, control = ([row for row in rows if bool(row.get("control")) == within] for within in (False, True))
@@ -310,10 +310,10 @@ def use(document: Document) -> Iterator[Drawing]:
         return
     copies: dict[str, dict[int, Any]] = {}
     for row in sorted(far, key=lambda row: row["distance"]):
-        gain = Gain(row["gain"], None if row["interval"] is None else tuple(row["interval"]))
+        gain = Estimate(row["gain"], None if row["interval"] is None else tuple(row["interval"]))
         copies.setdefault(row["method"], {})[row["distance"]] = gain
     needed = next((row["needed"] for row in far if row.get("needed") is not None), None)
-    within = {row["distance"]: Gain(row["gain"], None) for row in control}
+    within = {row["distance"]: Estimate(row["gain"], None) for row in control}
 
     def draw(narrow: bool) -> Any:
         return gain_by_distance(
@@ -328,8 +328,8 @@ def use(document: Document) -> Iterator[Drawing]:
 
     yield Drawing(
         "use",
-        "How much lower the loss of the same tokens is when what they repeat stands far back than when it does not. "
-        "Zero beyond the trained length (shaded): what stands there is not used.",
+        "How much the loss of some tokens falls if an earlier copy of them is in the window, by the distance of the "
+        "copy. A gain of zero beyond the trained length (shaded): the model does not use tokens that far back.",
         "Gain in nats per token by distance: "
         + "; ".join(f"{row['method']} at {row['distance']:,}: {row['gain']:.3f}" for row in far)
         + ".",
@@ -339,7 +339,7 @@ def use(document: Document) -> Iterator[Drawing]:
 
 
 def use_table(document: Document) -> Table | None:
-    """Every gain with its interval; None where nothing was measured."""
+    """Return every gain with its interval; None if nothing was measured."""
     rows = rows_of(document)
     if not rows:
         return None
@@ -356,19 +356,19 @@ def use_table(document: Document) -> Table | None:
     return Table("Use of far tokens: gain in nats per token", heads, cells, best=document["recommended"])
 
 
-_LONGEST = 6  # lengths whose curves are drawn
+_LONGEST = 6  # lengths that have curves
 
 
 def retrieval_rows(document: Document) -> list[Row]:
-    """Every cell of method, task, length and depth, also of a record of old; none where retrieval was not measured."""
-    found = document.get("retrieval") or []
-    return list(found) if isinstance(found, list) else [_row_of_old(row) for row in found.get("results") or []]
+    """Return every cell of method, task, length and depth, also of an old record; none if it was not measured."""
+    cells = document.get("retrieval") or []
+    return list(cells) if isinstance(cells, list) else [_row_of_old(row) for row in cells.get("results") or []]
 
 
 def retrieval_details(document: Document) -> Row:
-    """The protocol, means, distances and sentences; empty where retrieval was not measured."""
-    found = document.get("retrieval")
-    if not isinstance(found, dict):
+    """Return protocol, means, distances and sentences; empty if retrieval was not measured."""
+    details = document.get("retrieval")
+    if not isinstance(details, dict):
         return dict(document.get("retrieval_details") or {})
     means = []
     rows = retrieval_rows(document)
@@ -378,11 +378,11 @@ def retrieval_details(document: Document) -> Row:
         if counts[1]:
             together = Accuracy.independent(*counts, of_key[0]["chance"])
             means.append({**dict(zip(("method", "task", "length"), key, strict=True)), **together.to_json()})
-    return {**found, "means": means}
+    return {**details, "means": means}
 
 
 def _row_of_old(row: Row) -> Row:
-    """A cell as records held it when each text had one question."""
+    """Return a cell of a record in which each text has one question."""
     return {
         **{name: row[name] for name in ("method", "task", "length", "depth", "chance")},
         "asked": row["n"],
@@ -392,10 +392,9 @@ def _row_of_old(row: Row) -> Row:
 
 
 def retrieval_drawings(document: Document) -> Iterator[Drawing]:
-    """The heat maps and the curves by distance, by task; none where retrieval was not measured.
+    """Yield the heat maps and the curves by distance of each task; none if retrieval was not measured.
 
-    A map is drawn where each of its cells has at least 20 answers, or the record is old. Raises `RopeError` where
-    matplotlib is missing.
+    A map needs at least 20 answers in each of its cells, or an old record.
     """
     rows, old = retrieval_rows(document), isinstance(document.get("retrieval"), dict)
     for task in dict.fromkeys(row["task"] for row in rows if row["depth"] is not None):
@@ -412,7 +411,7 @@ def retrieval_drawings(document: Document) -> Iterator[Drawing]:
 
 
 def _depth(row: Row) -> str:
-    """A cell's depth in words: 0.5, or 0.2 to 0.4."""
+    """Return a cell's depth as text: 0.5, or 0.2 to 0.4."""
     part = row.get("depths")
     return f"{row['depth']:g}" if part is None else f"{part[0]:g} to {part[1]:g}"
 
@@ -422,7 +421,7 @@ def _file(task: str, *more: str) -> str:
 
 
 def _heat(document: Document, rows: Sequence[Row], names: dict[Any, str], key: str, task: str) -> Drawing:
-    """One heat map: a panel for each method, a row for each depth or task, a column for each length."""
+    """Return a heat map: a panel for each method, a row for each depth or task, a column for each length."""
     from ropewalk.figures.use import heat_map
 
     cells = {(row["method"], row[key], row["length"]): row["found"] / row["asked"] for row in rows}
@@ -431,10 +430,10 @@ def _heat(document: Document, rows: Sequence[Row], names: dict[Any, str], key: s
     title = f"Retrieval: {printable(task)}" if task else "Retrieval: tasks without a depth"
     return Drawing(
         _file(task),
-        "Part of the answers found, by length of the text"
-        + (" and by where the needle stands (0: at the beginning, furthest from the question)." if task else "."),
+        "Share of right answers by length of the text"
+        + (" and depth of the needle (0: at the beginning, furthest from the question)." if task else "."),
         f"{title}. Heat maps of accuracy for {', '.join(methods)} at {', '.join(f'{n:,}' for n in lengths)} tokens; "
-        f"the lowest cell is {min(cells.values()):.2f}. The numbers stand in the table below.",
+        f"the lowest cell is {min(cells.values()):.2f}. The table below has the numbers.",
         heat_map(
             {method: [[cells.get((method, name, n)) for n in lengths] for name in names] for method in methods},
             lengths=lengths,
@@ -449,20 +448,20 @@ def _heat(document: Document, rows: Sequence[Row], names: dict[Any, str], key: s
 
 
 def _chance(rows: Sequence[Row]) -> float | None:
-    """What guessing finds, where it is the same in all rows."""
+    """Return the accuracy of guessing; None if it differs between rows."""
     chances = {round(row["chance"], 9) for row in rows}
     return chances.pop() if len(chances) == 1 else None
 
 
 def _curves(document: Document, rows: Sequence[Row], task: str) -> Drawing:
-    """Accuracy by distance: a panel for each length, the longest six, and a line for each method."""
-    from ropewalk.figures.use import Share, accuracy_by_distance
+    """Return accuracy by distance: a panel for each of the longest lengths, a line for each method."""
+    from ropewalk.figures.use import Estimate, accuracy_by_distance
 
     lengths = sorted({row["length"] for row in rows})[-_LONGEST:]
-    curves: dict[int, dict[str, dict[float, Share]]] = {length: {} for length in lengths}
+    curves: dict[int, dict[str, dict[float, Estimate]]] = {length: {} for length in lengths}
     for row in rows:
         if row["length"] in curves:
-            share = Share(row["found"] / row["asked"], row["interval"] and tuple(row["interval"]))
+            share = Estimate(row["found"] / row["asked"], row["interval"] and tuple(row["interval"]))
             curves[row["length"]].setdefault(row["method"], {})[sum(row["distances"]) / 2] = share
     title = f"Retrieval by distance: {printable(task)}"
 
@@ -478,39 +477,39 @@ def _curves(document: Document, rows: Sequence[Row], task: str) -> Drawing:
     last = {method: list(points.values())[-1].value for method, points in curves[lengths[-1]].items()}
     return Drawing(
         _file(task, "distance"),
-        "Part of the answers found, by how far back the needle stands from the end of its question.",
+        "Share of right answers by the distance from the end of the question back to the needle.",
         f"{title}, in texts of {', '.join(f'{n:,}' for n in lengths)} tokens. At the largest distance of the longest: "
         + "; ".join(f"{method} {value:.2f}" for method, value in last.items())
-        + ". The numbers stand in the table below.",
+        + ". The table below has the numbers.",
         draw(False),
         draw(True),
     )
 
 
 def retrieval_table(document: Document) -> Table | None:
-    """Right answers of each method in each task by length, with their intervals; None where nothing was measured."""
+    """Return each method's right answers by task and length, with intervals; None if nothing was measured."""
     means = [row for row in retrieval_details(document).get("means") or [] if row["task"] is not None]
     if not means:
         return None
     lengths = sorted({row["length"] for row in means})
     rows = []
     for method, task in dict.fromkeys((row["method"], row["task"]) for row in means):
-        found = {row["length"]: row for row in means if (row["method"], row["task"]) == (method, task)}
-        cells = [_share(found[length]) if length in found else "" for length in lengths]
-        rows.append([method, str(task), *cells, f"{max(row['chance'] for row in found.values()):.3g}"])
+        by_length = {row["length"]: row for row in means if (row["method"], row["task"]) == (method, task)}
+        cells = [_share(by_length[length]) if length in by_length else "" for length in lengths]
+        rows.append([method, str(task), *cells, f"{max(row['chance'] for row in by_length.values()):.3g}"])
     heads = ["method", "task", *(f"{length:,} tokens" for length in lengths), "chance"]
     title = f"Right answers; in brackets the {CONFIDENCE:.0%} interval, raw: without calibration"
     return Table(title, heads, rows, best=document["recommended"])
 
 
 def distance_table(document: Document) -> Table | None:
-    """Right answers by how far back the needle stands; None where that was not measured."""
-    found = retrieval_details(document).get("by_distance") or []
-    if not found:
+    """Return the right answers by distance of the needle; None if that was not measured."""
+    measured = retrieval_details(document).get("by_distance") or []
+    if not measured:
         return None
-    methods = list(dict.fromkeys(row["method"] for row in found))
+    methods = list(dict.fromkeys(row["method"] for row in measured))
     cells: dict[tuple[str, int, tuple[float, float]], dict[str, Row]] = {}
-    for row in found:
+    for row in measured:
         cells.setdefault((row["task"], row["length"], tuple(row["distances"])), {})[row["method"]] = row
     rows = [
         [
@@ -525,7 +524,7 @@ def distance_table(document: Document) -> Table | None:
 
 
 def _share(row: Row) -> str:
-    """Right answers with their interval: 0.75 [0.47, 0.91] (18 of 24; raw 16)."""
+    """Return right answers with their interval: 0.75 [0.47, 0.91] (18 of 24; raw 16)."""
     raw = row.get("found_raw")
     counts = f"({row['found']} of {row['asked']}" + ("" if raw in (None, row["found"]) else f"; raw {raw}") + ")"
     interval = "" if row["interval"] is None else "[{:.2f}, {:.2f}] ".format(*row["interval"])
@@ -540,32 +539,32 @@ FIGURES: dict[str, Draw] = {
     "frequencies": frequencies,
     "wavelengths": turns,
 }
-"""What draws each, in the order of the page; a name may stand for several, or for none where nothing was measured."""
+"""The functions that draw, in the order of the page; each yields one, several or no figures."""
 
 
 def drawings(document: Document) -> Iterator[Drawing]:
-    """Every figure that the document has numbers for. Raises `RopeError` where matplotlib is missing."""
+    """Yield every figure that the document has numbers for; raise `RopeError` if matplotlib is missing."""
     for draw in FIGURES.values():
         yield from draw(document)
 
 
 def drawing_named(document: Document, name: str) -> Drawing:
-    """One figure: a name of `FIGURES` (of several the first), or its own, as "retrieval-passkey".
+    """Return one figure by a name of `FIGURES` (the first of several) or its own name, as "retrieval-passkey".
 
-    Raises `RopeError` for another name, for what was not measured, and where matplotlib is missing.
+    **Raises:** `RopeError` for another name, for numbers that were not measured, and if matplotlib is missing.
     """
     draw = FIGURES.get(name.partition("-")[0])
     if draw is None:
         raise RopeError(
             "report: there is no figure of this name.", facts={"name": name}, cure=f"Choose from {', '.join(FIGURES)}."
         )
-    found = {drawing.name: drawing for drawing in draw(document)}
-    if name in FIGURES and found:
-        return next(iter(found.values()))
-    if name not in found:
+    drawn = {drawing.name: drawing for drawing in draw(document)}
+    if name in FIGURES and drawn:
+        return next(iter(drawn.values()))
+    if name not in drawn:
         raise RopeError(
             "report: the numbers of this figure were not measured.",
-            facts={"name": name, "drawn": ", ".join(found) or "none"},
-            cure="Measure them: --measure loss,use,retrieval." if not found else "Name one that is drawn.",
+            facts={"name": name, "measured": ", ".join(drawn) or "none"},
+            cure="Choose one that was measured." if drawn else "Measure them: --measure loss,use,retrieval.",
         )
-    return found[name]
+    return drawn[name]

@@ -15,12 +15,15 @@ _LEFT_OUT = {"metadata", "style"}
 
 
 def inline_svg(svg: bytes, name: str, alt: str, *, scrolls: bool = True) -> str:
-    """The `<svg>` element of a file that matplotlib wrote, with every id prefixed by `name` and `alt` as its label.
+    """Return the `<svg>` element of a file of matplotlib as a part of an HTML page.
 
-    The file's own style sheet is left out: in a page it would reach every element. The page's has the same rules, and
-    may give each colour another value at night: `#222222` becomes `var(--c-222222, #222222)`.
+    Its style sheet is removed, because it would apply to the whole page; the page's own has the same rules. Colours
+    become variables, which dark pages set: `#222222` becomes `var(--c-222222, #222222)`.
 
-    `scrolls`: it is never narrower than drawn, and what is wider than its card scrolls.
+    **Arguments:**
+    - `name`: prefix of every id.
+    - `alt`: the label for screen readers.
+    - `scrolls`: keep at least the drawn width, so that a narrow page scrolls the figure.
 
     >>> inline_svg(b'<svg xmlns="http://www.w3.org/2000/svg"><g id="a" style="fill: #222222"/></svg>', "loss", "A line")
     '<svg role="img" aria-label="A line"><g id="loss-a" style="fill: var(--c-222222, #222222)" /></svg>'
@@ -36,13 +39,13 @@ def inline_svg(svg: bytes, name: str, alt: str, *, scrolls: bool = True) -> str:
             del element.attrib[key]
             element.set(_local(key), _apart(_local(key), value, name))
         own = element.get("id")
-        if own in ids:  # matplotlib names an image by its content: equal ones share an id, and nothing points to it
+        if own in ids:  # equal images of matplotlib share an id, which nothing refers to
             del element.attrib["id"]
         elif own is not None:
             ids.add(own)
     for size in ("width", "height", "version"):
         root.attrib.pop(size, None)
-    if "viewBox" in root.attrib and scrolls:  # narrower than this its words could not be read: the card scrolls
+    if "viewBox" in root.attrib and scrolls:
         root.set("style", f"min-width:{float(root.attrib['viewBox'].split()[2]):.0f}px")
     root.set("role", "img")
     root.set("aria-label", printable(alt))
@@ -50,12 +53,12 @@ def inline_svg(svg: bytes, name: str, alt: str, *, scrolls: bool = True) -> str:
 
 
 def _local(name: str) -> str:
-    """A tag or attribute without its namespace: HTML knows what stands inside `<svg>`."""
+    """Return a tag or attribute without its namespace, which HTML does not need inside `<svg>`."""
     return name.rpartition("}")[2]
 
 
 def _apart(key: str, value: str, name: str) -> str:
-    """An attribute's value, with ids and what points to them prefixed."""
+    """Return an attribute's value with ids, and references to ids, prefixed."""
     if key == "id":
         return f"{name}-{value}"
     if key == "style":
@@ -67,33 +70,33 @@ def _apart(key: str, value: str, name: str) -> str:
 
 CARD = "#1b1d20"
 _FIXED = {"#ffffff": CARD, INK: "#e8e6e1", QUIET: "#a8a59c", GRID: "#35383d", SHADE: "#26292d", PALE: "#5d6066"}
-_LEAST_CONTRAST = 4.5  # of a line on the card: WCAG's for small text
+_LEAST_CONTRAST = 4.5  # of a line on the card: WCAG's limit for small text
 
 
 def night_colors() -> str:
-    """The variables, as the body of a CSS rule: quiet colours exchanged, those of methods lighter, of the same hue."""
+    """Return the colour variables of dark pages as the body of a CSS rule; methods keep their hue."""
     colors = {**{look.color: lighter(look.color) for look in (*LOOKS.values(), OTHER)}, **_FIXED}
     return " ".join(f"--c-{day.removeprefix('#')}: {night};" for day, night in sorted(colors.items()))
 
 
 def lighter(color: str) -> str:
-    """The same hue, light enough to be read on the dark card.
+    """Return the same hue, light enough to be legible on the dark card.
 
     >>> lighter("#0072b2"), lighter("#e69f00")
     ('#008cdb', '#e69f00')
     """
     red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
     hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
-    found = color
-    while contrast(found, CARD) < _LEAST_CONTRAST and light < 1:
+    night = color
+    while contrast(night, CARD) < _LEAST_CONTRAST and light < 1:
         light += 0.01
         parts = colorsys.hls_to_rgb(hue, light, saturation)
-        found = "#" + "".join(f"{round(255 * part):02x}" for part in parts)
-    return found
+        night = "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+    return night
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG's contrast of two colours, 1 to 21."""
+    """Return WCAG's contrast of two colours, 1 to 21."""
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

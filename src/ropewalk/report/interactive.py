@@ -1,4 +1,4 @@
-"""What web/'s programs read of a doctor's record, in the report and in the explorer, and the report's own program."""
+"""The interactive part of the report: its program, built from web/, and the data that it reads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ OF_USE = ("method", "test", "distance", "gain", "interval", "control", "needed")
 
 
 def record_entry(document: Document) -> dict[str, Any]:
-    """The keys that web/src/record.ts reads, with their values as they stand in the document.
-
-    A reader's own file is read there in the same way: it holds these keys among others.
+    """Return the keys that web/src/record.ts reads, with their values in the document.
 
     >>> document = {key: None for key in KEYS} | {
     ...     "methods": [], "protocol": {"sentence": "One window."}, "recommendation": {}, "more": 1
@@ -46,7 +44,7 @@ def _kept(row: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 class Program(NamedTuple):
-    """The report's program as `make web` built it, its hash for the page's policy, and the JSON that it reads."""
+    """The report's program of `make web`, its hash for the page's security policy, and the JSON that it reads."""
 
     text: str
     policy: str
@@ -54,15 +52,15 @@ class Program(NamedTuple):
 
 
 def program(document: Document) -> Program:
-    """What lets a reader point at the report's figures and switch methods on and off; the page is whole without it."""
+    """Return the program that makes the report's figures interactive; the page is complete without it."""
     text = resources.files("ropewalk.report").joinpath("interactive.js").read_text(encoding="utf-8")
-    found = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     looks = [{"name": name, **css_look(method.look)} for name, method in METHODS.items()]
-    return Program(text, f"sha256-{found}", embedded({"record": record_entry(document), "methods": looks}))
+    return Program(text, f"sha256-{digest}", embedded({"record": record_entry(document), "methods": looks}))
 
 
 def css_look(look: Look) -> dict[str, str]:
-    """A method's colour on light and dark pages, and its dashes as SVG has them.
+    """Return a method's colour on light and dark pages, and its dashes for SVG.
 
     >>> css_look(Look("#0072b2", ":"))
     {'color': 'light-dark(#0072b2, #008cdb)', 'dash': '2 3'}
@@ -71,7 +69,7 @@ def css_look(look: Look) -> dict[str, str]:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    r"""JSON that may stand inside a script element, whatever its strings hold; NaN and infinities become null.
+    r"""Return JSON that is safe inside a script element; NaN and infinities become null.
 
     >>> embedded({"a": "</script><!--"})
     '{"a":"\\u003c/script>\\u003c!--"}'

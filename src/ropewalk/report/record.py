@@ -1,4 +1,4 @@
-"""The doctor's JSON document, read back and looked through."""
+"""The doctor's JSON document: reading it, and looking up its methods."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ NEEDED = ("model", "trained_length", "target", "audit", "lint", "protocol", "blo
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The document that `ropewalk doctor --json` (or --report) wrote. Raises `RopeError` if the file holds none."""
+    """Read a document of `ropewalk doctor --json` or --report; raise `RopeError` if the file contains none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RopeError(
             "report: the record cannot be read.",
             facts={"file": str(path), "error": str(error)},
-            cure="Give a file that `ropewalk doctor --json FILE` wrote.",
+            cure="Give a file of `ropewalk doctor MODEL --json FILE`.",
         ) from error
-    absent = [key for key in NEEDED if not isinstance(found, dict) or key not in found]
-    if absent:
+    missing = [key for key in NEEDED if not isinstance(document, dict) or key not in document]
+    if missing:
         raise RopeError(
             "report: this is not a record of the doctor's measurement.",
-            facts={"file": str(path), "missing": absent},
-            cure="Give a file that `ropewalk doctor --json FILE` wrote (`ropewalk inspect` measures nothing).",
+            facts={"file": str(path), "missing": missing},
+            cure="Give a file of `ropewalk doctor MODEL --json FILE` (`ropewalk inspect` measures nothing).",
         )
-    return dict(found)
+    return dict(document)
 
 
 @contextmanager
 def understood(document: Document) -> Iterator[None]:
-    """Turn what a garbled document does to its reader into a RopeError."""
+    """Raise `RopeError` instead of the errors that reading a malformed document causes in the block."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, RopeError):
             raise
         raise RopeError(
-            "report: the record lacks something, or holds it in another form.",
+            "report: the record is incomplete or malformed.",
             facts={"model": str(document.get("model")), "error": f"{type(error).__name__}: {error}"},
-            cure="Write it anew with this version: ropewalk doctor MODEL --json FILE.",
+            cure="Write it again with this version: ropewalk doctor MODEL --json FILE.",
         ) from error
 
 
 def method_of(document: Document, name: str | None) -> dict[str, Any] | None:
-    """One method's entry; None where it was not measured."""
+    """Return one method's entry; None if it was not measured."""
     return next((method for method in document["methods"] if method["name"] == name), None)
 
 
 def short_name(document: Document) -> str:
-    """The model's name as a title shows it: no folder, no .gguf; what cannot be printed is replaced.
+    """Return the model's name for titles: no folder, no .gguf, unprintable characters replaced.
 
     >>> short_name({"model": "models/SmolLM2.gguf"}), short_name({"model": "a\\x01b"})
     ('SmolLM2', 'a\\ufffdb')
@@ -65,12 +65,12 @@ def short_name(document: Document) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with what no page and no picture can hold (control characters, broken bytes) replaced."""
+    """Return the text with unprintable characters (control characters, broken bytes) replaced."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def labels(document: Document) -> dict[str, str]:
-    """For each method that was measured on its own, its name and those of the methods that equal it.
+    """Return for each measured method its name, joined with those of the methods that equal it.
 
     >>> labels({"methods": [{"name": "ntk", "same_as": None}, {"name": "dynamic", "same_as": "ntk"}]})
     {'ntk': 'ntk = dynamic'}
@@ -83,6 +83,6 @@ def labels(document: Document) -> dict[str, str]:
 
 
 def recommended_label(document: Document) -> str | None:
-    """The label of the recommended method; None where nothing is recommended."""
+    """Return the label of the recommended method; None if there is none."""
     chosen = method_of(document, document["recommended"])
     return None if chosen is None else labels(document)[chosen["same_as"] or chosen["name"]]

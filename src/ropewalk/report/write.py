@@ -1,4 +1,4 @@
-"""The report: one HTML page, its record and its figures, each file written completely or not at all."""
+"""The report: one HTML page, its record and its figures."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def evidence_table(document: Document) -> Table | None:
 
 
 class Pictures(NamedTuple):
-    """A drawing and its SVG files; `narrow` is None where one serves every width."""
+    """A drawing and its SVG files; `narrow` is None if one serves every width."""
 
     drawing: Drawing
     wide: bytes
@@ -103,17 +103,17 @@ class Pictures(NamedTuple):
 
 
 def render(document: Document, figures: Sequence[Pictures]) -> str:
-    """The report as one HTML page: no request, every name and text escaped.
+    """Render the report as one HTML page: it requests nothing, and every name and text is escaped.
 
-    Its one program lets a reader point at two figures; without scripts the page is whole.
+    Its program makes two figures interactive; the page is complete without scripts.
 
     **Arguments:**
-    - `document`: what `ropewalk.diagnosis.document.document` returns, or `read_record` read.
-    - `figures`: each drawing with its SVG files; sections without a figure have their tables alone.
+    - `document`: the result of `ropewalk.diagnosis.document.document` or `read_record`.
+    - `figures`: each drawing with its SVG files; sections without a figure have only their tables.
 
-    **Returns:** the page's text (UTF-8).
-    **Raises:** `RopeError` where jinja2 is missing; KeyError and the like for what is no doctor's document
-    (`read_record` and `understood` make that a `RopeError`).
+    **Returns:** the page's text.
+    **Raises:** `RopeError` if jinja2 is missing; KeyError and the like for a malformed document (`read_record` and
+    `understood` turn them into `RopeError`).
     """
     jinja2 = need("jinja2", extra="figures")
     environment = jinja2.Environment(
@@ -129,21 +129,21 @@ def render(document: Document, figures: Sequence[Pictures]) -> str:
 
 
 def _packaged(name: str) -> str:
-    """A template beside this module."""
+    """Return the text of a template."""
     return resources.files("ropewalk.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _code(sentence: str) -> Any:
-    """A sentence as markup, what stands between backticks as code; everything in it is escaped."""
+    """Return an escaped sentence as markup, text between backticks as code."""
     markup = need("markupsafe", extra="figures").Markup
     parts = printable(sentence).split("`")
-    if len(parts) % 2 == 0:  # one is left over: a plain sentence
+    if len(parts) % 2 == 0:  # an unmatched backtick: plain text
         return markup.escape("`".join(parts))
     return markup().join(markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(parts))
 
 
 def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]:
-    """Everything that the template names."""
+    """Return the variables of the template."""
     found, retrieval = verdict_of(document), retrieval_details(document)
     chosen = method_of(document, document["recommended"])
     first, others = headline(str(found["sentence"]))
@@ -189,7 +189,7 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
 
 
 def _figure(one: Pictures) -> dict[str, Any]:
-    """A figure as the template has it."""
+    """Return a figure for the template."""
     drawing = one.drawing
     narrow = (
         None if one.narrow is None else inline_svg(one.narrow, f"{drawing.name}-narrow", drawing.alt, scrolls=False)
@@ -199,12 +199,12 @@ def _figure(one: Pictures) -> dict[str, Any]:
 
 
 def _in_config(name: str) -> bool:
-    """Whether a config can say the method; one that is not registered is taken at its record's word."""
+    """Return whether a config can express the method; an unregistered one counts as such."""
     return name not in METHODS or METHODS[name].config is not None
 
 
 def _call(chosen: dict[str, Any] | None) -> str:
-    """What a method that no config can hold needs at run time; empty for the others."""
+    """Return the call of a method that no config can express; empty for others."""
     found = chosen or {}
     if found.get("at_run_time"):
         return str(found["at_run_time"])
@@ -212,7 +212,7 @@ def _call(chosen: dict[str, Any] | None) -> str:
 
 
 def _config(verdict: Mapping[str, Any], chosen: dict[str, Any] | None) -> str:
-    """What to paste into config.json, as the verdict has it or a record of old; empty where there is nothing."""
+    """Return the block for config.json, of the verdict or of an old record; empty if there is none."""
     if verdict["action"] is not None:
         config = verdict["config"]
     elif chosen is None or chosen["name"] == "plain" or _call(chosen) or not _in_config(chosen["name"]):
@@ -223,12 +223,12 @@ def _config(verdict: Mapping[str, Any], chosen: dict[str, Any] | None) -> str:
 
 
 def _audits(document: Document) -> list[Audit]:
-    """The audit of each rope, as it was before it became JSON."""
+    """Return the audit of each rope."""
     return [Audit(**found) for found in document.get("audits") or [document["audit"]]]
 
 
 def _shared(document: Document) -> list[str]:
-    """Which methods were measured once for several."""
+    """Return a sentence for each measurement that several methods share."""
     alike = [label for label in labels(document).values() if " = " in label]
     return [f"{label}: the same frequencies at this length, measured once." for label in alike]
 
@@ -237,7 +237,7 @@ PAGE, RECORD = "index.html", "report.json"
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse, before any work is done, what no report can be written into, or made without."""
+    """Raise `RopeError`, before any work is done, if the folder cannot be written or a package is missing."""
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
     for name in (PAGE, RECORD):
@@ -245,10 +245,10 @@ def check_folder(folder: Path) -> None:
 
 
 def write_report(folder: Path, document: Document) -> Path:
-    """Write index.html, report.json and every figure as .svg and .png into `folder`; returns the page's path.
+    """Write index.html, report.json and every figure as .svg and .png into `folder`; return the page's path.
 
-    Everything is made before anything is written. Raises `RopeError` where a package is missing, or the folder cannot
-    be written.
+    Everything is rendered before the first file is written. Raises `RopeError` if a package is missing or the folder
+    cannot be written.
     """
     files, page = report_files(document)
     for name, content in [*files, (PAGE, page)]:
@@ -257,7 +257,7 @@ def write_report(folder: Path, document: Document) -> Path:
 
 
 def report_files(document: Document) -> tuple[Sequence[tuple[str, str | bytes]], str]:
-    """The files beside the page by name, and the page's text; nothing is written yet."""
+    """Return the record and figures by file name, and the page's text, without writing them."""
     from ropewalk.figures.style import render as drawn
 
     files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(document, indent=1, allow_nan=False) + "\n")]
@@ -269,16 +269,16 @@ def report_files(document: Document) -> tuple[Sequence[tuple[str, str | bytes]],
 
 
 def report_page(document: Document) -> str:
-    """The page alone; raises `RopeError` where a package is missing."""
+    """Return only the page; raise `RopeError` if a package is missing."""
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
     return render(document, _figures(document))
 
 
 def report_figure(document: Document, name: str) -> Figure:
-    """One figure of the report by its name, to look at or to save; raises `RopeError` as `drawing_named`.
+    """Return one figure of the report by its name; raise `RopeError` as `drawing_named`.
 
-    A notebook shows it, also where nobody has asked matplotlib for its inline figures.
+    A notebook displays it, also without matplotlib's inline backend.
     """
     from ropewalk.figures.style import render as drawn
 
@@ -289,7 +289,7 @@ def report_figure(document: Document, name: str) -> Figure:
 
 
 def _figures(document: Document) -> list[Pictures]:
-    """Every figure, and its SVG files."""
+    """Return every figure with its SVG files."""
     from ropewalk.figures.style import render as drawn
 
     figures = []
@@ -306,14 +306,14 @@ def _figures(document: Document) -> list[Pictures]:
 
 @contextmanager
 def _missing_glyphs() -> Iterator[None]:
-    """Let a name in a script that matplotlib's font lacks pass without a warning."""
+    """Ignore warnings about characters that matplotlib's font lacks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")
         yield
 
 
 def _as_written(figure: Figure) -> None:
-    """Take no dollar sign of a name for mathematics; the numbers at the ticks may hold some of their own."""
+    """Draw dollar signs of names as text; the numbers at the ticks may be mathematics."""
     from matplotlib.text import Text
 
     ticks = {

@@ -1,10 +1,10 @@
-"""RopeConfig: one frozen, hashable description of what is rotated by how much, and the ropes of a whole model."""
+"""RopeConfig, the frozen, hashable description of a rotation, and the ropes of a whole model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
@@ -14,52 +14,47 @@ from ropewalk.rope import hugging_face
 from ropewalk.rope.scaling import Ladder, Scaling
 from ropewalk.rope.values import as_whole, is_number
 
+DEFAULT_THETA = 10_000.0
+_LATER = {"later": True}  # marks fields that are not printed at their default, so that digests of older ropes stay
+_AXES_CURE = "axes_from_sections([...]) makes it from the number of pairs of each axis."
 
-def whole(name: str, value: object, cure: str) -> int:
-    """A whole number, of whatever type."""
-    found = as_whole(value)
-    if found is None:
+
+def _whole(name: str, value: object, cure: str) -> int:
+    number = as_whole(value)
+    if number is None:
         raise RopeError(f"RopeConfig: `{name}` must be a whole number.", facts={name: value}, cure=cure)
-    return found
+    return number
 
 
-def thetas(theta: Any) -> float | tuple[float, ...]:
-    """One base, or one for each axis."""
-    return tuple(map(_float, theta)) if isinstance(theta, (tuple, list)) else _float(theta)
-
-
-def _float(theta: Any) -> float:
-    if isinstance(theta, float):
-        return float(theta)  # np.float64 is one, too
+def _base(theta: Any) -> float:
+    """Return a base as a float; np.float64 becomes a Python float."""
     try:
-        if not isinstance(theta, str | bytes | bool):
-            return float(theta)
+        base = math.nan if isinstance(theta, str | bytes | bool) else float(theta)
     except (TypeError, ValueError, OverflowError):
-        pass
-    raise RopeError(
-        "RopeConfig: `theta` must be a finite number above 1.", facts={"theta": theta}, cure="The paper's is 10000.0."
-    )
-
-
-def whole_axes(axes: Any) -> tuple[int, ...]:
-    """The axis of each pair, as whole numbers."""
-    found = [as_whole(axis) for axis in axes] if isinstance(axes, Iterable) else [None]
-    if None in found:
+        base = math.nan
+    if not (math.isfinite(base) and base > 1):
         raise RopeError(
-            "RopeConfig: `axes` must be whole numbers, one for each pair.",
-            facts={"axes": axes},
-            cure="axes_from_sections([...]) makes it from the number of pairs of each axis.",
+            "RopeConfig: `theta` must be a finite number above 1.",
+            facts={"theta": theta},
+            cure="The paper's is 10000.0.",
         )
-    return tuple(axis for axis in found if axis is not None)
+    return base
 
 
-def check_numbers(
-    head_dim: int, rotary_dim: int, interleaved: object, theta: float | tuple[float, ...], length: int | None
-) -> None:
-    """Even sizes that fit into each other, thetas above 1, and a length of at least one token."""
+def _whole_axes(axes: Any) -> tuple[int, ...]:
+    numbers = [as_whole(axis) for axis in axes] if isinstance(axes, Iterable) else [None]
+    if None in numbers:
+        raise RopeError(
+            "RopeConfig: `axes` must be whole numbers, one for each pair.", facts={"axes": axes}, cure=_AXES_CURE
+        )
+    return tuple(axis for axis in numbers if axis is not None)
+
+
+def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: int | None) -> None:
+    """Check that sizes are even, that rotary_dim fits into head_dim, and that the length is at least one token."""
     if head_dim < 2 or head_dim % 2:
         raise RopeError(
-            "RopeConfig: `head_dim` must be even and at least 2: features turn in pairs.",
+            "RopeConfig: `head_dim` must be even and at least 2: features rotate in pairs.",
             facts={"head_dim": head_dim},
             cure="Pass the number of features of one head (hidden_size / num_attention_heads).",
         )
@@ -67,7 +62,7 @@ def check_numbers(
         raise RopeError(
             "RopeConfig: `rotary_dim` must be even, at least 2 and at most head_dim.",
             facts={"rotary_dim": rotary_dim, "head_dim": head_dim},
-            cure="It counts the features that turn; leave it out to turn the whole head.",
+            cure="It counts the rotated features; leave it out to rotate the whole head.",
         )
     if not isinstance(interleaved, bool):
         raise RopeError(
@@ -75,56 +70,49 @@ def check_numbers(
             facts={"interleaved": interleaved},
             cure="True pairs (0,1), (2,3), ...; False pairs (i, i + rotary_dim/2).",
         )
-    each = theta if isinstance(theta, tuple) else (theta,)
-    if not all(math.isfinite(one) and one > 1 for one in each):
-        raise RopeError(
-            "RopeConfig: `theta` must be a finite number above 1.",
-            facts={"theta": theta},
-            cure="The paper's is 10000.0.",
-        )
     if length is not None and length < 1:
         raise RopeError(
             "RopeConfig: `max_position_embeddings` must be at least 1 token.",
             facts={"max_position_embeddings": length},
-            cure="Leave it out where it is not known.",
+            cure="Leave it out if it is not known.",
         )
 
 
-def check_axes(axes: tuple[int, ...] | None, pairs: int, axes_restart: object) -> None:
-    """An axis for each pair, without gaps."""
+def _check_axes(axes: tuple[int, ...] | None, pairs: int, axes_restart: object) -> None:
+    """Check that each pair has an axis, numbered without gaps."""
     if not isinstance(axes_restart, bool):
         raise RopeError(
             "RopeConfig: `axes_restart` must be True or False.",
             facts={"axes_restart": axes_restart},
-            cure="False shares one ladder of frequencies among the axes (M-RoPE), True gives each its own.",
+            cure="False: all axes share one ladder of frequencies (M-RoPE). True: each has its own.",
         )
     if axes is None:
         if axes_restart:
             raise RopeError(
-                "RopeConfig: `axes_restart` says how several axes share frequencies, and there are no axes.",
+                "RopeConfig: `axes_restart` needs several axes.",
                 facts={"axes": None, "axes_restart": True},
                 cure="Pass axes=axes_from_sections([...]), or leave axes_restart out.",
             )
     elif len(axes) != pairs or sorted(set(axes)) != list(range(max(axes, default=-1) + 1)):
         raise RopeError(
-            "RopeConfig: `axes` names one axis for each pair, counted from 0 without gaps.",
+            "RopeConfig: `axes` needs one axis for each pair, numbered from 0 without gaps.",
             facts={"axes": axes, "pairs": pairs},
-            cure="axes_from_sections([...]) makes it from the number of pairs of each axis.",
+            cure=_AXES_CURE,
         )
 
 
-def check_axis_values(
+def _check_axis_values(
     theta: float | tuple[float, ...],
     axes: tuple[int, ...] | None,
     axes_restart: bool,
     axis_blocks: object,
     interleaved: bool,
 ) -> None:
-    """One theta for each axis that has a ladder of its own, and blocks of features that each belong to one axis."""
+    """Check that there is one theta for each ladder, and that each block of features belongs to one axis."""
     own = max(axes, default=0) + 1 if axes is not None and axes_restart else 1
     if isinstance(theta, tuple) and (not axes_restart or len(theta) != own):
         raise RopeError(
-            "RopeConfig: several values of `theta` are one for each axis, where `axes_restart`.",
+            "RopeConfig: several values of `theta` need `axes_restart`, and one value for each axis.",
             facts={"theta": theta, "axes": axes, "axes_restart": axes_restart},
             cure="Pass one number, or axes=axes_from_sections([...]), axes_restart=True and a theta for each axis.",
         )
@@ -132,43 +120,41 @@ def check_axis_values(
         raise RopeError(
             "RopeConfig: `axis_blocks` must be True or False.",
             facts={"axis_blocks": axis_blocks},
-            cure="True pairs half-split inside the features of each axis, False across all that turn.",
+            cure="True pairs half-split inside the features of each axis, False across all rotated features.",
         )
     if axis_blocks and (interleaved or axes is None or list(axes) != sorted(axes)):
         raise RopeError(
-            "RopeConfig: `axis_blocks` is for half-split pairs of several axes, the pairs of each in a row.",
+            "RopeConfig: `axis_blocks` needs half-split pairs of several axes, with the pairs of each axis in a row.",
             facts={"interleaved": interleaved, "axes": axes},
-            cure="Neighbouring pairs (interleaved=True) lie in their axis's features anyway: leave it out there.",
+            cure="Interleaved pairs lie inside their axis's features without it: leave it out.",
         )
-
-
-DEFAULT_THETA = 10_000.0
-_LATER = {"later": True}  # a field that is not printed at its default, so that digests of older ropes stay
 
 
 @dataclass(frozen=True, repr=False)
 class RopeConfig:
-    """What is rotated by how much: every published variant is one of these.
+    """The frequencies and the pairing of a rotation; it can describe every published variant.
 
+    **Arguments:**
     - `head_dim`: features of one head, even.
     - `interleaved`: True pairs features (0,1), (2,3), ... as the paper, GPT-J and Meta's Llama do; False pairs
       (i, i + rotary_dim/2) as GPT-NeoX and Hugging Face's Llama do. Never guessed.
-    - `theta`: the base; pair i turns by theta^(-2i/rotary_dim) radians per token. With `axes_restart` also a tuple:
-      one for each axis.
-    - `rotary_dim`: how many leading features turn (the others pass through); None is head_dim.
+    - `theta`: the base; pair i rotates by theta^(-2i/rotary_dim) radians per token. With `axes_restart` it may be a
+      tuple with one base for each axis.
+    - `rotary_dim`: number of leading features that rotate (the others pass through); None is head_dim.
     - `scaling`: a rule of `ropewalk.scaling`, or None; `PerAxis` holds one for each axis.
-    - `max_position_embeddings`: tokens, as the checkpoint's config says.
-    - `axes`: for each pair, the axis that it follows; None is one axis. See `axes_from_sections`.
-    - `axes_restart`: False shares one ladder of frequencies among the axes (M-RoPE); True gives each axis its own, from
-      the fastest (axial 2D and 3D).
-    - `axis_blocks`: half-split inside each axis's own block of features, instead of across all that turn: an axis of n
-      pairs owns 2n features in a row, and pairs (i, i + n) of them.
-    - `inv_freq`: the inverse frequency of each pair itself, radians per token, in place of theta and scaling; 0 stands
-      still, below 0 turns the other way.
-    - `trained`: what is known of the training of a published model: whether with `scaling`, and to which length. It
-      turns nothing, so two configs that differ in it alone are equal.
+    - `max_position_embeddings`: tokens, from the checkpoint's config.
+    - `axes`: axis of each pair; None is one axis. See `axes_from_sections`.
+    - `axes_restart`: False: all axes share one ladder of frequencies (M-RoPE). True: each axis has its own, which
+      starts at the fastest frequency (axial 2D and 3D).
+    - `axis_blocks`: pair half-split inside each axis's block of features, not across all rotated features. An axis of n
+      pairs owns 2n features in a row and pairs (i, i + n) of them.
+    - `inv_freq`: inverse frequency of each pair, radians per token, in place of theta and scaling. A pair of frequency
+      0 does not rotate; a negative one rotates backwards.
+    - `trained`: how a published model was trained: with or without `scaling`, and to which length. It does not affect
+      the rotation, so configs that differ only in it are equal.
 
-    Raises `RopeError` where the numbers do not fit. Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
+    **Raises:** `RopeError` if the numbers do not fit each other.
+    **Source:** Su et al. 2021, arXiv:2104.09864, section 3.2.
 
     >>> RopeConfig(head_dim=128, interleaved=False, theta=500_000.0).pairs
     64
@@ -189,34 +175,33 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         cure = "Divide with //: hidden_size // num_attention_heads."
-        head_dim = whole("head_dim", self.head_dim, cure)
-        rotary_dim = head_dim if self.rotary_dim is None else whole("rotary_dim", self.rotary_dim, cure)
+        head_dim = _whole("head_dim", self.head_dim, cure)
+        rotary_dim = head_dim if self.rotary_dim is None else _whole("rotary_dim", self.rotary_dim, cure)
         object.__setattr__(self, "head_dim", head_dim)
         object.__setattr__(self, "rotary_dim", rotary_dim)
         if self.max_position_embeddings is not None:
-            length = whole("max_position_embeddings", self.max_position_embeddings, "Give the length in tokens.")
+            length = _whole("max_position_embeddings", self.max_position_embeddings, "Give the length in tokens.")
             object.__setattr__(self, "max_position_embeddings", length)
-        object.__setattr__(self, "theta", thetas(self.theta))
+        theta = self.theta
+        object.__setattr__(
+            self, "theta", tuple(map(_base, theta)) if isinstance(theta, (tuple, list)) else _base(theta)
+        )
         if self.axes is not None:
-            object.__setattr__(self, "axes", whole_axes(self.axes))
-        check_numbers(head_dim, rotary_dim, self.interleaved, self.theta, self.max_position_embeddings)
-        check_axes(self.axes, self.pairs, self.axes_restart)
-        check_axis_values(self.theta, self.axes, self.axes_restart, self.axis_blocks, self.interleaved)
+            object.__setattr__(self, "axes", _whole_axes(self.axes))
+        _check_numbers(head_dim, rotary_dim, self.interleaved, self.max_position_embeddings)
+        _check_axes(self.axes, self.pairs, self.axes_restart)
+        _check_axis_values(self.theta, self.axes, self.axes_restart, self.axis_blocks, self.interleaved)
         self._check_scaling(rotary_dim)
         if self.inv_freq is not None:
             object.__setattr__(self, "inv_freq", self._explicit(self.inv_freq))
 
     def __repr__(self) -> str:
-        shown = [one for one in fields(self) if one.repr]
-        values = {one.name: getattr(self, one.name) for one in shown if self._is_shown(one)}
-        return f"RopeConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
-
-    def _is_shown(self, one: Field[Any]) -> bool:
-        """Every field but a later one at its default."""
-        return "later" not in one.metadata or getattr(self, one.name) != one.default
+        values = [(f, getattr(self, f.name)) for f in fields(self) if f.repr]
+        shown = [f"{f.name}={value!r}" for f, value in values if "later" not in f.metadata or value != f.default]
+        return f"RopeConfig({', '.join(shown)})"
 
     def _explicit(self, inv_freq: Any) -> tuple[float, ...]:
-        """The given frequencies as floats, once nothing else of the config would set them."""
+        """Return the given frequencies as floats; check that no other field sets them."""
         given = tuple(inv_freq) if isinstance(inv_freq, Iterable) else ()
         if len(given) != self.pairs or not all(map(is_number, given)):
             raise RopeError(
@@ -226,9 +211,9 @@ class RopeConfig:
             )
         if self.theta != DEFAULT_THETA or self.scaling is not None or self.axes_restart:
             raise RopeError(
-                "RopeConfig: `inv_freq` takes the place of `theta`, `scaling` and `axes_restart`.",
+                "RopeConfig: `inv_freq` excludes `theta`, `scaling` and `axes_restart`.",
                 facts={"theta": self.theta, "scaling": self.scaling, "axes_restart": self.axes_restart},
-                cure="Leave those out, or `inv_freq`.",
+                cure="Leave out those, or `inv_freq`.",
             )
         return tuple(map(float, given))
 
@@ -247,7 +232,7 @@ class RopeConfig:
 
     @property
     def pairs(self) -> int:
-        """How many feature pairs turn: rotary_dim / 2."""
+        """Return the number of rotated feature pairs: rotary_dim / 2."""
         return (self.rotary_dim or self.head_dim) // 2
 
     @property
@@ -256,19 +241,19 @@ class RopeConfig:
 
     @property
     def num_axes(self) -> int:
-        """How many coordinates a position has."""
+        """Return the number of coordinates of a position."""
         return 1 if self.axes is None else max(self.axes) + 1
 
     @property
     def needs_seq_len(self) -> bool:
-        """Whether the frequencies depend on the sequence length (dynamic NTK, LongRoPE)."""
+        """Return whether the frequencies depend on the sequence length (dynamic NTK, LongRoPE)."""
         return self.scaling is not None and self.scaling.needs_seq_len
 
     @property
     def can_be_extended(self) -> bool:
-        """Whether another scaling rule may take the place of this one.
+        """Return whether a different scaling rule may replace this one.
 
-        Not where pairs stand still, and not where the frequencies are given or differ by axis.
+        False if some pairs do not rotate, and if the frequencies are explicit or differ by axis.
         """
         if self.inv_freq is not None or isinstance(self.theta, tuple):
             return False
@@ -276,20 +261,20 @@ class RopeConfig:
 
     @property
     def switch_length(self) -> int | None:
-        """The length in tokens beyond which a second set of frequencies applies (LongRoPE); else None."""
+        """Return the tokens beyond which a second set of frequencies applies (LongRoPE), or None."""
         return None if self.scaling is None else self.scaling.switch_length
 
     @property
     def original_length(self) -> int | None:
-        """The context length before any scaling, in tokens, or None where the config does not say."""
+        """Return the context length before any scaling, in tokens, or None if the config does not state it."""
         stated = self.scaling.original_length if self.scaling is not None else None
         return stated if stated is not None else self.max_position_embeddings
 
     @property
     def scaling_is_trained(self) -> bool | None:
-        """Whether the model was trained with its length scaling; None where that is not known, or there is none.
+        """Return whether the model was trained with its length scaling; None if unknown, or without scaling.
 
-        True: the scaling belongs to the model. False: it is an option for inference.
+        True: the scaling is part of the model. False: it is an option for inference.
         """
         if self.scaling is None or self.unscaled() == self:
             return None
@@ -297,10 +282,10 @@ class RopeConfig:
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens that the model was trained to, or None where the config does not say.
+        """Return the tokens that the model was trained to, or None if the config does not state it.
 
-        With a scaling that it was trained with, the length that the config states; else the one before the scaling.
-        Where published training differs from the config's number, `trained` has the length.
+        `trained.length` if published training differs from the config's number; else the config's length if the model
+        was trained with its scaling; else the length before the scaling.
         """
         if self.trained is not None and self.trained.length is not None:
             return self.trained.length
@@ -308,9 +293,10 @@ class RopeConfig:
 
     @property
     def scaled_length(self) -> int | None:
-        """Tokens that the config promises under its scaling, or None where it does not say.
+        """Return the tokens that the config states for its scaling, or None if it states none.
 
-        `max_position_embeddings`, unless that is the length before the scaling: then how far the rule is meant to go.
+        `max_position_embeddings`, unless that is the length before the scaling: then the length that the rule extends
+        to.
         """
         longest, original = self.max_position_embeddings, self.original_length
         if self.scaling is not None and (longest is None or longest == original):
@@ -319,14 +305,14 @@ class RopeConfig:
 
     @property
     def ladders(self) -> tuple[Ladder, ...]:
-        """The unscaled frequency ladders: one shared by all axes, or one for each axis if `axes_restart`.
+        """Return the unscaled frequency ladders: one shared by all axes, or one for each axis with `axes_restart`.
 
-        Raises `RopeError` where the frequencies are given as `inv_freq`: those are no ladder.
+        Raises `RopeError` if the frequencies are explicit (`inv_freq`).
         """
         dim, limit = self.pairs * 2, self.max_position_embeddings
         if self.inv_freq is not None:
             raise RopeError(
-                "RopeConfig: explicit frequencies follow no theta.",
+                "RopeConfig: explicit frequencies have no ladder.",
                 facts={"inv_freq": self.inv_freq},
                 cure="inverse_frequencies(config) gives the numbers.",
             )
@@ -341,27 +327,27 @@ class RopeConfig:
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The pairs of each block of features that is half-split by itself; () where all that turn are one block."""
+        """Return the pairs of each block that is half-split separately; () if all rotated features are one block."""
         if not self.axis_blocks or self.axes is None:
             return ()
         return tuple(self.axes.count(axis) for axis in range(self.num_axes))
 
     def longest_at(self, seq_len: int) -> int | float:
-        """The most tokens that the frequencies of `seq_len` are right for: infinite where length does not matter.
+        """Return the most tokens for which the frequencies of `seq_len` are right; infinite without `needs_seq_len`.
 
-        Dynamic NTK: `seq_len`, or the trained length if that is more. LongRoPE: the original length on the short side,
-        no bound on the long side.
+        Dynamic NTK: the larger of `seq_len` and the trained length. LongRoPE: the original length on the short side,
+        unbounded on the long side.
         """
         return math.inf if self.scaling is None else self.scaling.longest_at(seq_len, self.max_position_embeddings)
 
     def unscaled(self) -> RopeConfig:
-        """The rope as it was before any length scaling; a proportional rope keeps its unrotated pairs."""
+        """Return the rope before any length scaling; a proportional rope keeps its unrotated pairs."""
         return self if self.scaling is None else replace(self, scaling=self.scaling.unscaled())
 
     def as_trained(self) -> RopeConfig:
-        """The rope that the weights know: with its scaling where the model was trained with it, else without.
+        """Return the rope of the training: with its scaling if the model was trained with it, else without.
 
-        A scaling of which that is not known is taken away; so is one that was put on top of the model's own.
+        Scalings of unknown training status are removed, as are scalings on top of the model's own.
         """
         own = None if self.scaling is None else self.scaling.trained_part
         if own is not None:
@@ -372,23 +358,26 @@ class RopeConfig:
     def from_hf(
         cls, config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None
     ) -> RopeConfig:
-        """Read a Hugging Face config: the path of a config.json or its folder, a dict, or a transformers config object.
+        """Return the rope of a Hugging Face config.
 
-        - `config`: of a composite (multimodal) config the text part is read; for a vision tower pass its
-          `vision_config`, as it was released or with the model_type that transformers 5 writes there, such as
-          "qwen2_vl_vision".
+        **Arguments:**
+        - `config`: path of a config.json or its folder, a dict, or a transformers config object. In a composite
+          (multimodal) config, the text part counts. For a vision tower pass its `vision_config`, as released or with
+          the model_type of transformers 5, such as "qwen2_vl_vision".
         - `layer_type`: chooses among the layer types of a model that rotates them differently, for example
           "sliding_attention".
 
-        Every `rope_type`, in the old spelling (`rope_scaling`, `rope_theta`) and the new (`rope_parameters`). Pairing
-        follows `model_type` as in transformers; with `"rope_interleave": true` or `false` in the config it may be any.
-        For multi-head latent attention (DeepSeek) the result describes the slice of qk_rope_head_dim features.
-        Positions of a vision tower are (row, column), as `grid_positions` makes them, whichever its class takes first;
-        Gemma 4's turns each half of a head as a head of its own, and the result describes one half.
-        Raises `RopeError` for anything unknown, missing or impossible, and for a layer without rotation. What acts
-        in attention and not in the rotation (DeepSeek's softmax mscale, Ministral's llama_4_scaling_beta), and that
-        CLVP turns values too, is not described.
-        Source: transformers 5.23, `modeling_rope_utils` and each model's own class.
+        Every `rope_type` is supported, in the old spelling (`rope_scaling`, `rope_theta`) and the new
+        (`rope_parameters`). Pairing follows `model_type` as in transformers; for an unknown `model_type` the config
+        needs `"rope_interleave": true` or `false`.
+
+        **Returns:** the `RopeConfig`. For multi-head latent attention (DeepSeek) it describes the slice of
+        qk_rope_head_dim features. Positions of a vision tower are (row, column), as from `grid_positions`, even if its
+        class takes the column first. Gemma 4's tower rotates each half of a head separately; the result describes one
+        half. Not described: what acts in attention but not in the rotation (DeepSeek's softmax mscale, Ministral's
+        llama_4_scaling_beta), and CLVP's rotation of values.
+        **Raises:** `RopeError` for anything unknown, missing or impossible, and for a layer without rotation.
+        **Source:** transformers 5.23, `modeling_rope_utils` and each model's own class.
 
         >>> rope = RopeConfig.from_hf({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64})
         >>> rope.head_dim, rope.rotary_dim, rope.interleaved
@@ -397,21 +386,22 @@ class RopeConfig:
         return cls(**hugging_face.read(config, layer_type=layer_type))
 
     def to_hf(self) -> dict[str, Any]:
-        """The `rope_parameters` block (transformers 5 spelling) of a Hugging Face config that says the same.
+        """Return the equivalent `rope_parameters` block of a Hugging Face config, in transformers 5 spelling.
 
-        The block holds theta, the scaling rule, `partial_rotary_factor` where only a part turns, and `mrope_section`
-        with `mrope_interleaved` where several axes share a ladder. Pairing, head_dim and max_position_embeddings have
-        other places in a config.json, so the way back is `from_hf({**base_config, "rope_parameters": block})`; for a
-        model with several thetas the block goes under its layer type. NTK, ABF, Resonance, the paper's YaRN and its
-        dynamic NTK have no name in transformers: they become the block that computes the same frequencies there.
-        Raises `RopeError` for what no block can say, such as `inv_freq`, or a theta or scaling for each axis.
+        **Returns:** a dict with theta, the scaling rule, `partial_rotary_factor` if only a part rotates, and
+        `mrope_section` with `mrope_interleaved` if several axes share a ladder. Pairing, head_dim and
+        max_position_embeddings have other places in a config.json, so the inverse is
+        `from_hf({**base_config, "rope_parameters": block})`. In a model with several thetas the block belongs under its
+        layer type. NTK, ABF, Resonance, the paper's YaRN and its dynamic NTK have no name in transformers: they become
+        a block with the same frequencies.
+        **Raises:** `RopeError` for what no block can express, such as `inv_freq`, or a theta or scaling for each axis.
 
         >>> RopeConfig(head_dim=128, interleaved=False, theta=1e6, rotary_dim=64).to_hf()
         {'rope_type': 'default', 'rope_theta': 1000000.0, 'partial_rotary_factor': 0.5}
         """
         if self.inv_freq is not None or isinstance(self.theta, tuple):
             raise RopeError(
-                "to_hf: transformers has no block for explicit frequencies, nor for a theta of each axis.",
+                "to_hf: transformers has no block for explicit frequencies, or for a theta for each axis.",
                 facts={"inv_freq": self.inv_freq, "theta": self.theta},
                 cure="Save the model in ropewalk's own form, whose config holds every field.",
             )
@@ -428,10 +418,10 @@ class RopeConfig:
 def ropes_of_layer_types(
     config: str | PathLike[str] | Mapping[str, Any] | Any,
 ) -> dict[str | None, RopeConfig | None]:
-    """The rope of each layer type of a Hugging Face config, None for one without rotation (NoPE).
+    """Return the rope of each layer type of a Hugging Face config, None for layers without rotation (NoPE).
 
-    `config` is what `RopeConfig.from_hf` takes. Where all layers rotate alike the only key is None. Raises `RopeError`
-    as `from_hf` does, but for a missing `layer_type`, and for a model without any rotation.
+    `config` is that of `RopeConfig.from_hf`. If all layers rotate alike, the only key is None. Raises `RopeError` as
+    `from_hf` does (except for a missing `layer_type`), and for a model without any rotation.
 
     >>> gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8}
     >>> {label: rope.theta for label, rope in ropes_of_layer_types(gemma).items()}
@@ -448,7 +438,7 @@ def ropes_of_layer_types(
 def ropes_by_block(
     config: str | PathLike[str] | Mapping[str, Any] | Any,
 ) -> tuple[dict[str | None, RopeConfig | None], bool]:
-    """As `ropes_of_layer_types`, and whether the config has a block for each layer type; equal ones stay apart then.
+    """Return `ropes_of_layer_types`, and whether the config has a block for each layer type (then all are kept).
 
     >>> ropes_by_block({"model_type": "olmo3", "hidden_size": 512, "num_attention_heads": 4})[1]
     True

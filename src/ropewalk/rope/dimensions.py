@@ -1,4 +1,4 @@
-"""The numbers of a Hugging Face config around its rope block: head_dim, rotary_dim, theta, lengths, axes."""
+"""The sizes that a Hugging Face config states outside its rope block: head_dim, rotary_dim, theta, lengths, axes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from ropewalk.rope.values import as_whole, is_number, number
 
 
 def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tuple[int, ...]:
-    """The axis of each pair, from the number of pairs of each axis.
+    """Return the axis of each pair, from the number of pairs of each axis.
 
-    Contiguous sections are Qwen2-VL's M-RoPE and axial 2D and 3D; `interleaved` is Qwen3-VL's (T H W T H W ... then the
-    first axis takes what is left). There a later axis ends at the last pair, as in transformers and timm, so it may get
-    fewer pairs than its section says. Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers' Qwen3-VL.
+    **Arguments:**
+    - `sections`: number of pairs of each axis.
+    - `interleaved`: False: contiguous sections, as in Qwen2-VL's M-RoPE and axial 2D and 3D. True: Qwen3-VL's order
+      T H W T H W ..., with the remaining pairs on the first axis. A later axis ends at the last pair, as in
+      transformers and timm, so it may have fewer pairs than its section.
+
+    **Returns:** an axis for each pair, numbered from 0.
+    **Raises:** `RopeError` if an axis has no pair.
+    **Source:** Wang et al. 2024, arXiv:2409.12191, section 2.1; transformers' Qwen3-VL.
 
     >>> axes_from_sections([2, 3, 3])
     (0, 0, 1, 1, 1, 2, 2, 2)
@@ -42,7 +48,7 @@ def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tu
 
 
 def sections_of(axes: tuple[int, ...]) -> dict[str, Any]:
-    """The keys that say this order of axes; raises `RopeError` where none do."""
+    """Return the keys of a rope block for this order of axes; raises `RopeError` if no keys express it."""
     sections = [axes.count(axis) for axis in range(max(axes) + 1)]
     for interleaved in (False, True):
         try:
@@ -52,7 +58,7 @@ def sections_of(axes: tuple[int, ...]) -> dict[str, Any]:
         if same:
             return {"mrope_section": sections, "mrope_interleaved": interleaved}
     raise RopeError(
-        "to_hf: no `mrope_section` says this order of axes.",
+        "to_hf: no `mrope_section` expresses this order of axes.",
         facts={"axes": axes},
         cure="Only contiguous and interleaved sections have a spelling in transformers.",
     )
@@ -62,16 +68,16 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_num_
 
 
 def max_position_embeddings_of(fields: Mapping[str, Any], family: Family) -> int | None:
-    """The config's longest position in tokens, under any of its spellings."""
+    """Return the config's maximal length in tokens, under any of its spellings."""
     spellings = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
     stated = _whole(fields, *spellings)
     return family.max_position_embeddings if stated is None else stated
 
 
 def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> float:
-    """theta: the block's, else the config's own, else the family's; ChatGLM states what it is multiplied by.
+    """Return the block's theta, else the config's, else the family's, times ChatGLM's ratio.
 
-    The config's own is `rope_theta`; GPT-NeoX's `rotary_emb_base`; DBRX's lies in `attn_config`.
+    The config's key is `rope_theta`; GPT-NeoX's is `rotary_emb_base`; DBRX's is in `attn_config`.
     """
     inner = fields.get("attn_config")
     stated = _first(block, "rope_theta") or _first(fields, "rotary_emb_base", "rope_theta")
@@ -85,7 +91,7 @@ def theta_of(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family
 
 
 def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | None) -> int:
-    """The features of one head; for multi-head latent attention, of the slice that turns."""
+    """Return the features of one head; for multi-head latent attention, of its rotated slice."""
     if family.mla:
         return _whole(fields, "qk_rope_head_dim", "head_dim") or family.head_dim or 64
     if layer_type is not None:
@@ -106,7 +112,7 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
 
 
 def _part_of(head_dim: int, family: Family) -> int:
-    """The features that we describe: those of one axis where each turns a part of the head by itself."""
+    """Return the features of the described part: one axis if each axis rotates a part of the head separately."""
     return head_dim // len(family.axial) if family.halves else head_dim
 
 
@@ -119,7 +125,7 @@ def _derived_head_dim(fields: Mapping[str, Any], family: Family) -> int:
     facts = {"hidden_size": width, "num_attention_heads": heads}
     if width is None or heads is None:
         raise RopeError(
-            "from_hf: the config gives neither `head_dim` nor the two numbers to derive it from.",
+            "from_hf: the config contains neither `head_dim` nor the two numbers to derive it from.",
             facts=facts,
             cure="Add `head_dim` to the config.",
         )
@@ -133,7 +139,7 @@ def _derived_head_dim(fields: Mapping[str, Any], family: Family) -> int:
 
 
 def _per_layer_head_dim(fields: Mapping[str, Any], layer_type: str) -> int | None:
-    """transformers' `per_layer_config` (overrides by layer index); None where the config has none."""
+    """Return the head_dim of transformers' `per_layer_config` (overrides by layer index), or None without one."""
     overrides, types = fields.get("per_layer_config"), fields.get("layer_types")
     if not isinstance(overrides, Mapping) or not types:
         return None
@@ -147,12 +153,13 @@ def _per_layer_head_dim(fields: Mapping[str, Any], layer_type: str) -> int | Non
 def rotary_dim_of(
     fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int, *, scaled: bool
 ) -> int:
-    """How many features turn; a stated fraction that the class does not read is refused, never dropped.
+    """Return the number of rotated features; raise if a stated fraction contradicts the class.
 
-    The block's `partial_rotary_factor` is read first, then the config's, then `rotary_pct` (GPT-NeoX, which reads no
-    other key of the config), `rotary_dim` (MiniMax-M2) and the family's default; `scaled` says that the block names a
-    scaling rule. GPT-J reads `rotary_dim` alone. Multi-head latent attention turns its slice; a stated fraction must
-    say so, of the slice or of the whole head.
+    The order of precedence is the block's `partial_rotary_factor`, the config's, `rotary_pct` (the only key of
+    GPT-NeoX), `rotary_dim` (MiniMax-M2) and the family's default. GPT-J has only `rotary_dim`. Multi-head latent
+    attention rotates its slice; a stated fraction must agree, as one of the slice or of the whole head.
+
+    `scaled`: the block names a scaling rule.
     """
     if family.axial and not family.halves:
         return _axial_dim(fields, block, family, name, head_dim)
@@ -161,45 +168,46 @@ def rotary_dim_of(
         "partial_rotary_factor": in_block or _first(fields, "partial_rotary_factor"),
         "rotary_pct": _first(fields, "rotary_pct"),
     }
-    stated = {key: int(head_dim * number(found[1], key)) for key, found in fractions.items() if found is not None}
+    stated = {key: int(head_dim * number(value[1], key)) for key, value in fractions.items() if value is not None}
     if family.mla:
         return _slice(fields, family, name, head_dim, stated, fractions)
     dim = _whole(fields, "rotary_dim")
     if dim is not None:
         stated["rotary_dim"] = dim
     partial = family.scaled_partial if scaled and family.scaled_partial is not None else family.partial
-    turned = head_dim if partial is None else int(head_dim * partial)
+    rotated = head_dim if partial is None else int(head_dim * partial)
     if family.projected is not None:
         sized = {**family.sizes, **fields}
-        turned = max(sized["projection_dim"] // (2 * sized["num_attention_heads"]), family.projected)
+        rotated = max(sized["projection_dim"] // (2 * sized["num_attention_heads"]), family.projected)
     elif family.rotary_dim is not None:
-        turned = stated.get("rotary_dim", family.rotary_dim)
+        rotated = stated.get("rotary_dim", family.rotary_dim)
     elif family.partial is not None and stated:
         keys = (*family.fraction_keys, "rotary_dim", *(() if in_block is None else ("partial_rotary_factor",)))
-        turned = next((count for key, count in stated.items() if key in keys), turned)
+        rotated = next((count for key, count in stated.items() if key in keys), rotated)
     for key, count in stated.items():
-        if count != turned:
-            raise RopeError(
-                f"from_hf: `{key}` asks for {count} turned features, but transformers' {name} turns {turned}.",
-                facts={key: block.get(key, fields.get(key)), "head_dim": head_dim},
-                cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
-            )
-    return turned
+        if count != rotated:
+            raise _contradicts(key, count, name, rotated, {key: block.get(key, fields.get(key)), "head_dim": head_dim})
+    return rotated
+
+
+def _contradicts(key: str, count: int, name: str, rotated: int, facts: Mapping[str, Any]) -> RopeError:
+    return RopeError(
+        f"from_hf: `{key}` means {count} rotated features, but transformers' {name} rotates {rotated}.",
+        facts=facts,
+        cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
+    )
 
 
 def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int) -> int:
-    """The features that turn in a vision tower: as many for each axis as the head has room for, in whole pairs."""
+    """Return the rotated features of a vision tower: the same number of whole pairs for each axis."""
     axes = len(family.axial)
-    found = _first(block, "partial_rotary_factor") or _first(fields, "partial_rotary_factor")
-    if found is not None:
+    stated = _first(block, "partial_rotary_factor") or _first(fields, "partial_rotary_factor")
+    if stated is not None:
         heads = _whole(fields, *_HEADS) if family.whole_width else 1
-        asked = int(head_dim // (heads or 1) * number(found[1], found[0])) * (axes if family.whole_width else 1)
-        if asked != head_dim:
-            raise RopeError(
-                f"from_hf: `partial_rotary_factor` asks for {asked} turned features, but {name} turns {head_dim}.",
-                facts={"partial_rotary_factor": found[1], "head_dim": head_dim},
-                cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
-            )
+        count = int(head_dim // (heads or 1) * number(stated[1], stated[0])) * (axes if family.whole_width else 1)
+        if count != head_dim:
+            facts = {"partial_rotary_factor": stated[1], "head_dim": head_dim}
+            raise _contradicts("partial_rotary_factor", count, name, head_dim, facts)
     if axes == 2 and head_dim % 4:
         raise RopeError(
             "from_hf: a vision head splits its pairs between height and width, so their number must be even.",
@@ -217,22 +225,19 @@ def _slice(
     stated: Mapping[str, int],
     fractions: Mapping[str, tuple[str, Any] | None],
 ) -> int:
-    """The width of the slice that turns, once no stated fraction contradicts it."""
+    """Return the width of the rotated slice; raise if a stated fraction contradicts it."""
     for key, count in stated.items():
         fraction = fractions[key]
         whole = (_whole(fields, "qk_nope_head_dim") or 0) + width, _whole(fields, "head_dim") or 0
         of_whole = [] if fraction is None else [int(head_dim * float(fraction[1])) for head_dim in whole]
         if count != width and (family.partial is not None or width not in of_whole):
-            raise RopeError(
-                f"from_hf: `{key}` asks for {count} turned features, but transformers' {name} turns {width}.",
-                facts={key: None if fraction is None else fraction[1], "qk_rope_head_dim": width},
-                cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
-            )
+            facts = {key: None if fraction is None else fraction[1], "qk_rope_head_dim": width}
+            raise _contradicts(key, count, name, width, facts)
     return width
 
 
 def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...] | None:
-    """The axis of each pair: temporal 0, height 1, width 2 for M-RoPE; height 0, width 1 for a vision tower."""
+    """Return the axis of each pair: M-RoPE's time 0, height 1, width 2; a vision tower's height 0, width 1."""
     if family.halves:
         return None
     if family.axial:
@@ -243,7 +248,7 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
     if family.mrope == "alternating":
         if pairs % 2:
             raise RopeError(
-                "from_hf: pairs follow row and column in turn, so their number must be even.",
+                "from_hf: pairs alternate between row and column, so their number must be even.",
                 facts={"pairs": pairs},
                 cure="Check head_dim and partial_rotary_factor.",
             )
@@ -261,7 +266,7 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
         raise RopeError(
             "from_hf: `mrope_section` must be three whole numbers that sum to the number of pairs.",
             facts={"mrope_section": sections, "pairs": pairs},
-            cure="Give the pairs of the temporal, the height and the width axis.",
+            cure="Give the number of pairs of time, height and width.",
         )
     if family.mrope != "ernie":
         return axes_from_sections(sections, interleaved=family.mrope == "interleaved")
@@ -276,7 +281,7 @@ def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> 
 
 
 def fraction_of(rotary_dim: int, head_dim: int) -> float:
-    """A fraction f with int(head_dim * f) == rotary_dim, which is how transformers rounds."""
+    """Return a fraction f with int(head_dim * f) == rotary_dim, which is how transformers rounds."""
     fraction = rotary_dim / head_dim
     while int(head_dim * fraction) < rotary_dim:
         fraction = math.nextafter(fraction, 1.0)
@@ -288,10 +293,10 @@ def _first(fields: Mapping[str, Any], *keys: str) -> tuple[str, Any] | None:
 
 
 def _whole(fields: Mapping[str, Any], *keys: str) -> int | None:
-    found = _first(fields, *keys)
-    if found is None:
+    stated = _first(fields, *keys)
+    if stated is None:
         return None
-    key, value = found
+    key, value = stated
     if not is_number(value) or value != int(value) or value < 1:
         raise RopeError(
             f"from_hf: `{key}` must be a whole number of at least 1.",

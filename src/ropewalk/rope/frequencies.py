@@ -1,4 +1,4 @@
-"""Inverse frequencies of a config, and how far they reach before the sum of their cosines falls below zero."""
+"""Inverse frequencies of a config, and the distance at which the sum of their cosines falls below zero."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ropewalk.shapes import Float64, Int
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Inverse frequencies of a config, and the factor that queries and keys are multiplied by.
+    """Inverse frequencies of a config, and its attention factor.
 
     - `inv_freq`: float64 `[axes, pairs]`, radians per token; angles are `positions @ inv_freq`.
-    - `attention_factor`: YaRN's and LongRoPE's; 1.0 elsewhere.
-    - `first_tokens`, `first_inv_freq`: positions below the first use the second (LongRoPE's unscaled first tokens).
+    - `attention_factor`: factor of queries and of keys; 1.0 without YaRN or LongRoPE.
+    - `first_tokens`: positions below it use `first_inv_freq` (LongRoPE's unscaled first tokens).
     """
 
     inv_freq: Float64[Tensor, "axes pairs"]
@@ -34,10 +34,15 @@ class Frequencies:
 
 
 def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequencies:
-    """The inverse frequencies and the attention factor of a config, in float64.
+    """Return the inverse frequencies of a config, in float64, and its attention factor.
 
-    `seq_len` (tokens) is required where the rule depends on it (dynamic NTK, LongRoPE) and has no effect elsewhere.
-    Raises `RopeError` if it is missing. Sources: those of the config's scaling rule.
+    **Arguments:**
+    - `config`: what is rotated.
+    - `seq_len`: tokens; required if the scaling rule depends on it (dynamic NTK, LongRoPE), else without effect.
+
+    **Returns:** `Frequencies`: float64 `[axes, pairs]`, radians per token, and a float.
+    **Raises:** `RopeError` if `seq_len` is missing or is not a whole number of at least 1.
+    **Source:** that of the config's scaling rule.
 
     >>> freqs = inverse_frequencies(RopeConfig(head_dim=4, interleaved=True))
     >>> freqs.inv_freq.tolist(), freqs.attention_factor
@@ -51,19 +56,17 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
             facts={"seq_len": seq_len},
             cure="Pass the total length that the window or the cache will reach.",
         )
-    seq_len = tokens
-    columns = columns_of(config, seq_len)
     first = first_columns_of(config)
     return Frequencies(
-        inv_freq=_matrix(config, columns),
-        attention_factor=attention_factor_of(config, seq_len),
+        inv_freq=_matrix(config, columns_of(config, tokens)),
+        attention_factor=attention_factor_of(config, tokens),
         first_tokens=0 if first is None else first[0],
         first_inv_freq=None if first is None else _matrix(config, first[1]),
     )
 
 
 def check_config(config: object, where: str) -> None:
-    """A RopeConfig, or the error that says how to make one."""
+    """Raise `RopeError` if `config` is not a RopeConfig."""
     if not isinstance(config, RopeConfig):
         raise RopeError(
             f"{where}: `config` must be a RopeConfig.",
@@ -73,7 +76,7 @@ def check_config(config: object, where: str) -> None:
 
 
 def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, ...]:
-    """The inverse frequency of each pair, as Python floats: what tables are built from."""
+    """Return the inverse frequency of each pair as Python floats, the input of `make_tables`."""
     seq_len = seq_len if config.needs_seq_len else None
     if torch.compiler.is_compiling():
         return _columns(config, seq_len)
@@ -81,9 +84,9 @@ def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, .
 
 
 def columns_of_lengths(config: RopeConfig, seq_len: Int[Tensor, "*batch"]) -> Float64[Tensor, "*batch pairs"]:
-    """`columns_of` each length in a tensor, in tensor arithmetic: for tracers, which cannot read its numbers.
+    """Return `columns_of` each length in a tensor, in tensor arithmetic, for tracers: they cannot read its numbers.
 
-    Within a rounding of float64 of `columns_of`. Raises `RopeError` for a rule that only reads a Python int.
+    The result is within one float64 rounding of `columns_of`. Raises `RopeError` for a rule that needs an int.
     """
     if config.scaling is None:
         raise RopeError(
@@ -99,7 +102,7 @@ def columns_of_lengths(config: RopeConfig, seq_len: Int[Tensor, "*batch"]) -> Fl
 
 
 def first_columns_of(config: RopeConfig) -> tuple[int, tuple[float, ...]] | None:
-    """For first tokens that stay unscaled (LongRoPE): how many, and their inverse frequencies; else None."""
+    """Return the number of unscaled first tokens (LongRoPE) and their inverse frequencies, or None."""
     if config.scaling is None or config.scaling.first_tokens == 0:
         return None
     first = config.scaling.first_inv_freq
@@ -107,7 +110,7 @@ def first_columns_of(config: RopeConfig) -> tuple[int, tuple[float, ...]] | None
 
 
 def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:
-    """The attention factor of a config; 1.0 without YaRN or LongRoPE."""
+    """Return the attention factor of a config; 1.0 without YaRN or LongRoPE."""
     if config.scaling is None:
         return 1.0
     return config.scaling.attention_factor_at(config.max_position_embeddings, seq_len)
@@ -121,11 +124,11 @@ def _columns(config: RopeConfig, seq_len: int | None) -> tuple[float, ...]:
     return _scatter(config, [config.scaling.inv_freq(ladder, seq_len) for ladder in config.ladders])
 
 
-_columns_memo = lru_cache(maxsize=1024)(_columns)  # the whole config is the key; the value is floats, never a tensor
+_columns_memo = lru_cache(maxsize=1024)(_columns)  # the key is the whole config, the value floats, never a tensor
 
 
 def _scatter(config: RopeConfig, values: list[list[float]]) -> tuple[float, ...]:
-    """Put each ladder's values at the pairs that it serves."""
+    """Return the ladders' values in the order of the pairs."""
     columns = [0.0] * config.pairs
     for ladder, of_ladder in zip(config.ladders, values, strict=True):
         for column, value in zip(ladder.columns, of_ladder, strict=True):
@@ -134,11 +137,13 @@ def _scatter(config: RopeConfig, values: list[list[float]]) -> tuple[float, ...]
 
 
 def _matrix(config: RopeConfig, columns: tuple[float, ...]) -> Tensor:
-    """The [axes, pairs] matrix with each pair's frequency in the row of its axis."""
+    """Return the [axes, pairs] matrix with each pair's frequency in the row of its axis."""
     axes = config.axes or (0,) * config.pairs
     rows = [[f if a == axis else 0.0 for f, a in zip(columns, axes, strict=True)] for axis in range(config.num_axes)]
     return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
+
+# --- the distance at which the sum of cosines falls below zero
 
 REACH_SEARCHED = 1_048_576
 GRID = 400  # bases for each power of ten: 0.58 % apart
@@ -147,10 +152,10 @@ Array = npt.NDArray[np.float64]
 
 
 def reach(inv_freq: Array, limit: int = REACH_SEARCHED, *, first: int = 1) -> int | None:
-    """The first m in first..limit with sum_i cos(m theta_i) < 0, in float64; None when there is none.
+    """Return the first m in first..limit with sum_i cos(m theta_i) < 0, in float64, or None.
 
-    A grid of m = start + step is one product by cos(a + b) = cos a cos b - sin a sin b: exact to about 1e-13
-    and a thousand times fewer cosines.
+    By cos(a + b) = cos a cos b - sin a sin b, one matrix product covers a grid of m = start + step: exact to about
+    1e-13, with a thousand times fewer cosines.
     """
     width, rows = 256, 64
     steps = np.outer(inv_freq, np.arange(width))
@@ -161,8 +166,8 @@ def reach(inv_freq: Array, limit: int = REACH_SEARCHED, *, first: int = 1) -> in
         sums = (np.cos(starts) @ cos_steps - np.sin(starts) @ sin_steps).ravel()
         negative = np.flatnonzero(sums < 0)
         if len(negative):
-            found = first + int(negative[0])
-            return found if found <= limit else None
+            m = first + int(negative[0])
+            return m if m <= limit else None
         first, rows = after, min(4096, 4 * rows)
     return None
 
@@ -171,17 +176,17 @@ def reach(inv_freq: Array, limit: int = REACH_SEARCHED, *, first: int = 1) -> in
 def smallest_theta(
     rotary_dim: int, tokens: int, *, at_least: float = 1.0, divisors: tuple[float, ...] | None = None
 ) -> float:
-    """The smallest base, on a fine grid, whose sum of cosines stays above zero over a whole window.
+    """Return the smallest base, on a fine grid, with a sum of cosines of at least zero over a whole window.
 
     **Arguments:**
-    - `rotary_dim`: features that turn, even.
-    - `tokens`: the window's length; distances up to tokens - 1 are asked for.
-    - `at_least`: a base to begin with, such as the checkpoint's own; it is returned where it suffices.
-    - `divisors`: of the frequencies, one for each pair: those of a scaling that stays. None: no scaling.
+    - `rotary_dim`: rotated features, even.
+    - `tokens`: length of the window; distances are 0 .. tokens - 1.
+    - `at_least`: first base to try, such as the checkpoint's own.
+    - `divisors`: divisors of the frequencies, one for each pair, from a scaling that remains; None is no scaling.
 
     **Returns:** `at_least`, or the least 10^(k/400) above it, for which sum_i cos(m theta^(-2i/rotary_dim)) >= 0 (each
-    frequency divided by its divisor) for every m < tokens. A base that suffices may lie below one that does not, so
-    every base of the grid is tried in order.
+    frequency divided by its divisor) for every m < tokens. A larger base can fail where a smaller one suffices, so the
+    grid is searched in order.
     **Raises:** `RopeError` for an odd dimension, a length below 1, or a length that no base up to 1e15 reaches.
     **Numerics:** float64; the grid's steps are 0.58 %.
     **Source:** Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591, eq. 8.
@@ -194,21 +199,21 @@ def smallest_theta(
         raise RopeError(
             "smallest_theta: `rotary_dim` must be even, `tokens` at least 1 and `at_least` a base of at least 1.",
             facts={"rotary_dim": rotary_dim, "tokens": tokens, "at_least": at_least},
-            cure="Pass the features that turn, and the window's length in tokens.",
+            cure="Pass the number of rotated features, and the window's length in tokens.",
         )
     grid, theta = math.floor(GRID * math.log10(at_least)) + 1, float(at_least)
-    fell: int | None = None
+    negative_at: int | None = None
     while theta <= LARGEST:
         if theta > 1:
             inv_freq = np.array(Ladder(theta, dim, tuple(range(dim // 2)), divisors=divisors).inv_freq())
-            if fell is not None:  # look first about where the last, slightly smaller base fell
-                fell = reach(inv_freq, min(length - 1, 51 * fell // 50), first=49 * fell // 50)
-            fell = reach(inv_freq, length - 1) if fell is None else fell
-            if fell is None:
+            if negative_at is not None:  # search first near the distance of the last, slightly smaller base
+                negative_at = reach(inv_freq, min(length - 1, 51 * negative_at // 50), first=49 * negative_at // 50)
+            negative_at = reach(inv_freq, length - 1) if negative_at is None else negative_at
+            if negative_at is None:
                 return theta
         theta, grid = 10.0 ** (grid / GRID), grid + 1
     raise RopeError(
-        "smallest_theta: no base reaches this far with so few pairs.",
+        "smallest_theta: no base suffices for this length with this number of pairs.",
         facts={"rotary_dim": rotary_dim, "tokens": tokens, "bases tried up to": LARGEST},
-        cure="Ask for a shorter window, or choose another method.",
+        cure="Choose a shorter window or a different method.",
     )

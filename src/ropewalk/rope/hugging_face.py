@@ -1,8 +1,8 @@
-"""Hugging Face configs: `read` gives the fields of a RopeConfig, `write` its `rope_parameters` block.
+"""Hugging Face configs: `read` returns the fields of a RopeConfig, `write` its `rope_parameters` block.
 
-What a config states is read strictly: an unknown key, a missing one or an impossible number raises. What it does not
-state (which features form a pair, whether a partial rotation is honoured, defaults) is decided by the model's class,
-and comes from `families`. Where numbers disagree with each other, transformers' reading stands.
+Unknown keys, missing keys and impossible numbers raise. What a config does not state (pairing, partial rotation,
+defaults) depends on the model's class and comes from `families`. If numbers contradict each other, transformers'
+reading wins.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 
 
 def read(config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None) -> dict[str, Any]:
-    """The fields of the `RopeConfig` that a Hugging Face config describes; see `RopeConfig.from_hf`."""
-    fields, family, name = _understood(config)
+    """Return the fields of the `RopeConfig` of a Hugging Face config; see `RopeConfig.from_hf`."""
+    fields, family, name = _described(config)
     return _rope_fields(fields, family, name, block_of_layer(fields, family, name, layer_type), layer_type)
 
 
 def read_layer_types(
     config: str | PathLike[str] | Mapping[str, Any] | Any,
 ) -> dict[str | None, dict[str, Any] | None]:
-    """The fields of each layer type's `RopeConfig`, None for one without rotation; see `ropes_of_layer_types`."""
-    fields, family, name = _understood(config)
+    """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ropes_of_layer_types`."""
+    fields, family, name = _described(config)
     return {
         label: None if block is None else _rope_fields(fields, family, name, block, label)
         for label, block in blocks_of_layers(fields, family, name).items()
@@ -55,14 +55,14 @@ def read_layer_types(
 
 
 def is_nested(config: Any) -> bool:
-    """Whether a config has, or its class writes, a block for each layer type."""
-    fields, family, _ = _understood(config)
+    """Return whether a config has, or its class writes, a block for each layer type."""
+    fields, family, _ = _described(config)
     stated = fields.get("rope_parameters")
     return bool(family.blocks) or (isinstance(stated, Mapping) and any(isinstance(v, Mapping) for v in stated.values()))
 
 
-def _understood(config: Any) -> tuple[dict[str, Any], Family, str]:
-    """The config of the part that is described, its family, and the name that it goes by."""
+def _described(config: Any) -> tuple[dict[str, Any], Family, str]:
+    """Return the config of the described part, its family, and the family's name."""
     fields = _text_part(_read(config))
     return fields, *_family(fields)
 
@@ -70,23 +70,23 @@ def _understood(config: Any) -> tuple[dict[str, Any], Family, str]:
 def _rope_fields(
     fields: Mapping[str, Any], family: Family, name: str, block: Mapping[str, Any], layer_type: str | None
 ) -> dict[str, Any]:
-    """The fields of a RopeConfig, from the block of its layers and the config around it."""
+    """Return the fields of a RopeConfig, from the block of its layers and the rest of the config."""
     interleaved = _interleaved(fields, family, name)
     _check_axes(block, family, name)
     longest = max_position_embeddings_of(fields, family)
     head_dim = head_dim_of(fields, family, layer_type)
     rule = rule_of(block, family.meanings)
     if fields.get(TRAINED_KEY) is not None and rule is not None and TRAINED_KEY in rule.required_keys:
-        block = {**block, TRAINED_KEY: fields[TRAINED_KEY]}  # Phi-3's place for it, which transformers prefers
+        block = {**block, TRAINED_KEY: fields[TRAINED_KEY]}  # Phi-3's place, which transformers prefers
     further = (*family.keys, *(_MROPE_KEYS if family.mrope else ()))
     scaling = scaling_of(block, rule, further_keys=further, max_position_embeddings=longest)
-    in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # of the pairs of the whole head
+    in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
     scaled = rule is not None
     rotary_dim = head_dim if in_rule else rotary_dim_of(fields, block, family, name, head_dim, scaled=scaled)
     theta = theta_of(fields, block, family)
     if family.fixed and (scaling is not None or theta != family.theta):
         raise RopeError(
-            f"from_hf: transformers' {name} reads neither a rope block nor a theta, and this config states one.",
+            f"from_hf: transformers' {name} ignores rope blocks and theta, and this config states one.",
             facts={"scaling": scaling, "theta": theta, "the class's theta": family.theta},
             cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
         )
@@ -117,10 +117,10 @@ def _rope_fields(
 def _frequencies(
     theta: float, rotary_dim: int, scaling: Scaling | None, longest: int | None, family: Family
 ) -> tuple[float, ...]:
-    """The frequencies of each pair where they are no ladder: below 0, or one ladder that the axes share out."""
+    """Return the frequencies that are not a ladder: negative ones, or one ladder dealt out to the axes."""
     if scaling is not None:
         raise RopeError(
-            "from_hf: the frequencies of this class are no ladder, and a scaling of them is not described.",
+            "from_hf: the frequencies of this class are not a ladder, and scaling them is not supported.",
             facts={"scaling": scaling},
             cure="Remove the scaling, or write RopeConfig(..., inv_freq=...) yourself.",
         )
@@ -139,15 +139,15 @@ def write(
     axes: tuple[int, ...] | None,
     axes_restart: bool,
 ) -> dict[str, Any]:
-    """The `rope_parameters` block of these fields of a RopeConfig; see `RopeConfig.to_hf`.
+    """Return the `rope_parameters` block of these fields of a RopeConfig; see `RopeConfig.to_hf`.
 
-    `ladder` is the unscaled one that all axes share (not read where they restart).
+    `ladder` is the unscaled one that all axes share; of axes with separate ladders only its theta counts.
     """
     if axes_restart and axes is not None:
         pairs = rotary_dim // 2
         if pairs % 2 or axes != axes_from_sections([pairs // 2] * 2) or scaling is not None:
             raise RopeError(
-                "to_hf: transformers' `axial` block says height and width in equal halves, unscaled, and nothing else.",
+                "to_hf: transformers' `axial` block only expresses height and width in equal halves, unscaled.",
                 facts={"axes": axes, "scaling": scaling},
                 cure="This config has no block in transformers.",
             )
@@ -185,7 +185,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             facts={"path": str(file)},
             cure="Pass a config.json or the folder that holds it.",
         ) from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: of JSON, of UTF-8, of a NUL in the path
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, a NUL in the path
         raise RopeError(
             "from_hf: the config file cannot be read as JSON.",
             facts={"path": str(file), "error": str(error)},
@@ -193,7 +193,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise RopeError(
-            "from_hf: a config.json holds one object.",
+            "from_hf: a config.json must contain one object.",
             facts={"path": str(file), "content": type(content).__name__},
             cure="Pass the model's config.json.",
         )
@@ -201,7 +201,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:
-    """The text model's own config; it takes the composite's model_type where it states none."""
+    """Return the text model's config, with the composite's model_type if it states none."""
     for key in _NESTED:
         inner = config.get(key)
         if inner is not None and callable(getattr(inner, "to_dict", None)):
@@ -213,7 +213,7 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
-    """The model's family, and the name it goes by; never guessed."""
+    """Return the model's family and its name; raise if the family is unknown."""
     model_type = fields.get("model_type")
     name = _name_of_part(fields, model_type) if isinstance(model_type, str) else None
     if name is not None and name in REFUSED:
@@ -227,7 +227,7 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
         return FAMILIES[name], name
     flag = next((fields[key] for key in _FLAGS if isinstance(fields.get(key), bool)), None)
     if flag is not None:
-        return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _says_axial(fields) else ()), str(model_type)
+        return Family(interleaved=flag, partial=1.0, axial=(0, 1) if _is_axial(fields) else ()), str(model_type)
     if isinstance(model_type, str) and model_type in NO_ROTATION:
         raise RopeError(
             f"from_hf: this model has no rotary embedding; {model_type} uses {NO_ROTATION[model_type]}.",
@@ -237,7 +237,7 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
     close = _misspelt(model_type)
     hint = f"Did you mean `{close}`? Else add" if close else "Add"
     raise RopeError(
-        "from_hf: which features this model pairs is not known, and it is never guessed.",
+        "from_hf: the pairing of this model is unknown, and it is never guessed.",
         facts={"model_type": model_type},
         cure=f'{hint} "rope_interleave" to the config: true for {_WAYS[True]} or false for {_WAYS[False]}; '
         "or write RopeConfig(...) yourself.",
@@ -245,25 +245,25 @@ def _family(fields: Mapping[str, Any]) -> tuple[Family, str]:
 
 
 def _name_of_part(fields: Mapping[str, Any], model_type: str) -> str | None:
-    """The table's name of the part that these fields describe: released vision towers carry their composite's name."""
+    """Return the table's name of the described part; released vision towers have their composite's model_type."""
     vision = f"{model_type}_vision"
     if vision in FAMILIES and "vocab_size" not in fields and any(key in fields for key in _VISION_KEYS):
         return vision
     return family_name(model_type)
 
 
-def _says_axial(fields: Mapping[str, Any]) -> bool:
-    """Whether the config's block splits the pairs between height and width."""
+def _is_axial(fields: Mapping[str, Any]) -> bool:
+    """Return whether the config's block splits the pairs between height and width."""
     block = fields.get("rope_parameters") or fields.get("rope_scaling")
     return isinstance(block, Mapping) and block.get("rope_type", block.get("type")) == "axial"
 
 
 def _check_axes(block: Mapping[str, Any], family: Family, name: str) -> None:
-    """Refuse a block that speaks of several axes where it is not known how the class lays them out."""
+    """Raise if the block has several axes and their order in the class is unknown."""
     kind = block.get("rope_type", block.get("type"))
     if (kind == "axial" and not family.axial) or (kind == "mrope" and family.mrope is None):
         raise RopeError(
-            f"from_hf: the block says that positions have several axes, and how {name} lays them out is not known.",
+            f"from_hf: the block has several axes, and their order in {name} is unknown.",
             facts={"rope_type": kind},
             cure="Write RopeConfig(..., axes=axes_from_sections([...])) yourself; "
             "for the vision tower of a known model pass its `vision_config` as it was released.",
@@ -271,18 +271,18 @@ def _check_axes(block: Mapping[str, Any], family: Family, name: str) -> None:
 
 
 def _check_holds(fields: Mapping[str, Any], family: Family, name: str) -> None:
-    """Refuse a config for which the family's description is not true, and say why."""
+    """Raise if the family's description is not true of this config."""
     for key, condition in family.holds.items():
         if not condition.holds(fields.get(key)):
             raise RopeError(
                 f"from_hf: this {name} is not described by a RopeConfig: {condition.why_not}.",
                 facts={key: fields.get(key)},
-                cure="Use the model's own code for it, or write RopeConfig(...) for what holds of it.",
+                cure="Use the model's own code for it, or write RopeConfig(...) yourself.",
             )
 
 
 def _misspelt(model_type: object) -> str | None:
-    """The family that a model_type misspells; another version or another model of a like name is not one."""
+    """Return the family that a model_type misspells, or None; a different version is no misspelling."""
     if not isinstance(model_type, str):
         return None
     close = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.87)
@@ -298,7 +298,7 @@ def _interleaved(fields: Mapping[str, Any], family: Family, name: str) -> bool:
         if family.reads_flag and isinstance(stated, bool):
             return stated
         raise RopeError(
-            f"from_hf: `{key}` contradicts how transformers' {name} pairs features, and that class does not read it.",
+            f"from_hf: `{key}` contradicts the pairing of transformers' {name}, which ignores this key.",
             facts={key: stated, "the class pairs": _WAYS[family.interleaved]},
             cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
         )

@@ -1,4 +1,4 @@
-"""Find the block of a Hugging Face config that describes a layer, and the scaling rule that the block names."""
+"""The block of a Hugging Face config that describes a layer, and the scaling rule that the block names."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ropewalk.families import FAMILIES, Family, family_name
 from ropewalk.rope.scaling import RULES, Scaling, rule_of_type
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
-_PLAIN = ("default", "mrope", "axial")  # no scaling; the last two say how axes share the pairs
+_PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how axes share the pairs
 
 
 def rope_types() -> tuple[str, ...]:
-    """Every `rope_type` that a block may name."""
+    """Return every `rope_type` that a block may name."""
     return ("default", *(rule.hf_names[0] for rule in RULES.values() if rule.hf_names))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The sentence that names the nearest known word, or lists them all."""
+    """Return a sentence that names the nearest known word, or lists them all."""
     words = sorted(set(known))
     close = difflib.get_close_matches(name, words, n=1)
     return f"Did you mean `{close[0]}`?" if close else f"Known: {', '.join(words)}."
@@ -30,10 +30,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def rule_of(
     block: Mapping[str, Any], meanings: Mapping[str, tuple[str, str | None]] | None = None
 ) -> type[Scaling] | None:
-    """The rule that a block names, or None for plain RoPE: `rope_type`, else `type`, else "default".
+    """Return the rule that a block names by `rope_type`, else `type`; None is plain RoPE.
 
-    `meanings` are a family's own: for a name the `rope_type` of the rule that is meant, and the key of the block
-    without which the name has its usual meaning (None: always). Raises `RopeError` for a name that is not known.
+    `meanings` are a family's special names (see `Family.meanings`). Raises `RopeError` for an unknown name.
     """
     stated = block.get("rope_type", block.get("type")) or "default"
     if not isinstance(stated, str):
@@ -61,29 +60,21 @@ def scaling_of(
     further_keys: Iterable[str],
     max_position_embeddings: int | None,
 ) -> Scaling | None:
-    """The scaling rule of a block, or None for plain RoPE; its keys are checked first.
+    """Return the scaling rule of a block, or None for plain RoPE.
 
-    `further_keys` are those that belong to the block though not to the rule. Raises `RopeError` for an unknown or a
-    missing key, and for a value that the rule refuses.
+    `further_keys` are other keys that the block may have. Raises `RopeError` for an unknown or a missing key, and for a
+    value that the rule does not accept.
     """
-    _check_keys(block, rule, tuple(further_keys))
-    return None if rule is None else rule.from_block(block, max_position_embeddings)
-
-
-def _check_keys(block: Mapping[str, Any], rule: type[Scaling] | None, further: tuple[str, ...]) -> None:
     name = "default" if rule is None else rule.rope_type
     required = () if rule is None else rule.required_keys
-    known = {*COMMON, *required, *(() if rule is None else rule.optional_keys), *further}
+    known = {*COMMON, *required, *(() if rule is None else rule.optional_keys), *further_keys}
     for key in block:
         if key not in known and block[key] is not None:
-            everywhere = {
-                *known,
-                *(k for other in RULES.values() for k in (*other.required_keys, *other.optional_keys)),
-            }
+            of_rules = (k for other in RULES.values() for k in (*other.required_keys, *other.optional_keys))
             raise RopeError(
                 f"from_hf: unknown key `{key}` in the rope block of type {name!r}.",
                 facts={key: block[key]},
-                cure=f"{nearest(key, everywhere - {key})} Remove the key if it is not meant for this rule.",
+                cure=f"{nearest(key, {*known, *of_rules} - {key})} Remove the key if it does not belong to this rule.",
             )
     for key in required:
         if key not in block:
@@ -92,18 +83,21 @@ def _check_keys(block: Mapping[str, Any], rule: type[Scaling] | None, further: t
                 facts={"keys present": sorted(block)},
                 cure=f"Add `{key}` to the rope block.",
             )
+    return None if rule is None else rule.from_block(block, max_position_embeddings)
 
+
+# --- the block of each layer type
 
 Blocks = dict[str, dict[str, Any] | None]  # by layer type; None where its layers do not rotate
-_SHARED = ("rope_theta", "partial_rotary_factor")  # may stand beside nested blocks, as their default
+_SHARED = ("rope_theta", "partial_rotary_factor")  # defaults next to nested blocks
 _NOT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> dict[str | None, dict[str, Any] | None]:
-    """The flat block of each layer type, None for one without rotation; {None: block} where one describes all layers.
+    """Return the flat block of each layer type, None without rotation; {None: block} if one describes all layers.
 
-    Raises `RopeError` for blocks that are no blocks, and for a model without any rotation.
+    Raises `RopeError` for malformed blocks, and for a model without any rotation.
     """
     types = fields.get("layer_types")
     if not (types is None or _are_names(types)):
@@ -112,9 +106,9 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
         key, on, default = family.switch
         if fields.get(key, default) != on:
             raise RopeError(
-                f"from_hf: this {name} has no rotation: its config does not turn it on.",
+                f"from_hf: this {name} has no rotation: its config does not enable it.",
                 facts={key: fields.get(key, default)},
-                cure=f"With rotation the config says {key}: {on!r}; else use rope=None.",
+                cure=f"A config with rotation contains {key}: {on!r}. For this one use rope=None.",
             )
     stated, old = _stated(fields)
     if stated is not None and any(isinstance(value, Mapping) for value in stated.values()):
@@ -128,13 +122,13 @@ def blocks_of_layers(fields: Mapping[str, Any], family: Family, name: str) -> di
     rotating = _rotating_types(fields, family)
     if all(rotating.values()):
         return {None: block}
-    return {label: block if turns else None for label, turns in rotating.items()}
+    return {label: block if rotates else None for label, rotates in rotating.items()}
 
 
 def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_type: str | None) -> dict[str, Any]:
-    """The flat block that describes the layers of `layer_type`, or all layers.
+    """Return the flat block of the layers of `layer_type`, or of all layers.
 
-    Raises `RopeError` where the layer types differ and none is given, for an unknown one, and for one without rotation.
+    Raises `RopeError` if layer types differ and none is given, if it is unknown, and if it has no rotation.
     """
     if not (layer_type is None or isinstance(layer_type, str)):
         raise _no_name(layer_type, fields.get("layer_types"))
@@ -149,14 +143,14 @@ def block_of_layer(fields: Mapping[str, Any], family: Family, name: str, layer_t
 
 
 def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], name: str) -> Blocks:
-    """The block of each layer type where the config lists a theta, or a fraction, for each layer; else empty."""
+    """Return the block of each layer type if the config lists a theta, or a fraction, for each layer; else {}."""
     lists = {
         "rope_theta": fields.get(family.thetas or ""),
         "partial_rotary_factor": fields.get(family.fractions or ""),
     }
     given = {key: value for key, value in lists.items() if isinstance(value, list | tuple)}
     types = fields.get("layer_types")
-    if not given and types and family.scaled and not family.blocks:  # the rule belongs to some types alone
+    if not given and types and family.scaled and not family.blocks:  # only some types are scaled
         return {label: dict(block) if label in family.scaled else {} for label in types}
     if not given:
         _check_nope_from_last(types, family, name)
@@ -165,7 +159,7 @@ def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], 
         if all(len(set(value)) == 1 and value[0] for value in given.values()):
             return {label: {**block, **{k: v[0] for k, v in given.items()}} for label in _ATTENTION[:2]}
         raise RopeError(
-            f"from_hf: this {name} lists settings for each layer, and no `layer_types` that they belong to.",
+            f"from_hf: this {name} lists settings for each layer, but no `layer_types`.",
             facts=given,
             cure="Add `layer_types` to the config.",
         )
@@ -174,7 +168,7 @@ def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], 
         own = {key: {v for of, v in zip(types, value, strict=False) if of == label} for key, value in given.items()}
         if any(len(values) != 1 for values in own.values()):
             raise RopeError(
-                f"from_hf: layers of one type differ in this {name}, and a RopeConfig describes a type.",
+                f"from_hf: layers of one type differ in this {name}, but a RopeConfig describes a whole type.",
                 facts={"layer_type": label, **own},
                 cure="Write a RopeConfig(...) for each layer yourself.",
             )
@@ -185,25 +179,22 @@ def _by_lists(fields: Mapping[str, Any], family: Family, block: dict[str, Any], 
 
 
 def _check_nope_from_last(types: Any, family: Family, name: str) -> None:
-    """Refuse layer types that do not stand where the class, for want of a list, leaves the rotation out."""
+    """Raise if layer types contradict the layers that the class leaves unrotated without a list of thetas."""
     every = family.nope_from_last
     if every and types and any((t in family.nope) != (i % every == 0) for i, t in enumerate(reversed(types))):
         raise RopeError(
-            f"from_hf: this {name} leaves the rotation out of every {every}-th layer, and its types stand elsewhere.",
-            facts={"layer_types": types},
+            f"from_hf: this class leaves every {every}-th layer from the last unrotated, unlike the layer types.",
+            facts={"model": name, "layer_types": types},
             cure=f"Add `{family.thetas}` to the config: a theta for each layer, 0 for none.",
         )
 
 
 def _rotating_types(fields: Mapping[str, Any], family: Family) -> dict[str, bool]:
-    """For a family with one block for all: each layer type of the model, and whether its layers rotate.
-
-    Empty where the family rotates all layers alike.
-    """
+    """Return for each layer type whether its layers rotate, in a family with one block; {} if all layers do."""
     if not family.nope:
         return {}
     types, flags = fields.get("layer_types"), fields.get(family.flags) if family.flags else None
-    if isinstance(flags, list | tuple) and flags:  # one for each layer; without layer_types they say the types as well
+    if isinstance(flags, list | tuple) and flags:  # one for each layer; they imply the layer types if there are none
         rotating, still = ([t for t in family.layer_types if (t in family.nope) == nope] for nope in (False, True))
         of_layer = types or [label for flag in flags for label in (rotating if flag else still)]
         return {t: any(flag for of, flag in zip(of_layer, flags, strict=False) if of == t) for t in of_layer}
@@ -211,7 +202,7 @@ def _rotating_types(fields: Mapping[str, Any], family: Family) -> dict[str, bool
 
 
 def _rotates(fields: Mapping[str, Any], family: Family, label: str) -> bool:
-    """Whether the class rotates layers of this type under this config."""
+    """Return whether the class rotates layers of this type under this config."""
     windowed = fields.get("sliding_window", family.sliding_window) is not None
     if family.rope_needs_window and not windowed:
         return False
@@ -220,7 +211,7 @@ def _rotates(fields: Mapping[str, Any], family: Family, label: str) -> bool:
 
 def _no_name(layer_type: object, types: object) -> RopeError:
     return RopeError(
-        "from_hf: a `layer_type` is a string, and `layer_types` a list of them.",
+        "from_hf: `layer_type` must be a string, and `layer_types` a list of strings.",
         facts={"layer_type": layer_type, "layer_types": types},
         cure='For example layer_type="sliding_attention".',
     )
@@ -231,7 +222,7 @@ def _are_names(types: object) -> bool:
 
 
 def _stated(fields: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
-    """The config's block, and whether it is in the old spelling (`rope_scaling`)."""
+    """Return the config's block, and whether it has the old spelling (`rope_scaling`)."""
     new, old = fields.get("rope_parameters"), fields.get("rope_scaling")
     for key, value in (("rope_parameters", new), ("rope_scaling", old)):
         if value is not None and not isinstance(value, Mapping):
@@ -252,7 +243,7 @@ def _stated(fields: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
 
 
 def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family) -> Blocks:
-    """One block for each layer type, as the config nests them; what it leaves out is the family's."""
+    """Return the nested block of each layer type, with the family's defaults."""
     blocks: Blocks = {label: None if block is None else dict(block) for label, block in family.blocks.items()}
     shared: dict[str, Any] = {}
     for key, value in stated.items():
@@ -263,26 +254,26 @@ def _nested(fields: Mapping[str, Any], stated: Mapping[str, Any], family: Family
                 shared[key] = value
         elif key in ("rope_type", "type"):
             if value not in (None, "default"):
-                raise _beside(key, value, stated)
+                raise _outside(key, value, stated)
         elif value is None:
             blocks[key] = None
         else:
-            raise _beside(key, value, stated)
+            raise _outside(key, value, stated)
     return {label: None if block is None else {**shared, **block} for label, block in blocks.items()}
 
 
-def _beside(key: str, value: object, stated: Mapping[str, Any]) -> RopeError:
+def _outside(key: str, value: object, stated: Mapping[str, Any]) -> RopeError:
     return RopeError(
-        f"from_hf: `{key}` stands beside the blocks of the layer types, where it belongs to none of them.",
+        f"from_hf: `{key}` is next to the blocks of the layer types, not in one of them.",
         facts={key: value, "layer types": sorted(k for k, v in stated.items() if isinstance(v, Mapping))},
-        cure="Move it into the block that it is meant for.",
+        cure="Move it into the block that it belongs to.",
     )
 
 
 def _nested_theta(
     fields: Mapping[str, Any], stated: Mapping[str, Any], block: Mapping[str, Any], family: Family, label: str
 ) -> Any:
-    """theta of a nested block: its own, or the nearest default that transformers would fill in."""
+    """Return the theta of a nested block: its own, or the default that transformers uses."""
     default = (family.blocks.get(label) or {}).get("rope_theta") if family.theta_keys else None
     candidates = (
         block.get("rope_theta"),
@@ -297,10 +288,10 @@ def _nested_theta(
 def _of_family(
     fields: Mapping[str, Any], stated: dict[str, Any] | None, old: bool, family: Family, name: str
 ) -> Blocks:
-    """The blocks of a family that has several, from the older flat spelling or from its defaults."""
+    """Return the blocks of a family with several, from the older flat spelling or from its defaults."""
     if stated is not None and not (old and family.scaled):
         raise RopeError(
-            f"from_hf: {name} has a block for each layer type, and this config gives one flat block.",
+            f"from_hf: {name} needs a block for each layer type, and this config has one flat block.",
             facts={"block": stated, "layer types": sorted(family.blocks)},
             cure='Nest it: "rope_parameters": {"' + next(iter(family.blocks)) + '": {...}, ...}.',
         )
@@ -347,7 +338,7 @@ def _choose(fields: Mapping[str, Any], blocks: Blocks, name: str, layer_type: st
 
 
 def _check_flat(fields: Mapping[str, Any], family: Family, name: str, layer_type: str) -> None:
-    """One block describes all layers: the layer type must exist, and rotate."""
+    """Raise if the layer type of a config with one block does not exist or does not rotate."""
     if layer_type in _NOT_ATTENTION or not _rotates(fields, family, layer_type):
         raise _no_rotation(name, layer_type)
     known = {*(fields.get("layer_types") or ()), *_ATTENTION, *family.layer_types}
@@ -375,7 +366,7 @@ _WINDOWED = ("sliding", "chunked", "local")
 
 
 def is_windowed(layer_type: str) -> bool:
-    """Whether layers of this type see a window of the text.
+    """Return whether layers of this type see only a window of the text.
 
     >>> is_windowed("sliding_attention"), is_windowed("full_attention")
     (True, False)
@@ -384,9 +375,9 @@ def is_windowed(layer_type: str) -> bool:
 
 
 def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> int | None:
-    """Tokens that a layer of this type sees at most; None: all. `config` is a Hugging Face config's text part.
+    """Return the most tokens that a layer of this type sees, or None for all.
 
-    `layer_type` None stands for the one type of all layers.
+    `config` is a Hugging Face config's text part; `layer_type` None means the one type of all layers.
 
     >>> window_of_layer_type({"model_type": "mistral", "sliding_window": 4096}, None)
     4096

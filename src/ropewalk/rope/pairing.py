@@ -1,7 +1,7 @@
-"""Interleaved and half-split hold the same features in another order: here is the permutation between them.
+"""The permutation between the interleaved and the half-split order of features.
 
-A query and a key permuted alike give the same scores, so a checkpoint moves from one convention to the other by
-permuting the rows of its q and k projections (weights, biases, and the per-head norms after them).
+Scores do not change if queries and keys are permuted alike. A checkpoint therefore changes its convention by permuting
+the rows of its q and k projections (weights, biases, and the per-head norms after them).
 """
 
 from __future__ import annotations
@@ -40,18 +40,21 @@ def convert_pairing(
     rotary_dim: int | None = None,
     dim: int | None = None,
 ) -> Tensor | dict[str, Tensor]:
-    """Reorder features from one pairing to the other: of a tensor, or of the q and k projections of a state dict.
+    """Convert a tensor, or the q and k projections of a state dict, from one pairing to the other.
 
-    - `source`: a tensor whose dimension `dim` holds heads * head_dim features (queries and keys: the last; weights and
-      biases: 0), or a state dict. Of a state dict, q and k weights, biases and per-head norms are permuted, whatever
-      their number of heads (GQA); all else is passed on as it is. Names: Hugging Face's, Meta's and GGUF's.
+    **Arguments:**
+    - `source`: a tensor, or a state dict with Hugging Face's, Meta's or GGUF's names. In a state dict, weights, biases
+      and per-head norms of q and k are permuted, for any number of heads (GQA); other tensors are passed on unchanged.
     - `to`: `"interleaved"` from half-split, or `"half"` from interleaved.
     - `head_dim`: features of one head; for a tensor it defaults to the size of `dim`.
-    - `rotary_dim`: how many leading features of a head turn; the others keep their place.
+    - `rotary_dim`: number of leading features of a head that rotate; the others keep their place.
+    - `dim`: dimension of heads * head_dim features. Default: the last for a tensor (queries, keys), 0 in a state dict
+      (weights, biases).
 
-    Returns a new tensor, or a new dict. Raises `RopeError` if sizes do not fit, or if a state dict holds fused qkv
-    projections (split them first) or no q and k at all.
-    Source: the permutation of Hugging Face's `convert_llama_weights_to_hf`.
+    **Returns:** a new tensor, or a new dict.
+    **Raises:** `RopeError` if sizes do not fit, or if a state dict holds fused qkv projections (split them first) or
+    no q and k.
+    **Source:** the permutation of Hugging Face's `convert_llama_weights_to_hf`.
 
     >>> convert_pairing(torch.arange(6), to="half").tolist()
     [0, 2, 4, 1, 3, 5]
@@ -72,7 +75,7 @@ def convert_pairing(
         return _convert(source, to, head_dim, rotary_dim, -1 if dim is None else dim, "the tensor")
     if head_dim is None:
         raise RopeError(
-            "convert_pairing: a state dict does not say where one head ends.",
+            "convert_pairing: a state dict needs `head_dim`.",
             cure="Pass head_dim=... (hidden_size / num_attention_heads).",
         )
     fused = [name for name in source if _FUSED.search(str(name))]
@@ -90,11 +93,10 @@ def convert_pairing(
 
 
 def pairing_order(to: Pairing, head_dim: int, rotary_dim: int | None = None) -> Tensor:
-    """For each feature of the converted head, the feature of the old one that goes there, `[head_dim]`."""
+    """Return for each feature of the converted head its index in the old head, `[head_dim]`."""
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    turning = torch.arange(rotary_dim, device="cpu")
-    half = rotary_dim // 2
-    order = turning.view(half, 2).T if to == "half" else turning.view(2, half).T
+    rotating, half = torch.arange(rotary_dim, device="cpu"), rotary_dim // 2
+    order = rotating.view(half, 2).T if to == "half" else rotating.view(2, half).T
     return torch.cat([order.reshape(-1), torch.arange(rotary_dim, head_dim, device="cpu")])
 
 
@@ -111,7 +113,7 @@ def _convert(x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | Non
     rotary = head_dim if rotary_dim is None else as_whole(rotary_dim) or 0
     if head_dim < 2 or not size or size % head_dim or rotary % 2 or not 2 <= rotary <= head_dim:
         raise RopeError(
-            f"convert_pairing: {name} does not hold whole heads of an even number of turning features.",
+            f"convert_pairing: {name} does not hold whole heads with an even number of rotated features.",
             facts={name: describe(x), "dim": dim, "head_dim": head_dim, "rotary_dim": rotary},
             cure="Pass the head_dim (and rotary_dim) of the model, and the dim that holds the heads, as whole numbers.",
         )

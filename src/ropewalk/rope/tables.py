@@ -1,7 +1,7 @@
-"""From positions and frequencies to cos and sin: angles in float64, one rounding at the end.
+"""Tables of cos and sin from positions and frequencies: angles in float64, one rounding at the end.
 
-Where float64 is missing (MPS) integer positions take an exact integer phase instead: turns are counted modulo 2^64, so
-no accuracy is lost however far the position.
+On devices without float64 (MPS) integer positions use an exact integer phase, in units of 2^-64 turns modulo one turn,
+so accuracy does not depend on the position.
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ def make_tables(
     first: tuple[int, tuple[float, ...]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles: pure rotations, `[..., seq, pairs]`, float32 (or float64 on request).
+    """Return cos and sin of every position's angles, without the attention factor.
 
-    - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any sign, or reals; beyond 2^53
-      float64 no longer tells neighbours apart.
-    - `columns`: inverse frequency of each pair, radians per token; float64 `[batch, 1, pairs]` where rows differ.
-    - `first`: LongRoPE's unscaled first tokens and their frequencies.
+    **Arguments:**
+    - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any sign, or reals. float64
+      cannot distinguish neighbouring positions beyond 2^53.
+    - `columns`: inverse frequency of each pair, radians per token; float64 `[batch, 1, pairs]` if rows differ.
+    - `axes`: axis of each pair; None is one axis.
+    - `first`: the number of LongRoPE's unscaled first tokens, and their frequencies.
+    - `dtype`: float32 or float64.
 
-    Angles are formed in float64, off by at most 2^-51 of their own size, and the tables are rounded once: within 1.2e-7
-    of the truth up to position 10,000,000, within 2e-6 at 4 billion, and meaningless for the fastest pairs near 2^53.
-    Source: Su et al. 2021, arXiv:2104.09864, eq. 15.
+    **Returns:** two tensors `[..., seq, pairs]` of `dtype`.
+    **Numerics:** angles are float64, with a relative error of at most 2^-51; tables are rounded once. The error is at
+    most 1.2e-7 up to position 10,000,000 and 2e-6 at 4 billion; the fastest pairs are meaningless near 2^53.
+    **Source:** Su et al. 2021, arXiv:2104.09864, eq. 15.
 
     >>> cos, sin = make_tables(torch.tensor([0, 1]), (1.0, 0.01))
     >>> cos.shape, cos.dtype
@@ -64,10 +68,10 @@ def _compiled_may(
     axes: tuple[int, ...] | None,
     first: tuple[int, tuple[float, ...]] | None,
 ) -> bool:
-    """Whether the compiled tables can serve: plain eager tensors on the CPU, and no gradient to keep."""
+    """Return whether the extension can compute the tables: plain eager tensors on the CPU, without gradients."""
     if kernels is None or reasons_for_mathematics(position_ids) or not position_ids.is_cpu:
         return False
-    if axes is not None and first is not None:  # each pair would need a rule of its own
+    if axes is not None and first is not None:  # each pair would need its own limit
         return False
     if position_ids.requires_grad or position_ids.dtype == torch.uint64:
         return False
@@ -81,11 +85,10 @@ def _compiled_tables(
     first: tuple[int, tuple[float, ...]] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The same numbers by the extension: one pass, both functions at once, every core."""
+    """Return the same tables from the extension, which computes both functions in one pass on every core."""
     wanted = torch.float64 if position_ids.is_floating_point() else torch.int64
     shape = position_ids.shape if axes is None else position_ids.shape[:-1]
     flat = position_ids.to(wanted).reshape(shape.numel(), -1 if position_ids.numel() else 1)
-    # [batch, 1, pairs]: each row of the batch has frequencies of its own
     given = columns.to(torch.float64).contiguous() if isinstance(columns, Tensor) else tuple(columns)
     pairs = given.shape[-1] if isinstance(given, Tensor) else len(given)
     cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype, device="cpu")) for _ in range(2))
@@ -94,7 +97,7 @@ def _compiled_tables(
 
 
 def _per_pair(position_ids: Tensor, axes: tuple[int, ...] | None) -> Tensor:
-    """`[..., seq, 1]` for one axis; for several, each pair's own coordinate `[..., seq, pairs]`."""
+    """Return positions `[..., seq, 1]` for one axis, or each pair's coordinate `[..., seq, pairs]` for several."""
     if axes is None:
         return position_ids[..., None]
     chosen = torch.tensor(axes, dtype=torch.int64, device=position_ids.device)
@@ -108,7 +111,7 @@ def _as_float64(columns: Sequence[float] | Tensor, device: torch.device) -> Tens
 
 
 def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
-    """Positions are real numbers of one of the documented shapes, or a RopeError says which."""
+    """Raise `RopeError` if positions are not real numbers of one of the documented shapes."""
     if not isinstance(position_ids, Tensor):
         raise RopeError(
             f"{where}: `position_ids` must be a tensor.",
@@ -137,7 +140,14 @@ def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
 
 
 def text_positions(position_ids: Int[Tensor, "*positions"], axes: int) -> Int[Tensor, "*positions axes"]:
-    """Plain text's position ids for a model of several axes: the same number on each, `[..., seq, axes]`.
+    """Return the position ids of plain text for a model with several axes, the same number on each axis.
+
+    **Arguments:**
+    - `position_ids`: tokens, `[..., seq]`.
+    - `axes`: number of axes.
+
+    **Returns:** a view `[..., seq, axes]`.
+    **Raises:** `RopeError` if `position_ids` is not a tensor or `axes` is not a whole number of at least 1.
 
     >>> text_positions(torch.arange(3), 2).tolist()
     [[0, 0], [1, 1], [2, 2]]
@@ -159,7 +169,7 @@ def _tables_without_float64(
     first: tuple[int, tuple[float, ...]] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Integers on the device through the exact phase; anything else is built on the CPU and moved."""
+    """Return tables from the exact phase on the device if positions are integers; else build them on the CPU."""
     integral = not position_ids.is_floating_point()
     if not integral or isinstance(columns, Tensor) or first is not None or dtype != torch.float32:
         cos, sin = make_tables(position_ids.cpu(), columns, axes, first=first, dtype=dtype)
@@ -168,13 +178,13 @@ def _tables_without_float64(
 
 
 def phase_tables(positions: Tensor, turns: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """cos and sin through an exact integer phase: int64 arithmetic and that of `dtype` only, `[..., pairs]`.
+    """Return cos and sin `[..., pairs]` from an exact integer phase, with arithmetic in int64 and `dtype` only.
 
-    The turns per token (`turns_per_token`) times the position, modulo 2^64, is the angle in turns. Its nearest quarter
-    turn picks the quadrant; what is left, at most pi/4, loses nothing in float32.
+    The angle is position times `turns_per_token` modulo 2^64. Its nearest quarter turn gives the quadrant; the rest, at
+    most pi/4, loses nothing in float32.
     """
     phase = positions.to(torch.int64) * turns
-    quadrant = (phase + 2**61) >> 62  # nearest quarter turn, -2..2 (the addition may wrap: a whole turn)
+    quadrant = (phase + 2**61) >> 62  # nearest quarter turn, -2..2 (the addition may wrap by a full turn)
     rest = (phase - (quadrant << 62)).to(dtype) * (2 * math.pi / 2**64)
     c, s = rest.cos(), rest.sin()
     odd, quarter = (quadrant & 1).bool(), quadrant & 3
@@ -184,15 +194,15 @@ def phase_tables(positions: Tensor, turns: Tensor, dtype: torch.dtype = torch.fl
 
 
 def turns_of(columns: tuple[float, ...], device: torch.device) -> Tensor:
-    """`turns_per_token` as a new int64 tensor `[pairs]`."""
+    """Return `turns_per_token` as a new int64 tensor `[pairs]`."""
     return torch.tensor(turns_per_token(columns), dtype=torch.int64, device=device)
 
 
-@constant_to_compilers  # integers beyond 64 bits are not for dynamo
+@constant_to_compilers  # dynamo does not support integers beyond 64 bits
 def turns_per_token(columns: tuple[float, ...]) -> tuple[int, ...]:
-    """Each frequency in radians per token as whole 2^-64 of a turn, round(2^64 f / 2 pi), wrapped into int64.
+    """Return each frequency (radians per token) in units of 2^-64 turns: round(2^64 f / 2 pi), wrapped into int64.
 
-    Formed in integers: the nearest to the float64 frequency, so at most 2^-65 of a turn off (below 2^128).
+    Integer arithmetic rounds correctly, so the error is at most 2^-65 turns (for frequencies below 2^128).
 
     >>> turns_per_token((math.pi / 2, 1.0))
     (4611686018427387724, 2935890503282001226)
@@ -207,6 +217,6 @@ def _turns_per_token(columns: tuple[float, ...]) -> tuple[int, ...]:
 
 def _turns(frequency: float) -> int:
     numerator, denominator = frequency.as_integer_ratio()
-    places = _TURN_BITS - 64 + denominator.bit_length() - 1  # binary places to drop: the denominator is a power of 2
+    places = _TURN_BITS - 64 + denominator.bit_length() - 1  # bits to drop; the denominator is a power of 2
     turns = (numerator * _TURNS_PER_RADIAN + (1 << (places - 1))) >> places
     return (turns + 2**63) % 2**64 - 2**63

@@ -1,4 +1,4 @@
-"""Check numbers, lists and keys of rope configs, so that a wrong type or value raises `RopeError`."""
+"""Checks of the numbers, lists and keys of rope configs: a wrong type or value raises `RopeError`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopeError
 
+Block = Mapping[str, Any]
+Variant = Literal["transformers", "paper"]
+TRAINED_KEY = "original_max_position_embeddings"
+
 
 def is_number(value: object) -> bool:
-    """A finite real number of a size that float64 holds.
+    """Return whether the value is a finite real number that float64 can hold.
 
     >>> [is_number(value) for value in (2, 2.5, "2", True, None, float("nan"), 10**400)]
     [True, True, False, False, False, False, False]
@@ -27,14 +31,14 @@ def is_number(value: object) -> bool:
 
 
 def as_whole(value: object) -> int | None:
-    """The value as an int, or None if it is not one: 128.0 is what `/` gives where `//` was meant.
+    """Return the value as an int, or None if it is not one. A float such as 128.0 is not: write `//`, not `/`.
 
     >>> as_whole(128), as_whole(128.0), as_whole("128"), as_whole(True)
     (128, None, None, None)
     """
     if isinstance(value, bool):
         return None
-    if isinstance(value, int):
+    if isinstance(value, int):  # compilers need not trace `operator.index`
         return value
     try:
         return operator.index(value)  # type: ignore[arg-type]
@@ -42,75 +46,54 @@ def as_whole(value: object) -> int | None:
         return None
 
 
-Block = Mapping[str, Any]
-TRAINED_KEY = "original_max_position_embeddings"
+# --- values of a Hugging Face config
 
 
 def read_value(block: Block, key: str, kind: Any) -> Any:
-    """The value of `key` as a field of type `kind`: float, int, bool, or a tuple of floats, each perhaps `| None`."""
-    kinds = [option for option in get_args(kind) if option is not NoneType] if NoneType in get_args(kind) else [kind]
-    readers = {float: number_of, int: whole_of, bool: flag_of, tuple[float, ...]: numbers_of}
-    return readers[kinds[0]](block, key)
+    """Return the value of `key` as a field of type `kind`: float, int, bool, or a tuple of floats, each or `| None`."""
+    if NoneType in get_args(kind):
+        kind = next(option for option in get_args(kind) if option is not NoneType)
+    value = block.get(key)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise _wrong_value(key, value, "true or false")
+        return value
+    if kind == tuple[float, ...]:
+        if not isinstance(value, (list, tuple)) or not all(map(is_number, value)):
+            raise _wrong_value(key, value, "a list of numbers, one for each pair")
+        return tuple(map(float, value))
+    stated = number(value, key)
+    if kind is float:
+        return stated
+    if stated != int(stated):
+        raise _wrong_value(key, value, "a whole number")
+    return int(stated)
 
 
 def number(value: object, name: str) -> float:
-    """A finite number, or the error that names the key."""
+    """Return a finite number as a float, or raise the error that names the key."""
     if not is_number(value):
-        raise RopeError(
-            f"from_hf: `{name}` must be a finite number.", facts={name: value}, cure="Correct the config's value."
-        )
+        raise _wrong_value(name, value, "a finite number")
     return float(value)  # type: ignore[arg-type]
 
 
-def number_of(block: Block, key: str) -> float:
-    """A finite number; null and a missing key are none."""
-    return number(block.get(key), key)
-
-
-def numbers_of(block: Block, key: str) -> tuple[float, ...]:
-    """A list of finite numbers."""
-    values = block[key]
-    if not isinstance(values, (list, tuple)) or not all(is_number(v) for v in values):
-        raise RopeError(
-            f"from_hf: `{key}` must be a list of numbers, one for each pair.",
-            facts={key: values},
-            cure="Correct the config's value.",
-        )
-    return tuple(float(v) for v in values)
-
-
-def whole_of(block: Block, key: str) -> int:
-    """A whole number."""
-    value = number_of(block, key)
-    if value != int(value):
-        raise RopeError(
-            f"from_hf: `{key}` must be a whole number.", facts={key: value}, cure="Correct the config's value."
-        )
-    return int(value)
-
-
-def flag_of(block: Block, key: str) -> bool:
-    """True or False."""
-    value = block[key]
-    if not isinstance(value, bool):
-        raise RopeError(
-            f"from_hf: `{key}` must be true or false.", facts={key: value}, cure="Correct the config's value."
-        )
-    return value
+def _wrong_value(key: str, value: object, expected: str) -> RopeError:
+    return RopeError(f"from_hf: `{key}` must be {expected}.", facts={key: value}, cure="Correct the config's value.")
 
 
 def check_trained_ratio(block: Block, rope_type: str, max_position_embeddings: int | None) -> float:
-    """max_position_embeddings / original_max_position_embeddings: what transformers takes for a missing factor."""
+    """Return max_position_embeddings / original_max_position_embeddings, transformers' value of a missing factor."""
     if max_position_embeddings is None:
         raise RopeError(
             f"from_hf: rope type {rope_type!r} without `factor` needs `max_position_embeddings`, to take their ratio.",
             facts={TRAINED_KEY: block.get(TRAINED_KEY)},
             cure="Add `factor` to the rope block, or `max_position_embeddings` to the config.",
         )
-    return max_position_embeddings / whole_of(block, TRAINED_KEY)
+    ratio: float = max_position_embeddings / read_value(block, TRAINED_KEY, int)
+    return ratio
 
 
-Variant = Literal["transformers", "paper"]
+# --- fields of scaling rules; `name` is the rule's
 
 
 def check_factor(name: str, factor: float) -> None:
@@ -118,7 +101,7 @@ def check_factor(name: str, factor: float) -> None:
         raise RopeError(
             f"{name}: `factor` must be a finite number of at least 1.",
             facts={"factor": factor},
-            cure="The factor is target length / trained length; 1 leaves the frequencies alone.",
+            cure="The factor is target length / trained length; 1 leaves the frequencies unchanged.",
         )
 
 
@@ -141,8 +124,15 @@ def check_above_zero(name: str, **values: float | None) -> None:
             )
 
 
-def are_numbers(*values: object) -> bool:
-    return all(map(is_number, values))
+def check_bounds(name: str, published: str, **bounds: float) -> None:
+    """Check the two bounds of a ramp, the upper one first; both are rotations within the trained length."""
+    (high_key, high), (low_key, low) = bounds.items()
+    if not (is_number(high) and is_number(low) and high >= low > 0):
+        raise RopeError(
+            f"{name}: `{high_key}` must not be below `{low_key}`, and both must be above 0.",
+            facts=bounds,
+            cure=f"They count rotations within the trained length; the published values are {published}.",
+        )
 
 
 def check_variant(name: str, variant: str) -> None:
@@ -152,8 +142,8 @@ def check_variant(name: str, variant: str) -> None:
         )
 
 
-def ramp(turns: float, low: float, high: float) -> float:
-    """0 below `low`, 1 above `high`, linear between them; a step where they are equal (Llama 4, Kimi-K2)."""
+def ramp(rotations: float, low: float, high: float) -> float:
+    """Return 0 below `low`, 1 above `high`, linear between them; a step if they are equal (Llama 4, Kimi-K2)."""
     if low == high:
-        return float(turns >= high)
-    return min(1.0, max(0.0, (turns - low) / (high - low)))
+        return float(rotations >= high)
+    return min(1.0, max(0.0, (rotations - low) / (high - low)))

@@ -1,4 +1,4 @@
-"""The rotation: of queries and keys, in complex form, and with learned frequencies."""
+"""The rotation of queries and keys, its complex form, and learned frequencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Check the arguments of a rotation: shapes, dtypes and devices, and where tensors lie in memory."""
+"""Checks of a rotation's arguments: shapes, dtypes, devices, and the memory of tensors.
+
+A public function calls `check_one` or `check_both` once; everything below them assumes arguments that fit.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,70 @@ Layout = Literal["bshd", "bhsd", "thd"]
 
 _ROTATABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 _TABLES = frozenset((torch.float32, torch.float64))
-_AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # where tokens and heads are
+_AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens and heads
+
+
+def check_one(
+    x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None, interleaved_out: bool | None,
+    rotary_offset: object, blocks: object, inplace: bool, out: Tensor | None,
+) -> Turn:  # fmt: skip
+    """Check all arguments of the rotation of one tensor; return `turn` with its output pairing, offset and blocks."""
+    check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, "x")
+    if rotary_offset or interleaved_out is not None or blocks:
+        turn = _placed(turn, x, cos.shape[-1], interleaved_out, rotary_offset, blocks, "x")
+    if inplace or out is not None:
+        _check_target(x, cos, sin, inplace, out)
+    return turn
+
+
+def check_both(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None,
+    interleaved_out: bool | None = None, rotary_offset: object = 0, blocks: object = (), inplace: bool = False,
+) -> tuple[Turn, Turn]:  # fmt: skip
+    """Check all arguments of the rotation of queries and keys; return the `Turn` of each.
+
+    `rotary_offset` may be two numbers, one for queries and one for keys.
+    """
+    check_tables(q, cos, sin, turn.interleaved, rotary_dim, turn.layout, "q")
+    if not _fits_alike(q, k, cos, turn.layout):
+        check_tables(k, cos, sin, turn.interleaved, rotary_dim, turn.layout, "k")
+    of_q = of_k = turn
+    if rotary_offset or interleaved_out is not None or blocks:
+        pairs = cos.shape[-1]
+        both = rotary_offset if isinstance(rotary_offset, tuple) and len(rotary_offset) == 2 else (rotary_offset,) * 2
+        of_q = _placed(turn, q, pairs, interleaved_out, both[0], blocks, "q")
+        of_k = _placed(turn, k, pairs, interleaved_out, both[1], blocks, "k")
+    if inplace:  # both, before either is written
+        _check_target(q, cos, sin, True, None)
+        _check_target(k, cos, sin, True, None)
+        if not (reasons_for_mathematics(q) or reasons_for_mathematics(k) or are_apart(q, k)):
+            raise RopeError(
+                "rotate_qk: `q` and `k` share memory, which would be rotated twice in place.",
+                facts={"q": q, "k": k},
+                cure="Rotate new tensors (inplace=False), or only one of them.",
+            )
+    return of_q, of_k
+
+
+def _fits_alike(q: Tensor, k: Tensor, cos: Tensor, layout: str) -> bool:
+    """Return whether every check of `q` covers `k`: they differ only in heads, and the tables have none."""
+    of_q, of_k = q.shape, k.shape
+    return (
+        layout == "bshd"
+        and cos.ndim < 4
+        and len(of_k) == 4
+        and of_k[1] == of_q[1]
+        and of_k[0] == of_q[0]
+        and of_k[3] == of_q[3]
+        and k.dtype == q.dtype
+        and k.device == q.device
+    )
 
 
 def check_tables(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, rotary_dim: int | None, layout: str, name: str
 ) -> None:
-    """Check everything that must hold between a tensor and its tables, cheapest first; errors call it `name`."""
+    """Check that a tensor and its tables fit each other; errors call the tensor `name`."""
     sizes, rows = x.shape, cos.shape
     dims, table_dims = len(sizes), len(rows)
     if (
@@ -48,9 +108,9 @@ def check_tables(
     if 2 * pairs != (head_dim if rotary_dim is None else rotary_dim) or 2 * pairs > head_dim:
         raise RopeError(
             f"rotate: `cos` has {pairs} pairs, which is not half of "
-            + ("head_dim." if rotary_dim is None else "rotary_dim, or is more than the head holds."),
+            + ("head_dim." if rotary_dim is None else "rotary_dim, or more than the head has."),
             facts={name: x, "cos": cos, "rotary_dim": rotary_dim},
-            cure="For partial rotation name the features that turn: rotary_dim=2 * pairs.",
+            cure="For partial rotation pass the number of rotated features: rotary_dim=2 * pairs.",
         )
     token_axis, head_axis = _AXES[layout]
     tokens, row_axis = sizes[token_axis], 0 if packed or table_dims == 2 else 1
@@ -99,34 +159,34 @@ def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout
     )
 
 
-def placed(
+def _placed(
     turn: Turn, x: Tensor, pairs: int, interleaved_out: bool | None, rotary_offset: object, blocks: object, name: str
 ) -> Turn:
-    """Return `turn` with another pairing of the result, a window inside the head, or blocks, if they fit."""
+    """Return `turn` with the pairing of the result, the offset inside the head, and the blocks, if they fit."""
     if interleaved_out is not None and not isinstance(interleaved_out, bool):
         raise RopeError(
             "rotate: `interleaved_out` must be True or False, or None.",
             facts={"interleaved_out": interleaved_out},
-            cure="None leaves pairs where they are.",
+            cure="None keeps the pairing of the input.",
         )
     first = as_whole(rotary_offset)
     if first is None or not 0 <= first <= x.shape[-1] - 2 * pairs:
         raise RopeError(
-            "rotate: `rotary_offset` must be a feature of the head from which 2 * pairs fit in it.",
+            "rotate: `rotary_offset` must be a feature of the head, at least 2 * pairs before its end.",
             facts={name: x, "pairs": pairs, "rotary_offset": rotary_offset},
-            cure="The last features turn with rotary_offset=head_dim - rotary_dim.",
+            cure="To rotate the last features pass rotary_offset=head_dim - rotary_dim.",
         )
     counts = [as_whole(count) for count in blocks] if isinstance(blocks, (tuple, list)) else [None]
     whole = [count for count in counts if count is not None and count > 0]
     if len(whole) != len(counts) or (whole and sum(whole) != pairs):
         raise RopeError(
-            "rotate: `blocks` counts the pairs of each block of features, and sums to those of `cos`.",
+            "rotate: `blocks` must be the number of pairs of each block of features, and sum to the pairs of `cos`.",
             facts={"blocks": blocks, "pairs": pairs},
             cure="For example blocks=(16, 16) for two axes of 16 pairs.",
         )
     if whole and (turn.interleaved or interleaved_out):
         raise RopeError(
-            "rotate: `blocks` is for half-split pairs: neighbours lie in their block anyway.",
+            "rotate: `blocks` needs half-split pairs; interleaved pairs lie inside their block without it.",
             facts={"interleaved": turn.interleaved, "interleaved_out": interleaved_out, "blocks": blocks},
             cure="Leave `blocks` out.",
         )
@@ -134,24 +194,11 @@ def placed(
     return turn._replace(interleaved_out=exchanged, first=first, blocks=tuple(whole) if len(whole) > 1 else ())
 
 
-def placed_both(
-    turn: Turn, q: Tensor, k: Tensor, pairs: int, interleaved_out: bool | None, rotary_offset: object, blocks: object
-) -> tuple[Turn, Turn]:
-    """Return `placed` of queries and of keys, which may have different offsets."""
-    both = rotary_offset if isinstance(rotary_offset, tuple) and len(rotary_offset) == 2 else (rotary_offset,) * 2
-    return (
-        placed(turn, q, pairs, interleaved_out, both[0], blocks, "q"),
-        placed(turn, k, pairs, interleaved_out, both[1], blocks, "k"),
-    )
-
-
-def check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None) -> None:
-    """Check that the result of `inplace` or `out` can be written and autograd stays right."""
+def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None) -> None:
+    """Check that the result can be written into `x` or `out`, and that gradients stay right."""
     if inplace and out is not None:
         raise RopeError("rotate: `inplace` and `out` exclude each other.", cure="Pass one of them.")
-    target = x if inplace else out
-    if target is None:
-        return
+    target = x if out is None else out
     if torch.is_grad_enabled() and (x.requires_grad or cos.requires_grad or sin.requires_grad or target.requires_grad):
         if out is not None:
             raise RopeError(
@@ -168,14 +215,14 @@ def check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor
         )
     if overlaps_itself(target):
         raise RopeError(
-            "rotate: an expanded tensor, or one that overlaps itself, holds one value twice and cannot be written.",
+            "rotate: an expanded tensor, or one that overlaps itself, cannot be written: its elements share memory.",
             facts={"target": target, "strides": target.stride()},
             cure="Rotate a new tensor, or pass target.contiguous().",
         )
 
 
 def _check_recorded(x: Tensor) -> None:
-    """Check that autograd can record a change of `x`: it would raise only after the kernel has written."""
+    """Check that autograd can record a change of `x`; autograd would raise only after the kernel has written."""
     view = not torch.compiler.is_compiling() and type(x) is Tensor and x._is_view()
     leaf = x._base if view and x.requires_grad else x
     if leaf is not None and leaf.is_leaf and leaf.requires_grad:
@@ -187,7 +234,7 @@ def _check_recorded(x: Tensor) -> None:
     made = torch._C._autograd._get_creation_meta(x) if view else torch._C._autograd.CreationMeta.DEFAULT
     if made != torch._C._autograd.CreationMeta.DEFAULT:
         raise RopeError(
-            "rotate: autograd cannot follow a change of this view: unbind, split, chunk, or no_grad made it.",
+            "rotate: autograd cannot record a change of a view made by unbind, split, chunk or under no_grad.",
             facts={"x": x, "made by": made.name},
             cure="Make it by slicing (qkv[:, :, :heads]) with gradients on, or rotate a new tensor.",
         )
@@ -214,14 +261,14 @@ def overlaps_itself(target: Tensor) -> bool:
     if reach + 1 < target.numel() or any(stride == 0 for stride, _ in steps):
         return True
     if reasons_for_mathematics(target) or each_has_its_place(target):
-        return False  # tracers know strides as symbols only
-    offsets = np.zeros(1, dtype=np.int64)  # neither nested nor obviously too small: rare enough to count
+        return False  # for tracers, strides are symbols
+    offsets = np.zeros(1, dtype=np.int64)  # a rare case: count addresses
     for stride, size in steps:
         offsets = np.add.outer(offsets, stride * np.arange(size)).reshape(-1)
     return bool(np.unique(offsets).size < target.numel())
 
 
-def extent(x: Tensor) -> tuple[int, int]:
+def _extent(x: Tensor) -> tuple[int, int]:
     """Return the address of a tensor's first byte and the address after its last one."""
     start = x.data_ptr()
     if x.is_contiguous():
@@ -231,18 +278,18 @@ def extent(x: Tensor) -> tuple[int, int]:
 
 
 def extents_meet(x: Tensor, other: Tensor) -> bool:
-    """Return whether the memory from the first to the last element of each tensor intersects."""
-    (start, end), (first, last) = extent(x), extent(other)
+    """Return whether the address ranges of two tensors, first to last element, intersect."""
+    (start, end), (first, last) = _extent(x), _extent(other)
     return start < last and first < end
 
 
 def overlap(x: Tensor, out: Tensor) -> bool:
-    """Return whether writing `out` could destroy elements of `x` that are still to be read."""
+    """Return whether writing `out` could overwrite elements of `x` before they are read."""
     return extents_meet(x, out) and not (x.data_ptr() == out.data_ptr() and x.stride() == out.stride())
 
 
 def are_apart(q: Tensor, k: Tensor) -> bool:
-    """Return whether two tensors of the same rank share no element; interleaved heads of one buffer are apart."""
+    """Return whether two tensors of the same rank share no element, such as interleaved heads of one buffer."""
     if not q.numel() or not k.numel() or not extents_meet(q, k):
         return True
     gap = k.data_ptr() - q.data_ptr()
@@ -251,19 +298,9 @@ def are_apart(q: Tensor, k: Tensor) -> bool:
     return q.element_size() == k.element_size() and _interleave(q, k, gap // q.element_size())
 
 
-def check_apart(q: Tensor, k: Tensor) -> None:
-    """Raise `RopeError` if queries and keys share elements, which would be rotated twice in place."""
-    if not are_apart(q, k):
-        raise RopeError(
-            "rotate_qk: `q` and `k` share memory, which would be rotated twice in place.",
-            facts={"q": q, "k": k},
-            cure="Rotate new tensors (inplace=False), or only one of them.",
-        )
-
-
 def _interleave(q: Tensor, k: Tensor, gap: int) -> bool:
-    """Return whether memory consists of repeated cells with heads of `q` first and heads of `k` from `gap` on."""
-    of_q = of_k = 0  # reach of each inside a cell
+    """Return whether memory consists of repeated cells with heads of `q`, then from `gap` heads of `k`."""
+    of_q = of_k = 0  # extent of each inside a cell
     steps = []
     for q_stride, q_size, k_stride, k_size in zip(q.stride(), q.shape, k.stride(), k.shape, strict=True):
         stride = q_stride if q_size > 1 else k_stride

@@ -1,4 +1,4 @@
-"""The complex form: a pair of features as one complex number, turned by multiplying with e^(i angle)."""
+"""The complex form: a pair of features as one complex number, multiplied by e^(i angle)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from ropewalk.shapes import Float, Shaped
 
 
 def freqs_cis(cos: Float[Tensor, "*rows pairs"], sin: Float[Tensor, "*rows pairs"]) -> Shaped[Tensor, "*rows pairs"]:
-    """Return cos + i sin, complex64 (complex128 from float64 tables): Meta's `freqs_cis`, from exact tables.
+    """Return cos + i sin, Meta's `freqs_cis`.
+
+    **Arguments:** `cos`, `sin`: `[..., pairs]`, both float32 or both float64.
+    **Returns:** `[..., pairs]`, complex64 (complex128 from float64 tables).
+    **Raises:** `RopeError` if shapes or dtypes do not fit.
 
     >>> freqs_cis(torch.ones(2, 3), torch.zeros(2, 3)).dtype
     torch.complex64
@@ -30,10 +34,14 @@ def apply_rotary_complex(
 ) -> Float[Tensor, "batch seq heads head_dim"]:
     """Rotate interleaved pairs by complex multiplication; equal to `rotate(..., interleaved=True)`.
 
-    - `x`: `[batch, seq, heads, head_dim]`; `freqs_cis`: `[seq, pairs]` or `[batch, seq, pairs]`.
+    **Arguments:**
+    - `x`: `[batch, seq, heads, head_dim]`, any float dtype.
+    - `freqs_cis`: complex `[seq, pairs]` or `[batch, seq, pairs]`.
 
-    Returns the shape and dtype of `x`; arithmetic in complex64 (complex128 for float64 `x`). Raises `RopeError` if
-    shapes do not fit. Source: Su et al. 2021, arXiv:2104.09864, section 3.4.1, eq. 12.
+    **Returns:** the shape and dtype of `x`.
+    **Raises:** `RopeError` if shapes or dtypes do not fit.
+    **Numerics:** complex64 inside (complex128 for float64 `x`).
+    **Source:** Su et al. 2021, arXiv:2104.09864, section 3.4.1, eq. 12.
 
     >>> x = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
     >>> apply_rotary_complex(x, torch.tensor([[1j]])).flatten().tolist()
@@ -60,13 +68,13 @@ def apply_rotary_complex(
         )
     real = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     factors = freqs_cis.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64).unsqueeze(-2)
-    if reasons_for_mathematics(x):  # views of complex numbers have rules of their own about strides
-        turned = torch.complex(real[..., 0::2], real[..., 1::2]) * factors
-        return torch.stack((turned.real, turned.imag), dim=-1).flatten(-2).to(x.dtype)
+    if reasons_for_mathematics(x):  # complex views restrict strides
+        pairs = torch.complex(real[..., 0::2], real[..., 1::2]) * factors
+        return torch.stack((pairs.real, pairs.imag), dim=-1).flatten(-2).to(x.dtype)
     pairs = torch.view_as_complex(_aligned(real).reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
     result = torch.view_as_real(pairs * factors).flatten(-2)
     if result.requires_grad:
-        result.register_hook(_aligned)  # type: ignore[no-untyped-call]  # its gradient is viewed as complex numbers as well
+        result.register_hook(_aligned)  # type: ignore[no-untyped-call]  # its gradient becomes a complex view, too
     return result.to(x.dtype)
 
 

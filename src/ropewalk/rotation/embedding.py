@@ -1,4 +1,4 @@
-"""RotaryEmbedding: a config as a module, and the one-call function of the tutorials."""
+"""RotaryEmbedding, a config as a module, and the one-call function of the tutorials."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from ropewalk.rope.frequencies import (
     first_columns_of,
 )
 from ropewalk.rope.tables import check_position_ids, make_tables, turns_of
-from ropewalk.rotation.checks import Layout, check_tables, placed, placed_both
-from ropewalk.rotation.rotate import rotate, rotate_qk, turn_both, turn_one
+from ropewalk.rotation.checks import Layout, check_both, check_one
+from ropewalk.rotation.rotate import rotate, rotate_both, rotate_one, rotate_qk
 from ropewalk.shapes import Float, Int, Real
 
 SeqLen = int | Tensor | None
 
 
 class RotaryEmbedding(nn.Module):
-    """A `RopeConfig` as a module: tables from positions, and rotated queries and keys.
+    """A `RopeConfig` as a module that computes tables from positions and rotates queries and keys.
 
-    It has no parameter and no buffer: frequencies are computed from the frozen config, so neither `.to(bfloat16)` nor
-    meta-device loading can spoil them.
+    It has no parameters and no buffers. Frequencies are computed from the frozen config, so neither `.to(bfloat16)` nor
+    meta-device loading changes them.
+
+    **Arguments:** `config`: the `RopeConfig`.
+    **Raises:** `RopeError` if `config` is not a `RopeConfig`.
 
     >>> rope = RotaryEmbedding(RopeConfig(head_dim=64, interleaved=False))
     >>> q, k = torch.randn(1, 5, 8, 64), torch.randn(1, 5, 2, 64)
@@ -53,7 +56,7 @@ class RotaryEmbedding(nn.Module):
         return self.attention_factor_at(None)
 
     def attention_factor_at(self, seq_len: SeqLen = None) -> float:
-        """Return the attention factor at a sequence length: it matters only if Phi-3.5-MoE's two mscales differ."""
+        """Return the attention factor at a sequence length (tokens); only Phi-3.5-MoE's depends on it."""
         if not isinstance(seq_len, Tensor):
             return attention_factor_of(self.config, seq_len)
         if _is_traced(seq_len):
@@ -71,15 +74,18 @@ class RotaryEmbedding(nn.Module):
     def cos_sin(
         self, position_ids: Real[Tensor, "*positions"], seq_len: SeqLen = None, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "*rows pairs"], Float[Tensor, "*rows pairs"]]:
-        """Return cos and sin of every position's angles: pure rotations, float32 (or float64), `[..., seq, pairs]`.
+        """Return cos and sin of every position's angles, without the attention factor.
 
-        - `position_ids`: `[seq]` or `[batch, seq]`; with several axes `[seq, axes]` or `[batch, seq, axes]`. Integers
-          of any sign and order, or real coordinates.
-        - `seq_len`: tokens, an int or `[batch]`; required where the frequencies depend on it (dynamic NTK, LongRoPE).
+        **Arguments:**
+        - `position_ids`: tokens, `[seq]` or `[batch, seq]`; with several axes `[seq, axes]` or `[batch, seq, axes]`.
+          Integers of any sign and order, or real coordinates.
+        - `seq_len`: tokens, an int or `[batch]`; required if the frequencies depend on it (dynamic NTK, LongRoPE).
           Under `torch.compile` an int is a constant of the graph, a tensor one of its inputs.
+        - `dtype`: float32 or float64.
 
-        Within 1.2e-7 of the truth up to position 10,000,000; beyond, the error grows in proportion (`make_tables`).
-        Raises `RopeError` for a wrong shape or a missing seq_len.
+        **Returns:** two tensors `[..., seq, pairs]` of `dtype`.
+        **Raises:** `RopeError` for a wrong shape or dtype, and for a missing `seq_len`.
+        **Numerics:** error at most 1.2e-7 up to position 10,000,000, then proportional to the position (`make_tables`).
 
         >>> RotaryEmbedding(RopeConfig(head_dim=8, interleaved=True)).cos_sin(torch.arange(3))[0].shape
         torch.Size([3, 4])
@@ -97,7 +103,7 @@ class RotaryEmbedding(nn.Module):
         return make_tables(position_ids, columns, axes, first=first_columns_of(config), dtype=dtype)
 
     def _columns(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[float, ...] | Tensor:
-        """Return the frequencies of each pair: one row for all, or `[batch, 1, pairs]` if seq_len differs by row."""
+        """Return the frequency of each pair: one row for all, or `[batch, 1, pairs]` if seq_len differs by row."""
         config = self.config
         if not config.needs_seq_len:
             return columns_of(config)
@@ -139,23 +145,26 @@ class RotaryEmbedding(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their positions and multiply them by the attention factor.
 
-        Shapes and layouts as in `rotate_qk`, `rotary_offset` and `interleaved_out` too; `k` may have fewer heads.
-        `seq_len` as in `cos_sin`.
+        **Arguments:**
+        - `q`, `k`, `layout`, `rotary_offset`, `interleaved_out`, `inplace`: as in `rotate_qk`.
+        - `position_ids`, `seq_len`: as in `cos_sin`.
+        - `tables`: False computes each angle where it is used, from an exact integer phase: on a GPU inside the
+          kernel, without tables in memory. It needs integer positions on one axis. The only error of an angle is the
+          rounding of its frequency: 2^-65 turns per token, or 2^-12 turns at position 2^53.
 
-        `tables=False` forms each angle where it is used, from an exact integer phase: on a GPU inside the one kernel,
-        without tables in memory. For integer positions on one axis. Positions and angles are integers, so an angle is
-        off by the rounding of its frequency alone: 2^-65 turns per token, which is 2^-12 turns at position 2^53.
+        **Returns:** queries and keys, each in its own shape and dtype.
+        **Raises:** `RopeError` as `rotate_qk` and `cos_sin` do, and if `tables=False` does not support the config.
         """
         if not tables:
-            positions, turns, turn = self._phases(q, position_ids, seq_len, layout, False)
-            _check_positions(q, positions, turns, turn, "q")
-            _check_positions(k, positions, turns, turn, "k")
-            of_q, of_k = placed_both(turn, q, k, turns.shape[0], interleaved_out, rotary_offset, ())
-            return turn_both(q, k, positions, turns, of_q, inplace, None, of_k)
+            positions, per_token, turn, table = self._phases(q, position_ids, seq_len, layout, False)
+            turns = check_both(
+                q, k, table, table, turn, self.config.rotary_dim, interleaved_out, rotary_offset, (), inplace
+            )
+            return rotate_both(q, k, positions, per_token, turns, inplace, None)
         cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(q))
         return rotate_qk(
             q, k, cos, sin, layout=layout, interleaved_out=interleaved_out, rotary_offset=rotary_offset,
-            inplace=inplace, **self._turning(seq_len),
+            inplace=inplace, **self._keywords(seq_len),
         )  # fmt: skip
 
     def rotate(
@@ -173,22 +182,22 @@ class RotaryEmbedding(nn.Module):
         backend: str | None = None,
         tables: bool = True,
     ) -> Tensor:
-        """Rotate one tensor as `forward` rotates queries; `inverse=True` is its transpose (see `rotate`)."""
+        """Rotate one tensor as `forward` rotates queries; the other arguments are those of `rotate`."""
         if not tables:
-            positions, turns, turn = self._phases(x, position_ids, seq_len, layout, inverse)
-            _check_positions(x, positions, turns, turn, "x")
-            turn = placed(turn, x, turns.shape[0], interleaved_out, rotary_offset, (), "x")
-            return turn_one(x, positions, turns, turn, inplace, out, backend)
+            positions, per_token, turn, table = self._phases(x, position_ids, seq_len, layout, inverse)
+            dim = self.config.rotary_dim
+            turn = check_one(x, table, table, turn, dim, interleaved_out, rotary_offset, (), inplace, out)
+            return rotate_one(x, positions, per_token, turn, inplace, out, backend)
         cos, sin = self.cos_sin(position_ids, seq_len, dtype=_table_dtype(x))
         return rotate(
             x, cos, sin, layout=layout, interleaved_out=interleaved_out, rotary_offset=rotary_offset, inverse=inverse,
-            inplace=inplace, out=out, backend=backend, **self._turning(seq_len),
+            inplace=inplace, out=out, backend=backend, **self._keywords(seq_len),
         )  # fmt: skip
 
     def _phases(
         self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, layout: str, inverse: bool
-    ) -> tuple[Tensor, Tensor, Turn]:
-        """Return positions, turns per token, and a `Turn` that requires them instead of tables."""
+    ) -> tuple[Tensor, Tensor, Turn, Tensor]:
+        """Return positions, turns per token, a `Turn` that requires them, and an empty table in the tables' shape."""
         config = self.config
         _table_dtype(x)
         check_position_ids(position_ids, config.num_axes, "RotaryEmbedding")
@@ -200,27 +209,28 @@ class RotaryEmbedding(nn.Module):
             or position_ids.is_floating_point()
         ):
             raise RopeError(
-                "RotaryEmbedding: without tables only integer positions on one axis turn, by one frequency for a pair.",
+                "RotaryEmbedding: `tables=False` needs integer positions on one axis, and one frequency for each pair.",
                 facts={"position_ids": position_ids, "axes": config.num_axes, "scaling": config.scaling},
                 cure="Leave `tables=False` out.",
             )
         turn = Turn(config.interleaved, self.attention_factor_at(seq_len), inverse, layout, phases=True)
-        return position_ids.to(torch.int64), turns_of(columns, position_ids.device), turn
+        table = torch.empty((), device=position_ids.device).expand(*position_ids.shape, len(columns))
+        return position_ids.to(torch.int64), turns_of(columns, position_ids.device), turn, table
 
-    # Constant, else dynamo hides an error's message; a method, because torch 2.11 cannot pass such a function a config.
+    # A constant, because dynamo hides error messages; a method, because torch 2.11 cannot pass a config to a function.
     @constant_to_compilers
     def _attention_factor_of_all_lengths(self) -> float:
-        """Return the attention factor of an unknown length; it must not depend on it."""
+        """Return the attention factor of an unknown length; raise if it depends on the length."""
         try:
             return attention_factor_of(self.config)
         except RopeError as error:
             raise RopeError(
-                "attention_factor_at: it depends on the sequence length, whose number a tracer cannot give.",
+                "attention_factor_at: it depends on the sequence length, which a tracer cannot read from a tensor.",
                 facts={"scaling": self.config.scaling},
                 cure="Pass seq_len as an int: the graph is then compiled for it.",
             ) from error
 
-    def _turning(self, seq_len: SeqLen) -> _Turning:
+    def _keywords(self, seq_len: SeqLen) -> _Keywords:
         return {
             "interleaved": self.config.interleaved,
             "rotary_dim": self.config.rotary_dim,
@@ -229,14 +239,8 @@ class RotaryEmbedding(nn.Module):
         }
 
 
-def _check_positions(x: Tensor, positions: Tensor, turns: Tensor, turn: Turn, name: str) -> None:
-    """Check positions as the tables that they would give."""
-    table = torch.empty((), device=positions.device).expand(*positions.shape, turns.shape[0])
-    check_tables(x, table, table, turn.interleaved, 2 * turns.shape[0], turn.layout, name)
-
-
 def _check_seq_len(seq_len: int | Tensor) -> None:
-    """Check that it is a whole number of tokens, at least 1, or a tensor of integers."""
+    """Check that `seq_len` is a whole number of tokens, at least 1, or a tensor of integers."""
     if isinstance(seq_len, Tensor):
         whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
         whole = whole and (_is_traced(seq_len) or bool((seq_len >= 1).all()))
@@ -251,11 +255,11 @@ def _check_seq_len(seq_len: int | Tensor) -> None:
 
 
 def _is_traced(x: Tensor) -> bool:
-    """Return whether the numbers of a tensor cannot be read, or would become constants of a graph."""
+    """Return whether a tensor's numbers cannot be read, or would become constants of a graph."""
     return x.device.type == "meta" or bool(reasons_for_mathematics(x))
 
 
-class _Turning(TypedDict):
+class _Keywords(TypedDict):
     interleaved: bool
     rotary_dim: int | None
     blocks: tuple[int, ...]
@@ -282,13 +286,15 @@ def apply_rotary_pos_emb(
 ) -> Float[Tensor, "batch seq heads head_dim"]:
     """Rotate queries or keys by their positions: RoPE in one call, as in the paper.
 
+    **Arguments:**
     - `x`: `[batch, seq, heads, head_dim]`, any float dtype; not modified.
     - `position_ids`: `[seq]` or `[batch, seq]`, any integers: negative, unsorted, far apart.
-    - `theta`: the base; pair i turns by theta^(-2i/head_dim) radians per token.
+    - `theta`: the base; pair i rotates by theta^(-2i/head_dim) radians per token.
     - `interleaved`: True (the paper's) pairs features (0,1), (2,3), ...; False pairs (i, i + head_dim/2).
 
-    Returns the same shape, dtype and device. Raises `RopeError` if head_dim is odd or shapes do not fit.
-    Source: Su et al. 2021, arXiv:2104.09864, section 3.4.2, eq. 34.
+    **Returns:** same shape, dtype and device as `x`.
+    **Raises:** `RopeError` if head_dim is odd or shapes do not fit.
+    **Source:** Su et al. 2021, arXiv:2104.09864, section 3.4.2, eq. 34.
 
     >>> x = torch.randn(2, 5, 4, 8)
     >>> apply_rotary_pos_emb(x, torch.arange(5)).shape
@@ -298,14 +304,14 @@ def apply_rotary_pos_emb(
         raise RopeError(
             "apply_rotary_pos_emb: `x` has the wrong number of dimensions, or is no tensor.",
             facts={"x": x},
-            cure="Give a tensor [batch, seq, heads, head_dim]; other layouts go through RotaryEmbedding.",
+            cure="Pass a tensor [batch, seq, heads, head_dim]; for other layouts use RotaryEmbedding.",
         )
     check_position_ids(position_ids, 1, "apply_rotary_pos_emb")
     if position_ids.is_floating_point():
         raise RopeError(
             "apply_rotary_pos_emb: `position_ids` must be integers.",
             facts={"position_ids": position_ids},
-            cure="Real coordinates go through RotaryEmbedding.",
+            cure="For real coordinates use RotaryEmbedding.",
         )
     config = RopeConfig(x.shape[-1], interleaved=interleaved, theta=theta)
     return RotaryEmbedding(config).rotate(x, position_ids=position_ids)

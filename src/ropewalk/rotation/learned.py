@@ -17,16 +17,20 @@ from ropewalk.shapes import Float, Real
 
 
 class LearnedFrequencies(nn.Module):
-    """Frequencies that training may change: a float32 parameter `[heads, axes, pairs]`, radians per unit of position.
+    """Frequencies that training changes: a float32 parameter `[heads, axes, pairs]`, radians per unit of position.
 
-    - `config`: where they start: its ladder(s) and axes (without a scaling that needs a sequence length).
-    - `num_heads`: one matrix per head, or None for one shared by all.
-    - `mixed`: start each head from its own random rotation of the axes, so that pairs look along mixed directions.
-      Draws from torch's global generator: on two axes one angle per head, as rope-vit does, else a rotation from the
-      uniform (Haar) distribution. False starts on the axes.
+    **Arguments:**
+    - `config`: initial frequencies and axes (without a scaling that needs a sequence length).
+    - `num_heads`: number of matrices, one for each head; None: all heads share one.
+    - `mixed`: rotate the axes of each head's initial matrix at random, so that pairs have mixed directions. Draws from
+      torch's global generator: on two axes one angle per head, as in rope-vit, else a rotation from the uniform (Haar)
+      distribution. False starts on the axes.
 
-    The parameter stays float32 whatever the module is cast to. After construction on meta and `to_empty`, call
-    `reset_parameters()`. Source: Heo et al. 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
+    The parameter stays float32 when the module is cast. After construction on meta and `to_empty`, call
+    `reset_parameters()`.
+
+    **Raises:** `RopeError` if `num_heads` is below 1.
+    **Source:** Heo et al. 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
 
     >>> from ropewalk.rope.dimensions import axes_from_sections
     >>> axes = axes_from_sections([4, 4])
@@ -42,7 +46,7 @@ class LearnedFrequencies(nn.Module):
             raise RopeError(
                 "LearnedFrequencies: `num_heads` must be at least 1.",
                 facts={"num_heads": num_heads},
-                cure="None shares one matrix among all heads.",
+                cure="With None all heads share one matrix.",
             )
         self.config, self.num_heads, self.mixed = config, num_heads, mixed
         self.freqs = nn.Parameter(torch.empty(num_heads or 1, config.num_axes, config.pairs, dtype=torch.float32))
@@ -50,7 +54,7 @@ class LearnedFrequencies(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start again from the config's frequencies, with new random directions if `mixed`."""
+        """Reset the parameter to the config's frequencies, with new random directions if `mixed`."""
         if self.freqs.is_meta:
             return
         start = inverse_frequencies(self.config).inv_freq
@@ -62,10 +66,10 @@ class LearnedFrequencies(nn.Module):
     def forward(
         self, position_ids: Real[Tensor, "*positions"]
     ) -> tuple[Float[Tensor, "batch seq heads pairs"], Float[Tensor, "batch seq heads pairs"]]:
-        """Return cos and sin, float32 `[batch or 1, seq, heads or 1, pairs]`.
+        """Return cos and sin, float32 `[batch or 1, seq, heads or 1, pairs]`; for thd drop the leading 1.
 
-        Positions are `[seq, axes]` or `[batch, seq, axes]`. With one axis they are `[seq]` or
-        `[batch, seq]`. Angles are formed in float64; gradients reach the frequencies. For thd drop the leading 1.
+        Positions are `[seq, axes]` or `[batch, seq, axes]`; with one axis `[seq]` or `[batch, seq]`. Angles are
+        computed in float64. Gradients reach the frequencies.
         """
         axes = self.config.num_axes
         check_position_ids(position_ids, axes, "LearnedFrequencies")
@@ -78,7 +82,7 @@ class LearnedFrequencies(nn.Module):
         return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LearnedFrequencies:
-        """Follow a move to another device, but not a cast: 16 bits cannot hold a frequency."""
+        """Apply a move to a different device, but no cast: 16 bits cannot hold a frequency."""
         before: Any = self.freqs.data
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.freqs.dtype != torch.float32:
@@ -91,7 +95,7 @@ class LearnedFrequencies(nn.Module):
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Widen a checkpoint in 16 bits, also if its tensors are assigned."""
+        """Load a checkpoint; convert 16-bit frequencies to float32, also if tensors are assigned."""
         super()._load_from_state_dict(*args, **kwargs)
         if self.freqs.dtype != torch.float32:
             self.freqs = nn.Parameter(self.freqs.detach().to(torch.float32))
@@ -104,7 +108,7 @@ def _random_rotations(heads: int, axes: int) -> Tensor:
         cos, sin = angle.cos(), angle.sin()
         return torch.stack((cos, -sin, sin, cos), dim=-1).view(heads, 2, 2)
     q, r = torch.linalg.qr(torch.randn(heads, axes, axes, dtype=torch.float64, device="cpu"))
-    q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without the signs QR's matrices are not uniform
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without the signs, QR's matrices are not uniform
     q[:, :, 0] *= torch.linalg.det(q)[:, None].sign()
     rotations: Tensor = q
     return rotations

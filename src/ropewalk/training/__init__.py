@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.training.events import Event, Housekeeping
     from ropewalk.training.language_model import train
-    from ropewalk.training.settings import SIZES, TrainSettings
+    from ropewalk.training.settings import SIZES, Event, Housekeeping, TrainSettings
 
 __all__ = ["SIZES", "Event", "Housekeeping", "TrainSettings", "train"]
 
 _HOMES = {
-    "Event": "ropewalk.training.events",
-    "Housekeeping": "ropewalk.training.events",
+    "Event": "ropewalk.training.settings",
+    "Housekeeping": "ropewalk.training.settings",
     "SIZES": "ropewalk.training.settings",
     "TrainSettings": "ropewalk.training.settings",
     "train": "ropewalk.training.language_model",

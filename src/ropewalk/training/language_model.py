@@ -30,12 +30,10 @@ from ropewalk.training.data import (
     validation_batches,
     word_tokens,
 )
-from ropewalk.training.events import Event, Housekeeping, Report
-from ropewalk.training.loop import Run
+from ropewalk.training.loop import LoopSettings, Run
 from ropewalk.training.objective import loss_by_position, next_token_loss
 from ropewalk.training.run_folder import RunFolder
-from ropewalk.training.settings import DTYPES, TrainSettings
-from ropewalk.training.task import LoopSettings
+from ropewalk.training.settings import DTYPES, Event, Housekeeping, Report, TrainSettings
 
 
 @runtime_checkable

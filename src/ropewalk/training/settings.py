@@ -1,4 +1,4 @@
-"""Everything that decides what a training run computes: one frozen, checked record.
+"""The settings of a training run: frozen, checked records, and the events that a run reports.
 
 The module imports no torch, so that the help can be shown without it.
 """
@@ -6,7 +6,9 @@ The module imports no torch, so that the help can be shown without it.
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, MISSING, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,114 +33,197 @@ TEXT_ENCODINGS = (
 """The encodings that a text can be trained with: rope, and every name of `ropewalk.encodings.ENCODINGS`."""
 PRECISIONS = ("auto", "float32", "bfloat16")
 DTYPES = ("float32", "bfloat16", "float16")
+WARMUP = "Updates until the peak (none: a twentieth of all, at most 200)."
+PRECISION = f"Precision of matrix products: {', '.join(PRECISIONS)}."
+DEVICE = "Device: auto, cpu, cuda."
+
+
+def option(group: str, description: str, default: Any = MISSING, **metadata: Any) -> Any:
+    """Return a field that has an option, listed under the heading `group`; without a default it is required."""
+    return field(default=default, metadata={"help": description, "group": group, **metadata})
+
+
+def in_file(description: str, default: Any, **metadata: Any) -> Any:
+    """Return a field that the command line takes from the file of --settings."""
+    return field(default=default, metadata={"help": description, "file": True, **metadata})
+
+
+def check_numbers(
+    command: str,
+    settings: Any,
+    *,
+    least: Mapping[str, int],
+    positive: Collection[str],
+    fractions: Collection[str],
+    ratios: Collection[str],
+) -> None:
+    """Raise `RopeError` for a number out of range; None passes.
+
+    **Arguments:**
+    - `command`: the command that the message names.
+    - `least`: names of whole numbers and their least values.
+    - `positive`: names of finite numbers above 0.
+    - `fractions`: names of numbers from 0 to below 1.
+    - `ratios`: names of numbers from 0 to 1.
+    """
+    above, below = math.nextafter(0.0, 1.0), math.nextafter(1.0, 0.0)
+    ranges: dict[str, tuple[str, float, float]] = {
+        **{name: (f"at least {low}", low, math.inf) for name, low in least.items()},
+        **dict.fromkeys(positive, ("a finite number above 0", above, sys.float_info.max)),
+        **dict.fromkeys(fractions, ("from 0 to below 1", 0.0, below)),
+        **dict.fromkeys(ratios, ("from 0 to 1", 0.0, 1.0)),
+    }
+    for name, (rule, low, high) in ranges.items():
+        value = getattr(settings, name)
+        if value is not None and not low <= value <= high:
+            raise RopeError(
+                f"{command}: `{name}` must be {rule}.",
+                facts={name: value},
+                cure=f"Change `{name}`, or leave it out for the default.",
+            )
+
+
+def check_choice(command: str, name: str, value: str, known: Collection[str]) -> None:
+    """Raise `RopeError` for a value that is not known."""
+    if value not in known:
+        raise RopeError(f"{command}: unknown `{name}`.", facts={name: value, "known": known}, cure="Pass one of these.")
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a run reports: `kind` is "start", "step", "log", "checkpoint", "score" or "done"."""
+
+    kind: str
+    step: int
+    steps: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+Report = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Housekeeping:
+    """How often a run logs, validates and writes checkpoints, in updates; it changes no result.
+
+    None means every twentieth of the run, but at least 50 updates apart. A run also writes a checkpoint when
+    `checkpoint_minutes` have passed since the last one. It keeps the newest `keep` checkpoints.
+    """
+
+    log_every: int = in_file("Updates between lines of the log.", 10)
+    validate_every: int | None = in_file("Updates between validations (none: a twentieth of the run).", None)
+    checkpoint_every: int | None = in_file("Updates between checkpoints (none: a twentieth of the run).", None)
+    checkpoint_minutes: float = in_file("Minutes after which a checkpoint is written in any case.", 5.0)
+    keep: int = in_file("Number of checkpoints that are kept.", 2)
+
+    def __post_init__(self) -> None:
+        names = ("log_every", "validate_every", "checkpoint_every", "keep")
+        check_numbers("train", self, least=dict.fromkeys(names, 1), positive=(), fractions=(), ratios=())
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What a run computes; two runs with equal settings on equal texts and threads give the same bits.
+    """What a run computes; two runs with equal settings, texts and numbers of threads give the same bits.
 
     Texts and tokenizer
-    - `text`: UTF-8 files, one document each. `validation`: files to validate on; none: the last `validation_fraction`
-      of each text, which is then not trained on (0: no validation). `validation_windows` windows at most, each of
-      `validation_length` tokens (None: `seq_len`).
+    - `text`: UTF-8 files, one document each.
+    - `validation`: files to validate on. Without any, the run validates on the last `validation_fraction` of each text
+      and does not train on it (0: no validation). There are at most `validation_windows` windows of
+      `validation_length` tokens each (None: `seq_len`).
     - `tokenizer`: "bpe" (byte-level, trained on the text, at most `vocab_size` tokens), "bytes", or a tokenizer.json.
 
     Shape
     - `size` names a row of `SIZES`; `layers`, `hidden_size`, `heads`, `kv_heads`, `intermediate_size` override it.
-    - `encoding`: how positions are known, a name of `ropewalk.encodings` ("rope", "alibi", "none", ...); "learned" has
-      `seq_len` positions. `theta`: the base of rope, xpos, sinusoidal and transformer_xl.
+    - `encoding`: a name of `ropewalk.encodings` ("rope", "alibi", "none", ...); "learned" has `seq_len` positions.
+      `theta`: the base of rope, xpos, sinusoidal and transformer_xl.
     - `seq_len`: tokens of a window, the trained length. `dropout`: of residual branches.
-    - `repeat_share`: the share of the windows in which blocks of random words and of text occur twice, at varied
-      distances, from which a small model learns to copy from its context. Validation windows are plain text.
-    - `copy_warmup`: this many updates, the first of the run, see no text but blocks of random tokens, each repeated
-      until its window is full, without dropout: where repeats in text do not teach a model to copy, these do.
+    - `repeat_share`: the share of the windows in which blocks of random words and of text occur twice, at different
+      distances. A small model learns from them to copy from its context. Validation windows are plain text.
+    - `copy_warmup`: number of first updates that see no text but blocks of random tokens, each repeated until its
+      window is full, without dropout. They teach copying when repeats in text do not.
 
     Optimisation (AdamW; decay on matrices only)
     - `batch_size` windows at a time, `accumulation` batches per update; `steps` updates, or `epochs` over the text.
     - `lr` peak, after `warmup` updates (None: a twentieth of them, at most 200), then a cosine to `final_lr` * `lr`.
     - `clip`: largest gradient norm. `precision`: of matrix products; weights, sums and norms stay float32.
 
-    Raises `RopeError` naming what does not fit.
+    **Raises:** `RopeError` for a value that does not fit.
 
     >>> TrainSettings(text=("novel.txt",), size="nano", heads=8).decoder_config(vocab_size=512).head_dim
     16
     """
 
-    text: tuple[str, ...] = field(
-        metadata={
-            "help": "UTF-8 text files to train on, plain or gzipped; each file is one document.",
-            "metavar": "FILE",
-            "rest": "Further texts, as in --text A B C.",
-        }
+    text: tuple[str, ...] = option(
+        "Texts",
+        "UTF-8 text files to train on, plain or gzipped; each file is one document.",
+        metavar="FILE",
+        rest="Further texts, as in --text A B C.",
     )
     _: KW_ONLY
-    validation: tuple[str, ...] = field(default=(), metadata={"help": "Text files to validate on.", "metavar": "FILE"})
-    validation_fraction: float = field(
-        default=0.05,
-        metadata={"help": "Without --validation: this last part of each text is kept out of training; 0 for none."},
+    validation: tuple[str, ...] = option(
+        "Texts", "Text files to validate on [default: the last part of each text].", (), metavar="FILE"
     )
-    validation_windows: int = field(default=64, metadata={"help": "Validation windows at most."})
-    validation_length: int | None = field(
-        default=None, metadata={"help": "Tokens of a validation window [default: --seq-len].", "unit": "tokens"}
+    validation_fraction: float = in_file(
+        "Without --validation: the part of each text that is kept out of training; 0 for none.", 0.05
     )
-    tokenizer: str = field(
-        default="bpe", metadata={"help": '"bpe" (trained on the text), "bytes", or the path of a tokenizer.json.'}
-    )
-    vocab_size: int = field(default=4096, metadata={"help": "Tokens of the trained tokenizer."})
-    size: str = field(
-        default="tiny", metadata={"help": f"Preset: {', '.join(SIZES)}; the next five options override it."}
-    )
-    layers: int | None = field(default=None, metadata={"help": "Layers."})
-    hidden_size: int | None = field(default=None, metadata={"help": "Features of a token."})
-    heads: int | None = field(default=None, metadata={"help": "Query heads."})
-    kv_heads: int | None = field(
-        default=None, metadata={"help": "Key and value heads [default with --heads: the same]."}
-    )
-    intermediate_size: int | None = field(default=None, metadata={"help": "Features inside the feed-forward."})
-    encoding: str = field(default="rope", metadata={"help": f"Position encoding: {', '.join(TEXT_ENCODINGS)}."})
-    theta: float = field(
-        default=10_000.0, metadata={"help": "Base of the frequencies, for rope, xpos, sinusoidal and transformer_xl."}
-    )
-    seq_len: int = field(
-        default=256, metadata={"help": "Tokens of a training window: the trained length.", "unit": "tokens"}
-    )
-    repeat_share: float = field(
-        default=0.0,
-        metadata={"help": "Share of the windows in which blocks of words occur twice, to teach the model to copy."},
-    )
-    copy_warmup: int = field(
-        default=0,
-        metadata={"help": "Updates at the run's beginning on repeated random tokens, to teach the model to copy."},
-    )
-    dropout: float = field(default=0.0, metadata={"help": "Dropout of the residual branches."})
-    batch_size: int = field(default=16, metadata={"help": "Windows of one batch."})
-    accumulation: int = field(default=1, metadata={"help": "Batches of one update."})
-    steps: int | None = field(default=None, metadata={"help": "Updates."})
-    epochs: float | None = field(
-        default=None, metadata={"help": "Passes over the text, instead of --steps [default: 4]."}
-    )
-    lr: float = field(default=3e-3, metadata={"help": "Peak learning rate."})
-    final_lr: float = field(default=0.1, metadata={"help": "Last learning rate, as a fraction of the peak."})
-    warmup: int | None = field(
-        default=None, metadata={"help": "Updates until the peak [default: a twentieth of all, at most 200]."}
-    )
-    weight_decay: float = field(default=0.1, metadata={"help": "AdamW's weight decay, on matrices only."})
-    beta1: float = field(default=0.9, metadata={"help": "AdamW's beta1."})
-    beta2: float = field(default=0.95, metadata={"help": "AdamW's beta2."})
-    clip: float = field(default=1.0, metadata={"help": "Largest norm of the gradient."})
-    precision: str = field(default="auto", metadata={"help": "Precision of matrix products: auto, float32, bfloat16."})
-    device: str = field(default="auto", metadata={"help": "Device: auto, cpu, cuda."})
-    seed: int = field(default=0, metadata={"help": "Seed of weights, order and dropout."})
+    validation_windows: int = in_file("Validation windows at most.", 64)
+    validation_length: int | None = in_file("Tokens of a validation window (none: --seq-len).", None, unit="tokens")
+    tokenizer: str = in_file('"bpe" (trained on the text), "bytes", or the path of a tokenizer.json.', "bpe")
+    vocab_size: int = option("Model", "Tokens of the trained tokenizer.", 4096)
+    size: str = option("Model", f"Preset: {', '.join(SIZES)}.", "tiny")
+    layers: int | None = in_file("Layers, in place of the preset's.", None)
+    hidden_size: int | None = in_file("Features of a token, in place of the preset's.", None)
+    heads: int | None = in_file("Query heads, in place of the preset's.", None)
+    kv_heads: int | None = in_file("Key and value heads (none: the preset's, or `heads`).", None)
+    intermediate_size: int | None = in_file("Features inside the feed-forward, in place of the preset's.", None)
+    encoding: str = option("Model", f"Position encoding: {', '.join(TEXT_ENCODINGS)}.", "rope")
+    theta: float = in_file("Base of the frequencies of rope, xpos, sinusoidal and transformer_xl.", 10_000.0)
+    seq_len: int = option("Model", "Tokens of a training window: the trained length.", 256, unit="tokens")
+    repeat_share: float = in_file("Share of the windows in which blocks of words occur twice, to teach copying.", 0.0)
+    copy_warmup: int = in_file("Number of first updates on repeated random tokens, to teach copying.", 0)
+    dropout: float = in_file("Dropout of the residual branches.", 0.0)
+    batch_size: int = option("Training", "Windows of one batch.", 16)
+    accumulation: int = in_file("Batches of one update.", 1)
+    steps: int | None = option("Training", "Updates.", None)
+    epochs: float | None = option("Training", "Passes over the text, instead of --steps [default: 4].", None)
+    lr: float = option("Training", "Peak learning rate.", 3e-3)
+    final_lr: float = in_file("Last learning rate, as a fraction of the peak.", 0.1)
+    warmup: int | None = in_file(WARMUP, None)
+    weight_decay: float = in_file("AdamW's weight decay, on matrices only.", 0.1)
+    beta1: float = in_file("AdamW's beta1.", 0.9)
+    beta2: float = in_file("AdamW's beta2.", 0.95)
+    clip: float = in_file("Largest norm of the gradient.", 1.0)
+    precision: str = in_file(PRECISION, "auto")
+    device: str = option("Training", DEVICE, "auto")
+    seed: int = option("Training", "Seed of weights, order and dropout.", 0)
 
     def __post_init__(self) -> None:
         for name in ("text", "validation"):
             object.__setattr__(self, name, tuple(str(path) for path in getattr(self, name)))
-        self._check_texts()
-        self._check_numbers()
-        _choice("size", self.size, tuple(SIZES))
-        _choice("encoding", self.encoding, TEXT_ENCODINGS)
-        _choice("precision", self.precision, PRECISIONS)
-        _choice("device", self.device.partition(":")[0], ("auto", "cpu", "cuda"))
+        if not self.text:
+            raise RopeError("train: there is no text to train on.", cure="Pass --text FILE, once for each file.")
+        if self.steps is not None and self.epochs is not None:
+            raise RopeError(
+                "train: `steps` and `epochs` are mutually exclusive.",
+                facts={"steps": self.steps, "epochs": self.epochs},
+                cure="Pass one of them.",
+            )
+        ones = (*_SHAPE, "batch_size", "accumulation", "validation_windows", "steps")
+        zeros = ("warmup", "seed", "copy_warmup")
+        check_numbers(
+            "train",
+            self,
+            least=dict.fromkeys(("seq_len", "vocab_size", "validation_length"), 2)
+            | dict.fromkeys(ones, 1)
+            | dict.fromkeys(zeros, 0),
+            positive=("lr", "clip", "epochs", "theta"),
+            fractions=("validation_fraction", "dropout", "beta1", "beta2"),
+            ratios=("repeat_share", "final_lr", "weight_decay"),
+        )
+        check_choice("train", "size", self.size, SIZES)
+        check_choice("train", "encoding", self.encoding, TEXT_ENCODINGS)
+        check_choice("train", "precision", self.precision, PRECISIONS)
+        check_choice("train", "device", self.device.partition(":")[0], ("auto", "cpu", "cuda"))
         layers, hidden, heads, kv_heads, inner = SIZES[self.size]
         if self.heads is not None and self.kv_heads is None:
             kv_heads = self.heads
@@ -151,48 +236,8 @@ class TrainSettings:
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "epochs", 4.0)
 
-    def _check_texts(self) -> None:
-        if not self.text:
-            raise RopeError("train: there is no text to train on.", cure="Pass --text FILE, once for each file.")
-        if self.steps is not None and self.epochs is not None:
-            raise RopeError(
-                "train: `steps` and `epochs` both say how long to train.",
-                facts={"steps": self.steps, "epochs": self.epochs},
-                cure="Pass one of them.",
-            )
-
-    def _check_numbers(self) -> None:
-        least = {"seq_len": 2, "vocab_size": 2, "batch_size": 1, "accumulation": 1, "validation_windows": 1, "steps": 1}
-        least |= dict.fromkeys(_SHAPE, 1) | {"warmup": 0, "seed": 0, "copy_warmup": 0, "validation_length": 2}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise RopeError(
-                    f"train: `{name}` must be at least {low}.",
-                    facts={name: value},
-                    cure=f"Pass --{name.replace('_', '-')} {low} or more.",
-                )
-        positive = ("lr", "clip", "epochs", "theta")
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise RopeError(
-                    f"train: `{name}` must be a finite number above 0.",
-                    facts={name: value},
-                    cure="Leave it out for the default.",
-                )
-        for name in ("validation_fraction", "repeat_share", "dropout", "final_lr", "beta1", "beta2", "weight_decay"):
-            value = getattr(self, name)
-            top = 1.0 if name in ("repeat_share", "final_lr", "weight_decay") else math.nextafter(1.0, 0.0)
-            if not 0.0 <= value <= top:
-                raise RopeError(
-                    f"train: `{name}` must be from 0 to {'1' if top == 1.0 else 'below 1'}.",
-                    facts={name: value},
-                    cure="Leave it out for the default.",
-                )
-
     def decoder_config(self, vocab_size: int) -> DecoderConfig:
-        """The model's shape: Llama's (RMSNorm, SwiGLU, tied head), by default with half-split rotary pairs."""
+        """Return the model's shape: Llama's (RMSNorm, SwiGLU, tied head), by default with half-split rotary pairs."""
         from ropewalk.models.config import DecoderConfig
         from ropewalk.rope.config import RopeConfig
 
@@ -201,7 +246,7 @@ class TrainSettings:
             raise RopeError(
                 "train: `hidden_size` / `heads` must be a whole even number, and `heads` a multiple of `kv_heads`.",
                 facts={"hidden_size": hidden, "heads": heads, "kv_heads": self.kv_heads},
-                cure="For example --hidden-size 192 --heads 3 --kv-heads 1.",
+                cure="For example hidden_size = 192, heads = 3, kv_heads = 1.",
             )
         rope = RopeConfig(
             head_dim=hidden // heads, interleaved=False, theta=self.theta, max_position_embeddings=self.seq_len
@@ -219,7 +264,7 @@ class TrainSettings:
         )
 
     def _encoding(self, rope: RopeConfig) -> EncodingConfig:
-        """The rival of this name, with the trained length and the base where it has them."""
+        """Return the encoding's config, with the trained length and the base if it has them."""
         from ropewalk.encodings import ENCODINGS, LearnedAbsolute, Sinusoidal, TransformerXL, XPos
 
         if self.encoding == "learned":
@@ -231,12 +276,12 @@ class TrainSettings:
         return XPos(rope) if self.encoding == "xpos" else ENCODINGS[self.encoding]()
 
     def on_this_machine(self) -> TrainSettings:
-        """These settings with `device` and `precision` chosen, where they say "auto"."""
+        """Return these settings with `device` and `precision` chosen if they are "auto"."""
         device, precision = on_machine(self.device, self.precision)
         return replace(self, device=device, precision=precision)
 
     def to_json(self) -> dict[str, Any]:
-        """These settings as JSON holds them; paths absolute, so that another folder means the same run."""
+        """Return these settings as JSON values, with absolute paths, which do not depend on the working folder."""
         plain = asdict(self)
         for name in ("text", "validation"):
             plain[name] = [str(Path(path).resolve()) for path in plain[name]]
@@ -244,14 +289,9 @@ class TrainSettings:
             plain["tokenizer"] = str(Path(self.tokenizer).resolve())
         return plain
 
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """The settings' names, in order."""
-        return tuple(each.name for each in fields(cls) if each.name != "_")
-
 
 def on_machine(device: str, precision: str) -> tuple[str, str]:
-    """Device and precision, chosen where they say "auto"; a `RopeError` for CUDA on a machine without."""
+    """Return device and precision, chosen if they are "auto"; raise `RopeError` for CUDA on a machine without it."""
     import torch
 
     from ropewalk.models.precision import fast_bfloat16
@@ -267,8 +307,3 @@ def on_machine(device: str, precision: str) -> tuple[str, str]:
     if precision == "auto":
         precision = "bfloat16" if fast_bfloat16(device) else "float32"
     return device, precision
-
-
-def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise RopeError(f"train: unknown `{name}`.", facts={name: value, "known": known}, cure="Pass one of these.")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
-from ropewalk.attention.extensions import Extension
-from ropewalk.attention.extensions.base import Region, Rule, check_tokens, next_index, zero_index
+from ropewalk.attention.extensions import Extension, Region, Rule, check_tokens, next_index, zero_index
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope, method_named
 from ropewalk.models.config import Positions

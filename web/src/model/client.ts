@@ -8,7 +8,7 @@ export class ModelClient {
   private readonly answers = new Map<Request["kind"], { number: number; take: (result: Result) => void }>();
   private number = 0;
 
-  /** Starts the worker, which unpacks the model; `failed` is told of anything that goes wrong there. */
+  /** Start the worker, which unpacks the model; its errors go to `failed`. */
   constructor(packed: string, loaded: (model: Loaded) => void, failed: (reason: string) => void) {
     const address = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
     this.worker = new Worker(address);
@@ -22,7 +22,7 @@ export class ModelClient {
     this.send({ kind: "load", packed });
   }
 
-  /** `take` gets what comes back, until something newer of the same kind is asked. */
+  /** Send a request; `take` gets the answers until a newer request of the same kind. */
   ask<R extends Request>(request: R, take: (result: Extract<Result, { kind: ResultKind<R> }>) => void): void {
     this.number += 1;
     this.answers.set(request.kind, { number: this.number, take: take as (result: Result) => void });

@@ -15,14 +15,14 @@ interface LayerWeights {
   down: Float32Array;
 }
 
-/** Per layer: unturned queries, keys as each region turns them, values; `[tokens, hidden]`, heads side by side. */
+/** Per layer: queries before rotation, keys rotated by each region, values; `[tokens, hidden]`, heads concatenated. */
 interface LayerCache {
   queries: Float32Array;
   keys: Float32Array[];
   values: Float32Array;
 }
 
-/** A text as the model has read it so far. Tokens are appended; the caller keeps them within `config.longest`. */
+/** The text that the model has read. Tokens are appended; the caller keeps them within `config.longest`. */
 export class Reading {
   readonly config: ModelConfig;
   readonly ids: number[] = [];
@@ -31,7 +31,7 @@ export class Reading {
   private readonly embedding: Float32Array;
   private readonly finalNorm: Float32Array;
   private readonly caches: LayerCache[];
-  /** After the final norm, `[tokens, hidden]`: what the head reads. */
+  /** The input of the head, after the final norm, `[tokens, hidden]`. */
   private hidden: Float32Array;
   private capacity = 256;
 
@@ -72,7 +72,7 @@ export class Reading {
     this.hidden = empty();
   }
 
-  /** Forgets what differs from `ids`, and returns how many of them are read already. */
+  /** Forget tokens that differ from `ids`; return the number of tokens that are kept. */
   keepPrefix(ids: ArrayLike<number>): number {
     let same = 0;
     while (same < this.ids.length && same < ids.length && this.ids[same] === ids[same]) same++;
@@ -80,7 +80,7 @@ export class Reading {
     return same;
   }
 
-  /** Reads tokens after those that were read. */
+  /** Read further tokens. */
   read(ids: ArrayLike<number>): void {
     const { hiddenSize: size, intermediateSize: wide, eps } = this.config;
     const half = this.setting.half;
@@ -128,7 +128,7 @@ export class Reading {
     for (let row = 0; row < rows; row++) this.ids.push(ids[row]!);
   }
 
-  /** Logits `[end - begin, vocabulary]` after the tokens `begin .. end - 1`. */
+  /** Return logits `[end - begin, vocabulary]` after the tokens `begin .. end - 1`. */
   logits(begin: number, end: number): Float32Array {
     const { hiddenSize: size, vocabSize } = this.config;
     const out = new Float32Array((end - begin) * vocabSize);
@@ -136,7 +136,7 @@ export class Reading {
     return out;
   }
 
-  /** Attention weights `[tokens, tokens]` of one head, a row for each query; 0 where nothing is seen. */
+  /** Return attention weights `[tokens, tokens]` of one head, a row for each query; 0 for masked keys. */
   attention(layer: number, head: number): Float32Array {
     const { hiddenSize: size } = this.config;
     const tokens = this.ids.length;
@@ -167,7 +167,7 @@ export class Reading {
     if (this.setting.half) toBfloat16(out.subarray(0, rows * width));
   }
 
-  /** Half-split rotation with the attention factor; queries, which have a `first` index, with their own scale too. */
+  /** Rotate half-split pairs, with the attention factor; queries, which have a `first` index, also with their scale. */
   private turn(x: Float32Array, rows: number, tables: Tables, first: number | null, out: Float32Array): void {
     const { heads, headDim } = this.config;
     const pairs = headDim / 2;
@@ -202,7 +202,7 @@ export class Reading {
     if (this.setting.half) toBfloat16(out.subarray(0, rows * size));
   }
 
-  /** exp(score - largest) of each key `0 .. m` into `scores`, 0 where it is not seen; returns their sum. */
+  /** Write exp(score - largest) of each key `0 .. m` into `scores`, 0 for masked keys; return their sum. */
   private softmax(
     turned: Float32Array[],
     cache: LayerCache,

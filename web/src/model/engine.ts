@@ -1,4 +1,4 @@
-/** What the page asks of the model: read a text as trained and as changed, show attention, continue the text. */
+/** The page's requests: read a text as trained and as changed, return attention, continue the text. */
 import { Reading } from "./decoder.ts";
 import { logSumExp } from "./numbers.ts";
 import { asTrained, firstRead, methodOf, sameSetting, type Setting } from "./setting.ts";
@@ -24,24 +24,24 @@ export interface Candidate {
 }
 
 export interface SideResult {
-  /** The first token that was read: 0, but for a method that crops. */
+  /** The first token that is read: 0 unless the method crops. */
   first: number;
   next: Candidate[];
-  /** Nats for each token given those before it; NaN where none was read before it. */
+  /** Nats of each token given those before it; NaN if none was read before it. */
   losses: Float32Array;
 }
 
 export interface ReadResult {
   kind: "read";
   tokens: string[];
-  /** Tokens of the text that were left out because the model is shown with no more. */
+  /** Tokens of the text beyond the limit of the page. */
   leftOut: number;
   trained: SideResult;
   changed: SideResult;
-  /** Of the logits after the last token. */
+  /** Largest change of a logit after the last token. */
   largestChange: number;
   milliseconds: number;
-  /** Tokens that had to be read for it, on both sides. */
+  /** Tokens read for this answer, on both sides. */
   read: number;
 }
 
@@ -49,7 +49,7 @@ export interface AttentionResult {
   kind: "attention";
   side: Side;
   first: number;
-  /** `[tokens, tokens]` from the first token that was read, a row for each query. */
+  /** `[tokens, tokens]` from the first token that is read, a row for each query. */
   weights: Float32Array;
 }
 
@@ -79,7 +79,7 @@ export interface GenerateRequest {
   text: string;
   changed: Setting;
   count: number;
-  /** 0 takes the likeliest token. */
+  /** 0 chooses the likeliest token. */
   temperature: number;
   seed: number;
 }
@@ -90,14 +90,14 @@ export type Result = ReadResult | AttentionResult | GeneratedToken;
 const CHUNK = 64;
 const CANDIDATES = 8;
 
-/** One side's reading, and the losses that go with it. */
+/** One side's reading and its losses. */
 interface Shown {
   reading: Reading;
   first: number;
   losses: number[];
 }
 
-/** Requests are answered one after another; `pause` lets others in, and an answer that nobody waits for is given up. */
+/** Answers requests one after another; `pause` lets others in, and superseded ones are abandoned. */
 export class Engine {
   readonly tokenizer: Tokenizer;
   private readonly shown = new Map<Side, Shown>();
@@ -122,7 +122,7 @@ export class Engine {
     };
   }
 
-  /** Answers by `emit`, once or several times; stops early when `wanted` says no. */
+  /** Answer through `emit`, once or several times; stop when `wanted` returns false. */
   async answer(request: Request, emit: (result: Result) => void, wanted: () => boolean): Promise<void> {
     if (request.kind === "read") await this.read(request, emit, wanted);
     else if (request.kind === "attention") emit(this.attention(request));
@@ -174,13 +174,13 @@ export class Engine {
   private async generate(request: GenerateRequest, emit: (result: Result) => void, wanted: () => boolean): Promise<void> {
     const { longest } = this.model.header.config;
     const prompt = this.tokenizer.encode(request.text).slice(-longest);
-    const room = Math.min(request.count, longest - prompt.length);
+    const count = Math.min(request.count, longest - prompt.length);
     const same = this.isTrained(request.changed);
     for (const side of same ? (["trained"] as const) : SIDES) {
       const ids = [...prompt];
       const draw = randomNumbers(request.seed);
       const begin = this.now();
-      for (let made = 0; made < room && ids.length; made++) {
+      for (let made = 0; made < count && ids.length; made++) {
         const shown = this.shownFor(side, request.changed, ids.length);
         if ((await this.bring(shown, ids, wanted)) === null) return;
         const last = shown.reading.ids.length;
@@ -189,13 +189,13 @@ export class Engine {
         if (!wanted()) return;
         const text = this.tokenizer.decode(ids.slice(prompt.length));
         const tokensPerSecond = (1000 * made) / (this.now() - begin);
-        emit({ kind: "generated", side, text, tokensPerSecond, done: made + 1 === room });
+        emit({ kind: "generated", side, text, tokensPerSecond, done: made + 1 === count });
       }
-      if (room <= 0 || !ids.length) emit({ kind: "generated", side, text: "", tokensPerSecond: 0, done: true });
+      if (count <= 0 || !ids.length) emit({ kind: "generated", side, text: "", tokensPerSecond: 0, done: true });
     }
   }
 
-  /** Reads what is missing of `ids`, and the losses; returns how many tokens were read, or null if given up. */
+  /** Read the missing tokens of `ids` and their losses; return the number of tokens read, or null if abandoned. */
   private async bring(shown: Shown, ids: readonly number[], wanted: () => boolean): Promise<number | null> {
     const { reading, losses } = shown;
     const seen = ids.slice(shown.first);
@@ -223,7 +223,7 @@ export class Engine {
     }
   }
 
-  /** The side's reading, a new one where its setting or its first token is another. */
+  /** Return the side's reading, a new one if its setting or first token differs. */
   private shownFor(side: Side, changed: Setting, tokens: number): Shown {
     const setting = side === "trained" ? asTrained(this.model.header) : changed;
     const first = firstRead(methodOf(this.model.header, setting), tokens, this.model.header.config.trainedLength);
@@ -264,7 +264,7 @@ function choose(logits: Float32Array, temperature: number, draw: () => number): 
   return best;
 }
 
-/** Numbers between 0 and 1 that a seed decides (mulberry32). */
+/** Return a generator of numbers between 0 and 1 (mulberry32). */
 export function randomNumbers(seed: number): () => number {
   let state = seed >>> 0;
   return () => {

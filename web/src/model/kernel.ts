@@ -1,4 +1,4 @@
-/** Products in WebAssembly, four numbers at a time; where a browser has none, `numbers.ts` computes them in JavaScript. */
+/** Products in WebAssembly, four numbers at a time; without it `numbers.ts` computes them in JavaScript. */
 import program from "./kernel.wat";
 
 const PAGE = 65536;
@@ -9,15 +9,15 @@ type Linear = (x: number, rows: number, size: number, weight: number, width: num
 
 interface Kernel {
   linear: Linear;
-  /** Where a block's rows are put, and where its results come out. */
+  /** Addresses of a block's rows and of its results. */
   x: Float32Array;
   out: Float32Array;
 }
 
 const kernels = new WeakMap<ArrayBufferLike, Kernel>();
 
-/** Room for a model's weights: in the kernel's memory, where it can run. */
-export function roomForWeights(count: number): Float32Array {
+/** Allocate memory for a model's weights, in the kernel's memory if it can run. */
+export function allocateWeights(count: number): Float32Array {
   const bytes = 4 * (count + 2 * MOST_NUMBERS);
   try {
     const memory = new WebAssembly.Memory({ initial: Math.ceil(bytes / PAGE) });
@@ -31,7 +31,7 @@ export function roomForWeights(count: number): Float32Array {
   }
 }
 
-/** `linear` of numbers.ts by the kernel; false where it does not serve. */
+/** Compute `linear` of numbers.ts by the kernel; return false if it cannot. */
 export function linearByKernel(
   x: Float32Array,
   rows: number,

@@ -7,12 +7,12 @@ import { ANGLES, type Angles, type Setting } from "./setting.ts";
 
 const OWN = "own";
 const SHIFTS = [0, 1, 10, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000];
-const FIRST_SAMPLE = 1; // the list said twice, which shows most
+const FIRST_SAMPLE = 1; // the repeated list, which shows most
 const FAR_SAMPLE = 2; // the list again, past the trained length
 const STRETCHED = ["yarn", "rerope", "crop"]; // three kinds of methods that have a button of their own
-const COPYING = { layer: 2, head: 2 }; // the head that looks at what followed last time
+const COPYING = { layer: 2, head: 2 }; // the head that attends to what followed last time
 
-/** Everything that the picture's state holds: the text, what is changed, and what is looked at. */
+/** The picture's state: the text, the changes, and the view. */
 export class LiveControls {
   private readonly controls: Controls;
   private readonly sample: Control<string>;
@@ -32,10 +32,10 @@ export class LiveControls {
   private readonly methodNote = h("p", { class: "hint" });
   /** Buttons that change several things at once. */
   readonly tries = h("p", { class: "row" }, "Try:");
-  /** The controls of what is looked at, below the others. */
+  /** The controls of the view, below the others. */
   readonly inside = h("div", { class: "controls" });
   private draws = 0;
-  /** What one's own text begins with. */
+  /** Initial content of the reader's own text. */
   private begun: string;
 
   constructor(
@@ -73,7 +73,7 @@ export class LiveControls {
       choices: model.targets.map((target) => ({ value: String(target), label: `${grouped(target)} tokens` })),
     }); // prettier-ignore
     controls.element.append(this.methodNote);
-    this.heading("Go on with the text");
+    this.heading("Continue the text");
     this.length = controls.slider({ key: "count", label: "Tokens", min: 1, max: 100, value: 24 });
     this.heat = controls.select({
       key: "temperature", label: "Each token is", value: "0",
@@ -151,7 +151,7 @@ export class LiveControls {
     return Number(this.heat.value);
   }
 
-  /** The chosen token of `count`: counted from the end, so that it moves along while a text grows. */
+  /** Return the chosen token of `count`, counted from the end, so that it moves with a growing text. */
   query(count: number): number {
     const back = Number(this.state.get(this.id, "back") ?? 0) || 0;
     return Math.max(0, count - 1 - Math.max(0, back));
@@ -166,7 +166,7 @@ export class LiveControls {
     this.controls.setAll({ sample: OWN, text, back: null });
   }
 
-  /** `generate` gets a seed, another one each time. */
+  /** Call `generate` with a new seed at each click. */
   onGenerate(generate: (seed: number) => void): void {
     this.generateButton.addEventListener("click", () => generate(++this.draws));
   }

@@ -12,11 +12,11 @@ import { ANGLES, type Setting } from "./setting.ts";
 import { TokenStrip, visible, type Tint } from "./token-strip.ts";
 
 const SMOOTHED = 16; // tokens of the running mean
-const LAST = 24; // tokens whose loss is said beside the mean: what the samples repeat
+const LAST = 24; // last tokens with their own mean loss: the repeated part of the samples
 const STRONGEST_LOSS = 10; // nats
 const STRONGEST_CHANGE = 4;
 
-/** The picture once the model is there: sends what the controls ask for, and draws what comes back. */
+/** The picture of the loaded model: it sends the requests of the controls and draws the answers. */
 export class LiveView {
   readonly end: () => void;
   private readonly controls: LiveControls;
@@ -50,7 +50,7 @@ export class LiveView {
     this.controls.onGenerate((seed) => this.generate(seed));
     const sides = h("div", { class: "sides" }, this.sides.trained.element, this.sides.changed.element);
     const above = h("div", { class: "drawn" }, this.controls.tries, this.text, this.said, sides, this.chart.element);
-    const heading = h("h3", {}, "Where it looks");
+    const heading = h("h3", {}, "Attention");
     const below = h("div", { class: "drawn" }, heading, this.strip.element, this.seen, this.heat.element);
     this.parts = [above, below];
     root.replaceChildren(above, this.controls.element, below, this.controls.inside);
@@ -83,7 +83,7 @@ export class LiveView {
     this.sides.changed.title(different.length ? `Changed: ${different.join(", ")}` : "Changed");
     this.sides.trained.show(result.trained.next, this.lossText(result.trained));
     if (different.length) this.sides.changed.show(result.changed.next, this.lossText(result.changed));
-    else this.sides.changed.show([], "Change its positions, and the same text is read here by the changed model.");
+    else this.sides.changed.show([], "If you change its positions, the changed model reads the same text here.");
     this.said.textContent = this.summary(result, setting, different);
     this.showLosses(result, different.length > 0);
     const asked = JSON.stringify([side, layer, head]);
@@ -162,7 +162,7 @@ export class LiveView {
     const best = result.tokens.map((_, index) => index).sort((a, b) => row(b) - row(a)).slice(0, 3);
     const name = (index: number): string => `“${visible(result.tokens[index] ?? "")}” (${index})`;
     const where = best.filter((index) => row(index) > 0.01).map((index) => `${name(index)} ${Math.round(100 * row(index))} %`);
-    const text = count ? `Layer ${layer}, head ${head}: from ${name(query)} it looks at ${where.join(", ")}.` : "";
+    const text = count ? `Layer ${layer}, head ${head}: from ${name(query)} attention goes to ${where.join(", ")}.` : "";
     this.seen.textContent = text;
     this.heat.show(weights, width, Math.max(0, query - first), `${width} by ${width} attention weights. ${text}`);
   }
@@ -181,7 +181,7 @@ export class LiveView {
   }
 }
 
-/** What differs from the model as it was trained, in words. */
+/** Return the differences from the trained model, in words. */
 export function changesOf(setting: Setting, model: Loaded): string[] {
   return [
     setting.rotate ? "" : "no rotation",
@@ -196,7 +196,7 @@ function smoothed(losses: Float32Array): Point[] {
   return Array.from(losses.subarray(SMOOTHED), (_, i) => [i + SMOOTHED, mean(losses.subarray(i + 1, i + SMOOTHED + 1))]);
 }
 
-/** Of the numbers that are there. */
+/** Return the mean of the finite numbers. */
 function mean(values: Float32Array): number {
   const known = values.filter(Number.isFinite);
   return known.reduce((sum, x) => sum + x, 0) / known.length;

@@ -11,12 +11,12 @@ export const live: Picture = {
   id: ID,
   title: "A model that runs in this page",
   tryThis:
-    "Load the model: it copies the list that it has read. Switch rotation off, and it cannot; shift every position by a " +
-    "million, and nothing changes; round the positions to bfloat16, and the text falls apart.",
+    "Load the model: it copies a list from its text. Without rotation it cannot. A shift of every position by a million " +
+    "changes nothing. Positions rounded to bfloat16 break the text.",
   mount: mountLive,
 };
 
-/** Fills `root` with the button that loads the model; what is loaded replaces it. Returns what ends the worker. */
+/** Fill `root` with the button that loads the model, then with the model. Return a function that ends the worker. */
 export function mountLive(root: HTMLElement, context: PageContext): () => void {
   let client: ModelClient | undefined;
   let ended = (): void => {};
@@ -27,7 +27,7 @@ export function mountLive(root: HTMLElement, context: PageContext): () => void {
     return () => {};
   }
   const start = h("button", { type: "button", class: "plain start" }, "Load the model");
-  const about = `3.4 million parameters, trained on two novels; ${(packed.length / 1e6).toFixed(1)} MB that are in this page already.`;
+  const about = `3.4 million parameters, trained on two novels; its ${(packed.length / 1e6).toFixed(1)} MB are part of this page.`;
   const failed = (reason: string): void => {
     status.className = "notice";
     status.textContent = `The model cannot run in this browser: ${reason}.`;

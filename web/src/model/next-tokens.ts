@@ -2,7 +2,7 @@ import { h } from "../ui/dom.ts";
 import type { Candidate } from "./engine.ts";
 import { visible } from "./token-strip.ts";
 
-/** One side's likeliest next tokens, each a button that appends it, and the text that it goes on with. */
+/** One side's likeliest next tokens, each a button that appends it, and its continuation. */
 export class NextTokens {
   readonly element: HTMLElement;
   private readonly heading: HTMLElement;

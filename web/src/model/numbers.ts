@@ -13,7 +13,7 @@ export function linear(
   if (!linearByKernel(x, rows, size, weight, width, out)) linearInJavaScript(x, rows, size, weight, width, out);
 }
 
-/** The same without the kernel; sums are kept in float64. */
+/** Compute the same without the kernel, with sums in float64. */
 export function linearInJavaScript(
   x: Float32Array,
   rows: number,
@@ -77,7 +77,7 @@ function vector(x: Float32Array, weight: Float32Array, width: number, out: Float
   }
 }
 
-/** RMSNorm of each row of x; `half` rounds what comes out to bfloat16. */
+/** Compute RMSNorm of each row of x; `half` rounds the result to bfloat16. */
 export function rmsNorm(
   x: Float32Array,
   rows: number,
@@ -105,7 +105,7 @@ export function swiglu(gate: Float32Array, up: Float32Array, count: number): voi
   }
 }
 
-/** Rounds every number to bfloat16, ties to even, in place. */
+/** Round every number to bfloat16, ties to even, in place. */
 export function toBfloat16(x: Float32Array): void {
   const bits = new Uint32Array(x.buffer, x.byteOffset, x.length);
   for (let i = 0; i < bits.length; i++) {
@@ -114,14 +114,14 @@ export function toBfloat16(x: Float32Array): void {
   }
 }
 
-/** One number rounded to bfloat16. */
+/** Return one number rounded to bfloat16. */
 export function bfloat16(x: number): number {
   const one = Float32Array.of(x);
   toBfloat16(one);
   return one[0]!;
 }
 
-/** ln(sum(exp(x))). */
+/** Return ln(sum(exp(x))). */
 export function logSumExp(x: Float32Array): number {
   let most = -Infinity;
   for (let i = 0; i < x.length; i++) if (x[i]! > most) most = x[i]!;

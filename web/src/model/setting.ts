@@ -1,8 +1,8 @@
-/** What the reader of the page changes about the model's positions, and the angles that follow. */
+/** The reader's changes of the model's positions, and the resulting angles. */
 import { bfloat16 } from "./numbers.ts";
 import type { MethodTables, ModelHeader, Region } from "./weights.ts";
 
-/** How angles are computed: the right way, and the usual ways to lose them. */
+/** How angles are computed: exactly, or with common roundings. */
 export const ANGLES = {
   exact: "float64: exact",
   float32: "float32",
@@ -17,10 +17,10 @@ export interface Setting {
   /** Added to every position, in tokens. */
   shift: number;
   method: string;
-  /** Tokens that the method is set for. */
+  /** Target length of the method, in tokens. */
   target: number;
   angles: Angles;
-  /** Activations rounded to bfloat16 after every operation; the weights are bfloat16 numbers anyway. */
+  /** Round activations to bfloat16 after every operation, as the weights are. */
   half: boolean;
 }
 
@@ -33,21 +33,21 @@ export function sameSetting(a: Setting, b: Setting): boolean {
   return (Object.keys(a) as (keyof Setting)[]).every((key) => a[key] === b[key]);
 }
 
-/** The tables of a setting's method. */
+/** Return the tables of a setting's method. */
 export function methodOf(header: ModelHeader, setting: Setting): MethodTables {
   const method = header.methods[String(setting.target)]?.find(({ name }) => name === setting.method);
   if (!method) throw new Error(`no method ${setting.method} for ${setting.target} tokens`);
   return method;
 }
 
-/** Which of n tokens a method reads from: all, or for one that crops the last half to whole trained length. */
+/** Return the first of n tokens that a method reads: 0, or if it crops the last half to whole trained length. */
 export function firstRead(method: MethodTables, tokens: number, trained: number): number {
   if (!method.crops || tokens <= trained) return 0;
   const step = trained / 2;
   return Math.ceil((tokens - trained) / step) * step;
 }
 
-/** Relative positions as a method has them; plain: every key below the query, at its own distance. */
+/** A method's relative positions; plain: every key up to the query, at its own distance. */
 export class Positions {
   readonly count: number;
   private readonly regions: Region[] | null;
@@ -64,13 +64,13 @@ export class Positions {
     this.frequencies = Float64Array.from(given, setting.angles === "frequencies" ? bfloat16 : (f) => f);
   }
 
-  /** Where region `number` begins and ends for the query at index m. */
+  /** Return start and end of region `number` for the query at index m. */
   bounds(number: number, m: number): [number, number] {
     const region = this.regions?.[number];
     return region ? [region.low[m]!, Math.min(region.high[m]!, m + 1)] : [0, m + 1];
   }
 
-  /** cos and sin of the queries `begin .. end - 1`, each `[rows, pairs]`. */
+  /** Return cos and sin of the queries `begin .. end - 1`, each `[rows, pairs]`. */
   queryTables(number: number, begin: number, end: number): Tables {
     return this.tables(begin, end, (m) => this.regions?.[number]!.query[m] ?? m);
   }
@@ -80,7 +80,7 @@ export class Positions {
     return this.tables(begin, end, (n) => (region ? (region.key ? region.key[n]! : 0) : n));
   }
 
-  /** By what the query at index m is multiplied, beside the attention factor. */
+  /** Return the factor of the query at index m, without the attention factor. */
   scale(m: number): number {
     return this.method.logitScale?.[m] ?? 1;
   }
@@ -106,7 +106,7 @@ export interface Tables {
   sin: Float32Array;
 }
 
-/** One angle in radians, as `angles` computes it. */
+/** Return one angle in radians, as `angles` computes it. */
 export function angleOf(position: number, frequency: number, angles: Angles): number {
   switch (angles) {
     case "exact":

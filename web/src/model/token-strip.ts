@@ -1,6 +1,6 @@
 import { freshId, h, setAttributes } from "../ui/dom.ts";
 
-/** A token as it can be seen: spaces and line ends have a sign. */
+/** Return a token with visible signs for spaces and line ends. */
 export function visible(token: string): string {
   return token.replace(/\n/g, "⏎").replace(/ /g, "␣") || "∅";
 }
@@ -11,7 +11,7 @@ export interface Tint {
   color: string;
 }
 
-/** The text's tokens in one flow, each with a tint; one is chosen, by pointer or arrow keys. */
+/** The text's tokens, each with a tint; the pointer or arrow keys choose one. */
 export class TokenStrip {
   readonly element: HTMLElement;
   private spans: HTMLElement[] = [];

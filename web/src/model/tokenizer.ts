@@ -1,7 +1,7 @@
-/** Byte-level BPE as the built-in model's: digits alone, then GPT-2's pattern, then merges by rank. */
+/** The built-in model's byte-level BPE: single digits, then GPT-2's pattern, then merges by rank. */
 import type { TokenizerData } from "./weights.ts";
 
-// Unicode's White_Space, as the tokenizer in Python has it; JavaScript's \s lacks U+0085 and has U+FEFF.
+// Unicode's White_Space, as in Python's tokenizer; JavaScript's \s lacks U+0085 and contains U+FEFF.
 const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
 const DIGIT = /\p{N}|[^\p{N}]+/gu;
 const WORD = new RegExp(
@@ -13,7 +13,7 @@ export class Tokenizer {
   readonly size: number;
   private readonly bytes: Uint8Array[];
   private readonly idOfByte = new Int32Array(256);
-  /** By `left * size + right`: rank and id of what the two become. */
+  /** By `left * size + right`: rank and id of the merged token. */
   private readonly merges = new Map<number, { rank: number; id: number }>();
   private readonly words = new Map<string, number[]>();
   private readonly special: Map<string, number>;
@@ -37,7 +37,7 @@ export class Tokenizer {
     this.specialPattern = spellings.length ? new RegExp(`(${spellings.join("|")})`) : null;
   }
 
-  /** The ids of a text, as Python's `encode` gives them. */
+  /** Return the ids of a text, as Python's `encode`. */
   encode(text: string): number[] {
     const ids: number[] = [];
     for (const part of this.specialPattern ? text.split(this.specialPattern) : [text]) {
@@ -50,7 +50,7 @@ export class Tokenizer {
     return ids;
   }
 
-  /** The text of ids; incomplete characters become U+FFFD. */
+  /** Return the text of ids; incomplete characters become U+FFFD. */
   decode(ids: ArrayLike<number>): string {
     const parts = Array.from(ids, (id) => this.bytes[id]!);
     const whole = new Uint8Array(parts.reduce((total, part) => total + part.length, 0));
@@ -81,7 +81,7 @@ export class Tokenizer {
   }
 }
 
-/** GPT-2's character for each byte: printable bytes stand for themselves, others for U+0100 and on. */
+/** Return GPT-2's character for each byte: printable bytes are themselves, others U+0100 and following. */
 function byteCharacters(): string[] {
   let next = 0x100;
   return Array.from({ length: 256 }, (_, byte) => {

@@ -1,5 +1,5 @@
-/** The model as Python packs it (`ropewalk.report.explorer_model`): a header, and weights in bfloat16, exactly as stored. */
-import { roomForWeights } from "./kernel.ts";
+/** The model as Python packs it (`ropewalk.report.explorer_model`): a header, and the stored weights in bfloat16. */
+import { allocateWeights } from "./kernel.ts";
 
 export interface ModelConfig {
   vocabSize: number;
@@ -10,7 +10,7 @@ export interface ModelConfig {
   headDim: number;
   eps: number;
   trainedLength: number;
-  /** Tokens that the tables of the methods reach. */
+  /** Tokens of the methods' tables. */
   longest: number;
   parameters: number;
 }
@@ -23,10 +23,10 @@ export interface TokenizerData {
   special: Record<string, number>;
 }
 
-/** Keys `low[m] <= n < high[m]`, which a query at m meets at relative position `query[m] - key[n]`. */
+/** Keys `low[m] <= n < high[m]`, at relative position `query[m] - key[n]` for a query at m. */
 export interface Region {
   query: number[];
-  /** null: every key stands at position 0. */
+  /** null: every key is at position 0. */
   key: number[] | null;
   low: number[];
   high: number[];
@@ -37,11 +37,11 @@ export interface MethodTables {
   name: string;
   changes: string;
   color: string;
-  /** The model reads its last tokens alone, as many as it was trained to. */
+  /** The model reads only the last tokens, up to its trained length. */
   crops: boolean;
   forgets: boolean;
   needsTuning: boolean;
-  /** Radians per token of each pair; null: nothing turns. */
+  /** Radians per token of each pair; null: no rotation. */
   frequencies: number[] | null;
   attentionFactor: number;
   regions: Region[] | null;
@@ -69,14 +69,14 @@ export interface Model {
   weights: Map<string, Float32Array>;
 }
 
-/** Reads what `packed_model` wrote; `room` gives the memory for the weights. */
-export async function unpackModel(base64: string, room = roomForWeights): Promise<Model> {
+/** Read the result of `packed_model`; `allocate` allocates the memory of the weights. */
+export async function unpackModel(base64: string, allocate = allocateWeights): Promise<Model> {
   const raw = await inflate(bytesOf(base64));
   const length = new DataView(raw.buffer, raw.byteOffset).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(raw.subarray(4, 4 + length))) as ModelHeader;
   const planes = raw.subarray(4 + length);
   const count = planes.length / 2;
-  const numbers = room(count);
+  const numbers = allocate(count);
   const bits = new Uint32Array(numbers.buffer, numbers.byteOffset, count);
   for (let i = 0; i < count; i++) bits[i] = (planes[i]! << 24) | (planes[count + i]! << 16);
   const weights = new Map<string, Float32Array>();

@@ -1,10 +1,10 @@
-/** The program of the Web Worker that runs the model, so that the page never waits for it. */
+/** The program of the Web Worker that runs the model, so that the page stays responsive. */
 import { Engine, type Request, type Result } from "./engine.ts";
 import { unpackModel } from "./weights.ts";
 
-/** To the worker: first the packed model, then numbered requests. A newer one of a kind ends the older. */
+/** To the worker: first the packed model, then numbered requests. A newer one of a kind replaces the older. */
 export type ToWorker = { kind: "load"; packed: string } | { number: number; request: Request };
-/** From the worker; `failed` ends what was asked last. */
+/** From the worker; `failed` ends the last request. */
 export type FromWorker =
   | ReturnType<Engine["loaded"]>
   | { kind: "failed"; reason: string }
@@ -18,7 +18,7 @@ const channel = new MessageChannel();
 const waiting: (() => void)[] = [];
 channel.port1.onmessage = () => waiting.shift()?.();
 
-/** Lets messages in; a timer would wait four milliseconds. */
+/** Let messages in; a timer would wait four milliseconds. */
 function pause(): Promise<void> {
   return new Promise((resolve) => {
     waiting.push(resolve);
@@ -38,7 +38,7 @@ scope.onmessage = ({ data }) => {
   }
   const { number, request } = data;
   latest.set(request.kind, number);
-  // a new text makes what was being generated pointless
+  // a new text ends a running generation
   if (request.kind === "read") latest.set("generate", number);
   const wanted = (): boolean => latest.get(request.kind) === number;
   const emit = (result: Result): void =>

@@ -10,12 +10,12 @@ const ROWS = 240;
 const UNSEEN: Rgb = [213, 38, 28];
 const TURN = 2 * Math.PI;
 
-/** The angle of each pair at each position; what the model has not seen in training is red. */
+/** The angle of each pair at each position; angles that training never showed are red. */
 export const angles: Picture = {
   id: "angles",
   title: "The angle map, and angles never seen",
   tryThis:
-    "Look below the line of the trained length: red marks angles that no trained position has. Choose a method and see which of them it takes away.",
+    "Below the line of the trained length, red marks angles that no trained position has. Choose a method to see which of them it removes.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
@@ -37,7 +37,7 @@ export const angles: Picture = {
       const invFreq = changed?.invFreq ?? preset.invFreq;
       const position = (row: number) => Math.round((row / (ROWS - 1)) * (length - 1));
       const angle = (pair: number, row: number) => (position(row) * (invFreq[pair] ?? 0)) % TURN;
-      // a pair that does not finish a turn in training has seen angles from 0 to trained * f only
+      // a pair that does not complete a turn in training has seen only angles from 0 to trained * f
       const unseen = (pair: number, row: number) => angle(pair, row) > (trained - 1) * (preset.invFreq[pair] ?? 0) * 1.000001;
       const pairs = invFreq.length;
       const hit = Array.from({ length: pairs }, (_, pair) => pair).filter((pair) => unseenAnywhere(pair)).length;
@@ -47,7 +47,7 @@ export const angles: Picture = {
       }
       const under = changed === null ? "plain RoPE" : `${method.value} at factor ${changed.factor}`;
       const summary =
-        `${preset.title}, ${tokens(length)} tokens under ${under}: ${hit} of ${pairs} pairs meet angles that training never showed.` +
+        `${preset.title}, ${tokens(length)} tokens under ${under}: ${hit} of ${pairs} pairs have angles that training never showed.` +
         (!known && method.value !== "plain" ? ` ${method.value} does not apply to this model.` : "");
       heat.update({
         summary: `Angle by position and pair. ${summary}`,

@@ -9,12 +9,12 @@ import { caption, layout } from "../ui/layout.ts";
 const DIM = 64;
 const RADIUS = 40;
 
-/** A wall of clocks: one hand for each pair of a head, turned by the position. */
+/** A wall of clocks: one hand for each pair of a head, rotated by the position. */
 export const clocks: Picture = {
   id: "clocks",
   title: "The wall of clocks",
   tryThis:
-    "Drag the position and watch the hands: the first turns once in six tokens, the last hardly moves. Then raise theta.",
+    "Drag the position: the first hand turns once in six tokens, the last hardly moves. Then raise theta.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const position = controls.slider({ key: "position", label: "Position", min: 0, max: 16384, value: 40, format: tokens });
@@ -43,15 +43,15 @@ export const clocks: Picture = {
       const last = wavelength(frequencies.at(-1) ?? 1);
       const summary =
         `At position ${tokens(at)}, the first clock has turned ${significant(at / (2 * Math.PI))} times and the last ` +
-        `${significant(at / last)} times. ${slow} of ${DIM / 2} clocks (orange) never finish a turn within ` +
-        `${tokens(trained.value)} tokens, so beyond that length the model meets angles that it has not seen.`;
+        `${significant(at / last)} times. ${slow} of ${DIM / 2} clocks (orange) never complete a turn within ` +
+        `${tokens(trained.value)} tokens, so beyond that length they have angles that the model never saw.`;
       text.textContent = summary;
       wall.setAttribute("aria-label", `${DIM / 2} clocks. ${summary}`);
     });
   },
 };
 
-/** One clock: `show` turns its hand and shades the sector from its first angle. */
+/** Return one clock: `show` rotates its hand and shades the sector from its first angle. */
 function face(pair: number): { element: HTMLElement; show(angle: number, slow: boolean): void } {
   const hand = svg("line", { x1: 0, y1: 0, class: "hand" });
   const sector = svg("path", { class: "sector" });

@@ -16,7 +16,7 @@ export const decay: Picture = {
   id: "decay",
   title: "Score against distance",
   tryThis:
-    "Start with equal vectors, whose score falls. Then choose random vectors, whose mean does not, and the heads of a trained model, some of which rise.",
+    "The score of equal vectors falls with distance. Choose random vectors: their mean does not. Then choose heads of a trained model: some rise.",
   mount(root, { data, state }) {
     const { heads } = data;
     const tiny = presetNamed(data, heads.model);
@@ -33,7 +33,7 @@ export const decay: Picture = {
     });
     const length = controls.slider({ key: "length", label: "Distances up to", min: 64, max: 65_536, value: 1024, log: true, format: tokens });
     const theta = controls.slider({ key: "theta", label: "Theta", min: 100, max: 1e7, value: 10_000, log: true });
-    const dim = controls.slider({ key: "dim", label: "Features that turn", min: 8, max: 256, step: 8, value: 64 });
+    const dim = controls.slider({ key: "dim", label: "Rotated features", min: 8, max: 256, step: 8, value: 64 });
     const names = heads.heads.map(({ layer, head }) => `layer ${layer}, head ${head}`);
     const head = controls.select({
       key: "head", label: "Head", value: "0", choices: names.map((label, i) => ({ value: String(i), label })),
@@ -69,7 +69,7 @@ export const decay: Picture = {
           series,
           marks: heads.trainedLength < length.value ? [{ x: heads.trainedLength, label: "trained length" }] : [],
         });
-        text.textContent = `${summary} Nothing forces a trained head to fall with distance: some rise, some beat.`;
+        text.textContent = `${summary} Nothing forces a trained head to fall with distance: some rise, some oscillate.`;
         return;
       }
       const invFreq = plain({ theta: theta.value, dim: dim.value });
@@ -87,8 +87,8 @@ export const decay: Picture = {
       text.textContent =
         what.value === "equal"
           ? `Equal vectors score 1 at distance 0 and ${significant(equal.at(-1)?.[1] ?? 0)} at ${tokens(length.value)}` +
-            (first === undefined ? "; nowhere here less than 0." : `; below 0 first near ${tokens(first)} tokens.`)
-          : `Random vectors: the bands hold half and nine tenths of ${DRAWS} draws. Their mean stays at 0 at every distance: rotation alone makes nothing fade.`;
+            (first === undefined ? "; never below 0 here." : `; it falls below 0 near ${tokens(first)} tokens.`)
+          : `Random vectors: the bands contain half and nine tenths of ${DRAWS} draws. Their mean is 0 at every distance: rotation itself does not make scores decay.`;
     });
   },
 };
@@ -110,7 +110,7 @@ function headSeries(heads: Heads, distances: readonly number[], invFreq: readonl
     .sort((a, b) => Number(b.faint ?? false) - Number(a.faint ?? false));
 }
 
-/** Bands of random normal q and k: a pair's share at distance D is Re(q conj(k) e^(iDf)). */
+/** Return bands of random normal q and k: a pair adds Re(q conj(k) e^(iDf)) at distance D. */
 function randomSeries(invFreq: readonly number[], distances: readonly number[], equal: readonly Point[]): Series[] {
   const draws = randomScores(invFreq, distances);
   const band = (share: number) =>
@@ -134,7 +134,7 @@ function randomScores(invFreq: readonly number[], distances: readonly number[]):
   const key = `${invFreq.length}:${invFreq[1]}:${distances.at(-1)}`;
   if (kept.key === key) return kept.scores;
   const normal = randomNormal(16);
-  const turned = invFreq.map((f) => distances.map((d): [number, number] => [Math.cos(d * f), Math.sin(d * f)]));
+  const rotations = invFreq.map((f) => distances.map((d): [number, number] => [Math.cos(d * f), Math.sin(d * f)]));
   const scores = Array.from({ length: DRAWS }, () => {
     const vectors = Array.from({ length: 4 }, () => invFreq.map(() => normal()));
     const [qa = [], qb = [], ka = [], kb = []] = vectors;
@@ -144,7 +144,7 @@ function randomScores(invFreq: readonly number[], distances: readonly number[]):
     invFreq.forEach((_, p) => {
       const [a, b, c, d] = [qa[p] ?? 0, qb[p] ?? 0, ka[p] ?? 0, kb[p] ?? 0];
       const [re, im] = [(a * c + b * d) / norm, (b * c - a * d) / norm];
-      turned[p]?.forEach(([cos, sin], i) => (row[i] = (row[i] ?? 0) + re * cos - im * sin));
+      rotations[p]?.forEach(([cos, sin], i) => (row[i] = (row[i] ?? 0) + re * cos - im * sin));
     });
     return row;
   });

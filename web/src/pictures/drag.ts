@@ -9,15 +9,15 @@ import { caption, layout } from "../ui/layout.ts";
 
 const DIM = 64;
 const MOST = 512;
-const SHOWN = [0, 6, 10, 14]; // pairs that are drawn as dials
+const SHOWN = [0, 6, 10, 14]; // pairs with dials
 const BOTH = "both";
 
-/** A query at m and a key at n: moved together the score stays, moved apart it changes. */
+/** A query at m and a key at n: the score is unchanged if both move by the same distance. */
 export const drag: Picture = {
   id: "drag",
   title: "Only the distance counts",
   tryThis:
-    "Drag the bar between the two tokens: both move, every hand turns, and the score stays. Then drag one of them alone.",
+    "Drag the bar between the two tokens: both move, every hand rotates, and the score is unchanged. Then drag only one of them.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const query = controls.slider({ key: "m", label: "Query’s position m", min: 0, max: MOST, value: 260, format: tokens });
@@ -55,12 +55,12 @@ export const drag: Picture = {
       });
       text.textContent =
         `Query at ${tokens(m)}, key at ${tokens(n)}: ${distance} tokens apart, score ${significant(score, 4)}. ` +
-        "Rotation turns both by their positions, and a dot product sees only the angle between them.";
+        "Rotation moves both by their positions, and the dot product depends only on the angle between them.";
     });
   },
 };
 
-/** Two hands, and the angle between them. */
+/** Return two hands with the angle between them. */
 function dial(pair: number): { element: HTMLElement; show(query: number, key: number): void } {
   const sector = svg("path", { class: "between" });
   const hands = [svg("line", { class: "hand q" }), svg("line", { class: "hand k" })];
@@ -81,7 +81,7 @@ function dial(pair: number): { element: HTMLElement; show(query: number, key: nu
   };
 }
 
-/** The line of positions with its two tokens and the bar between them. */
+/** Return the line of positions with its two tokens and the bar between them. */
 function railOf(moved: (what: string, position: number, by: number) => void): {
   element: HTMLElement;
   show(m: number, n: number): void;

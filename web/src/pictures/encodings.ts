@@ -6,12 +6,12 @@ import { significant } from "../ui/format.ts";
 import { Heat } from "../ui/heat.ts";
 import { caption, layout } from "../ui/layout.ts";
 
-/** What each encoding does to the scores of equal tokens, by query and key. */
+/** Each encoding's effect on the scores of equal tokens, by query and key. */
 export const encodings: Picture = {
   id: "encodings",
   title: "All encodings as surfaces",
   tryThis:
-    "Step through the encodings: stripes along the diagonal mean that only the distance counts. A learned table of absolute positions has none before training.",
+    "Step through the encodings: diagonal stripes mean that only the distance counts. A learned table of absolute positions has none before training.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const chosen = controls.select({
@@ -41,7 +41,7 @@ export const encodings: Picture = {
         y: { label: "query’s position", count, domain: [0, count - 1], format: (x) => String(Math.round(x)) },
         color: (key, query) => (at(key, query) === undefined ? null : diverging((at(key, query) ?? 0) / most)),
         read: (key, query) =>
-          at(key, query) === undefined ? "a later key: not seen" : `query ${query}, key ${key}: ${significant(at(key, query) ?? 0)}`,
+          at(key, query) === undefined ? "a later key: masked" : `query ${query}, key ${key}: ${significant(at(key, query) ?? 0)}`,
       });
       const values = surface[row.value] ?? [];
       chart.update({
@@ -53,7 +53,7 @@ export const encodings: Picture = {
       const learned = encoding?.learned ?? 0;
       text.textContent =
         `${encoding?.title}${encoding?.line ? `: ${encoding.line}` : "."} ` +
-        (learned > 0 ? `${significant(learned)} numbers are learned; shown as they are drawn before training.` : "Nothing is learned.");
+        (learned > 0 ? `${significant(learned)} numbers are learned; they are shown before training.` : "Nothing is learned.");
     });
   },
 };

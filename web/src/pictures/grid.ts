@@ -8,12 +8,12 @@ import { caption, layout } from "../ui/layout.ts";
 
 const DIM = 64;
 
-/** Two coordinates: how alike the patches of an image are to one of them, by position alone. */
+/** Two coordinates: the similarity of each patch of an image to one patch, by position only. */
 export const grid: Picture = {
   id: "grid",
   title: "Two dimensions: axial and mixed",
   tryThis:
-    "Click a patch. Axial RoPE draws a cross: a patch in the same row or column is alike however far it is. Choose “mixed” and turn its directions.",
+    "Click a patch. Axial RoPE shows a cross: patches in the same row or column are similar at any distance. Choose “mixed” and rotate its directions.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const kind = controls.select({
@@ -28,7 +28,7 @@ export const grid: Picture = {
     });
     const size = controls.slider({ key: "size", label: "Patches of a side", min: 6, max: 40, value: 20 });
     const theta = controls.slider({ key: "theta", label: "Theta", min: 2, max: 10_000, value: 100, log: true });
-    const direction = controls.slider({ key: "direction", label: "Mixed: turn all directions by", min: 0, max: 90, value: 20, format: (x) => `${x}°` });
+    const direction = controls.slider({ key: "direction", label: "Mixed: rotate all directions by", min: 0, max: 90, value: 20, format: (x) => `${x}°` });
     const spread = controls.slider({ key: "spread", label: "Mixed: spread of directions", min: 0, max: 180, step: 5, value: 0, format: (x) => `${x}°` });
     const row = controls.slider({ key: "row", label: "Patch: row", min: 0, max: 39, value: 9 });
     const column = controls.slider({ key: "column", label: "Patch: column", min: 0, max: 39, value: 7 });
@@ -43,8 +43,8 @@ export const grid: Picture = {
       const place = (px: number, py: number) => (kind.value === "flat" ? [py * count + px] : [py, px]);
       const similarity = (px: number, py: number) => {
         const apart = place(px, py).map((value, axis) => value - (place(x, y)[axis] ?? 0));
-        const turned = angles(apart, matrix);
-        return turned.reduce((sum, angle) => sum + Math.cos(angle), 0) / turned.length;
+        const byPair = angles(apart, matrix);
+        return byPair.reduce((sum, angle) => sum + Math.cos(angle), 0) / byPair.length;
       };
       const values = Array.from({ length: count * count }, (_, i) => similarity(i % count, Math.floor(i / count)));
       const at = (px: number, py: number) => values[py * count + px] ?? 0;
@@ -61,24 +61,24 @@ export const grid: Picture = {
         color: (px, py) => (px === x && py === y ? [20, 20, 20] : diverging(at(px, py))),
         read: (px, py) => `row ${py}, column ${px}: similarity ${significant(at(px, py))}`,
       });
-      text.textContent = `${summary} Red is alike, blue is opposite; the black patch is the chosen one.`;
+      text.textContent = `${summary} Red is similar, blue is opposite; the chosen patch is black.`;
     });
   },
 };
 
-/** Radians per patch of each pair along both axes, `[axis][pair]`; one axis for patches in a row. */
+/** Return the radians per patch of each pair along both axes, `[axis][pair]`; one axis for patches in a row. */
 function frequencyMatrix(kind: string, theta: number, direction: number, spread: number): number[][] {
   const ladder = { theta, dim: DIM };
   if (kind === "flat") return [plain(ladder)];
   const axes = Array.from({ length: DIM / 2 }, (_, pair) => (pair < DIM / 4 ? 0 : 1));
   const axial = axisFrequencies(ladder, axes, true);
   if (kind === "axial") return axial;
-  // RoPE-Mixed begins from the axial frequencies of each head, turned by one angle; training spreads the directions
-  const turned = axes.map((_, pair) => {
+  // RoPE-Mixed begins from the axial frequencies of each head, rotated by one angle; training spreads the directions
+  const rotated = axes.map((_, pair) => {
     const share = ((pair * 7) % (DIM / 4)) / (DIM / 4) - 0.5;
     const angle = ((direction + spread * share) * Math.PI) / 180;
     const [down, across] = [axial[0]?.[pair] ?? 0, axial[1]?.[pair] ?? 0];
     return [down * Math.cos(angle) - across * Math.sin(angle), down * Math.sin(angle) + across * Math.cos(angle)] as const;
   });
-  return [turned.map(([down]) => down), turned.map(([, across]) => across)];
+  return [rotated.map(([down]) => down), rotated.map(([, across]) => across)];
 }

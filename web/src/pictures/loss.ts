@@ -12,9 +12,9 @@ const OWN = "own";
 /** Loss by position and use of far tokens, from the doctor's records. */
 export const loss: Picture = {
   id: "loss",
-  title: "Loss and use against length",
+  title: "Loss and use by length",
   tryThis:
-    "Switch “plain” off: what stays is how the methods read beyond the trained length. Compare with “crop”, which forgets. Or load your own report.json.",
+    "Switch “plain” off to see the methods beyond the trained length. Compare with “crop”, which forgets far tokens. Or load your own report.json.",
   mount(root, { data, state }) {
     let own: DoctorRecord | null = null;
     const controls = new Controls(this.id, state);
@@ -45,7 +45,7 @@ export const loss: Picture = {
       const record = chosen.value === OWN ? own : (data.records[Number(chosen.value)] ?? null);
       shown.element.hidden = record === null;
       if (record === null) {
-        text.textContent = "No file has been loaded yet.";
+        text.textContent = "No file is loaded.";
         heading.hidden = useChart.element.hidden = lossChart.element.hidden = true;
         protocol.textContent = "";
         return;

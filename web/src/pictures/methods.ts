@@ -11,12 +11,12 @@ import { caption, layout } from "../ui/layout.ts";
 import { ruleSliders } from "../ui/rule-sliders.ts";
 import { textField } from "../ui/text-field.ts";
 
-/** By what each method multiplies each pair's frequency, and which relative positions methods in attention give. */
+/** Each method's factor of each pair's frequency, and the relative positions of methods in attention. */
 export const methods: Picture = {
   id: "methods",
   title: "Every method, pair by pair",
   tryThis:
-    "Switch methods on and raise the factor: fast pairs (left) stay, slow ones (right) are slowed. Or paste a config.json and see what it does.",
+    "Switch methods on and raise the factor: fast pairs (left) are unchanged, slow pairs (right) become slower. Or paste a config.json.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
@@ -84,7 +84,7 @@ function methodSeries(data: ExplorerData, preset: Preset, name: string, factor: 
   return [{ label, color: method.color, dash: method.dash, points }];
 }
 
-/** What a pasted config does to the frequencies of its own theta. */
+/** Return the effect of a pasted config on the frequencies of its own theta. */
 function configSeries(field: ReturnType<typeof textField>): { series: Series[]; note: string } {
   const text = field.value.trim();
   field.say("");
@@ -105,7 +105,7 @@ function configSeries(field: ReturnType<typeof textField>): { series: Series[]; 
   }
 }
 
-/** The relative position that the last query sees by true distance, in trained lengths; sampled by Python. */
+/** Return the last query's relative positions by true distance, in trained lengths, as sampled by Python. */
 function relative(data: ExplorerData, names: readonly string[], factor: number): Parameters<Chart["update"]>[0] {
   const shown = data.methods.filter(({ name }) => names.includes(name));
   const series = shown.flatMap(({ name, color, dash, positions }): Series[] => {
@@ -114,7 +114,7 @@ function relative(data: ExplorerData, names: readonly string[], factor: number):
   });
   const longest = Math.max(1, ...series.flatMap(({ points }) => points.map(([d]) => d)));
   return {
-    summary: `Relative position by distance, in trained lengths, of ${names.join(", ")}. A gap is a token that is not seen.`,
+    summary: `Relative position by distance, in trained lengths, of ${names.join(", ")}. A gap is a masked token.`,
     x: { label: "true distance, in trained lengths", domain: [0, longest] },
     y: { label: "relative position, in trained lengths", domain: [0, Math.max(1.2, ...series.flatMap(({ points }) => points.map(([, y]) => y || 0)))] },
     series: [

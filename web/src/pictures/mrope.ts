@@ -17,7 +17,7 @@ export const mrope: Picture = {
   id: "mrope",
   title: "M-RoPE: text, image and video on one line",
   tryThis:
-    "Make the image larger: it takes many tokens, but the text behind it goes on after its longer side only. Then add frames to the video.",
+    "Enlarge the image: it needs many tokens, but the text after it continues from its longer side. Then add frames to the video.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const slider = (key: string, label: string, min: number, max: number, value: number) =>
@@ -46,8 +46,8 @@ export const mrope: Picture = {
       band.replaceChildren(...segments.filter((one) => size(one) > 0).map(block));
       band.setAttribute("aria-label", segments.map((one) => `${one.kind}: ${size(one)} tokens`).join(", "));
       const summary =
-        `${placed.length} tokens, but the largest position is ${highest}: one-dimensional RoPE would have reached ${placed.length - 1}. ` +
-        `The image spends ${size(segments[1])} tokens on ${Math.max(height.value, height.value === 0 ? 0 : width.value)} positions.`;
+        `${placed.length} tokens, but the largest position is ${highest}: with one dimension it would be ${placed.length - 1}. ` +
+        `The image has ${size(segments[1])} tokens on ${Math.max(height.value, height.value === 0 ? 0 : width.value)} positions.`;
       chart.update({
         summary: `Three coordinates of each token. ${summary}`,
         x: { label: "token in the row", domain: [0, placed.length - 1], format: tokens },
@@ -65,7 +65,7 @@ function size(segment: Segment | undefined): number {
   return segment.kind === "text" ? segment.tokens : segment.frames * segment.height * segment.width;
 }
 
-/** A stretch of the row, as wide as its tokens. */
+/** Return a part of the row, as wide as its tokens. */
 function block(segment: Segment): HTMLElement {
   const element = h("span", { class: segment.kind }, segment.kind);
   element.style.flex = `${size(segment)} 1 0`;

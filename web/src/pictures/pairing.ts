@@ -8,12 +8,12 @@ import { caption, layout } from "../ui/layout.ts";
 const DIM = 16;
 const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d1f", "#56b4e9", "#882255", "#117733"];
 
-/** Which two features form a pair, under both conventions, and what confusing them does to a trained model. */
+/** The features of each pair in both conventions, and the effect of confusing them on a trained model. */
 export const pairing: Picture = {
   id: "pairing",
   title: "Interleaved and half-split",
   tryThis:
-    "Switch the convention and watch the features slide to their partners. Then choose “the wrong pairing” and read what the model writes.",
+    "Switch the convention and slide partners together. Then choose “the wrong pairing” and read what the model writes.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const convention = controls.select({
@@ -37,7 +37,7 @@ export const pairing: Picture = {
     const bars = h("div", { class: "bars" });
     const sample = h("blockquote", { class: "sample" });
     const text = caption();
-    layout(root, [strip.element, h("h3", {}, "What the wrong one does"), bars, sample, text], controls.element);
+    layout(root, [strip.element, h("h3", {}, "Effect of the wrong pairing"), bars, sample, text], controls.element);
     return controls.draw(() => {
       strip.show(convention.value === "interleaved", grouped.value);
       const found = data.pairings[Number(model.value)];
@@ -46,12 +46,12 @@ export const pairing: Picture = {
       const most = Math.max(found.uniform, ...found.cases.map(({ loss: [mean] }) => mean));
       bars.replaceChildren(
         ...found.cases.map(({ name, loss: [mean] }) => bar(name, mean, mean / most, name === run.name)),
-        bar("guessing all tokens alike", found.uniform, found.uniform / most, false),
+        bar("every token equally likely", found.uniform, found.uniform / most, false),
       );
       sample.replaceChildren(h("span", { class: "prompt" }, found.prompt), run.continuation);
       text.textContent =
         `${found.model} was trained ${found.interleaved ? "interleaved" : "half-split"}. With ${run.name}: ` +
-        `${significant(run.loss[0])} nats per token (${found.note}). “Converted” has the rows of its query and key weights reordered, and reads as before.`;
+        `${significant(run.loss[0])} nats per token (${found.note}). “Converted” reorders the rows of its query and key weights, which restores the loss.`;
     });
   },
 };
@@ -62,7 +62,7 @@ function bar(name: string, value: number, share: number, current: boolean): HTML
   return h("div", { class: current ? "bar-row current" : "bar-row" }, h("span", {}, name), h("span", { class: "track" }, fill), h("b", {}, significant(value)));
 }
 
-/** The features of a head as boxes, and arcs between partners. */
+/** Return the features of a head as boxes, with arcs between partners. */
 function featureStrip(): { element: HTMLElement; show(interleaved: boolean, grouped: boolean): void } {
   const frame = svg("svg", { role: "img", height: 150, class: "strip" });
   const element = h("div", { class: "chart" }, frame);

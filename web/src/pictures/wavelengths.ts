@@ -10,12 +10,12 @@ import { caption, layout } from "../ui/layout.ts";
 const OWN = "own";
 const FAMILY = "family:";
 
-/** Tokens of a full turn of each pair against the trained length, of published models and of one's own numbers. */
+/** Each pair's tokens per turn and the trained length, of published models and of the reader's own numbers. */
 export const wavelengths: Picture = {
   id: "wavelengths",
   title: "Wavelengths and the trained length",
   tryThis:
-    "Pick a model, then choose “own numbers” and raise theta until every pair outlasts the trained length, or none does.",
+    "Choose a model. Then choose “Own numbers” and change theta: how many pairs complete a turn within the trained length?",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const first = firstPreset(data);
@@ -26,7 +26,7 @@ export const wavelengths: Picture = {
       choices: [
         { value: OWN, label: "Own numbers" },
         ...data.presets.map(({ id, title }) => ({ value: id, label: title, group: "Models" })),
-        ...data.families.map(({ name }) => ({ value: FAMILY + name, label: name, group: "Families, where a config is silent" })),
+        ...data.families.map(({ name }) => ({ value: FAMILY + name, label: name, group: "Defaults of families" })),
       ],
     });
     const theta = controls.slider({
@@ -35,7 +35,7 @@ export const wavelengths: Picture = {
     const trained = controls.slider({
       key: "trained", label: "Trained length", min: 256, max: 1_048_576, value: 4096, log: true, format: tokens,
     });
-    const dim = controls.slider({ key: "dim", label: "Features that turn", min: 16, max: 256, step: 16, value: 128 });
+    const dim = controls.slider({ key: "dim", label: "Rotated features", min: 16, max: 256, step: 16, value: 128 });
     const chart = new Chart(340);
     const text = caption();
     layout(root, [chart.element, text], controls.element);
@@ -70,9 +70,9 @@ function show(
   const still = invFreq.length - turning.length;
   const summary =
     (trained === null
-      ? "The config does not say to which length the model was trained. "
+      ? "The config does not contain the trained length. "
       : `${slow} of ${invFreq.length} pairs need more than the trained ${tokens(trained)} tokens for one turn. `) +
-    (still > 0 ? `${still} pairs do not turn at all. ` : "") +
+    (still > 0 ? `${still} pairs are not rotated. ` : "") +
     `The slowest needs ${tokens(Math.max(...lengths))} tokens.`;
   const points = (values: readonly number[]): Point[] => values.map((f, i) => [i, f > 0 ? wavelength(f) : NaN]);
   const scaled = preset !== undefined && preset.plain.some((f, i) => f !== preset.invFreq[i]);
@@ -82,7 +82,7 @@ function show(
     x: { label: "pair", domain: [0, invFreq.length - 1], format: (x) => String(Math.round(x)) },
     y: { label: "tokens of one full turn", domain: [4, highest * 2], log: true, format: shortTokens },
     series: [
-      ...(scaled ? [{ label: "theta alone", color: "var(--quiet)", dash: "3 3", points: points(preset.plain) }] : []),
+      ...(scaled ? [{ label: "without scaling", color: "var(--quiet)", dash: "3 3", points: points(preset.plain) }] : []),
       { label: scaled ? "with the model’s scaling" : "wavelength", color: "var(--accent)", dots: true, points: points(invFreq) },
       ...(trained === null
         ? []

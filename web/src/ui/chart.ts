@@ -30,14 +30,14 @@ export interface Scale {
 }
 
 export interface Drawing {
-  /** What the chart shows, in one sentence, for those who cannot see it. */
+  /** A one-sentence description for screen readers. */
   readonly summary: string;
   readonly x: Scale;
   readonly y: Scale;
   readonly series: readonly Series[];
-  /** Vertical lines with a word each. */
+  /** Vertical lines with labels. */
   readonly marks?: readonly { readonly x: number; readonly label: string }[];
-  /** A shaded stretch of x. */
+  /** A shaded range of x. */
   readonly shade?: readonly [from: number, to: number];
 }
 
@@ -121,7 +121,7 @@ export class Chart {
   private lines(series: Series): SVGElement[] {
     const { x, y } = this;
     const path = line<Point>()
-      .defined(([, value]) => Number.isFinite(y(value))) // nothing at or below 0 is on a logarithmic scale
+      .defined(([, value]) => Number.isFinite(y(value))) // a logarithmic scale has no values at or below 0
       .x(([at]) => x(at))
       .y(([, value]) => y(value));
     const made: SVGElement[] = [];
@@ -161,22 +161,22 @@ export class Chart {
     });
   }
 
-  /** Vertical lines; a word that would lie on the one before it is left out. */
+  /** Draw vertical lines; a label that would overlap the one before it is omitted. */
   private marks(marks: NonNullable<Drawing["marks"]>, width: number): SVGElement[] {
     let end = -Infinity;
     return marks.map(({ x: at, label }) => {
       const x = this.x(at);
       const left = x > width * 0.6;
-      const room = 7 * label.length;
-      const shown = (left ? x - 5 - room : x) > end;
-      if (shown) end = left ? x : x + 5 + room;
+      const labelWidth = 7 * label.length;
+      const shown = (left ? x - 5 - labelWidth : x) > end;
+      if (shown) end = left ? x : x + 5 + labelWidth;
       const text = { x: x + (left ? -5 : 5), y: MARGIN.top + 11, "text-anchor": left ? "end" : "start" };
       const line = svg("line", { x1: x, x2: x, y1: MARGIN.top, y2: this.height - MARGIN.bottom });
       return svg("g", { class: "rule" }, line, ...(shown ? [svg("text", text, label)] : []));
     });
   }
 
-  /** Every x at which a line has a point. */
+  /** Return every x at which a line has a point. */
   private stops(): number[] {
     const all = new Set((this.drawing?.series ?? []).flatMap(({ points }) => points.map(([at]) => at)));
     const [low = -Infinity, high = Infinity] = this.x.domain();
@@ -254,7 +254,7 @@ function scaleOf({ domain, log, base = 10 }: Scale): D3Scale {
   return (log ? scaleLog().base(base) : scaleLinear()).domain([...domain]);
 }
 
-/** About `count` round numbers; on a logarithmic scale the powers of its base, and 2 and 5 times them where few are. */
+/** Return about `count` round numbers; on a logarithmic scale powers of its base, if few also 2 and 5 times them. */
 function ticksOf({ domain: [low, high], log, base = 10 }: Scale, scale: D3Scale, count: number): number[] {
   if (!log) return scale.ticks(count);
   const first = Math.floor(Math.log(low) / Math.log(base));
@@ -268,7 +268,7 @@ function ticksOf({ domain: [low, high], log, base = 10 }: Scale, scale: D3Scale,
     .filter((tick) => tick >= low && tick <= high);
 }
 
-/** Ticks that leave room for their numbers. */
+/** Return ticks with space for their numbers. */
 function thinned(ticks: readonly number[], scale: D3Scale, room = 52): number[] {
   const kept: number[] = [];
   for (const tick of ticks) {

@@ -19,7 +19,7 @@ export interface SliderOptions extends Described {
   readonly max: number;
   readonly value: number;
   readonly step?: number;
-  /** Equal movements multiply by equal factors. */
+  /** Logarithmic: equal movements multiply by equal factors. */
   readonly log?: boolean;
   readonly format?: (value: number) => string;
 }
@@ -33,8 +33,8 @@ export interface Choice {
 const NOTCHES = 1000; // of a logarithmic slider
 
 /**
- * The controls of one picture. The state is the only place that holds a value: a control shows it and sets it, so that
- * a link, the browser's history and another control change the picture in the same way.
+ * The controls of one picture. Values are only in the state, which controls show and set; so a link, the browser's
+ * history and another control change the picture in the same way.
  */
 export class Controls {
   readonly element = h("div", { class: "controls" });
@@ -45,7 +45,7 @@ export class Controls {
     private readonly state: StateStore,
   ) {}
 
-  /** Call `draw` now and after each change, at most once a frame. Returns what ends it. */
+  /** Call `draw` now and after each change, at most once a frame; return a function that ends it. */
   draw(draw: () => void): () => void {
     const later = atNextFrame(draw);
     draw();
@@ -123,7 +123,7 @@ export class Controls {
     return this.added(element, show, { read, set });
   }
 
-  /** Several of some names, each switched on and off; the mark beside a name has its colour. */
+  /** Add switches for names, each with a mark in its colour. */
   chips(
     options: Described & {
       readonly choices: readonly (Choice & { readonly color?: string; readonly hint?: string })[];
@@ -153,7 +153,7 @@ export class Controls {
     const legend = h("legend", {}, options.label);
     const element = h("fieldset", { class: "control chips" }, legend, ...buttons.map(([, button]) => button));
     const control = this.added(element, show, { read, set });
-    /** Offer these alone. */
+    /** Offer only these. */
     const keep = (names: readonly string[]) => {
       for (const [name, button] of buttons) button.hidden = !names.includes(name);
     };
@@ -167,7 +167,7 @@ export class Controls {
     return button;
   }
 
-  /** Several values at once, in one change; null is the default. */
+  /** Set several values in one change; null is the default. */
   setAll(values: Readonly<Record<string, string | null>>): void {
     this.state.set(this.picture, values);
   }
@@ -194,7 +194,7 @@ export class Controls {
   }
 }
 
-/** A number of a logarithmic slider, rounded to what a reader would type. */
+/** Return a number of a logarithmic slider, rounded. */
 function tidy(value: number, step: number): number {
   return step > 0 ? Math.round(value / step) * step : Number(value.toPrecision(3));
 }

@@ -2,7 +2,7 @@
 
 type Attributes = Readonly<Record<string, string | number | boolean | undefined>>;
 
-/** An HTML element; an attribute of `true` is written without a value, one of `false` or `undefined` is left out. */
+/** Return an HTML element; `true` is an attribute without a value, `false` and `undefined` are none. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   attributes: Attributes = {},
@@ -14,7 +14,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** The same for SVG. */
+/** Return an SVG element. */
 export function svg<K extends keyof SVGElementTagNameMap>(
   tag: K,
   attributes: Attributes = {},
@@ -33,7 +33,7 @@ export function setAttributes(element: Element, attributes: Attributes): void {
   }
 }
 
-/** Call `draw` at the next frame, however often it is asked for until then. */
+/** Return a function that calls `draw` once at the next frame. */
 export function atNextFrame(draw: () => void): () => void {
   let waiting = false;
   return () => {
@@ -46,7 +46,7 @@ export function atNextFrame(draw: () => void): () => void {
   };
 }
 
-/** Call `draw` when the element's width is known, and when it changes. Returns what ends it. */
+/** Call `draw` when the element's width is known or changes; return a function that ends it. */
 export function whenResized(element: Element, draw: () => void): () => void {
   let width = -1;
   const observer = new ResizeObserver(() => {
@@ -59,7 +59,7 @@ export function whenResized(element: Element, draw: () => void): () => void {
 }
 
 let counter = 0;
-/** An id that no other element has. */
+/** Return an unused id. */
 export function freshId(prefix: string): string {
   counter += 1;
   return `${prefix}-${counter}`;

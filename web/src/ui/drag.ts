@@ -1,7 +1,7 @@
 /**
  * Call `moved` with the pointer's place inside `element`, in CSS pixels, while it is dragged.
  *
- * Touch scrolls the page up and down as ever; the element's style should say `touch-action: pan-y`, or `none`.
+ * Touch still scrolls the page vertically; the element's style needs `touch-action: pan-y` or `none`.
  */
 export function dragged(element: HTMLElement | SVGElement, moved: (x: number, y: number, event: PointerEvent) => void): void {
   const report = (event: PointerEvent) => {

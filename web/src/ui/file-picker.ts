@@ -1,6 +1,6 @@
 import { freshId, h } from "./dom.ts";
 
-/** A field for a file of the reader's; `read` gets its text, and what it throws is said below the field. */
+/** Return a field for a file of the reader; `read` gets its text, and its errors are shown below the field. */
 export function filePicker(label: string, read: (text: string) => void): { element: HTMLElement } {
   const id = freshId("file");
   const input = h("input", { type: "file", id, accept: ".json,application/json", "aria-describedby": `${id}-note` });
@@ -13,7 +13,7 @@ export function filePicker(label: string, read: (text: string) => void): { eleme
       note.textContent = "";
       note.classList.remove("wrong");
     } catch (error) {
-      note.textContent = error instanceof SyntaxError ? "This file is no JSON." : String(error instanceof Error ? error.message : error);
+      note.textContent = error instanceof SyntaxError ? "This file is not JSON." : String(error instanceof Error ? error.message : error);
       note.classList.add("wrong");
     }
   });

@@ -1,4 +1,4 @@
-/** Numbers as a reader sees them. */
+/** Numbers as text. */
 
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -17,7 +17,7 @@ export function shortTokens(value: number): string {
   return grouped.format(value);
 }
 
-/** So many significant digits, without trailing zeros; e-notation only where it is shorter. */
+/** Significant digits without trailing zeros; e-notation only if it is shorter. */
 export function significant(value: number, digits = 3): string {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : value < 0 ? "−∞" : "–";
   if (value === 0) return "0";

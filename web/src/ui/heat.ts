@@ -20,16 +20,16 @@ export interface HeatDrawing {
   readonly y: HeatAxis;
   /** The colour of a cell, null for none. */
   readonly color: (column: number, row: number) => Rgb | null;
-  /** What stands below the picture when a cell is pointed at. */
+  /** The text below the picture for a chosen cell. */
   readonly read: (column: number, row: number) => string;
-  /** A horizontal line between rows, with a word. */
+  /** A horizontal line between rows, with a label. */
   readonly mark?: { readonly row: number; readonly label: string };
   readonly square?: boolean;
 }
 
 const MARGIN = { top: 24, right: 10, bottom: 42, left: 58 };
 
-/** A map of cells: a pointer, a finger or the arrow keys choose one, and its value is read out. */
+/** A map of cells: a pointer, a finger or the arrow keys choose one, whose value is shown. */
 export class Heat {
   readonly element: HTMLElement;
   private readonly canvas = h("canvas", { "aria-hidden": true });
@@ -94,7 +94,7 @@ export class Heat {
     const bottom = box.top + box.height;
     const across = svg("g", { class: "axis", transform: `translate(0,${bottom})` });
     const up = svg("g", { class: "axis", transform: `translate(${box.left},0)` });
-    // a cell's value stands at its middle
+    // a cell's value is at its middle
     const places = (axis: HeatAxis, from: number, to: number) => {
       const half = (to - from) / axis.count / 2;
       return scaleLinear([...axis.domain], [from + half, to - half]);

@@ -3,7 +3,7 @@ import type { Control, Controls } from "./controls.ts";
 
 type Numeric = "beta_fast" | "beta_slow" | "low_freq_factor" | "high_freq_factor" | "partial_rotary_factor";
 
-/** The settings of the classic rules that a reader may move; `rope_type`s as in configs. */
+/** Adjustable settings of the classic rules; `rope_type`s as in configs. */
 const SETTINGS: readonly { type: string; key: Numeric; label: string; min: number; max: number; value: number; step: number }[] = [
   { type: "yarn", key: "beta_fast", label: "YaRN: beta_fast (turns)", min: 2, max: 64, value: 32, step: 1 },
   { type: "yarn", key: "beta_slow", label: "YaRN: beta_slow (turns)", min: 0.25, max: 2, value: 1, step: 0.25 },
@@ -12,7 +12,7 @@ const SETTINGS: readonly { type: string; key: Numeric; label: string; min: numbe
   { type: "proportional", key: "partial_rotary_factor", label: "p-RoPE: share that turns", min: 0.05, max: 1, value: 0.75, step: 0.05 },
 ];
 
-/** Sliders for the rules that are shown. */
+/** Return sliders for the shown rules. */
 export function ruleSliders(controls: Controls): {
   show(types: readonly string[]): void;
   settings(type: string): Partial<Rule>;

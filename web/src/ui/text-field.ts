@@ -8,7 +8,7 @@ export interface TextField {
   say(message: string, wrong?: boolean): void;
 }
 
-/** A field of several lines whose text is part of the address. */
+/** Return a field of several lines with its text in the address. */
 export function textField(
   controls: Controls,
   state: StateStore,

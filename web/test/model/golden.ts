@@ -1,4 +1,4 @@
-/** What Python says: scripts/explorer_model_golden.py writes it into the folder ROPEWALK_GOLDEN. */
+/** Expected numbers, which scripts/explorer_model_golden.py writes into the folder ROPEWALK_GOLDEN. */
 import { readFileSync } from "node:fs";
 import { unpackModel, type Model } from "../../src/model/weights.ts";
 import { asTrained, type Setting } from "../../src/model/setting.ts";
@@ -22,7 +22,7 @@ export interface Golden {
 const folder = process.env["ROPEWALK_GOLDEN"];
 
 /** Why tests of the model are skipped, or false. */
-export const withoutModel = folder ? false : "tests/explorer/test_live_model.py runs this: it needs what Python writes";
+export const withoutModel = folder ? false : "tests/report/test_live_model.py runs this with data from Python";
 
 export const golden: Golden = folder
   ? (JSON.parse(readFileSync(`${folder}/golden.json`, "utf8")) as Golden)

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { linearByKernel, roomForWeights } from "../../src/model/kernel.ts";
+import { linearByKernel, allocateWeights } from "../../src/model/kernel.ts";
 import { bfloat16, linear, logSumExp } from "../../src/model/numbers.ts";
 
 const SHAPES = [[1, 4, 2], [3, 8, 4], [4, 8, 6], [9, 12, 8], [130, 4, 10]] as const; // prettier-ignore
@@ -8,7 +8,7 @@ const SHAPES = [[1, 4, 2], [3, 8, 4], [4, 8, 6], [9, 12, 8], [130, 4, 10]] as co
 for (const [rows, size, width] of SHAPES) {
   test(`products of ${rows} x ${size} by ${width} are sums of products, with the kernel and without`, () => {
     const x = Float32Array.from({ length: rows * size }, (_, i) => Math.sin(i));
-    const weight = roomForWeights(width * size);
+    const weight = allocateWeights(width * size);
     weight.set(Array.from(weight, (_, i) => Math.cos(3 * i)));
     const out = new Float32Array(rows * width);
     assert.ok(linearByKernel(x, rows, size, weight, width, out), "the kernel runs here");
@@ -24,7 +24,7 @@ for (const [rows, size, width] of SHAPES) {
 }
 
 test("sizes that the kernel does not take are left to JavaScript", () => {
-  const weight = roomForWeights(10);
+  const weight = allocateWeights(10);
   weight.fill(1);
   const out = new Float32Array(2);
   assert.equal(linearByKernel(new Float32Array(5), 1, 5, weight, 2, out), false);

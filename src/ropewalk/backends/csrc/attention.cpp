@@ -28,7 +28,7 @@ OfQueries<T> of_queries(const View& x, const Attention& job) {
     return {x.data<T>(), x.shared(0), x.shared(1)};
 }
 
-// (q, k, low, high, tables); tables: None, or (cos, sin, interleaved, factor) that turn the keys.
+// (q, k, low, high, tables); tables: None, or (cos, sin, interleaved, factor) that rotate the keys.
 void add_region(Attention& job, const nb::tuple& given) {
     const View q(given[0], "q"), k(given[1], "k"), low(given[2], "low"), high(given[3], "high");
     if (job.regions == most_regions) q.fail("has too many regions");
@@ -100,7 +100,7 @@ int64_t work_of(const Attention& job, const std::vector<int64_t>& costs) {
     return std::accumulate(costs.begin(), costs.end(), int64_t{0}) * job.groups() * job.head_dim;
 }
 
-// What a call with this result (or its gradient) and these values is; `constant` is where a scale of one number lies.
+// The call with this result (or its gradient) and these values; `constant` stores a scale of one number.
 void begin_job(Attention& job, const View& to, const View& values, nb::handle scale, float softcap, float& constant) {
     for (const Dtype dtype : {Dtype::float32, Dtype::bfloat16, Dtype::float16})
         if (to.is(number_type(dtype))) job.dtype = dtype;

@@ -18,15 +18,15 @@ struct OfQueries {
     T at(int64_t b, int64_t i) const { return data[b * batch + i * query]; }
 };
 
-// Keys low <= j < high of each query, met by queries and keys that are turned for this region alone.
+// Keys low <= j < high of each query, with queries and keys that are rotated only for this region.
 struct Region {
     Rows q, k;
     OfQueries<int64_t> low, high;
-    // cos and sin that turn the keys when they are read, features contiguous; null: they are turned already
+    // cos and sin that rotate the keys when they are loaded, features contiguous; null: keys are rotated already
     const float *cos = nullptr, *sin = nullptr;
     int64_t table_batch = 0, table_row = 0, pairs = 0;
     bool interleaved = false;
-    float factor = 1.0f;  // of the keys that are turned here
+    float factor = 1.0f;  // of the keys that are rotated here
 };
 
 constexpr int most_regions = 8;
@@ -40,7 +40,7 @@ struct Attention {
     OfQueries<float> scale;        // of the logits, positive
     const float* sinks = nullptr;  // [heads]: a logit that takes weight and gives nothing; null: none
     float* log_sums = nullptr;     // [batch, heads, queries]: where the logarithm of each softmax's sum goes; null: nowhere
-    float softcap = 0.0f;          // logits become softcap * tanh(logit / softcap); 0: as they are
+    float softcap = 0.0f;          // logits become softcap * tanh(logit / softcap); 0: none
     int64_t block = 1;             // queries of one task
 
     int64_t groups() const { return heads / kv_heads; }
@@ -48,7 +48,7 @@ struct Attention {
     int64_t tasks() const { return batch * kv_heads * blocks(); }
 };
 
-// Gradients of a call with one region, whose keys are turned already. `forward.out` is the gradient of its result.
+// Gradients of a call with one region, whose keys are rotated already. `forward.out` is the gradient of its result.
 struct AttentionBackward {
     Attention forward;
     Rows of_keys, of_values;       // [batch, kv_heads, keys, head_dim], in the call's dtype

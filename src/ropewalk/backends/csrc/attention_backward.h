@@ -173,7 +173,7 @@ void meet_back(const Attention& job, const Meeting& m, const Tile& values, const
     }
 }
 
-// The queries' gradient of one task, from the sums that stand in columns.
+// The queries' gradient of one task, from sums in columns.
 inline void give_queries(const AttentionBackward& job, const Task& task, int64_t chunk, const Scratch& s) {
     const Attention& forward = job.forward;
     const int64_t columns = columns_of(forward, task);

@@ -1,6 +1,6 @@
 // Attention by tiles with an online softmax, written once over the vectors of an instruction set: what its forms share.
 //
-// A column is one query of one head; columns stand in the lanes of vectors, so that the softmax over keys is vertical.
+// A column is one query of one head; columns are the lanes of vectors, so that the softmax over keys is vertical.
 // A unit is 32 bits: one float, or two neighbouring bf16 numbers where the processor multiplies those. Queries are kept
 // transposed (a row of columns for each unit of features), keys are broadcast from where they lie, weights are a row of
 // columns for each unit of keys, and values are broadcast: so both products are one loop, `multiply`.
@@ -198,7 +198,7 @@ void take_queries(const Attention& job, const Task& task, const Region& region, 
                 const Span span = span_of(job, region, task.batch, at.query);
                 s.low[column] = static_cast<float>(span.low);
                 s.high[column] = static_cast<float>(span.high);
-                if (column + lanes < columns) {  // rows lie far apart: those of the next vector are asked for early
+                if (column + lanes < columns) {  // rows are far apart: prefetch those of the next vector
                     const Column later = column_of(job, task, column + lanes);
                     const T* const row = q + place(region.q, task.batch, later.head, later.query);
                     for (int64_t f = 0; f < job.head_dim; f += 64 / static_cast<int64_t>(sizeof(T)))
@@ -224,14 +224,14 @@ struct Tile {
     int64_t stride;
 };
 
-// `count` keys from `first` on into the scratch memory, turned where the region asks for it.
+// Copies `count` keys from `first` on into the scratch memory, rotated if the region has tables.
 template <typename In, typename T>
 void copy_keys(const Attention& job, const Task& task, const Region& region, int64_t first, int64_t count,
                const Scratch& s) {
     const Strides& strides = region.k.strides;
     const T* const k = reinterpret_cast<const T*>(region.k.data) + place(region.k, task.batch, task.kv_head, first);
     const Turning<float> turning{job.head_dim, region.pairs, region.factor, region.factor};
-    const bool passed_on = 2 * region.pairs < s.units * In::per_unit;  // features that do not turn
+    const bool passed_on = 2 * region.pairs < s.units * In::per_unit;  // features that are not rotated
     for (int64_t i = 0; i < count; ++i) {
         Unit* const row = s.keys + i * s.units;
         const T* x = k + i * strides.token;
@@ -361,7 +361,7 @@ inline Floats tanh_of(Floats x) {
     return one - Floats::of(2.0f) / (power_of_2(x) + one);
 }
 
-// A row of the result: a column's sums over its total; and the logarithm of that where it is asked for.
+// A row of the result: a column's sums over its total; and the logarithm of the total if it is needed.
 template <typename T>
 inline void give_row(const Attention& job, const Task& task, int64_t column, const Scratch& s, const float* sums) {
     const Column at = column_of(job, task, column);

@@ -216,7 +216,7 @@ __attribute__((noinline)) void meet(const Attention& job, const Task& task, cons
     add_values<In, R>(job, m, g, weights, count);
 }
 
-// Rows of the result, from the sums that stand in columns.
+// Rows of the result, from sums in columns.
 template <typename T>
 void give(const Attention& job, const Task& task, const Scratch& s) {
     const int64_t columns = columns_of(job, task);

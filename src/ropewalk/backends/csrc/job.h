@@ -38,7 +38,7 @@ struct Side {
 struct Rotation {
     Dtype dtype = Dtype::float32;
     bool interleaved = false, interleaved_out = false;  // how pairs lie in what is read, and in what is written
-    int64_t first = 0;                          // the first feature that turns
+    int64_t first = 0;                          // the first rotated feature
     const int64_t* blocks = nullptr;            // pairs of each block that is half-split by itself; null: one block
     int64_t block_count = 0;
     int64_t batch = 0, tokens = 0, head_dim = 0, pairs = 0;

@@ -92,7 +92,7 @@ inline void turn_row(const In* x, Out* y, const C* cos, const C* sin, const C* w
     if (!Interleaved) std::memcpy(y + pairs + first, ys + chunk, count * sizeof(Out));
 }
 
-// The features of one head that turn, at their places in x and y. `weight` is for those of the whole head.
+// The rotated features of one head, at their places in x and y. `weight` is for those of the whole head.
 template <bool Interleaved, bool Norm, typename V, typename In, typename Out, typename C = typename V::scalar>
 inline void turn_window(const Rotation& job, const In* x, Out* y, const C* cos, const C* sin, const C* weight, V r,
                         bool stream) {
@@ -192,7 +192,7 @@ inline void turn_widened(const Rotation& job, const Side& side, const T* x, C* y
         turn_window<Interleaved, false>(job, x, y, cos, sin, weight, V::of(0), false);
 }
 
-// One head of one token: normed if there is a weight, turned, the features that do not turn passed on. `r` is the norm's.
+// One head of one token: normed if there is a weight, rotated, other features copied. `r` is the norm's.
 template <typename T, bool Interleaved>
 inline void head(const Rotation& job, const Side& side, const T* x, char* out, int64_t row, int64_t number, double r,
                  const HeadRows<T>& scratch) {
@@ -329,7 +329,7 @@ void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
     std::free(memory);
 }
 
-// The gradient of one normed head: h is the gradient turned back, dx = r (w h) - x r^3 mean(w h x), dw += h x r.
+// The gradient of one normed head: h is the gradient rotated back, dx = r (w h) - x r^3 mean(w h x), dw += h x r.
 template <typename T, bool Interleaved>
 inline void head_backward(const Rotation& job, const Side& side, const T* x, const T* grad, T* y, int64_t row,
                           typename ComputesIn<T>::Vector::scalar* h,
@@ -370,7 +370,7 @@ template <typename T, bool Interleaved>
 void norm_backward_units(const Rotation& job, int64_t begin, int64_t end, double* sums) {
     using C = typename ComputesIn<T>::Vector::scalar;
     const int64_t size = job.head_dim;
-    // Three rows of features that lie apart; the gradient turned back; the sums of one block of tokens.
+    // Three rows of features that lie apart; the gradient rotated back; the sums of one block of tokens.
     char* memory = static_cast<char*>(std::malloc(size * (3 * sizeof(T) + 2 * sizeof(C))));
     C *h = reinterpret_cast<C*>(memory), *block = h + size;
     T* buffer = reinterpret_cast<T*>(block + size);

@@ -9,7 +9,7 @@ using ropewalk::Linear;
 using ropewalk::Matrix;
 
 // A matrix is read one row after the other: measured at twice the rate of four rows side by side. The sums of one row
-// of x are the same bits whatever rows stand beside it.
+// of x are the same bits with any other rows.
 constexpr int rows_together = lanes == 16 ? 4 : 2, sums_each = 4;
 
 template <int R, typename T>

@@ -87,8 +87,8 @@ bool streams(const Rotation& job, const Side& side) {
     return (reinterpret_cast<uintptr_t>(side.out) | static_cast<uintptr_t>(steps)) % line == 0;
 }
 
-// What every call of the kernels begins with: how to turn. `where` is the layout; or, where that is not all, a tuple of
-// layout, how pairs lie in what is written, the first feature that turns, the pairs of each block, and whether RMSNorm
+// The first arguments of every kernel: how to rotate. `where` is the layout; or, where that is not all, a tuple of
+// layout, how pairs lie in what is written, the first rotated feature, the pairs of each block, and whether RMSNorm
 // takes all heads of a token together.
 struct Turn {
     int layout;

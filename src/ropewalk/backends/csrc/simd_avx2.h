@@ -99,7 +99,7 @@ inline void store(double* p, Doubles a, Doubles b, bool stream) {
 }
 inline void fence() { _mm_sfence(); }
 
-// What attention needs beside.
+// More that attention needs.
 constexpr int vectors_at_once = 3, broadcasts_at_once = 4;  // 12 sums, 3 vectors and a broadcast in 16 registers
 inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; }
 inline Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.v, b.v)}; }

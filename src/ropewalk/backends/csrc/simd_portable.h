@@ -1,4 +1,4 @@
-// Vectors in plain C++ for every other processor: short arrays that the compiler turns into what it has.
+// Vectors in plain C++ for every other processor: short arrays that the compiler vectorizes.
 #pragma once
 #include "numbers.h"
 
@@ -74,7 +74,7 @@ inline void fence() {}
 using Floats = Array<float, 8>;
 using Doubles = Array<double, 4>;
 
-// What attention needs beside.
+// More that attention needs.
 constexpr int vectors_at_once = 1, broadcasts_at_once = 4;
 inline Floats operator-(Floats a, Floats b) {
     for (int i = 0; i < Floats::width; ++i) a.v[i] -= b.v[i];

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""Attention by tiles with an online softmax, and its gradients: queries of one key head against keys in their bounds.
+"""Attention by tiles with an online softmax, and its gradients: queries of one key head and keys in their bounds.
 
 A row is one query of one head; the rows of a program are those of the group of heads that shares a key head. Several
-regions, each with queries and keys of its own, go into one softmax. Gradients are recomputed: scores again from queries
-and keys, weights from the kept sums.
+regions, each with its own queries and keys, share one softmax. The backward recomputes scores from queries and keys,
+and weights from the saved sums.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LN_OF_2 = tl.constexpr(0.6931471805599453)
 
 
 class AttentionConstants(NamedTuple):
-    """What is known when a kernel is compiled.
+    """The constants of a compiled kernel.
 
     - `regions`, `groups` (query heads of a key head), `head_dim`; `rows`, `keys`, `features`: sides of tiles.
-    - `pairs`, `interleaved`: of each region, how its keys are turned when they are read; 0 pairs: they are not.
+    - `pairs`, `interleaved`: for each region, the rotation of its keys when they are loaded; 0 pairs: none.
     - `capped`, `sinks`, `scales`: with a softcap, with sinks, with a scale for each query.
     - `dtype`: of the factors of products, which are added in float32; `precision`: how float32 is multiplied.
     """
@@ -179,7 +179,7 @@ def attend_kernel(
         batch, head, query, out_strides[1], out_strides[2], out_strides[3]
     )
     mask = inside[:, None] & (features < C.head_dim)[None, :]
-    total = tl.where(total == 0.0, 1.0, total)  # of a row without a key, whose best is minus infinity
+    total = tl.where(total == 0.0, 1.0, total)  # for a row without a key, whose maximum is minus infinity
     mixed = mixed / total[:, None]
     tl.store(out + places[:, None] + features[None, :], mixed.to(out.dtype.element_ty), mask=mask)
     places = part.to(tl.int64) * sum_strides[0] + row_places(batch, head, query, sum_strides[1], sum_strides[2], 1)
@@ -240,7 +240,7 @@ def grad_of_keys_kernel(
     q, k, low, high, v, grad, log_sums, less, scale, to_k, to_v, constant, softcap, key_heads, queries, keys, q_strides,
     k_strides, bound_strides, v_strides, grad_strides, sum_strides, scale_strides, to_k_strides, C: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of a block of keys and values over all rows that meet it; both have the same strides."""
+    """Compute gradients of a block of keys and values over all rows that see it; both have the same strides."""
     number, blocks = tl.program_id(0), tl.cdiv(keys, C.keys)
     start = number % blocks * C.keys
     key_head, batch = number // blocks % key_heads, (number // blocks // key_heads).to(tl.int64)

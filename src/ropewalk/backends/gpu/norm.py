@@ -3,7 +3,7 @@
 
 With r = (mean(x^2) + eps)^(-1/2), n = x r, y = n w, and g the gradient of y (un-rotated): the weight's gradient is the
 sum of g n over all rows, and x's is r (h - n mean(h n)) with h = g w. Each program sums its own rows and writes one row
-of partial sums; those are added up afterwards in a fixed order, without atomics: the result never varies.
+of partial sums; these are added afterwards in a fixed order, without atomics, so that the result never varies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan a launch: from the shapes and strides of a call to its tiles, its grid and the numbers that its kernel takes.
+"""Plans of launches: from the shapes and strides of a call to its tiles, its grid and the arguments of its kernel.
 
 A plan is kept for the next call of the same shape, so that a decoded token costs little host time.
 """
@@ -21,7 +21,7 @@ from ropewalk.backends.request import Store, Turn, table_strides, token_strides
 
 
 class Tile(NamedTuple):
-    """How one tensor is cut: its heads, the blocks they fall into, and the heads and tokens of one tile."""
+    """The tiles of one tensor: its heads, their number of blocks, and the heads and tokens of one tile."""
 
     heads: int
     blocks: int
@@ -30,17 +30,17 @@ class Tile(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What all tensors of a launch share.
+    """The constants that all tensors of a launch share.
 
-    - `pairs` turn, of `head_dim` features, from the `first` on; `block` and `block_head` are powers of two that hold
-      them. A head falls into `sections` of 2 * block features, see `load_pairs`; 1 where the features that do not turn
-      are not to be touched.
-    - `interleaved`, `interleaved_out`: how pairs lie in what is read, and in what is written. `block_starts`,
-      `block_pairs`: first pair and pairs of each block of features that is half-split by itself; () for one block.
-    - `group`: tokens whose tiles run side by side.
-    - `of_heads`: tables differ from head to head. `repeat`: see `table_rows`. `phases`: positions instead of tables.
-    - `normed`, `stored`: with RMSNorm, into a cache. `joint`: the norm is of all heads of a token together.
-    - `page`: tokens of a page of that cache, 0 where each sequence has its row; `scaled`: its keys and values are
+    - `pairs`: rotated pairs of the `head_dim` features, from feature `first` on; `block` and `block_head` are the
+      powers of two for these. A head has `sections` of 2 * block features, see `load_pairs`; 1 to leave unrotated
+      features untouched.
+    - `interleaved`, `interleaved_out`: pairing of the input and of the result. `block_starts`, `block_pairs`: first
+      pair and pairs of each block of features that is half-split separately; () for one block.
+    - `group`: tokens of the tiles that run next to each other.
+    - `of_heads`: tables differ between heads. `repeat`: see `table_rows`. `phases`: positions instead of tables.
+    - `normed`, `stored`: with RMSNorm, into a cache. `joint`: one norm over all heads of a token.
+    - `page`: tokens of a page of that cache, 0 if each sequence has its own row; `scaled`: keys and values are
       multiplied by a factor of their head. `bits_of`: exponent and fraction of its 8-bit numbers, () for others.
     - `align`, `table_align`: powers of two that divide the strides between rows.
     - `compute`: dtype of the arithmetic. `interpreted`: in numpy.
@@ -73,19 +73,19 @@ class Constants(NamedTuple):
 
 
 ACCESS = 16  # bytes that one thread reads or writes at a time
-_KEPT = 4096  # calls of different shape that are remembered
+_KEPT = 4096  # plans that are kept
 
 Key = tuple[object, ...]
 
 
 class LaunchPlan:
-    """Grid, the kernel's arguments after its tensors, and the compiled kernel once it is known."""
+    """The grid, the kernel's arguments after its tensors, and the compiled kernel after its first launch."""
 
     def __init__(self, kernel: Any, grid: int, values: dict[str, object], num_warps: int) -> None:
         """Take `values`: every argument after the tensors, by name."""
         self.kernel, self.grid, self.num_warps = kernel, (grid, 1, 1), num_warps
         self.numbers = tuple(values[name] for name in kernel.arg_names if name in values)
-        self.programs_q = 0  # of the backward kernel: how many of its programs take queries
+        self.programs_q = 0  # of the backward kernel: its programs for queries
         self.run: Callable[..., None] | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -98,7 +98,7 @@ class LaunchPlan:
             self._launch(tensors)
 
     def _launch(self, tensors: tuple[Tensor, ...]) -> None:
-        """Launch by Triton's own dispatch until the kernel for aligned addresses is known, then directly."""
+        """Launch by Triton's dispatch the first time, and directly if the kernel for aligned addresses is known."""
         addresses = [x.data_ptr() for x in tensors]
         aligned = True
         for address in addresses:
@@ -108,19 +108,19 @@ class LaunchPlan:
             return
         compiled = self.kernel[self.grid](*tensors, *self.numbers, num_warps=self.num_warps, enable_fp_fusion=True)
         if aligned and isinstance(compiled, CompiledKernel) and torch.version.hip is None:
-            self.run = compiled[self.grid]  # ROCm compiles for the size of the storage as well, which no key names
+            self.run = compiled[self.grid]  # ROCm also compiles for the storage size, which is not in the key
 
 
 _plans: dict[Key, LaunchPlan] = {}
 
 
 def planned(key: Key) -> LaunchPlan | None:
-    """Return the plan of an earlier call with this key, which names everything that a plan depends on."""
+    """Return the plan of an earlier call with this key, which contains everything that a plan depends on."""
     return _plans.get(key)
 
 
 def keep(key: Key, plan: LaunchPlan) -> LaunchPlan:
-    """Keep a plan; if there are too many, drop all of them first."""
+    """Keep a plan; if there are too many, drop all others first."""
     if len(_plans) >= _KEPT:
         _plans.clear()
     _plans[key] = plan
@@ -133,7 +133,7 @@ def is_interpreted(kernel: object) -> bool:
 
 
 _FILLED = 0.8  # share of a tile's rows that should hold heads before smaller tiles are tried
-_PER_PROCESSOR = 4  # programs of the backward kernel on each multiprocessor: each goes through many tiles
+_PER_PROCESSOR = 4  # programs of the backward kernel on each multiprocessor; each processes many tiles
 
 Pair = tuple[Tensor, Tensor]
 
@@ -146,7 +146,7 @@ def rotation_plan(
     tiles = [_tile(x, pairs, turn) for x in xs]
     constants = _constants(xs[0], [*xs, *outs], pairs, strides, tiles, turn)
     if turn.phases:
-        constants = constants._replace(phases=True, repeat=False)  # what is computed is shared
+        constants = constants._replace(phases=True, repeat=False)  # computed angles are shared
     if inplace:
         constants = constants._replace(sections=1)
     values = {
@@ -289,20 +289,20 @@ def _block(pairs: int, head_dim: int) -> int:
 
 
 def _num_warps(block: int) -> int:
-    """Return so many warps that each thread reads its own angles, without an exchange."""
+    """Return the number of warps with which each thread loads its own angles, without an exchange."""
     return 8 if block > 64 else 4
 
 
 def _shares_angles(x: Tensor, turn: Turn) -> bool:
-    """Return whether each thread's angles come in the order of their use: interleaved float32 of several tokens."""
+    """Return whether threads load angles in the order of their use: for interleaved float32."""
     return turn.interleaved and x.element_size() == 4
 
 
 def _tile(x: Tensor, pairs: int, turn: Turn, *, halved: bool = False) -> Tile:
-    """Choose a tile: as many heads as fill it well, then tokens.
+    """Choose a tile: first heads, then tokens.
 
-    A tile has rows enough for each thread to access 16 bytes twice (`halved`: once) in either half of its pairs. Where
-    heads lie farther apart in memory than tokens, it has at least 8 of these.
+    A tile has enough rows for each thread to access 16 bytes twice (`halved`: once) in both halves of its pairs. If the
+    stride of heads exceeds that of tokens, it has at least 8 tokens.
     """
     block = _block(pairs, x.shape[-1])
     threads = 32 * _num_warps(block)
@@ -314,7 +314,7 @@ def _tile(x: Tensor, pairs: int, turn: Turn, *, halved: bool = False) -> Tile:
     if head > token and length > 1:
         most = max(1, min(most, rows // 8))
     best = next(size for size in _halves(most) if heads >= _FILLED * size * _ceil(heads, size))
-    if _shares_angles(x, turn) and best < rows:  # so many tokens that each thread gets two neighbouring angles
+    if _shares_angles(x, turn) and best < rows:  # enough tokens for two neighbouring angles per thread
         best = max(1, min(best, rows * block // (2 * threads)))
     return Tile(heads, max(1, _ceil(heads, best)), best, min(rows // best, most_tokens))
 

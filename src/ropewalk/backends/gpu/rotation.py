@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-"""Rotation of queries and keys in one launch, and what every kernel does with one tile of rows.
+"""Rotation of queries and keys in one launch, and functions for one tile of rows that all kernels share.
 
 The grid is one-dimensional. Each group of tokens of one sequence has all its tiles of queries, then those of keys:
-programs that run side by side read the same rows of the tables.
+neighbouring programs read the same rows of the tables.
 
-A tile is `[heads, tokens, pairs]`, so that the angles of a token, `[1, tokens, pairs]`, serve all its heads. One thread
+A tile is `[heads, tokens, pairs]`, so that all heads of a token use the same angles, `[1, tokens, pairs]`. One thread
 owns both features of a pair; neighbouring threads own neighbouring pairs, 16 bytes each. Row offsets are int64.
 Strides are (batch, token, head, feature). Masked elements are read as 0 and never written. C is a `Constants`, TILE a
 `Tile`: both are known when the kernel is compiled.
@@ -17,10 +17,10 @@ import math
 import triton
 import triton.language as tl
 
-# Of a turn counted in 2^32 (2^64) parts, radians in one part.
+# Radians in 1 / 2^32 (2^64) of a revolution.
 _RADIANS_32 = tl.constexpr(2 * math.pi / 2**32)
 _RADIANS_64 = tl.constexpr(2 * math.pi / 2**64)
-# Taylor coefficients: within pi/4 of 0 the first term left out is below 2e-9, far under float32's rounding.
+# Taylor coefficients: within pi/4 of 0 the first missing term is below 2e-9, far less than float32's rounding.
 _S3, _S5, _S7, _S9 = (tl.constexpr((-1) ** (n // 2) / math.factorial(n)) for n in (3, 5, 7, 9))
 _C2, _C4, _C6, _C8, _C10 = (tl.constexpr((-1) ** (n // 2) / math.factorial(n)) for n in (2, 4, 6, 8, 10))
 
@@ -43,7 +43,7 @@ def place(index, group, length, tokens_of_group, TILE: tl.constexpr):
 def row_offsets(batch, heads, tokens, strides, C: tl.constexpr):
     """Return offsets of a tile's rows, int64 `[heads, tokens, 1]`; `batch` and `tokens` are int64, `heads` int32.
 
-    The last multiplication shows the compiler what divides them: it needs that for wide accesses.
+    The last multiplication shows the compiler their divisor, which it needs for wide accesses.
     """
     rows = tokens[None, :, None] * (strides[1] // C.align) + batch * (strides[0] // C.align)
     return (rows + heads[:, None, None].to(tl.int64) * (strides[2] // C.align)) * C.align
@@ -51,10 +51,10 @@ def row_offsets(batch, heads, tokens, strides, C: tl.constexpr):
 
 @triton.jit
 def features_of(number, SECTION: tl.constexpr, C: tl.constexpr):
-    """Return the features that `number` counts in a section, and its end; those that stay surround the window.
+    """Return features by their `number` in a section, and whether they exist; unrotated ones surround the window.
 
-    Section 0 is the window. The others are cut into further sections of 2 * block, the last one filled up by the mask,
-    and paired as they are read: so every section has the same threads, and nothing is exchanged between them.
+    Section 0 is the window. The other features form sections of 2 * block, the last filled by the mask, in the same pairs.
+    So every section has the same threads, without an exchange between them.
     """
     END: tl.constexpr = 2 * C.pairs if SECTION == 0 else C.head_dim - 2 * C.pairs
     if SECTION == 0:
@@ -90,7 +90,7 @@ def halves_of(SECTION: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def load_pairs(x, rows, stride, mask, SECTION: tl.constexpr, C: tl.constexpr):
-    """Load first and second features of each pair of a section, each `[heads, tokens, block]`, as they are."""
+    """Load first and second features of each pair of a section, each `[heads, tokens, block]`."""
     BLOCK: tl.constexpr = C.block
     if C.interleaved:
         START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
@@ -106,9 +106,9 @@ def load_pairs(x, rows, stride, mask, SECTION: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def store_pairs(out, rows, stride, mask, a, b, SECTION: tl.constexpr, C: tl.constexpr):
-    """Write pairs, rounded once: rotated ones by `interleaved_out`, the others where they were read.
+    """Write pairs, rounded once: rotated ones by `interleaved_out`, the others at their places.
 
-    Where turned pairs lie otherwise than they were read, all threads read before one writes: `out` may be the input.
+    If the pairing changes, all threads read before one writes, because `out` may be the input.
     """
     BLOCK: tl.constexpr = C.block
     EXCHANGED: tl.constexpr = SECTION == 0 and C.interleaved_out != C.interleaved
@@ -144,8 +144,8 @@ def narrowed(value, out, C: tl.constexpr):
 def table_rows(batch, heads, tokens, mask, length, strides, C: tl.constexpr, TILE: tl.constexpr):
     """Return offsets and mask of the rows of cos and sin: one to a token, or to a row of the tile if heads differ.
 
-    With `repeat` each row of a tile of several tokens reads its token's row for itself, through the cache: that saves
-    the exchange through shared memory, and its barriers.
+    With `repeat` each row of a tile of several tokens loads its token's row separately, through the cache, which saves
+    the exchange through shared memory and its barriers.
     """
     rows = tokens[None, :, None] * (strides[1] // C.table_align) + batch * (strides[0] // C.table_align)
     if C.of_heads or (C.repeat and TILE.tile_tokens > 1):
@@ -159,9 +159,9 @@ def table_rows(batch, heads, tokens, mask, length, strides, C: tl.constexpr, TIL
 def angles(cos, sin, rows, mask, cos_scale, sin_scale, C: tl.constexpr):
     """Return scaled cos and sin of a tile, `[1 or heads, tokens, block]`: from tables, or computed from positions.
 
-    With `phases`, `cos` holds positions, one to a row, and `sin` each pair's turns per token in 2^-64 of a turn, int64.
-    Their product modulo 2^64 is the exact phase. Its nearest quarter turn picks the quadrant; what is left, at most
-    pi/4, loses nothing in float32 (for which its upper 32 bits are enough: 1.5e-9 radians).
+    With `phases`, `cos` contains one position per row, and `sin` each pair's revolutions per token in units of 2^-64,
+    int64. Their product modulo 2^64 is the exact phase. Its nearest quarter selects the quadrant; the rest, at most
+    pi/4, is exact in float32 (for which its upper 32 bits are enough: 1.5e-9 radians).
     """
     BLOCK: tl.constexpr = C.block
     pair = tl.arange(0, BLOCK)[None, None, :]

@@ -1,4 +1,4 @@
-"""What every scaling rule is made of: the ladder that it starts from, and the rule itself."""
+"""The base of every scaling rule: the ladder that it starts from, and the abstract rule."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ropewalk.rope.values import TRAINED_KEY, Block, read_value
 
 @dataclass(frozen=True)
 class Ladder:
-    """The frequencies theta^(-2i/dim) of one axis: what a scaling rule starts from.
+    """The frequencies theta^(-2i/dim) of one axis, the input of a scaling rule.
 
-    `columns` gives the index of each frequency among all pairs of the head; `max_position_embeddings` is the config's.
-    `divisors` divide the frequencies, one for each pair: those of the scaling that a model was trained with. `axis` is
-    the number of the axis, None where all share the ladder.
+    - `columns`: index of each frequency among all pairs of the head.
+    - `max_position_embeddings`: the config's, tokens.
+    - `divisors`: one for each pair; the scaling that the model was trained with divides the frequencies by them.
+    - `axis`: number of the axis; None if all axes share the ladder.
     """
 
     theta: float
@@ -32,16 +33,15 @@ class Ladder:
     axis: int | None = None
 
     def inv_freq(self, theta: float | None = None) -> list[float]:
-        """Inverse frequencies in radians per token, one per pair, highest first."""
+        """Return inverse frequencies in radians per token, one per pair, highest first."""
         base = self.theta if theta is None else theta
         plain = [base ** (-2 * i / self.dim) for i in range(len(self.columns))]
         return plain if self.divisors is None else [f / by for f, by in zip(plain, self.divisors, strict=True)]
 
     def index_at(self, frequency: float) -> float:
-        """The index, with a fraction, of the pair that turns by `frequency`; beyond the ends where none does.
+        """Return the fractional index of the pair of this frequency, extrapolated beyond the first and last pair.
 
-        Where the frequencies are divided: the first place at which they fall to it, between two pairs in the ratio of
-        logarithms.
+        For divided frequencies this is the first index at which they fall to it, interpolated in the logarithm.
         """
         if self.divisors is None:
             return -self.dim * math.log(frequency) / (2 * math.log(self.theta))
@@ -55,10 +55,10 @@ class Ladder:
         return len(logs) - 1 + (logs[-1] - wanted) / slope
 
     def ntk_theta(self, ratio: float, rule: str) -> float:
-        """theta * ratio^(dim/(dim-2)): the base at which the slowest pair is slowed by exactly `ratio`."""
+        """Return theta * ratio^(dim/(dim-2)), the base at which the slowest pair is slowed by exactly `ratio`."""
         if self.dim == 2:
             raise RopeError(
-                f"{rule}: a single pair leaves NTK no slower frequency to stretch (dim / (dim - 2) divides by 0).",
+                f"{rule}: NTK needs at least two pairs (dim / (dim - 2) divides by 0).",
                 facts={"rotary_dim": self.dim},
                 cure="Use Linear for one pair.",
             )
@@ -66,18 +66,18 @@ class Ladder:
 
 
 class Scaling(ABC):
-    """A rule that turns one ladder of inverse frequencies into another; abstract.
+    """A rule that maps a ladder of inverse frequencies to scaled ones; abstract.
 
-    A rule is one file in this folder: a frozen dataclass with a `rope_type` and an `inv_freq`. The class variables say
-    what the rest of the package asks of it; each has a default, and `RULES` lists every subclass by its class name.
+    A rule is a frozen dataclass with a `rope_type` and an `inv_freq`. The other class variables have defaults. `RULES`
+    lists every subclass by its class name.
 
-    - `rope_type`: the rule's short name. `hf_names`: its names in Hugging Face configs, () where it has none.
-    - `required_keys`, `optional_keys`: the fields that a Hugging Face block states, spelled alike.
+    - `rope_type`: short name. `hf_names`: names in Hugging Face configs, () if it has none.
+    - `required_keys`, `optional_keys`: fields that a Hugging Face block states, with the same spelling.
     - `needs_seq_len`: the frequencies depend on the sequence length.
-    - `starts_at_max_length`: max_position_embeddings is the length that the rule starts from, so it must be set and an
-      export keeps it. `reads_max_length`: max_position_embeddings enters the rule's numbers.
-    - `can_be_extended`: False where pairs stand still, which no other rule can replace.
-    - `can_be_rounded`: Resonance may round its wavelengths (never where `needs_seq_len`).
+    - `starts_at_max_length`: the rule starts from max_position_embeddings, so it must be set and an export keeps it.
+    - `reads_max_length`: max_position_embeddings enters the rule's numbers.
+    - `can_be_extended`: False if some pairs do not rotate: no other rule can replace this one.
+    - `can_be_rounded`: Resonance may round its wavelengths (never with `needs_seq_len`).
     """
 
     rope_type: ClassVar[str]
@@ -96,16 +96,16 @@ class Scaling(ABC):
 
     @abstractmethod
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        """The scaled inverse frequencies, radians per token, one per pair of the ladder."""
+        """Return the scaled inverse frequencies, radians per token, one per pair of the ladder."""
 
     def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
-        """`inv_freq` of each length in a tensor, for tracers, which cannot read its numbers: float64 `[*batch, pairs]`.
+        """Return `inv_freq` of each length in a tensor `[*batch, 1]`: float64 `[*batch, pairs]`.
 
-        `lengths` is `[*batch, 1]`. Raises `RopeError` for a rule that only reads a Python int.
+        Tracers need it: they cannot read the numbers of a tensor. Raises `RopeError` for a rule that needs an int.
         """
         if self.switch_length is None:
             raise RopeError(
-                f"cos_sin: {type(self).__name__} reads its sequence length as a number, which a tracer cannot give it.",
+                f"cos_sin: {type(self).__name__} needs its sequence length as an int, which a tracer cannot read.",
                 facts={"seq_len": lengths, "scaling": self},
                 cure="Pass seq_len as an int.",
             )
@@ -116,30 +116,30 @@ class Scaling(ABC):
         return torch.where(lengths > self.switch_length, after, before)
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
-        """What queries and keys are each multiplied by; `ladder_max` is the config's max_position_embeddings."""
+        """Return the factor of queries and of keys; `ladder_max` is the config's max_position_embeddings."""
         return 1.0
 
     @property
     def original_length(self) -> int | None:
-        """The length before scaling, in tokens, where the rule itself states it."""
+        """Return the length before scaling, in tokens, or None if the rule does not state it."""
         return None
 
     @property
     def switch_length(self) -> int | None:
-        """The length in tokens beyond which a second set of frequencies applies; None for every other rule."""
+        """Return the tokens beyond which a second set of frequencies applies, or None if there is one set."""
         return None
 
     @property
     def first_tokens(self) -> int:
-        """How many tokens at the start keep the unscaled frequencies."""
+        """Return the number of leading tokens left unscaled."""
         return 0
 
     def first_inv_freq(self, ladder: Ladder) -> list[float]:
-        """The inverse frequencies of those first tokens."""
+        """Return the inverse frequencies of those first tokens."""
         return ladder.inv_freq()
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
-        """The most tokens that the frequencies of `seq_len` are right for; infinite where length does not matter."""
+        """Return the most tokens for which the frequencies of `seq_len` are right; infinite without `needs_seq_len`."""
         if not self.needs_seq_len:
             return math.inf
         if self.switch_length is None:
@@ -147,28 +147,28 @@ class Scaling(ABC):
         return self.switch_length if seq_len <= self.switch_length else math.inf
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:
-        """How many tokens the rule is meant for, where its own numbers say so."""
+        """Return the tokens that the rule extends to, or None if its numbers do not state it."""
         return None
 
     @property
     def trained_part(self) -> Scaling | None:
-        """The rule that a model was trained with, where this one was put on top of it; None for every other."""
+        """Return the rule that the model was trained with, if this one is applied on top of it; else None."""
         return None
 
     def unscaled(self) -> Scaling | None:
-        """What remains of the rule without any length scaling: None for plain RoPE."""
+        """Return the rule without any length scaling; None is plain RoPE."""
         return None
 
     def written_out(self, max_position_embeddings: int | None) -> Scaling:
-        """The same rule with every number in it that it would read from the config's max_position_embeddings."""
+        """Return the rule with the numbers filled in that it would take from max_position_embeddings."""
         return self
 
     def as_published(self) -> Scaling:
-        """The rule by its paper's formula, where transformers computes another; else the rule itself."""
+        """Return the rule by its paper's formula if transformers computes a different one; else the rule itself."""
         return self
 
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
-        """Raise `RopeError` where the rule does not fit a RopeConfig of these numbers."""
+        """Raise `RopeError` if the rule does not fit a RopeConfig of these numbers."""
         if self.starts_at_max_length and max_position_embeddings is None:
             raise RopeError(
                 f"RopeConfig: {type(self).__name__} starts at max_position_embeddings, which is not set.",
@@ -177,14 +177,14 @@ class Scaling(ABC):
             )
 
     def check_axes(self, num_axes: int | None) -> None:
-        """Raise `RopeError` where the rule does not fit so many axes with ladders of their own (None: one ladder)."""
+        """Raise `RopeError` if the rule does not fit this number of axes with separate ladders (None: one ladder)."""
         return
 
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
-        """The rule of a Hugging Face block whose keys have been checked; an optional key of null is left out.
+        """Return the rule of a Hugging Face block with checked keys; an optional key of null keeps its default.
 
-        `max_position_embeddings` is the config's. Raises `RopeError` for a value that the rule refuses.
+        `max_position_embeddings` is the config's. Raises `RopeError` for a value that the rule does not accept.
         """
         hints = get_type_hints(cls)
         values = {key: read_value(block, key, hints[key]) for key in cls.required_keys}
@@ -192,10 +192,10 @@ class Scaling(ABC):
         return cls(**values, **{key: read_value(block, key, hints[key]) for key in stated})
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
-        """The Hugging Face block of the rule over `ladder`, as `from_block` reads it back.
+        """Return the Hugging Face block of the rule over `ladder`; `from_block` is its inverse.
 
-        A rule without a name in transformers becomes a `longrope` block of equal lists. Raises `RopeError` where that
-        cannot be: frequencies that follow the length, pairs that stand still, or no trained length to state.
+        A rule without a name in transformers becomes a `longrope` block of equal lists. Raises `RopeError` if the
+        frequencies follow the length, if some pairs do not rotate, or if there is no trained length to state.
         """
         if not self.hf_names:
             return self.longrope_block(ladder)
@@ -208,9 +208,9 @@ class Scaling(ABC):
         return block
 
     def longrope_block(self, ladder: Ladder) -> dict[str, Any]:
-        """A `longrope` block of the divisors that give this rule's frequencies: one list up to its switch, one beyond.
+        """Return a `longrope` block of this rule's divisors: one list up to its switch length, one beyond.
 
-        Without a switch the two are equal.
+        The two lists are equal if there is no switch length.
         """
         name, trained = type(self).__name__, self.original_length or ladder.max_position_embeddings
         switch = self.switch_length if self.needs_seq_len else trained
@@ -240,13 +240,13 @@ class Scaling(ABC):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The rule as ropewalk's own config writes it: its class name and its fields, which `rule_from_dict` reads."""
+        """Return the class name and the fields, as ropewalk's own config.json holds them; see `rule_from_dict`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {"rule": type(self).__name__, **{key: _written(value) for key, value in values.items()}}
 
 
 def _written(value: Any) -> Any:
-    """A field's value with the rules in it as dicts."""
+    """Return a field's value with the rules in it as dicts."""
     if isinstance(value, Scaling):
         return value.to_dict()
     return tuple(map(_written, value)) if isinstance(value, tuple) else value
@@ -257,9 +257,9 @@ RULES: dict[str, type[Scaling]] = {}
 
 
 def register(rule: type[Scaling]) -> None:
-    """Put a rule into `RULES`; a class without a `rope_type` is an abstract one and stays out.
+    """Add a rule to `RULES`; a class without a `rope_type` is abstract and is not added.
 
-    Raises `RopeError` where another rule has one of its names: only one of them could be read back.
+    Raises `RopeError` if another rule has one of its names, since a name must identify one rule.
     """
     if not hasattr(rule, "rope_type"):
         return
@@ -276,7 +276,7 @@ def register(rule: type[Scaling]) -> None:
 
 
 def rule_of_type(name: str, *, in_hf: bool = False) -> type[Scaling] | None:
-    """The rule of a `rope_type`; with `in_hf`, only under the names that it has in Hugging Face configs."""
+    """Return the rule of a `rope_type`, or None; with `in_hf`, search only the names of Hugging Face configs."""
     for rule in RULES.values():
         if name in rule.hf_names or (name == rule.rope_type and not in_hf):
             return rule
@@ -284,7 +284,7 @@ def rule_of_type(name: str, *, in_hf: bool = False) -> type[Scaling] | None:
 
 
 def rule_from_dict(content: Mapping[str, Any]) -> Scaling:
-    """The reverse of `Scaling.to_dict`; an unknown rule or field raises KeyError or TypeError."""
+    """Return the rule of `Scaling.to_dict`; an unknown rule or field raises KeyError or TypeError."""
 
     def read(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Rules made of rules: one for each axis of positions, and an extension of frequencies that are already scaled."""
+"""Rules that combine rules: one for each axis of positions, or one on top of the model's own scaling."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ropewalk.rope.rules.longrope import LongRoPE
 
 @dataclass(frozen=True)
 class PerAxis(Scaling):
-    """Each axis under its own rule; None leaves an axis as it is.
+    """A rule for each axis; None leaves an axis unscaled.
 
-    Only for axes with a ladder of their own (`axes_restart=True`), and for rules that do not ask for a sequence length
-    and have no attention factor: all pairs of a head share one. transformers has no block for it.
+    Axes need separate ladders (`axes_restart=True`). Rules must not depend on the sequence length and must have no
+    attention factor, since all pairs of a head share one. transformers has no block for it.
     Source: NVIDIA Cosmos and diffusers' `CosmosRotaryPosEmbed`, which scale theta by axis.
 
     >>> from ropewalk.rope.scaling import Linear
@@ -42,7 +42,7 @@ class PerAxis(Scaling):
         ]
         if not rules or refused:
             raise RopeError(
-                "PerAxis: `rules` holds for each axis a rule that asks for no sequence length, or None.",
+                "PerAxis: `rules` needs for each axis a rule that does not depend on the sequence length, or None.",
                 facts={"rules": self.rules, "refused": refused},
                 cure="For example PerAxis((NTK(2.0), None, None)).",
             )
@@ -54,8 +54,8 @@ class PerAxis(Scaling):
     def check_axes(self, num_axes: int | None) -> None:
         if num_axes != len(self.rules):
             raise RopeError(
-                "RopeConfig: PerAxis needs one rule for each axis, and axes with ladders of their own.",
-                facts={"rules": self.rules, "axes with ladders of their own": num_axes or 0},
+                "RopeConfig: PerAxis needs one rule for each axis, and axes with separate ladders.",
+                facts={"rules": self.rules, "axes with separate ladders": num_axes or 0},
                 cure="Pass axes=axes_from_sections([...]) and axes_restart=True.",
             )
 
@@ -67,14 +67,14 @@ class PerAxis(Scaling):
             factor = rule.attention_factor_at(max_position_embeddings, None)
             if factor != 1.0:
                 raise RopeError(
-                    "PerAxis: all pairs of a head share one attention factor, so no axis may bring its own.",
+                    "PerAxis: all pairs of a head share one attention factor, so the rule of an axis must have none.",
                     facts={"rule": rule, "attention_factor": factor},
                     cure="Give YaRN attention_factor=1.0.",
                 )
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         raise RopeError(
-            "to_hf: transformers has no block for a scaling of each axis.",
+            "to_hf: transformers has no block with a scaling for each axis.",
             facts={"rules": self.rules},
             cure="Save the model in ropewalk's own form, whose config holds every field.",
         )
@@ -84,11 +84,11 @@ class PerAxis(Scaling):
 class Stacked(Scaling):
     """The rule `by` on the frequencies of `of`, the scaling that a model was trained with.
 
-    What `by` does to a pair of the unscaled ladder it does to that pair as `of` leaves it: Linear, NTK and a changed
-    theta multiply it by what they multiply the plain one by; YaRN and Llama 3 ask how often it turns as it is within
-    the length that they start from. The attention factors multiply. transformers has no block for two rules: where the
-    frequencies do not follow the length it becomes `longrope`, one divisor for each pair.
-    Source: YaRN's section 3 read with the model's own frequencies in place of theta^(-2i/dim).
+    `by` applies to the pairs that `of` has scaled. Linear, NTK and a changed theta multiply them by the same numbers as
+    the unscaled pairs. YaRN and Llama 3 count the rotations of the scaled pairs within the length that they start from.
+    The attention factors multiply. transformers has no block for two rules: it becomes `longrope`, with one divisor for
+    each pair, if the frequencies do not follow the length.
+    Source: YaRN, section 3, with the model's own frequencies in place of theta^(-2i/dim).
 
     >>> from ropewalk.rope.scaling import Linear
     >>> Stacked(Linear(8.0), Linear(2.0)).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
@@ -105,38 +105,38 @@ class Stacked(Scaling):
             raise RopeError(
                 "Stacked: `of` and `by` must be scaling rules.",
                 facts={"of": self.of, "by": self.by},
-                cure="For a model without a scaling of its own, the rule alone is the extension.",
+                cure="For a model without its own scaling, use the rule without Stacked.",
             )
         if not self.of.can_be_extended:
             raise RopeError(
-                "Stacked: pairs that stand still cannot be extended.",
+                "Stacked: a scaling with pairs that do not rotate cannot be extended.",
                 facts={"of": self.of},
-                cure="Measure the model as it is.",
+                cure="Use the model without an extension.",
             )
         if self.of.switch_length is not None and self.by.first_tokens:
             raise RopeError(
-                "Stacked: first tokens that keep their angles need one set of them, and `of` has two.",
+                "Stacked: unscaled first tokens need one set of frequencies, and `of` has two.",
                 facts={"of": type(self.of).__name__, "unscaled_tokens": self.by.first_tokens},
                 cure="Set unscaled_tokens=0.",
             )
 
     @property
     def needs_seq_len(self) -> bool:  # type: ignore[override]
-        """Whether the frequencies depend on the sequence length."""
+        """Return whether the frequencies depend on the sequence length."""
         return self.of.needs_seq_len or self.by.needs_seq_len
 
     @property
     def starts_at_max_length(self) -> bool:  # type: ignore[override]
-        """Whether max_position_embeddings is the length that `by` starts from."""
+        """Return whether `by` starts from max_position_embeddings."""
         return self.by.starts_at_max_length
 
     @property
     def reads_max_length(self) -> bool:  # type: ignore[override]
-        """Whether max_position_embeddings enters the numbers."""
+        """Return whether max_position_embeddings enters the numbers."""
         return self.of.reads_max_length or self.by.reads_max_length
 
     def below(self, ladder: Ladder, seq_len: int | None) -> Ladder:
-        """The ladder that `by` starts from: the frequencies of `of`."""
+        """Return the ladder that `by` starts from, with the frequencies of `of`."""
         scaled = self.of.inv_freq(ladder, seq_len)
         plain = replace(ladder, divisors=None).inv_freq()
         return replace(ladder, divisors=tuple(f / g for f, g in zip(plain, scaled, strict=True)))
@@ -161,13 +161,13 @@ class Stacked(Scaling):
 
     @property
     def switch_length(self) -> int | None:
-        """That of `of`; of `by` where `of` has none; None where both follow the length, each in its own way."""
+        """Return the switch length of `of`, or of `by` if `of` has none; None if both follow the length."""
         if not self.of.needs_seq_len:
             return self.by.switch_length
-        return self.of.switch_length if self._by_is_the_same_at_all_lengths else None
+        return self.of.switch_length if self._by_is_constant else None
 
     @property
-    def _by_is_the_same_at_all_lengths(self) -> bool:
+    def _by_is_constant(self) -> bool:
         equal_lists = isinstance(self.by, LongRoPE) and self.by.short_factor == self.by.long_factor
         return equal_lists or not self.by.needs_seq_len
 
@@ -176,7 +176,7 @@ class Stacked(Scaling):
         return self.by.first_tokens
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
-        own = math.inf if self._by_is_the_same_at_all_lengths else self.by.longest_at(seq_len, max_position_embeddings)
+        own = math.inf if self._by_is_constant else self.by.longest_at(seq_len, max_position_embeddings)
         return min(self.of.longest_at(seq_len, max_position_embeddings), own)
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:

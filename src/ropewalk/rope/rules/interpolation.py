@@ -1,4 +1,4 @@
-"""Rules that change frequencies by formula: position interpolation, NTK-aware, adjusted base, Llama 3.1."""
+"""Rules that scale frequencies by formula: position interpolation, NTK-aware, adjusted base, Llama 3.1."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ropewalk.rope.values import (
     TRAINED_KEY,
     Block,
     Variant,
-    are_numbers,
+    check_bounds,
     check_factor,
     check_length,
     check_variant,
     is_number,
-    number_of,
     ramp,
+    read_value,
 )
 
 
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """Position interpolation: every frequency divided by `factor`.
+    """Position interpolation: every frequency is divided by `factor`.
 
     Source: Chen et al. 2023, arXiv:2306.15595, eq. 4.
 
@@ -51,10 +51,10 @@ class Linear(Scaling):
 class NTK(Scaling):
     """NTK-aware scaling: theta becomes theta * factor^(dim/(dim-2)).
 
-    The fastest pair stays and the slowest is divided by `factor`.
-    `dim` is the rotary dimension. Source: bloc97 2023, r/LocalLLaMA; Peng et al. 2023, arXiv:2309.00071, section 3.1.
-    transformers has no name for it: it becomes a default block with the changed theta. HunYuan's `alpha` is this
-    `factor`; the other keys of its block are not read there.
+    The fastest pair is unchanged and the slowest is divided by `factor`; `dim` is the rotary dimension. transformers
+    has no name for it: it becomes a default block with the changed theta. HunYuan's `alpha` is this `factor`; its class
+    ignores the other keys of its block.
+    Source: bloc97 2023, r/LocalLLaMA; Peng et al. 2023, arXiv:2309.00071, section 3.1.
 
     >>> [round(f, 6) for f in NTK(factor=8.0).inv_freq(Ladder(10000.0, 4, (0, 1)), None)]
     [1.0, 0.00125]
@@ -73,7 +73,7 @@ class NTK(Scaling):
 
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> NTK:
-        return cls(number_of(block, "alpha"))
+        return cls(read_value(block, "alpha", float))
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": ladder.ntk_theta(self.factor, "to_hf")}
@@ -81,10 +81,10 @@ class NTK(Scaling):
 
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """NTK-aware scaling whose ratio follows the sequence length; nothing changes up to max_position_embeddings.
+    """NTK-aware scaling with a ratio that follows the sequence length; unscaled up to max_position_embeddings.
 
-    With l the sequence length and L the config's max_position_embeddings: transformers uses factor * l/L - (factor - 1)
-    (at l = 2L and factor 4 that is 5, not 2), `variant="paper"` uses l/L whatever the factor.
+    For sequence length l and max_position_embeddings L, transformers uses factor * l/L - (factor - 1) (5, not 2, at
+    l = 2L and factor 4). `variant="paper"` uses l/L for every factor.
     Source: emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3.
     """
 
@@ -102,7 +102,7 @@ class DynamicNTK(Scaling):
         check_variant("DynamicNTK", self.variant)
 
     def ratio(self, over: Any) -> Any:
-        """By what the slowest pair is divided at `over` (1 or more, a number or a tensor) times the trained length."""
+        """Return the divisor of the slowest pair at `over` >= 1 (number or tensor) times the trained length."""
         return over if self.variant == "paper" else self.factor * over - (self.factor - 1)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
@@ -117,15 +117,15 @@ class DynamicNTK(Scaling):
         return ladder.inv_freq() if ratio == 1 else ladder.inv_freq(ladder.ntk_theta(ratio, "DynamicNTK"))
 
     def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
-        """Within a rounding of float64 of `inv_freq`."""
+        """Return the frequencies of each length, within one float64 rounding of `inv_freq`."""
         trained = ladder.max_position_embeddings or 1
         ratio: Tensor = self.ratio(lengths.to(torch.float64).clamp(min=trained) / trained)
         stretched = ladder.ntk_theta(1.0, "DynamicNTK") * ratio ** (ladder.dim / (ladder.dim - 2))
         exponents = [-2 * i / ladder.dim for i in range(len(ladder.columns))]
-        found: Tensor = stretched ** torch.tensor(exponents, dtype=torch.float64, device=lengths.device)
+        scaled: Tensor = stretched ** torch.tensor(exponents, dtype=torch.float64, device=lengths.device)
         if ladder.divisors is None:
-            return found
-        return found / torch.tensor(ladder.divisors, dtype=torch.float64, device=lengths.device)
+            return scaled
+        return scaled / torch.tensor(ladder.divisors, dtype=torch.float64, device=lengths.device)
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         return max(seq_len, max_position_embeddings or 0)
@@ -137,17 +137,17 @@ class DynamicNTK(Scaling):
         return replace(self, variant="paper")
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
-        """The paper's variant is transformers' with factor 1."""
+        """Return transformers' block; the paper's variant is transformers' with factor 1."""
         factor = 1.0 if self.variant == "paper" else self.factor
         return {"rope_type": "dynamic", "rope_theta": ladder.theta, "factor": factor}
 
 
 @dataclass(frozen=True)
 class ABF(Scaling):
-    """Adjusted base frequency: RoPE with another, larger `theta` in place of the config's.
+    """Adjusted base frequency: RoPE with a larger `theta` in place of the config's.
 
     In a Hugging Face config it is a default block with that `rope_theta`. `ropewalk.rope.frequencies.smallest_theta`
-    finds the one for a length. Source: Xiong et al. 2023, arXiv:2309.16039, section 4.1.
+    computes one for a length. Source: Xiong et al. 2023, arXiv:2309.16039, section 4.1.
 
     >>> ABF(theta=1e6).inv_freq(Ladder(10000.0, 4, (0, 1)), None)
     [1.0, 0.001]
@@ -161,7 +161,7 @@ class ABF(Scaling):
             raise RopeError(
                 "ABF: `theta` must be a finite number above 1.",
                 facts={"theta": self.theta},
-                cure="It takes the place of the config's theta: 500000.0 for Llama 2 Long.",
+                cure="It replaces the config's theta: 500000.0 for Llama 2 Long.",
             )
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
@@ -173,9 +173,10 @@ class ABF(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Llama 3.1's: fast pairs stay, slow pairs are divided by `factor`, a ramp joins them; no attention factor.
+    """Llama 3.1's rule: fast pairs are unchanged, slow pairs are divided by `factor`, with a ramp in between.
 
-    Pairs with at least `high_freq_factor` turns stay, with at most `low_freq_factor` are divided.
+    Pairs with at least `high_freq_factor` rotations within the trained length are unchanged; pairs with at most
+    `low_freq_factor` are divided. There is no attention factor.
     Source: Meta's llama-models (Llama 3.1), `apply_scaling`; transformers' `llama3`.
     """
 
@@ -190,20 +191,14 @@ class Llama3(Scaling):
     def __post_init__(self) -> None:
         check_factor("Llama3", self.factor)
         check_length("Llama3", self.original_max_position_embeddings)
-        bands = self.high_freq_factor, self.low_freq_factor
-        if not (are_numbers(*bands) and self.high_freq_factor >= self.low_freq_factor > 0):
-            raise RopeError(
-                "Llama3: `high_freq_factor` must not be below `low_freq_factor`, and both above 0.",
-                facts={"high_freq_factor": self.high_freq_factor, "low_freq_factor": self.low_freq_factor},
-                cure="The published values are low_freq_factor=1, high_freq_factor=4.",
-            )
+        bounds = {"high_freq_factor": self.high_freq_factor, "low_freq_factor": self.low_freq_factor}
+        check_bounds("Llama3", "4 and 1", **bounds)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        low, high = self.low_freq_factor, self.high_freq_factor
         scaled = []
         for f in ladder.inv_freq():
-            turns = self.original_max_position_embeddings * f / (2 * math.pi)
-            kept = ramp(turns, low, high)
+            rotations = self.original_max_position_embeddings * f / (2 * math.pi)
+            kept = ramp(rotations, self.low_freq_factor, self.high_freq_factor)
             scaled.append(f / self.factor * (1 - kept) + f * kept)
         return scaled
 

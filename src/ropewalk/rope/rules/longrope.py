@@ -25,10 +25,10 @@ from ropewalk.rope.values import (
 class LongRoPE(Scaling):
     """One divisor per pair, found by search: `short_factor` up to the trained length, `long_factor` beyond it.
 
-    The attention factor sqrt(1 + ln(factor) / ln(trained)) holds on both sides, unless `attention_factor`, or
-    Phi-3.5-MoE's `short_mscale` and `long_mscale`, say otherwise; `factor` defaults to max_position_embeddings /
-    trained. The paper's first tokens that stay unscaled are `unscaled_tokens` (section 3.2, n-hat); no published
-    checkpoint uses them.
+    The attention factor is Phi-3.5-MoE's `short_mscale` or `long_mscale` if given; else `attention_factor`; else
+    sqrt(1 + ln(factor) / ln(trained)) at every length. `factor` defaults to max_position_embeddings / trained.
+    `unscaled_tokens` is the number of leading tokens left unscaled (section 3.2, n-hat); no published checkpoint has
+    any.
     Source: Ding et al. 2024, arXiv:2402.13753, eq. 3 and section 3.3.
     """
 
@@ -124,7 +124,7 @@ class LongRoPE(Scaling):
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         if seq_len is None:
             raise RopeError(
-                "LongRoPE: which factors apply depends on the sequence length.",
+                "LongRoPE: the sequence length chooses between the two lists of factors.",
                 facts={"original_max_position_embeddings": self.original_max_position_embeddings},
                 cure="Pass seq_len=...: the total length that the cache or the window will reach.",
             )
@@ -136,7 +136,7 @@ class LongRoPE(Scaling):
         if mscales != (None, None):
             if None in mscales or (seq_len is None and mscales[0] != mscales[1]):
                 raise RopeError(
-                    "LongRoPE: `short_mscale` and `long_mscale` come together, and a seq_len chooses between them.",
+                    "LongRoPE: `short_mscale` and `long_mscale` must both be given; `seq_len` chooses between them.",
                     facts={"short_mscale": mscales[0], "long_mscale": mscales[1], "seq_len": seq_len},
                     cure="Give both, and pass seq_len=...",
                 )

@@ -15,8 +15,8 @@ from ropewalk.rope.values import as_whole, check_factor, is_number
 class CoPE(Scaling):
     """The last `clipped` pairs are slowed by (1 + cos(pi t)) / 2, t from 0 at the first of them to 1 at the last.
 
-    The slowest pair stands still, as a pair of a head without positions does. The authors clip 20 of 64 pairs and train
-    on; "CoPE" here is clipped RoPE, and not the contextual position encoding of the same name.
+    The slowest pair does not rotate. The authors clip 20 of 64 pairs and continue training. This is clipped RoPE, not
+    the contextual position encoding of the same name.
     Source: "CoPE: clipped RoPE as a scalable free lunch for long context LLMs" 2026, arXiv:2602.05258, section 3.
 
     >>> CoPE(2).inv_freq(Ladder(10000.0, 8, (0, 1, 2, 3)), None)
@@ -58,9 +58,9 @@ class CoPE(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """p-RoPE: only the fastest fraction of the pairs turns, the others stand still (frequency 0) over the whole head.
+    """p-RoPE: only the fastest fraction of the pairs rotates; the others have frequency 0.
 
-    Unlike a smaller rotary_dim, the exponents run over head_dim and the pairing over the whole head.
+    Unlike with a smaller rotary_dim, exponents and pairing run over the whole head.
     Source: Barbero et al. 2024, arXiv:2410.06205; Gemma 4's `proportional`.
 
     >>> Proportional(partial_rotary_factor=0.5).inv_freq(Ladder(10000.0, 8, (0, 1, 2, 3)), None)
@@ -81,15 +81,15 @@ class Proportional(Scaling):
             raise RopeError(
                 "Proportional: `partial_rotary_factor` must lie between 0 and 1.",
                 facts={"partial_rotary_factor": self.partial_rotary_factor},
-                cure="It is the fraction of the pairs that turn.",
+                cure="It is the fraction of the pairs that rotate.",
             )
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        turning = int(self.partial_rotary_factor * ladder.dim // 2)
-        return [f / self.factor if i < turning else 0.0 for i, f in enumerate(ladder.inv_freq())]
+        rotating = int(self.partial_rotary_factor * ladder.dim // 2)
+        return [f / self.factor if i < rotating else 0.0 for i, f in enumerate(ladder.inv_freq())]
 
     def unscaled(self) -> Proportional:
-        """The pairs that stand still keep standing."""
+        """Return the rule without its factor; the same pairs rotate."""
         return replace(self, factor=1.0)
 
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
@@ -97,7 +97,7 @@ class Proportional(Scaling):
             raise RopeError(
                 "RopeConfig: Proportional pairs over the whole head, so rotary_dim must equal head_dim.",
                 facts={"rotary_dim": rotary_dim, "head_dim": head_dim},
-                cure="Say the fraction in Proportional(partial_rotary_factor=...) and leave rotary_dim out.",
+                cure="Pass the fraction as Proportional(partial_rotary_factor=...) and leave rotary_dim out.",
             )
 
 
@@ -105,11 +105,10 @@ class Proportional(Scaling):
 class Resonance(Scaling):
     """Wavelengths rounded to the nearest whole number of tokens, on top of the rule `of` (None: plain RoPE).
 
-    With `of` a YaRN this is the paper's Resonance YaRN; the attention factor stays that of `of`. A pair then repeats
-    itself exactly, so that a model that has seen one whole turn meets no new angle in that pair. Every pair is rounded,
-    as the authors' code does; their theorem speaks of the pairs that turn within the trained length, and for the others
-    the frequency moves by less than half a token in the wavelength. Halves go to the even number, as `torch.round`
-    does.
+    With YaRN as `of` this is the paper's Resonance YaRN; the attention factor is that of `of`. A rounded pair repeats
+    exactly, so a model trained on one full rotation meets no new angle in that pair. Every pair is rounded, as in the
+    authors' code; their theorem covers only the pairs that rotate fully within the trained length. A wavelength changes
+    by at most half a token. Halves are rounded to the even number, as by `torch.round`.
     In a Hugging Face config it becomes `longrope` with two equal lists.
     Source: Wang et al. 2024, arXiv:2403.00071; github.com/sheryc/resonance_rope, `resonance_register`.
 

@@ -1,4 +1,4 @@
-"""YaRN (NTK by parts with a temperature) and MrRoPE, which shares its bounds."""
+"""YaRN (NTK by parts with a temperature) and MrRoPE, which uses the same bounds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ropewalk.rope.values import (
     TRAINED_KEY,
     Block,
     Variant,
-    are_numbers,
     check_above_zero,
+    check_bounds,
     check_factor,
     check_length,
     check_trained_ratio,
@@ -24,12 +24,13 @@ from ropewalk.rope.values import (
 
 @dataclass(frozen=True)
 class YaRN(Scaling):
-    """NTK-by-parts with an attention factor: fast pairs stay, slow pairs are divided by `factor`, a ramp joins them.
+    """NTK by parts with an attention factor.
 
-    transformers' ramp is linear in the pair's index between two bounds (rounded outward if `truncate`); the paper's is
-    linear in the number of turns within the trained length, from `beta_slow` to `beta_fast`. They differ by
-    up to 4.3x on real models. The attention factor multiplies queries and keys: `attention_factor` if given; else,
-    with both `mscale` and `mscale_all_dim`, the ratio of their 0.1 m ln(factor) + 1; else 0.1 ln(factor) + 1.
+    Fast pairs are unchanged, slow pairs are divided by `factor`, with a ramp in between. transformers' ramp is linear
+    in the pair's index between two bounds (rounded outward if `truncate`). The paper's is linear in the number of
+    rotations within the trained length, from `beta_slow` to `beta_fast`. They differ by up to 4.3x on real models.
+    The attention factor multiplies queries and keys: `attention_factor` if given; else, if both `mscale` and
+    `mscale_all_dim` are given, the ratio of their 0.1 m ln(factor) + 1; else 0.1 ln(factor) + 1.
     Source: Peng et al. 2023, arXiv:2309.00071, section 3.2, eq. 17-23 and 3.4; DeepSeek-V2's mscale.
     """
 
@@ -62,35 +63,26 @@ class YaRN(Scaling):
                 facts={"truncate": self.truncate},
                 cure="True, the default, rounds the ramp's bounds outward to whole pairs.",
             )
-        if not (are_numbers(self.beta_fast, self.beta_slow) and self.beta_fast >= self.beta_slow > 0):
-            raise RopeError(
-                "YaRN: `beta_fast` must not be below `beta_slow`, and both above 0 (turns within the trained length).",
-                facts={"beta_fast": self.beta_fast, "beta_slow": self.beta_slow},
-                cure="The published values are beta_fast=32, beta_slow=1.",
-            )
+        check_bounds("YaRN", "32 and 1", beta_fast=self.beta_fast, beta_slow=self.beta_slow)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        kept = self._kept_by_turns if self.variant == "paper" else self._kept_by_index
+        kept = self._kept_by_rotations if self.variant == "paper" else self._kept_by_index
         plain = ladder.inv_freq()
         return [f / self.factor * (1 - k) + f * k for f, k in zip(plain, kept(ladder, plain), strict=True)]
 
-    def _kept_by_turns(self, ladder: Ladder, plain: list[float]) -> list[float]:
-        """The paper's gamma(r), eq. 18: the share of a frequency kept, by its turns r in the trained length."""
-        turns = [self.original_max_position_embeddings * f / (2 * math.pi) for f in plain]
-        return [ramp(r, self.beta_slow, self.beta_fast) for r in turns]
+    def _kept_by_rotations(self, ladder: Ladder, plain: list[float]) -> list[float]:
+        """Return the paper's gamma(r), eq. 18: the share kept of each frequency, by its rotations r when trained."""
+        rotations = [self.original_max_position_embeddings * f / (2 * math.pi) for f in plain]
+        return [ramp(r, self.beta_slow, self.beta_fast) for r in rotations]
 
     def _kept_by_index(self, ladder: Ladder, plain: list[float]) -> list[float]:
-        """The reference code's ramp, linear in the pair's index between the two bounds."""
-
-        low, high = (
-            ladder.index_at(turns * 2 * math.pi / self.original_max_position_embeddings)
-            for turns in (self.beta_fast, self.beta_slow)
-        )
+        """Return the reference code's ramp, linear in the pair's index between the two bounds."""
+        low, high = _bounds(self, ladder)
         if self.truncate:
             low, high = float(math.floor(low)), float(math.ceil(high))
         low, high = max(low, 0.0), min(high, ladder.dim - 1.0)
         if low == high:
-            high += 0.001  # as the reference code does, so that the ramp is a step and not a division by zero
+            high += 0.001  # as in the reference code: a step, not a division by zero
         return [1 - min(1.0, max(0.0, (i - low) / (high - low))) for i in range(len(plain))]
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
@@ -109,7 +101,7 @@ class YaRN(Scaling):
 
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
-        """As transformers reads it: a factor of null is the ratio of the lengths, a beta of 0 is its default."""
+        """Return the rule as transformers reads it: a null factor is the ratio of lengths, a beta of 0 its default."""
         read = dict(block)
         if read.get("factor") is None:
             read["factor"] = check_trained_ratio(block, cls.rope_type, max_position_embeddings)
@@ -122,23 +114,23 @@ class YaRN(Scaling):
         return replace(self, variant="paper")
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
-        """The paper's ramp has no name in transformers and becomes `longrope`."""
+        """Return the block; the paper's ramp has no name in transformers and becomes `longrope`."""
         return self.longrope_block(ladder) if self.variant == "paper" else super().to_block(ladder)
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """0.1 * mscale * ln(factor) + 1: YaRN's temperature; DeepSeek also multiplies its softmax scale by its square."""
+    """Return 0.1 * mscale * ln(factor) + 1, YaRN's temperature; DeepSeek multiplies its softmax scale by its square."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True)
 class MrRoPE(Scaling):
-    """Fast pairs stay, slow pairs are divided by `factor`, and the divisors between them are powers of it.
+    """Mixed-radix RoPE: fast pairs are unchanged, slow pairs divided by `factor`, pairs between by powers of it.
 
-    With l and h the indices of the pairs that turn `beta_fast` and `beta_slow` times within the trained length, rounded
-    outward as YaRN rounds them, pair i is divided by factor^e: e = (i - l) / (h - l) for `variant="uni"`, where each
-    digit of a mixed radix gets the same share, and e = (i - l)(i - l + 1) / ((h - l)(h - l + 1)) for `"pro"`, where the
-    share grows with the pair. The attention factor is YaRN's, 0.1 ln(factor) + 1, unless `attention_factor` is given.
+    l and h are the indices of the pairs that rotate `beta_fast` and `beta_slow` times within the trained length,
+    rounded outward as in YaRN. Pair i is divided by factor^e. For `variant="uni"`, e = (i - l) / (h - l): each digit of
+    the mixed radix has the same share. For `"pro"`, e = (i - l)(i - l + 1) / ((h - l)(h - l + 1)): the share grows with
+    the pair. The attention factor is YaRN's, 0.1 ln(factor) + 1, unless `attention_factor` is given.
     In a Hugging Face config it becomes `longrope` with two equal lists.
     Source: "MrRoPE: mixed-radix rotary position embedding" 2026, arXiv:2601.22181, section 4;
     github.com/mattian7/mrRoPE.
@@ -163,16 +155,10 @@ class MrRoPE(Scaling):
         check_above_zero("MrRoPE", attention_factor=self.attention_factor)
         if self.variant not in ("pro", "uni"):
             raise RopeError("MrRoPE: unknown variant.", facts={"variant": self.variant}, cure='Choose "pro" or "uni".')
-        if not (are_numbers(self.beta_fast, self.beta_slow) and self.beta_fast >= self.beta_slow > 0):
-            raise RopeError(
-                "MrRoPE: `beta_fast` must not be below `beta_slow`, and both above 0.",
-                facts={"beta_fast": self.beta_fast, "beta_slow": self.beta_slow},
-                cure="They are turns within the trained length; the published values are 32 and 1.",
-            )
+        check_bounds("MrRoPE", "32 and 1", beta_fast=self.beta_fast, beta_slow=self.beta_slow)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        trained = self.original_max_position_embeddings
-        fast, slow = (ladder.index_at(turns * 2 * math.pi / trained) for turns in (self.beta_fast, self.beta_slow))
+        fast, slow = _bounds(self, ladder)
         low, high = max(math.floor(fast), 0), min(math.ceil(slow), ladder.dim - 1)
         return [f / self.factor ** self._exponent(i, low, high) for i, f in enumerate(ladder.inv_freq())]
 
@@ -193,3 +179,10 @@ class MrRoPE(Scaling):
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:
         return int(self.factor * self.original_max_position_embeddings)
+
+
+def _bounds(rule: YaRN | MrRoPE, ladder: Ladder) -> tuple[float, float]:
+    """Return the fractional indices of the pairs that rotate `beta_fast` and `beta_slow` times when trained."""
+    trained = rule.original_max_position_embeddings
+    fast, slow = (ladder.index_at(beta * 2 * math.pi / trained) for beta in (rule.beta_fast, rule.beta_slow))
+    return fast, slow

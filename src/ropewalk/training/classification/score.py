@@ -33,13 +33,13 @@ _AT_ONCE = 2**22  # rows of all resamples that are scored together
 
 
 def confusion_counts(truth: Classes, predicted: Classes, classes: int) -> Counts:
-    """How many rows of each class (first axis) were given to each (second)."""
+    """Return the number of rows by true class (first axis) and predicted class (second)."""
     counts: Counts = _metrics().confusion_matrix(truth, predicted, labels=range(classes))
     return counts
 
 
 def scores_of(truth: Classes, predicted: Classes) -> dict[str, float]:
-    """Accuracy, and macro-F1 over the classes that occur in truth or in predictions.
+    """Return the accuracy, and the macro-F1 over the classes that occur in truth or in predictions.
 
     >>> scores_of(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]))
     {'accuracy': 0.75, 'macro_f1': 0.7333333333333334}
@@ -54,14 +54,14 @@ def scores_of(truth: Classes, predicted: Classes) -> dict[str, float]:
 def bootstrap(
     truth: Classes, *predictions: Classes, classes: int, seed: int = 0, resamples: int = RESAMPLES
 ) -> list[Intervals]:
-    """95 % percentile intervals of accuracy and macro-F1 for each set of predictions on the same rows.
+    """Return 95 % percentile intervals of accuracy and macro-F1 for each set of predictions on the same rows.
 
     With two sets there is a third entry: the intervals of the first's scores minus the second's, paired by row. Rows
     are drawn with replacement, the same for all. Source: Efron and Tibshirani 1993, chapter 13.
     """
 
     def statistic(rows: NDArray[Any], axis: int) -> Scores:
-        """The scores of all sets on each resample's rows: `[sets * 2, resamples]`."""
+        """Return the scores of all sets on each resample's rows: `[sets * 2, resamples]`."""
         drawn = np.atleast_2d(np.asarray(rows, dtype=np.int64))
         sets = [_resampled_scores(truth[drawn], predicted[drawn], classes) for predicted in predictions]
         if len(sets) == 2:
@@ -93,7 +93,7 @@ def bootstrap(
 
 
 def mcnemar(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> dict[str, Any]:
-    """McNemar's exact test of two classifiers on the same rows: rows that one of them alone has right, two-sided p.
+    """Return McNemar's exact test of two classifiers on the same rows: rows that only one has right, two-sided p.
 
     Source: McNemar 1947, Psychometrika 12.
 
@@ -106,7 +106,7 @@ def mcnemar(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> dict[str, Any
 
 
 def _resampled_scores(truth: Classes, predicted: Classes, classes: int) -> Scores:
-    """Accuracy and macro-F1, `[2, resamples]`, of labels `[resamples, rows]`: what `scores_of` gives for each row.
+    """Return accuracy and macro-F1, `[2, resamples]`, of labels `[resamples, rows]`, as `scores_of` does for each row.
 
     scikit-learn takes one resample at a time, which for 2,000 of them takes seconds.
     """
@@ -123,7 +123,7 @@ def _resampled_scores(truth: Classes, predicted: Classes, classes: int) -> Score
 
 
 def per_class(truth: Classes, predicted: Classes, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows, precision, recall and F1 of each class; None where it was never predicted, or does not occur."""
+    """Return rows, precision, recall and F1 of each class; None if it was never predicted or does not occur."""
     columns = _metrics().precision_recall_fscore_support(
         truth, predicted, labels=range(len(labels)), zero_division=np.nan
     )
@@ -140,7 +140,7 @@ def _metrics() -> Any:
 
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Inverse regularisation (scikit-learn's C) tried in cross-validation; without it, the third."""
+"""Inverse regularisation (scikit-learn's C) tried in cross-validation. Without cross-validation the third is used."""
 FOLDS = 3
 SCORING = {"accuracy": "accuracy", "macro_f1": "f1_macro", "loss": "neg_log_loss"}
 
@@ -148,11 +148,11 @@ SCORING = {"accuracy": "accuracy", "macro_f1": "f1_macro", "loss": "neg_log_loss
 def run_baseline(
     train: Rows, validation: Rows | None, test: Rows, labels: Sequence[str], *, class_weights: str, select: str
 ) -> tuple[Classes, dict[str, Any]]:
-    """Predictions for `test` as indices into `labels`, and how they came about (settings, seconds).
+    """Return predictions for `test` as indices into `labels`, and facts about them (settings, seconds).
 
-    TF-IDF of words and word pairs in lower case (sublinear), logistic regression, fitted on training and validation
-    part together, which our own training does not do: the baseline has the benefit. C is the best of `STRENGTHS` by
-    `select` in a cross-validation over the same rows (none where a class has one row).
+    TF-IDF of words and word pairs in lower case (sublinear), then logistic regression. It is fitted on the training and
+    the validation part together, while our own training uses only the first: the baseline has the benefit. C is the
+    best of `STRENGTHS` by `select` in a cross-validation over the same rows (none if a class has one row).
     """
     started = time.perf_counter()
     rows = train if validation is None else joined(train, validation)
@@ -206,7 +206,7 @@ def logits_of(
     precision: str = "float32",
     report: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Logits `[texts, labels]` of token ids, on the CPU, in order; `report` is called with the number done."""
+    """Return the logits `[texts, labels]` of token ids, on the CPU, in order; call `report` with the number done."""
     place = model.classifier.weight.device
     logits = torch.empty(len(ids), len(model.config.labels), dtype=torch.float32)
     training, done = model.training, 0
@@ -226,14 +226,14 @@ def logits_of(
 def predict(
     model: TextClassifier, texts: Sequence[str], *, report: Callable[[int], None] | None = None
 ) -> list[tuple[str, float]]:
-    """The likeliest label of each text, and its probability."""
+    """Return the likeliest label of each text, and its probability."""
     probabilities = logits_of(model, [model.encode(text) for text in texts], report=report).softmax(-1)
     best, index = probabilities.max(-1)
     return [(model.config.labels[i], p) for i, p in zip(index.tolist(), best.tolist(), strict=True)]
 
 
 def predictions_csv(texts: Sequence[str], predictions: Sequence[tuple[str, float]]) -> str:
-    """Texts with the labels and probabilities that `predict` gave them, as CSV with a header.
+    """Return texts with the labels and probabilities that `predict` returned, as CSV with a header.
 
     >>> predictions_csv(["a jib"], [("sail", 0.75)])
     'text,label,probability\\na jib,sail,0.7500\\n'
@@ -248,25 +248,24 @@ def predictions_csv(texts: Sequence[str], predictions: Sequence[tuple[str, float
 
 
 def score(
-    models: Sequence[TextClassifier],
+    model: TextClassifier,
     run: Mapping[str, Any],
     train: Rows,
     validation: Rows | None,
     test: Rows,
     baseline: bool,
 ) -> dict[str, Any]:
-    """The content of result.json: scores as fractions of 1, times in seconds, counts in rows.
+    """Return the content of result.json: scores as fractions of 1, times in seconds, counts in rows.
 
-    `models`: the one that was trained, and perhaps another one to compare it with.
-
-    `confusion` lists [true class, predicted class, rows] off the diagonal, most rows first, by the classes' indices in
+    `confusion` lists [true class, predicted class, rows] off the diagonal, most rows first. Classes are indices into
     `classes`.
     """
-    labels = list(models[0].config.labels)
+    labels = list(model.config.labels)
     index = {label: i for i, label in enumerate(labels)}
     truth = np.array([index[label] for label in test.labels], dtype=np.int64)
     started = time.perf_counter()
-    predicted = _predicted(models[0], test, index)
+    logits = logits_of(model, [model.encode(text) for text in test.texts])
+    predicted = logits.argmax(-1).numpy()
     took = time.perf_counter() - started
     settings = run["settings"]
     result: dict[str, Any] = {
@@ -292,28 +291,16 @@ def score(
         labelled, facts = run_baseline(
             train, validation, test, labels, class_weights=settings["class_weights"], select=settings["select"]
         )
-        result["baseline"], result["difference"] = _beside(truth, predicted, labelled, len(labels))
+        result["baseline"], result["difference"] = _compared(truth, predicted, labelled, len(labels))
         result["baseline"] |= facts
-    for other in models[1:]:
-        result["against"], result["difference_against"] = _beside(
-            truth, predicted, _predicted(other, test, index), len(labels)
-        )
-        result["against"] |= {"model": "other classifier", "parameters": other.num_parameters()}
     result["per_class"] = per_class(truth, predicted, labels)
     wrong = [(int(a), int(b), int(counts[a, b])) for a, b in np.argwhere(counts) if a != b]
     result["confusion"] = [list(cell) for cell in sorted(wrong, key=lambda cell: (-cell[2], cell))]
     return result
 
 
-def _predicted(model: TextClassifier, test: Rows, index: Mapping[str, int]) -> Classes:
-    """The classes that a model gives the test rows, as `index` counts them."""
-    own = np.array([index[label] for label in model.config.labels], dtype=np.int64)
-    found: Classes = own[logits_of(model, [model.encode(text) for text in test.texts]).argmax(-1).numpy()]
-    return found
-
-
-def _beside(truth: Classes, ours: Classes, theirs: Classes, classes: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Another classifier's scores, and ours less them, paired by row, each with intervals and McNemar's exact test."""
+def _compared(truth: Classes, ours: Classes, theirs: Classes, classes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return another classifier's scores, and ours minus them, with intervals and McNemar's test."""
     _, other, difference = bootstrap(truth, ours, theirs, classes=classes)
     scores, own = scores_of(truth, theirs), scores_of(truth, ours)
     gained = {name: own[name] - scores[name] for name in SCORES}
@@ -322,7 +309,7 @@ def _beside(truth: Classes, ours: Classes, theirs: Classes, classes: int) -> tup
 
 
 def counts_of(result: Mapping[str, Any]) -> list[list[int]]:
-    """The confusion matrix that a result describes, `[true][predicted]` in rows.
+    """Return the confusion matrix that a result describes, `[true][predicted]` in rows.
 
     >>> counts_of({"classes": ["a", "b"], "confusion": [[1, 0, 2]], "per_class": [{"rows": 3}, {"rows": 5}]})
     [[3, 0], [2, 3]]
@@ -341,7 +328,7 @@ def _with_intervals(scores: Mapping[str, float], intervals: Intervals) -> dict[s
 
 
 def _relative(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with file names alone: a record that is shared tells no folders."""
+    """Return the settings with only the file names of paths: a shared record names no folders."""
     names = ("data", "validation", "tokenizer")
     return {key: value.rpartition("/")[2] if key in names and value else value for key, value in settings.items()}
 

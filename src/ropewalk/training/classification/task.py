@@ -13,11 +13,9 @@ from torch import Tensor
 from ropewalk.atomic_io import read_json, sha256, write_json
 from ropewalk.checkpoints.load import load_classifier, save
 from ropewalk.checkpoints.tokenizer import TextTokenizer
-from ropewalk.errors import RopeError
 from ropewalk.models.classifier import TextClassifier
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
-from ropewalk.training.checkpoint import read_tensors, write_tensors
 from ropewalk.training.classification.dataset import (
     Rows,
     balanced_weights,
@@ -31,19 +29,18 @@ from ropewalk.training.classification.dataset import (
 )
 from ropewalk.training.classification.score import logits_of, score, scores_of
 from ropewalk.training.classification.settings import ClassifySettings
-from ropewalk.training.events import Event, Housekeeping, Report
 from ropewalk.training.language_model import make_tokenizer
-from ropewalk.training.loop import Run
+from ropewalk.training.loop import Run, TrainingTask
 from ropewalk.training.objective import autocast
-from ropewalk.training.run_folder import RunFolder
-from ropewalk.training.task import TrainingTask
+from ropewalk.training.run_folder import RunFolder, read_tensors, write_tensors
+from ropewalk.training.settings import Event, Housekeeping, Report
 
 
 def text_tokenizer(settings: ClassifySettings, texts: Sequence[str]) -> TextTokenizer:
-    """The tokenizer that the settings ask for, trained on the texts where it is "bpe".
+    """Return the tokenizer of the settings, trained on the texts if it is "bpe".
 
-    A trained one puts a space before the text, so that its first word is the token that it is elsewhere, and with
-    `lowercase` folds case: both are in tokenizer.json.
+    A trained tokenizer puts a space before the text, so that the first word is the same token as elsewhere, and folds
+    case with `lowercase`. tokenizer.json contains both rules.
     """
     if settings.tokenizer != "bpe":
         return make_tokenizer(settings, texts)
@@ -60,19 +57,17 @@ WEIGHTS, BEST = "model.safetensors", "best.safetensors"
 
 
 class ClassifierTask:
-    """The training of one classifier; see `ropewalk.training.task.TrainingTask` for what each method gives.
+    """The training of one classifier; see `ropewalk.training.loop.TrainingTask` for what each method gives.
 
-    `test` is a file to be scored on when the run is finished, `against` the folder of another classifier to score
-    beside it: they are read with the others, so that what cannot be scored is refused before anything is trained.
+    `test` is a file to score on when the run is finished. It is opened with the other files, so that a file that cannot
+    be scored raises before anything is trained.
     """
 
     tokenizer: Tokenizer
     model: TextClassifier
 
-    def __init__(
-        self, settings: ClassifySettings, test: str | Path | None = None, against: str | Path | None = None
-    ) -> None:
-        self.settings, self._test_file, self._against = settings, test, against
+    def __init__(self, settings: ClassifySettings, test: str | Path | None = None) -> None:
+        self.settings, self._test_file = settings, test
         self.validation: Rows | None = None
         self.test: Rows | None = None
         self.best: dict[str, Any] | None = None
@@ -96,7 +91,7 @@ class ClassifierTask:
 
     @property
     def updates_per_epoch(self) -> int:
-        """Batches of one epoch."""
+        """Return the number of batches of one epoch."""
         return -(-len(self.train) // self.settings.batch_size)
 
     @property
@@ -105,7 +100,7 @@ class ClassifierTask:
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """A line of the log and a validation at the end of each epoch; checkpoints by the clock, and at the end."""
+        """Log and validate at the end of each epoch; write checkpoints by the clock, and at the end."""
         return Housekeeping(
             log_every=self.updates_per_epoch,
             validate_every=self.updates_per_epoch,
@@ -126,24 +121,8 @@ class ClassifierTask:
         if self._test_file is not None:
             self.test = read_rows(self._test_file, **columns)
             check_known(self.test, self.labels, settings.data)
-        if self._against is not None:
-            self._check_against(self._against)
         if self.validates or self.test is not None:
-            need("sklearn.metrics", extra="classify")  # reported now, not after the first epoch
-
-    def _check_against(self, folder: str | Path) -> None:
-        """Refuse another classifier that has other labels, or no test file to compare on."""
-        labels = load_classifier(folder).config.labels
-        if self.test is None or set(labels) != set(self.labels):
-            raise RopeError(
-                "classify: the other classifier cannot be compared on these rows.",
-                facts={
-                    "against": str(folder),
-                    "test": None if self.test is None else self.test.path,
-                    "labels of one alone": sorted(set(labels) ^ set(self.labels))[:8],
-                },
-                cure="Give --test FILE, and a classifier that was trained on the same classes.",
-            )
+            need("sklearn.metrics", extra="classify")  # raises now, not after the first epoch
 
     def build(self, folder: Path, *, begun: bool) -> None:
         settings = self.settings
@@ -161,7 +140,7 @@ class ClassifierTask:
             self.class_weights = torch.tensor(balanced_weights(self.train.labels, self.labels), device=settings.device)
 
     def _encoded(self, rows: Rows) -> tuple[list[list[int]], Tensor]:
-        """Token ids of each text, and the indices of their classes, int64 `[rows]`."""
+        """Return the token ids of each text, and the indices of their classes, int64 `[rows]`."""
         index = {label: i for i, label in enumerate(self.labels)}
         targets = torch.tensor([index[label] for label in rows.labels], dtype=torch.int64)
         return [self.model.encode(text) for text in rows.texts], targets
@@ -186,7 +165,7 @@ class ClassifierTask:
         return self._mean_loss(logits.float(), self.targets[batch].to(settings.device), settings.label_smoothing)
 
     def _batch(self, step: int) -> list[int]:
-        """The rows of one update."""
+        """Return the rows of one update."""
         epoch, place = divmod(step, self.updates_per_epoch)
         if self._order[0] != epoch:
             order = epoch_order(self.lengths, self.settings.batch_size, seed=self.settings.seed, epoch=epoch)
@@ -197,7 +176,7 @@ class ClassifierTask:
         losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
         if self.class_weights is None:
             return losses.mean()
-        # by row: torch's own `weight` also weighs the smoothed part of every target, which draws all to rare classes
+        # by row: torch's own `weight` also weighs the smoothed part of every target, which favours rare classes
         return (losses * self.class_weights.to(logits.device)[targets]).mean()
 
     def progress(self, step: int) -> dict[str, Any]:
@@ -207,7 +186,7 @@ class ClassifierTask:
         return {}
 
     def validate(self, step: int) -> dict[str, Any]:
-        """Score the validation rows; keep the weights if they are the best so far, and see whether to end."""
+        """Score the validation rows; keep the weights if they are the best so far, and decide whether to end."""
         logits = logits_of(self.model, self.held_out_ids, precision=self.settings.precision)
         predicted = logits.argmax(-1).numpy()
         scores = {
@@ -226,12 +205,12 @@ class ClassifierTask:
         return {f"validation_{name}": value for name, value in scores.items()} | {"best": is_best}
 
     def _rank(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """What is compared between epochs, higher is better: the score asked for, then the loss."""
+        """Return what epochs are compared by, higher is better: the score `select`, then the loss."""
         first = -scores["loss"] if self.settings.select == "loss" else scores[self.settings.select]
         return first, -scores["loss"]
 
     def rotations(self) -> list[str]:
-        """None: the settings say all of a classifier's positions."""
+        """Return nothing: the settings determine a classifier's positions."""
         return []
 
     def carried(self) -> dict[str, Any]:
@@ -241,7 +220,7 @@ class ClassifierTask:
         self.best, self.ended = carried["best"], carried["ended"]
 
     def write_weights(self, folder: Path) -> None:
-        """The weights as they are, and the best."""
+        """Write the weights of now, and the best."""
         write_tensors(folder / WEIGHTS, self.model.state_dict())
         if self.best_weights:
             write_tensors(folder / BEST, self.best_weights)
@@ -252,7 +231,7 @@ class ClassifierTask:
             self.best_weights = read_tensors(folder / BEST)
 
     def write_model(self, folder: Path) -> None:
-        """The best weights; without validation the last."""
+        """Write the best weights; without validation the last."""
         if self.best_weights:
             self.model.load_state_dict(self.best_weights)
         save(self.model, folder)
@@ -271,51 +250,46 @@ def train_classifier(
     *,
     test: str | Path | None = None,
     baseline: bool = True,
-    against: str | Path | None = None,
     resume: bool = False,
     restart: bool = False,
     report: Report | None = None,
 ) -> dict[str, Any] | None:
-    """Train a classifier, or continue the run that `out` holds; with `test` score it, and return the result.
+    """Train a classifier, or continue the run in `out`; with `test` score it, and return the result.
 
-    - `out`: the run's folder; a run with equal settings in it is continued from its last checkpoint, to the same bits
-      as one that was never stopped (same machine and threads). In the end `ropewalk.load` reads it.
-    - `test`: a CSV file with the same columns; the scores are written to result.json and returned. `baseline`: score
-      TF-IDF and logistic regression (scikit-learn) on the same rows beside it. `against`: the folder of another
-      classifier, of the same labels, to score beside it.
-    - `resume`: insist that there is a run to continue. `restart`: throw the run in `out` away first.
+    **Arguments:**
+    - `out`: the run's folder. A run with equal settings in it is continued from its last checkpoint, to the same bits
+      as one that was never stopped (same machine and threads). At the end `ropewalk.load` reads it.
+    - `test`: a CSV file with the same columns. The scores are written to result.json and returned.
+    - `baseline`: also score TF-IDF and logistic regression (scikit-learn) on the same rows.
+    - `resume`: raise `RopeError` if there is no run to continue. `restart`: discard the run in `out` first.
     - `report`: called with each `ropewalk.training.Event`.
 
-    Ctrl-C writes a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for bad files or settings, for a run
-    with other settings in `out`, and where the loss or a gradient is not finite.
+    **Raises:** `RopeError` for bad files or settings, for a run with other settings in `out`, and if the loss or a
+    gradient is not finite. Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
     """
     folder = RunFolder(out, results=(RESULT,))
     report = report or (lambda event: None)
     with folder.locked(), torch.random.fork_rng():
-        task = ClassifierTask(settings.on_this_machine(), test, against)
+        task = ClassifierTask(settings.on_this_machine(), test)
         run = Run(cast(TrainingTask, task), folder, report)
         unfinished = run.prepare(resume=resume, restart=restart)
         if unfinished:
             run.train()
             run.finish()
-        result = None if task.test is None else _scored(run, task, baseline, against, report)
+        result = None if task.test is None else _scored(run, task, baseline, report)
         report(Event("done", run.step, task.steps, {"out": str(folder.path), "already": not unfinished}))
     return result
 
 
-def _scored(
-    run: Run, task: ClassifierTask, baseline: bool, against: str | Path | None, report: Report
-) -> dict[str, Any]:
-    """The scores on the test rows, computed unless result.json has those of the same file already."""
+def _scored(run: Run, task: ClassifierTask, baseline: bool, report: Report) -> dict[str, Any]:
+    """Return the scores on the test rows, from result.json if it contains those of the same file."""
     assert task.test is not None
     path = run.folder.path / RESULT
     result = read_json(path) if path.is_file() else None
-    asked: dict[str, Any] = {"sha256": sha256(task.test.path), "baseline": baseline}
-    if against is not None:
-        asked["against"] = sha256(Path(against) / "model.safetensors")
+    asked = {"sha256": sha256(task.test.path), "baseline": baseline}
     if result is None or result["asked"] != asked:
         report(Event("score", run.step, task.steps, {"rows": len(task.test)}))
-        models = [load_classifier(folder) for folder in (run.folder.path, against) if folder is not None]
-        result = {"asked": asked, **score(models, run.record, task.train, task.validation, task.test, baseline)}
+        model = load_classifier(run.folder.path)
+        result = {"asked": asked, **score(model, run.record, task.train, task.validation, task.test, baseline)}
         write_json(path, result)
     return result

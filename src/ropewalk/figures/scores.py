@@ -1,4 +1,4 @@
-"""Figures of attention: scores by distance, attention maps, the two pairings."""
+"""Figures of scores: by shift, distance and patch, attention maps, the two pairings, rounding."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ropewalk.figures.style import (
     GREEN,
     INK,
     ORANGE,
+    OTHER,
     PALE,
     PURPLE,
     QUIET,
@@ -22,7 +23,7 @@ from ropewalk.figures.style import (
     panel,
     style,
 )
-from ropewalk.methods import Look  # fmt: skip
+from ropewalk.methods import Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,9 +45,14 @@ def shift(
     spread: float,
     note: str = "",
 ) -> Figure:
-    """Left, scores `grid[m, n]` of a query at m and a key at n; right, scores along a shift (tokens) from `start`.
+    """Draw scores of a query and a key: by both positions, and along a shift.
 
-    `spread` is how much the score differs in all while both move.
+    **Arguments:**
+    - `grid`: the score of a query at m with a key at n, `[m, n]`.
+    - `start`: m and n before the shift.
+    - `shifts`: in tokens.
+    - `curves`: scores by shift.
+    - `spread`: range of the score while both move.
     """
     with style():
         from matplotlib.figure import Figure
@@ -79,12 +85,12 @@ def shift(
         right.set_xlabel("shift (tokens)")
         right.set_ylabel("score q·k / √head_dim")
         right.legend(loc="upper left")
-        caption(figure, "A score depends on the distance alone", note)
+        caption(figure, "A score depends only on the distance", note)
         return figure
 
 
 def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "") -> Figure:
-    """For each (name, patch, similarity): the similarity of one patch to every patch of a grid, the patch marked."""
+    """Draw the similarity of one patch to every patch of a grid, for each (name, patch, similarity)."""
     with style():
         from matplotlib.figure import Figure
 
@@ -120,9 +126,13 @@ def decay(
     model: str,
     note: str = "",
 ) -> Figure:
-    """Score against distance (tokens): q = k with its bound; random q and k (bands: share, low, high); trained heads.
+    """Draw scores against distance in tokens: q = k with its bound, random q and k, and trained heads.
 
-    `heads` are mean scores by distance, each less its mean over distances; two of them are drawn in colour.
+    **Arguments:**
+    - `equal`, `bound`, `random_mean`, `random_examples`: scores over |q| |k| by distance.
+    - `random_bands`: (share of draws, low, high).
+    - `heads`: mean score by distance, less its mean over distances. `falling` and `rising` are drawn in colour.
+    - `rising_count`: heads that rise again at the end.
     """
     with style():
         from matplotlib.figure import Figure
@@ -132,7 +142,7 @@ def decay(
         first.plot(distances, bound, color=QUIET, linestyle="--", linewidth=1.4, label="the paper's bound, scaled")
         first.plot(distances, equal, color=BLUE, label="equal pairs, q = k")
         first.legend(loc="upper right")
-        panel(first, "q = k: decays, and not evenly")
+        panel(first, "q = k: decays, but not evenly")
         first.set_ylabel("score / |q| |k| (no unit)")
         for number, (share, low, high) in enumerate(random_bands):
             second.fill_between(
@@ -162,7 +172,7 @@ def decay(
             axes.set_xlim(distances[0], distances[-1])
             axes.set_xlabel("distance (tokens)")
             length_ticks(axes)
-        caption(figure, "Rotation allows decay with distance, and does not enforce it", note)
+        caption(figure, "Rotation allows decay with distance but does not enforce it", note)
         return figure
 
 
@@ -170,7 +180,7 @@ LEAST = 1e-3  # weights below share one colour
 
 
 def maps(rows: Sequence[tuple[str, Sequence[Any]]], *, columns: Sequence[str], note: str = "") -> Figure:
-    """One row for each (label, weights `[queries, keys]` of each column); later keys are left white."""
+    """Draw a row of attention maps for each (label, weights `[queries, keys]` of each column); later keys are white."""
     with style():
         import numpy as np
         from matplotlib.colors import LogNorm
@@ -193,8 +203,8 @@ def maps(rows: Sequence[tuple[str, Sequence[Any]]], *, columns: Sequence[str], n
                     axes.set_xlabel("key position (tokens)")
             grid[index][0].set_ylabel(f"{label}\n\nquery position (tokens)")
         if image is not None:
-            bar(figure, image, grid, f"attention weight (no unit; up to {LEAST:g} alike)", shrink=0.6, pad=0.02)
-        caption(figure, "Attention maps: what rotation does, and what a shift does not", note)
+            bar(figure, image, grid, f"attention weight (no unit; {LEAST:g} and below alike)", shrink=0.6, pad=0.02)
+        caption(figure, "Attention maps: rotation changes them, a shift does not", note)
         return figure
 
 
@@ -209,9 +219,11 @@ _BARS = {
 def pairing(
     pairs: Mapping[str, Sequence[tuple[int, int]]], *, losses: Mapping[str, Mapping[str, Any]], note: str = ""
 ) -> Figure:
-    """Left, the features of each pair joined by arcs, for each convention; right, loss (nats per token) of each model.
+    """Draw the features of each pair joined by arcs, for each convention, and the loss of each model.
 
-    Of each model `losses` holds "bars", (mean, low, high) by case, and "uniform", the loss of an even guess.
+    **Arguments:**
+    - `pairs`: two features for each pair, by convention.
+    - `losses`: by model, "bars", (mean, low, high) in nats per token by case, and "uniform", the loss of an even guess.
     """
     with style():
         from matplotlib.figure import Figure
@@ -235,7 +247,7 @@ def pairing(
                         )
                     )  # fmt: skip
                     axes.text(feature, 0, str(number), ha="center", va="center", fontsize=10, color=INK)
-                level = 0.6 + (0.32 * number if b - a > 1 else 0.0)  # arcs that cross each have a height of their own
+                level = 0.6 + (0.32 * number if b - a > 1 else 0.0)  # crossing arcs have different heights
                 axes.plot([a, a, b, b], [0.3, level, level, 0.3], color=color, linewidth=1.6)
                 top = max(top, level)
             axes.set_xlim(-0.7, features - 0.3)
@@ -277,3 +289,64 @@ def pairing(
         if note:
             figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
         return figure
+
+
+_PRECISION_LOOKS = {
+    "angles in bfloat16": Look(PURPLE, ":", "v"),
+    "angles in float32": Look(RED, "--", "s"),
+    "tables in bfloat16": Look(ORANGE, "-.", "^"),
+    "tables in float16": Look(GREEN, "--", "D"),
+    "ropewalk": Look(BLUE, "-", "o"),
+}
+
+
+def precision(
+    positions: Sequence[int],
+    *,
+    cosines: Mapping[str, Sequence[float]],
+    scores: Mapping[str, Sequence[float]],
+    distance: int,
+    note: str = "",
+) -> Figure:
+    """Draw errors of cosines, and of scores at one distance, by position in tokens for each way of computing."""
+    with style():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+        figure = Figure(figsize=(9.8, 4.6))
+        left, right = figure.subplots(1, 2, sharey=True)
+        for axes, curves in ((left, cosines), (right, scores)):
+            for name, values in curves.items():
+                look = _PRECISION_LOOKS.get(name, OTHER)
+                axes.plot(
+                    positions, values, color=look.color, linestyle=look.line, marker=look.marker,
+                    markevery=max(1, len(positions) // 8), label=name, linewidth=2.4 if name == "ropewalk" else 1.6,
+                )  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.xaxis.set_major_locator(LogLocator(numticks=12))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.yaxis.set_major_locator(LogLocator(numticks=12))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.tick_params(which="minor", length=0)
+            axes.set_xlim(positions[0], positions[-1])
+            axes.set_xlabel("position (tokens)", color=INK)
+        panel(left, "cosine of an angle")
+        left.set_ylabel("error (no unit; 1 is the largest cosine)")
+        panel(right, f"score of q at m, k at m - {distance}, over |q| |k|")
+        right.tick_params(axis="y", labelleft=True)
+        right.set_ylabel("error (no unit; 1 is the largest score)")
+        caption(figure, "What 32-bit angles and 16-bit tables cost", note)
+        handles, names = left.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside right upper")
+        return figure
+
+
+def _short(value: float) -> str:
+    """Return a power of ten as short text.
+
+    >>> _short(100.0), _short(10_000.0), _short(1e7)
+    ('100', '10,000', '10M')
+    """
+    return f"{value / 1e6:,.0f}M" if value >= 1e6 else f"{value:,.0f}"

@@ -25,8 +25,8 @@ from ropewalk.methods import METHODS
 from ropewalk.report import explorer_model as model_data
 from ropewalk.report.explorer import page_of
 from ropewalk.report.explorer_model import LONGEST, packed_model
-from tests.explorer.browser import Watched, why_not
-from tests.explorer.test_browser import MOVE
+from tests.report.browser import Watched, why_not
+from tests.report.test_browser import MOVE
 
 WEB = Path(__file__).resolve().parents[2] / "web"
 SCRIPT = WEB.parent / "scripts" / "explorer_model_golden.py"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopeError
+from ropewalk.figures.catalog import ENTRIES, draw
 from ropewalk.figures.entry import Value, known
-from ropewalk.figures.gallery import ENTRIES, draw
 from ropewalk.figures.style import render
 
 pytest.importorskip("matplotlib")
@@ -37,7 +37,7 @@ def test_settings_are_read_by_type(name: str, written: list[str], found: dict[st
 def test_bad_values_are_refused_with_what_is_read(setting: str) -> None:
     """The cure says the type, the bounds and the default."""
     name = setting.partition("=")[0]
-    with pytest.raises(RopeError, match=rf"figure clocks: `{name}` has a value that it cannot take") as refused:
+    with pytest.raises(RopeError, match=rf"figure clocks: `{name}` cannot have this value") as refused:
         ENTRIES["clocks"].read([setting])
     assert f"{name}=" in refused.value.cure
     assert "number" in refused.value.cure
@@ -77,7 +77,7 @@ def test_every_setting_says_what_it_is() -> None:
     for entry in ENTRIES.values():
         for parameter in entry.parameters.values():
             assert parameter.check(parameter.default, entry.name, "") == parameter.default
-            assert parameter.says.meaning in str(parameter)
+            assert parameter.meaning.text in str(parameter)
     assert str(ENTRIES["clocks"].parameters["head_dim"]) == (
         "head_dim=64 (whole number, 2 to 1024): features of one head, even"
     )

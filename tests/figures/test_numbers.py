@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import ropewalk as rw
+from ropewalk.errors import RopeError
+from ropewalk.figures.catalog import ENTRIES, comparison, convergence, draw
 from ropewalk.figures.material import (
+    LayerInput,
     attention_inputs,
     packaged,
     packaged_configs,
@@ -19,11 +24,20 @@ from ropewalk.figures.material import (
     rotary_model,
     windows,
 )
-from ropewalk.figures.model_numbers import by_kind, decay, maps, random_scores
+from ropewalk.figures.model_numbers import (
+    by_kind,
+    decay,
+    decay_of,
+    losses,
+    maps,
+    pairing,
+    pairs_of,
+    random_scores,
+    shown_name,
+)
 from ropewalk.figures.rope_numbers import (
     axial,
     clocks,
-    decay_of,
     learned_table,
     never_seen,
     precision,
@@ -275,9 +289,98 @@ def test_precision_against_float64() -> None:
 def test_queries_and_keys_repeat_for_groups() -> None:
     """Grouped key heads stand once for each of their queries."""
     attention = rw.Attention(32, 4, num_key_value_heads=2, rope=rw.RopeConfig(8, interleaved=False), qk_norm=True)
-    from ropewalk.figures.material import Seen
-
-    q, k = queries_and_keys(Seen(attention, torch.randn(1, 3, 32)))
+    q, k = queries_and_keys(LayerInput(attention, torch.randn(1, 3, 32)))
     assert q.shape == k.shape == (1, 4, 3, 8)
     assert torch.equal(k[:, 0], k[:, 1])
     assert not torch.equal(k[:, 1], k[:, 2])
+
+
+def test_pairs_are_those_that_rotation_mixes() -> None:
+    """Turning one feature reaches its partner and no other, in each convention."""
+    for interleaved in (True, False):
+        cos, sin = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=interleaved)).cos_sin(torch.tensor([1]))
+        for first, second in pairs_of(8, interleaved):
+            one = torch.zeros(1, 1, 1, 8)
+            one[..., first] = 1
+            turned = rw.rotate(one, cos, sin, interleaved=interleaved)[0, 0, 0]
+            assert turned.nonzero().flatten().tolist() == [first, second]
+
+
+def test_the_wrong_pairing_costs_and_conversion_mends_it() -> None:
+    """Losses by one plain forward; the converted model's are the model's own up to rounding."""
+    model = rotary_model("tiny")
+    found = losses(model, 3, 32)
+    own, wrong, mended = (found["bars"][name] for name in ("its own pairing", "the wrong pairing", "converted"))
+    ids = windows(model, 3, 32)
+    with torch.inference_mode():
+        logits = model(ids)
+    by_hand = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert own[0] == pytest.approx(float(by_hand), abs=1e-4)
+    assert own == (own[0],) * 3
+    assert mended[0] == pytest.approx(own[0], abs=1e-4)
+    assert wrong[0] > own[0] + 0.1
+    assert wrong[1] < wrong[0] < wrong[2]
+    assert found["uniform"] == math.log(4096)
+
+
+def test_smollm2_is_measured_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tiny without it; a path is shown by its name."""
+    monkeypatch.delenv("ROPEWALK_SMOLLM2", raising=False)
+    assert list(pairing(texts=2, tokens=16)["losses"]) == ["tiny"]
+    monkeypatch.setattr("ropewalk.figures.model_numbers.rotary_model", lambda name: name)
+    monkeypatch.setattr("ropewalk.figures.model_numbers.losses", lambda model, *_: model)
+    monkeypatch.setenv("ROPEWALK_SMOLLM2", "some/SmolLM2.Q4_1.gguf")
+    assert pairing()["losses"] == {"tiny": "tiny", "SmolLM2.Q4_1": "some/SmolLM2.Q4_1.gguf"}
+    assert shown_name("folder/model") == "model"
+
+
+def test_windows_are_spread_over_the_book() -> None:
+    """Of equal length, all different."""
+    ids = windows(rotary_model("tiny"), 4, 16)
+    assert ids.shape == (4, 16)
+    assert len(np.unique(ids.numpy(), axis=0)) == 4
+
+
+def record(folder: Path) -> Path:
+    """Two seeds of rope (plain and with PI), one of a learned table that has no value past its length."""
+    settings = {"seq_len": 64, "steps": 10, "batch_size": 4, "seeds": [0, 1], "size": "nano"}
+    lines: list[dict[str, object]] = [{"kind": "comparison", "settings": settings}]
+    for seed in (0, 1):
+        for scaling, length, loss in ((None, 64, 4.0), (None, 128, 6.0), ("pi", 128, 5.0)):
+            lines.append(
+                {"kind": "loss", "encoding": "rope", "seed": seed, "scaling": scaling, "length": length,
+                 "loss": loss + seed, "blocks": []}
+            )  # fmt: skip
+    for length, loss in ((64, 4.5), (128, None)):
+        lines.append({"kind": "loss", "encoding": "learned", "seed": 0, "scaling": None, "length": length,
+                      "loss": loss, "blocks": []})  # fmt: skip
+    lines.append({"kind": "run", "encoding": "rope", "seed": 0, "curve": [[256, 5.0], [512, 4.0]]})
+    path = folder / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
+    """Means over seeds; a missing value has no point; a scaling's line begins at the trained length."""
+    found = comparison(str(record(tmp_path)))
+    assert {name: [point[:2] for point in points] for name, points in found["encodings"].items()} == {
+        "rope": [(64, 4.5), (128, 6.5)], "learned": [(64, 4.5)]
+    }  # fmt: skip
+    assert [point[:2] for point in found["scalings"]["pi"]] == [(64, 4.5), (128, 5.5)]
+    assert found["trained_length"] == 64
+    curves = convergence(str(tmp_path / "results.jsonl"))["curves"]
+    assert curves == {"rope": [(256, 5.0, None), (512, 4.0, None)]}
+    figure = draw("comparison", record=str(tmp_path))
+    assert len(figure.axes) == 2
+
+
+def test_without_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is ready, and both say how to make one; with one in the checkout's results both are."""
+    monkeypatch.setattr("ropewalk.figures.catalog.RESULTS", tmp_path)
+    assert not ENTRIES["comparison"].ready()
+    with pytest.raises(RopeError, match="no record of a comparison") as refused:
+        draw("convergence")
+    assert "ropewalk compare" in refused.value.cure
+    record(tmp_path).rename(tmp_path / "compare-hour.jsonl")
+    assert ENTRIES["comparison"].ready()
+    assert draw("convergence").axes

@@ -1,41 +1,197 @@
-"""The position rules that change attention, each with its source."""
+"""Position rules in attention, which let a trained model process longer texts: the relative position of query and key.
+
+Each rule is defined per query: the result for a query at index m depends only on m and on the keys up to it, not on the
+number of tokens that follow or on how they were divided into calls. So decoding from a cache of unrotated keys equals
+the full forward. A subclass of `Extension` registers itself: `Attention`, `DecoderConfig` and saved configs accept its
+name.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ropewalk.attention.extensions.base import (
-    Extension,
-    Region,
-    Retained,
-    check_log_n,
-    check_scale,
-    check_tokens,
-    log_n_factor,
-    near_and_far,
-    next_index,
-    real,
-    same_index,
-    zero_index,
-)
 from ropewalk.errors import RopeError
 
+__all__ = [
+    "DPE",
+    "STRING",
+    "DroPE",
+    "DualChunk",
+    "Extension",
+    "JetLong",
+    "LaMPE",
+    "LogN",
+    "ReRoPE",
+    "Region",
+    "Retained",
+    "SelfExtend",
+    "StreamingLLM",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a rule that the caller registered, by its name."""
+    if name in Extension.registry:
+        return Extension.registry[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+Rule = Callable[[Tensor], Tensor]
+"""From int64 indices in the row to numbers of the same shape, or `[..., parts]`: one number per part of the pairs."""
+
+
+class Region(NamedTuple):
+    """Keys n with `low(m) <= n < high(m)`, which a query at index m meets at relative position `query(m) - key(n)`.
+
+    The regions of an extension are disjoint parts of the keys `0 .. m`; a key in no region is not seen. `low` and
+    `high` never fall as m grows. `key` None: every key has position 0 and is not rotated.
+    """
+
+    query: Rule
+    key: Rule | None
+    low: Rule
+    high: Rule
+
+
+class Retained(NamedTuple):
+    """The most that a query sees, in tokens: the row's first `sinks` and the last `window`, which include the query."""
+
+    sinks: int
+    window: int
+
+    @property
+    def total(self) -> int:
+        """Return the sum of both."""
+        return self.sinks + self.window
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A change of attention that lets a trained model process longer texts; its weights and frequencies stay.
+
+    A subclass registers itself in `registry`; config files contain its name and its fields. `remaps`: whether it
+    changes relative positions, so that keys must be kept unrotated.
+    """
+
+    registry: ClassVar[dict[str, type[Extension]]] = {}
+    remaps: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        other = Extension.registry.get(cls.__name__)
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise RopeError(
+                "Extension: an extension of this name exists already, and config files identify extensions by name.",
+                facts={"name": cls.__name__, "existing": other.__module__, "new": cls.__module__},
+                cure="Choose another name for the class.",
+            )
+        Extension.registry[cls.__name__] = cls
+
+    @property
+    def retained(self) -> Retained | None:
+        """Return the bounded part of the row that a query sees, so that a cache may drop the rest; None: no bound."""
+        return None
+
+    def regions(self) -> tuple[Region, ...]:
+        """Return the keys that a query meets, and at which relative positions."""
+        raise RopeError(
+            "Extension: a rule that remaps positions must define `regions`.",
+            facts={"extension": self},
+            cure="Define it, or set `remaps = False` for a rule that only scales logits.",
+        )
+
+    def edges(self, begin: int, end: int, step: int) -> list[int]:
+        """Return the edges of blocks of at most `step` of the queries `begin .. end - 1`, each computed in one pass."""
+        return [*range(begin, end, step), end]
+
+    def logit_scale(self, index: Tensor) -> Tensor | float:
+        """Return the factor of the logits of queries at these indices."""
+        return 1.0
+
+
+def check_tokens(name: str, least: int, **numbers: int) -> None:
+    """Raise `RopeError` for a number that is not whole or is below `least`."""
+    for key, value in numbers.items():
+        if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+            raise RopeError(
+                f"{name}: `{key}` must be a whole number of at least {least}.",
+                facts={key: value},
+                cure="Lengths are in tokens.",
+            )
+
+
+def check_scale(name: str, scale: float) -> None:
+    """Raise `RopeError` unless the factor of the logits is finite and above 0."""
+    if not 0 < scale < math.inf:
+        raise RopeError(
+            f"{name}: `scale` must be a finite number above 0.",
+            facts={"scale": scale},
+            cure="1 leaves logits unchanged.",
+        )
+
+
+def same_index(index: Tensor) -> Tensor:
+    """Return the index."""
+    return index
+
+
+def next_index(index: Tensor) -> Tensor:
+    """Return the following index."""
+    return index + 1
+
+
+def zero_index(index: Tensor) -> Tensor:
+    """Return the row's first index."""
+    return torch.zeros_like(index)
+
+
+def real(index: Tensor) -> Tensor:
+    """Return the index in float64; in float32 on MPS, which has no float64."""
+    return index.to(torch.float32 if index.device.type == "mps" else torch.float64)
+
+
+def near_and_far(window: int) -> tuple[Region, Region]:
+    """Return two regions: keys nearer than `window`, at their own distance, and earlier ones (a template)."""
+
+    def border(m: Tensor) -> Tensor:
+        return (m - (window - 1)).clamp(min=0)
+
+    return Region(same_index, same_index, border, next_index), Region(same_index, same_index, zero_index, border)
+
+
+def check_log_n(name: str, trained_length: int | None) -> None:
+    """Raise `RopeError` unless `log_n` is None or a length of at least 2 tokens."""
+    if trained_length is not None:
+        check_tokens(name, 2, log_n=trained_length)
+
+
+def log_n_factor(index: Tensor, trained_length: int | None) -> Tensor | float:
+    """Return max(1, ln(m + 1) / ln(trained_length)) in float64, to keep attention sharp over m + 1 tokens; None: 1.0.
+
+    Source: Su 2021, "Entropy invariance of softmax", in the form of ReRoPE's reference code.
+    """
+    if trained_length is None:
+        return 1.0
+    return ((real(index) + 1).log() / math.log(trained_length)).clamp(min=1.0)
+
+
 LOGIT_SCALE = (0.1 * math.log(2) + 1) ** 2
-"""Of the released code, which multiplies queries and keys each by 0.1 ln 2 + 1."""
+"""The factor of the released code, which multiplies queries and keys each by 0.1 ln 2 + 1."""
 
 
 @dataclass(frozen=True)
 class STRING(Extension):
-    """Distances from `shift` on become smaller by `shift - window`, so that rare large ones are never met.
+    """STRING: distances from `shift` on shrink by `shift - window`, so that rarely trained large ones do not occur.
 
     Relative position: d = m - n where d < shift, else d - shift + window. Logits are multiplied by `scale`. The paper
     uses it within the trained length L, with shift L / 3 and window 128; with shift = L it reaches 2 L - window tokens.
-    The released prefill counts the key at d = shift twice, its decoding does not: here each key counts once.
+    Each key counts once here; the released prefill counts the key at d = shift twice, its decoding does not.
     Source: An et al. 2024, arXiv:2410.18745, section 4.1; github.com/HKUNLP/STRING.
     """
 
@@ -64,11 +220,11 @@ class STRING(Extension):
 
 @dataclass(frozen=True)
 class LaMPE(Extension):
-    """Keys nearer than `window` at their distance; farther ones at their places on a row of `mapped` for `length`.
+    """LaMPE: keys nearer than `window` keep their distance; `length` positions of farther ones map to `mapped`.
 
-    With p(i) = floor(i mapped / (length - 1)), a far key stands p(m) - p(n) + window - p(window) - 1 back, so that the
-    two parts join. Logits are multiplied by `scale`. The paper chooses `mapped` from the length at hand by a sigmoid
-    that is fitted to the model; here it is fixed for `length`, so that decoding equals the full forward.
+    With p(i) = floor(i mapped / (length - 1)), a far key is at distance p(m) - p(n) + window - p(window) - 1, so that
+    both parts join. Logits are multiplied by `scale`. The paper chooses `mapped` from the current length by a sigmoid
+    that is fitted to the model. Here `mapped` is fixed for `length`, so that decoding equals the full forward.
     Source: 2025, arXiv:2508.02308, section 3; github.com/scar-on/LaMPE (512 exact tokens, 1,536 mapped, of 4,096).
     """
 
@@ -94,13 +250,13 @@ class LaMPE(Extension):
 
 @dataclass(frozen=True)
 class DPE(Extension):
-    """Keys nearer than `window` tokens at their distance; farther ones in groups, by `divisors` for parts of the pairs.
+    """DPE: keys nearer than `window` keep their distance; each part of the pairs groups farther ones by a divisor.
 
     The pairs, from the fastest to the slowest, are cut into as many equal parts as there are divisors (the paper: 8).
-    Those of a part with divisor s stand floor(m / s) - floor(n / s) + window - floor(window / s) apart: `SelfExtend`,
-    part by part. The divisors belong to a model and a length: the paper finds them by retrieval, one part after the
-    other. All pairs of a part are taken in every head; the paper's choice of some of them in each head is not built.
-    Source: Lu et al. 2025, arXiv:2504.18857, section 3; github.com/LuLuLuyi/DPE, which holds the divisors of
+    In a part with divisor s the distance is floor(m / s) - floor(n / s) + window - floor(window / s), as `SelfExtend`.
+    The divisors depend on the model and the length; the paper finds them by retrieval, one part after the other. All
+    heads use all pairs of a part; the paper's selection of pairs in each head is not implemented.
+    Source: Lu et al. 2025, arXiv:2504.18857, section 3; github.com/LuLuLuyi/DPE, which contains the divisors of
     Llama-3-8B, Llama-3.1-8B, Mistral-7B-v0.2 and Qwen2.5-7B for 131,072 tokens (`window` 1,024).
 
     >>> DPE((2, 8, 2, 8, 32, 32, 32, 4), window=1024).divisors[-1]
@@ -114,7 +270,7 @@ class DPE(Extension):
         object.__setattr__(self, "divisors", tuple(self.divisors))
         if not self.divisors:
             raise RopeError(
-                "DPE: `divisors` must name one number for each part of the pairs.",
+                "DPE: `divisors` must contain one number for each part of the pairs.",
                 facts={"divisors": self.divisors},
                 cure="Give eight, as the paper does.",
             )
@@ -136,10 +292,10 @@ class DPE(Extension):
 
 @dataclass(frozen=True)
 class DroPE(Extension):
-    """Logits times 1 + coefficient ln(factor), for a model whose rope was taken out and that was tuned without it.
+    """DroPE: logits times 1 + coefficient ln(factor), for a model that was tuned after its rope was removed.
 
-    `factor` is target / trained length, at least 1. The paper's coefficients are 0.412 and 0.103, by model. An encoding
-    that adds to scores refuses it.
+    `factor` is target / trained length, at least 1. The paper's coefficients are 0.412 and 0.103, by model.
+    Encodings that add to scores do not support it.
     Source: Gelberg et al. 2025, "Extending the context of pretrained LLMs by dropping their positional embeddings".
 
     >>> import torch
@@ -165,11 +321,11 @@ class DroPE(Extension):
 
 @dataclass(frozen=True)
 class DualChunk(Extension):
-    """Dual chunk attention: positions count anew in each chunk, and none exceeds the trained length.
+    """Dual chunk attention: positions restart in each chunk, and no distance exceeds the trained length.
 
-    With chunk size s and trained length c, a query at m meets a key at n of its own chunk at m - n; of the chunk
-    before at min(s + m mod s, c - 1) - n mod s; of earlier chunks at c - 1 - n mod s. So distances below c - s across a
-    chunk's edge are exact. `log_n` as in `ReRoPE`.
+    With chunk size s and trained length c, a query at m meets a key at n of its own chunk at m - n, of the previous
+    chunk at min(s + m mod s, c - 1) - n mod s, and of earlier chunks at c - 1 - n mod s. So distances below c - s
+    across a chunk's edge are exact. `log_n` as in `ReRoPE`.
     Source: An et al. 2024, arXiv:2402.17463, section 3.1, eq. 3-8 (the paper's form; its code has chunk 3/4 c).
     """
 
@@ -212,16 +368,16 @@ class DualChunk(Extension):
         return [*cut, end]
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
-        return 1.0 if self.log_n is None else log_n_factor(index, self.log_n)
+        return log_n_factor(index, self.log_n)
 
 
 @dataclass(frozen=True)
 class JetLong(Extension):
-    """Keys nearer than `window` tokens at their distance; farther ones at floor(m / group) - floor(n / group).
+    """Jet-Long: keys nearer than `window` keep their distance; farther ones are at floor(m / group) - floor(n / group).
 
-    Self-Extend without the shift that joins its two parts. The released code takes group = ceil(length / trained
-    length) from the length at hand, so that keys read in a prefill and in decoding may be grouped differently; here the
-    group is fixed, and decoding equals the full forward.
+    It is Self-Extend without the shift that joins both parts. The released code computes group = ceil(length / trained
+    length) from the current length, so that a prefill and decoding may group keys differently. Here the group is fixed,
+    and decoding equals the full forward.
     Source: "Jet-Long: efficient long-context extension with dynamic bifocal RoPE" 2026, arXiv:2604.13010;
     github.com/jet-ai-projects/Jet-Long.
     """
@@ -240,10 +396,10 @@ class JetLong(Extension):
 
 @dataclass(frozen=True)
 class LogN(Extension):
-    """Logits times max(1, ln(m + 1) / ln(trained_length)) for a query at index m; relative positions stay.
+    """Log-n scaling: logits times max(1, ln(m + 1) / ln(trained_length)) for a query at index m; positions stay.
 
-    `trained_length` in tokens, at least 2. An encoding that adds to scores (ALiBi, T5's, ...) refuses it: it is defined
-    for q.k. Source: Su 2021; Chiang and Cholak 2022, arXiv:2202.12172.
+    `trained_length` in tokens, at least 2. Encodings that add to scores (ALiBi, T5's, ...) do not support it: it is
+    defined only for q.k. Source: Su 2021; Chiang and Cholak 2022, arXiv:2202.12172.
 
     >>> import torch
     >>> LogN(trained_length=1024).logit_scale(torch.tensor([0, 1023, 2**20 - 1])).tolist()
@@ -262,10 +418,10 @@ class LogN(Extension):
 
 @dataclass(frozen=True)
 class ReRoPE(Extension):
-    """Distances are cut at `window`; with `leak` they grow on beyond it, by `leak` for each token.
+    """ReRoPE: distances are limited to `window`; with `leak` each further token adds `leak`.
 
     Relative position: d = m - n where d < window, else window + leak (d - window). `log_n`: the trained length for
-    the logits' factor max(1, ln(m + 1) / ln(log_n)), or None. No distance beyond `window` ever turns up without a leak.
+    the logits' factor max(1, ln(m + 1) / ln(log_n)), or None. Without a leak no distance exceeds `window`.
     Source: Su 2023, "ReRoPE" and its reference code (`min(m - n, w)`, log-n in its results; "Leaky ReRoPE" has 1 / k).
     """
 
@@ -280,7 +436,7 @@ class ReRoPE(Extension):
             raise RopeError(
                 "ReRoPE: `leak` must lie between 0 and 1.",
                 facts={"leak": self.leak},
-                cure="0 cuts distances off at the window; 1 is plain RoPE.",
+                cure="0 limits distances to the window; 1 is plain RoPE.",
             )
 
     def regions(self) -> tuple[Region, ...]:
@@ -291,12 +447,12 @@ class ReRoPE(Extension):
         return near, far._replace(query=lambda m: leak * real(m) + (1 - leak) * window, key=lambda n: leak * real(n))
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
-        return 1.0 if self.log_n is None else log_n_factor(index, self.log_n)
+        return log_n_factor(index, self.log_n)
 
 
 @dataclass(frozen=True)
 class SelfExtend(Extension):
-    """Keys nearer than `window` tokens as ever; positions of farther ones in groups of `group`.
+    """Self-Extend: keys nearer than `window` tokens keep their distance; farther positions form groups of `group`.
 
     Relative position: d = m - n where d < window, else floor(m / group) - floor(n / group) + window
     - floor(window / group). The largest, at m = N - 1, should stay within the trained length; the paper advises
@@ -318,15 +474,15 @@ class SelfExtend(Extension):
         return near, far._replace(query=lambda m: m // group + shift, key=lambda n: n // group)
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
-        return 1.0 if self.log_n is None else log_n_factor(index, self.log_n)
+        return log_n_factor(index, self.log_n)
 
 
 @dataclass(frozen=True)
 class StreamingLLM(Extension):
-    """The first `sinks` tokens and the last `window`: keeps a stream going in bounded memory; does not extend context.
+    """StreamingLLM: only the first `sinks` and last `window` tokens are seen; bounds memory, does not extend context.
 
     Positions are those in the cache: a query meets the window's keys at m - n, and a sink n at
-    min(m, sinks + window - 1) - n. What lies between is not seen, and `KVCache.drop` may forget it.
+    min(m, sinks + window - 1) - n. Tokens between them are not seen, and `KVCache.drop` may drop them.
     Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
     """
 
@@ -339,7 +495,7 @@ class StreamingLLM(Extension):
 
     @property
     def retained(self) -> Retained:
-        """The sinks and the window."""
+        """Return the sinks and the window."""
         return Retained(self.sinks, self.window)
 
     def regions(self) -> tuple[Region, ...]:

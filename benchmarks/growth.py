@@ -1,25 +1,11 @@
-"""Figures of speed, memory and rounding."""
+"""Draw how a forward grows: seconds and memory by length, from lines of `results/forward.jsonl`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.figures.style import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    OTHER,
-    PURPLE,
-    QUIET,
-    RED,
-    SKY,
-    caption,
-    length_ticks,
-    panel,
-    style,
-)
+from ropewalk.figures.style import BLUE, GREEN, ORANGE, OTHER, QUIET, RED, caption, length_ticks, style
 from ropewalk.methods import METHODS, Look
 
 if TYPE_CHECKING:
@@ -40,7 +26,7 @@ _BOUNDS = {"bfloat16": "-", "float32": "--"}
 
 
 def _look(name: str) -> Look:
-    """Of a contender, or of a method in a dtype: its record's colour and marker."""
+    """Return the look of a contender, or of a method in a dtype."""
     method, _, dtype = name.rpartition(" ")
     if name in _GROWTH_LOOKS or method not in METHODS:
         return _GROWTH_LOOKS.get(name, OTHER)
@@ -49,10 +35,10 @@ def _look(name: str) -> Look:
 
 
 def growth(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Two panels, seconds and peak memory in bytes against tokens, from lines of `results/forward.jsonl`.
+    """Draw two panels, seconds and peak memory in bytes against tokens, from lines of `results/forward.jsonl`.
 
-    Of several records of one contender at one length the last counts. A thin line for each dtype is the time that the
-    forward's operations take at the speed of a square matrix product there, the fastest of all records.
+    The last record of a contender at a length counts. A thin line for each dtype is the time of the forward's
+    operations at the speed of the fastest recorded matrix product.
     """
     points: dict[str, dict[int, tuple[float, float]]] = {}
     for record in records:
@@ -105,65 +91,3 @@ def growth(records: Sequence[Mapping[str, Any]]) -> Figure:
         handles, labels = time.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")
         return figure
-
-
-_PRECISION_LOOKS = {
-    "angles in bfloat16": Look(PURPLE, ":", "v"),
-    "angles in float32": Look(RED, "--", "s"),
-    "tables in bfloat16": Look(ORANGE, "-.", "^"),
-    "tables in float16": Look(GREEN, "--", "D"),
-    "ropewalk": Look(BLUE, "-", "o"),
-}
-_OTHER = Look(SKY, "-", "P")
-
-
-def precision(
-    positions: Sequence[int],
-    *,
-    cosines: Mapping[str, Sequence[float]],
-    scores: Mapping[str, Sequence[float]],
-    distance: int,
-    note: str = "",
-) -> Figure:
-    """Error of cosines (left) and of scores at one distance (right) by position (tokens), for each way of computing."""
-    with style():
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-        figure = Figure(figsize=(9.8, 4.6))
-        left, right = figure.subplots(1, 2, sharey=True)
-        for axes, curves in ((left, cosines), (right, scores)):
-            for name, values in curves.items():
-                look = _PRECISION_LOOKS.get(name, _OTHER)
-                axes.plot(
-                    positions, values, color=look.color, linestyle=look.line, marker=look.marker,
-                    markevery=max(1, len(positions) // 8), label=name, linewidth=2.4 if name == "ropewalk" else 1.6,
-                )  # fmt: skip
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            axes.xaxis.set_major_locator(LogLocator(numticks=12))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.yaxis.set_major_locator(LogLocator(numticks=12))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.tick_params(which="minor", length=0)
-            axes.set_xlim(positions[0], positions[-1])
-            axes.set_xlabel("position (tokens)", color=INK)
-        panel(left, "cosine of an angle")
-        left.set_ylabel("error (no unit; 1 is the largest cosine)")
-        panel(right, f"score of q at m, k at m - {distance}, over |q| |k|")
-        right.tick_params(axis="y", labelleft=True)
-        right.set_ylabel("error (no unit; 1 is the largest score)")
-        caption(figure, "What 32-bit angles and 16-bit tables cost", note)
-        handles, names = left.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside right upper")
-        return figure
-
-
-def _short(value: float) -> str:
-    """Powers of ten as readers of context lengths write them.
-
-    >>> _short(100.0), _short(10_000.0), _short(1e7)
-    ('100', '10,000', '10M')
-    """
-    return f"{value / 1e6:,.0f}M" if value >= 1e6 else f"{value:,.0f}"

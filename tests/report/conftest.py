@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ropewalk.report.explorer import page_of
-from tests.explorer.browser import browser
+from tests.report.browser import browser
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
-"""The numbers of the explorer: what Python writes is what the rooms compute, and every method is there."""
+"""The explorer: its numbers are what the package computes, and its page is built from the sources in web/."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 import runpy
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +22,29 @@ from ropewalk.figures.material import rotary_model, windows
 from ropewalk.figures.model_numbers import head_scores
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
-from ropewalk.report import explorer_data as explorer_methods
-from ropewalk.report.explorer import explorer_page, page_of
-from ropewalk.report.explorer_data import (
+from ropewalk.report import explorer
+from ropewalk.report.explorer import (
+    built_page,
     encoding_entries,
     explorer_data,
+    explorer_page,
     method_entries,
     numbers,
+    page_of,
     preset_of,
     relative_positions,
 )
 from ropewalk.report.interactive import embedded, record_entry
 
 ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "web"
+SETTINGS = ("build.mjs", "package.json", "package-lock.json", "tsconfig.json")
+
+NAMES = {
+    "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml", "http://www.w3.org/1999/xlink",
+    "http://www.w3.org/XML/1998/namespace", "http://www.w3.org/2000/xmlns", "https://arxiv.org/abs",
+}  # fmt: skip
+"""Addresses in programs that are no requests: namespaces, and links to papers."""
 
 
 def test_every_registered_method_is_there_with_its_colour():
@@ -44,10 +57,9 @@ def test_every_registered_method_is_there_with_its_colour():
 def test_a_new_method_of_frequencies_needs_no_more_than_its_record(monkeypatch):
     """Its ratios stand in a model's tables."""
     new = replace(METHODS["pi"], name="brand-new")
-    monkeypatch.setattr("ropewalk.report.explorer_data.METHODS", {"brand-new": new})
+    monkeypatch.setattr(explorer, "METHODS", {"brand-new": new})
     tables = explorer_data(read_source("tiny"))["presets"][0]["methods"]["brand-new"]
     assert [table["ratio"][0] for table in tables] == [pytest.approx(1 / table["factor"]) for table in tables]
-    monkeypatch.setattr(explorer_methods, "METHODS", {"brand-new": new})
     assert [entry["name"] for entry in method_entries()] == ["brand-new"]
 
 
@@ -134,3 +146,67 @@ def test_a_record_that_is_opened_stands_first(tmp_path):
     path.write_text('{"protocol": 1, "methods": []}')
     with pytest.raises(RopeError, match=r"no record|not a record"):
         page_of(str(path))
+
+
+def digest(web: Path) -> str:
+    """As web/build.mjs computes it: names and contents of every source, in order."""
+    sources = [path.relative_to(web).as_posix() for path in (web / "src").rglob("*") if path.is_file()]
+    found = hashlib.sha256()
+    for name in sorted([*SETTINGS, *sources]):
+        found.update(f"{name}\0".encode() + (web / name).read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def recorded(page: str) -> str | None:
+    """The hash that a built page holds."""
+    found = re.search(r'<meta name="ropewalk-sources" content="([0-9a-f]{64})">', page)
+    return None if found is None else found[1]
+
+
+def test_the_page_is_built_from_these_sources():
+    """After a change of web/, `make web` builds the page anew."""
+    assert recorded(built_page()) == digest(WEB), "web/ has changed since explorer.html was built: run `make web`"
+
+
+def test_the_reports_program_is_built_from_these_sources():
+    """The other file that `make web` writes; it names no other place either."""
+    program = resources.files("ropewalk.report").joinpath("interactive.js").read_text(encoding="utf-8")
+    assert program.partition("\n")[0] == f"// web/ {digest(WEB)}", "web/ has changed: run `make web`"
+    assert {address.rstrip("/") for address in re.findall(r"https?://[\w./-]*", program)} <= NAMES
+
+
+def test_a_changed_source_is_noticed(tmp_path):
+    """Another content, another name."""
+    for name in (*SETTINGS, "src/a.ts"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    first = digest(tmp_path)
+    (tmp_path / "src" / "a.ts").write_text("changed")
+    second = digest(tmp_path)
+    (tmp_path / "src" / "a.ts").rename(tmp_path / "src" / "b.ts")
+    assert len({first, second, digest(tmp_path)}) == 3
+
+
+def test_the_page_names_no_other_place():
+    """No address of a script, style, image or font: the only links lead to papers, and namespaces are names."""
+    page = built_page()
+    assert {address.rstrip("/") for address in re.findall(r"https?://[\w./-]*", page)} <= NAMES
+    assert "default-src 'none'" in page
+
+
+def test_the_lock_file_pins_every_package():
+    """Each with its hash, and without the registry's address."""
+    lock = json.loads((WEB / "package-lock.json").read_text())["packages"]
+    packages = {name: entry for name, entry in lock.items() if name}
+    assert packages
+    assert all(entry.get("integrity") for entry in packages.values())
+    assert not any("resolved" in entry for entry in packages.values())
+    asked = json.loads((WEB / "package.json").read_text())
+    versions = {**asked["dependencies"], **asked["devDependencies"]}
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions.values())
+
+
+def test_the_golden_file_is_what_python_computes():
+    """What web/'s own tests compare with."""
+    made = runpy.run_path(str(ROOT / "scripts" / "explorer_golden.py"))
+    assert json.loads(made["PATH"].read_text()) == json.loads(json.dumps(made["golden"]()))

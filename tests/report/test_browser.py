@@ -1,4 +1,4 @@
-"""The explorer in a real browser: every control of every picture is moved, nothing fails, nothing is fetched."""
+"""The explorer and the report in a real browser: every control is moved, nothing fails, nothing is fetched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.explorer.browser import Watched, why_not
+from tests.report.browser import Watched, why_not
+from tests.report.pages import page_of
+from tests.report.records import EXTEND, record, use_rows
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -176,3 +178,53 @@ def test_the_first_interaction_comes_within_a_second(chromium, address):
     watched.page.wait_for_selector("main section .controls")
     seconds = watched.page.evaluate("performance.now()") / 1000
     assert seconds < 5, f"{seconds:.2f} s"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A report with a loss and a use of far tokens."""
+    path: Path = tmp_path_factory.mktemp("report") / "index.html"
+    path.write_text(page_of(record(verdict=EXTEND, recommended="yarn", use=use_rows())).source, encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_methods_are_switched_off_in_both_charts(chromium, report, width):
+    """A switch takes a method's line out of both; the values are read with the keyboard."""
+    watched = Watched(chromium, report, width=width)
+    page = watched.page
+    assert [page.locator(f'figure[data-figure="{name}"] > .card').is_visible() for name in ("loss", "use")] == [
+        False
+    ] * 2
+    legends = page.locator(".live .readout")
+    assert ["yarn" in legends.nth(i).inner_text() for i in range(2)] == [True, True]
+    page.locator(".live svg[role=img]").first.press("End")
+    tall = legends.first.evaluate("readout => readout.offsetHeight")
+    page.get_by_role("button", name="yarn", exact=True).click()  # the cursor goes with the press: nothing may move then
+    page.wait_for_timeout(60)
+    assert legends.first.evaluate("readout => readout.offsetHeight") == tall
+    assert ["yarn" in legends.nth(i).inner_text() for i in range(2)] == [False, False]
+    page.locator(".live svg[role=img]").first.press("End")
+    assert "position in the window, tokens: " in legends.first.inner_text()
+    page.get_by_role("button", name="Show the printed figure as well").first.click()
+    assert page.locator('figure[data-figure="loss"] > .card').is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    watched.assert_quiet()
+
+
+def test_the_page_is_whole_without_scripts(chromium, report):
+    """The printed figures stand where the charts would."""
+    watched = Watched(chromium, report, java_script_enabled=False)
+    assert watched.page.locator('figure[data-figure="loss"] > .card').is_visible()
+    assert watched.page.locator('figure[data-figure="use"] > .card').is_visible()
+    assert watched.page.locator(".live").count() == 0
+    assert watched.requests == []
+
+
+def test_paper_gets_the_printed_figures(chromium, report):
+    """And no switches."""
+    watched = Watched(chromium, report)
+    watched.page.wait_for_selector(".live")
+    watched.page.emulate_media(media="print")
+    assert watched.page.locator('figure[data-figure="loss"] > .card').is_visible()
+    assert not watched.page.locator(".live").first.is_visible()

@@ -1,0 +1,247 @@
+"""Figures show the numbers that they are given: losses, ropes, gains, retrieval, confusion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from ropewalk.figures.loss import loss_by_position
+from ropewalk.figures.results import confusion
+from ropewalk.figures.ropes import frequency_ratios, wavelengths
+from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT, OTHER, look_of, render
+from ropewalk.figures.use import Estimate, accuracy_by_distance, gain_by_distance, heat_map
+
+BLOCKS = [(0, 128), (128, 256), (256, 384)]
+
+
+def curves(figure: object) -> dict[str, list[float]]:
+    """The y values of every labelled line."""
+    axes = figure.axes[0]  # type: ignore[attr-defined]
+    return {
+        line.get_label(): [float(y) for y in line.get_ydata()]
+        for line in axes.lines
+        if not str(line.get_label()).startswith("_")
+    }
+
+
+def test_loss_curves_are_the_losses() -> None:
+    """One line for each method at the blocks' middles; the recommended one is named."""
+    losses = {"plain": [3.0, 3.1, 5.0], "yarn": [3.1, 3.2, 3.3], "crop": [3.0, 3.1, 3.4]}
+    bands = {"plain": [(2.9, 3.1), (3.0, 3.2), None]}
+    figure = loss_by_position(BLOCKS, losses, trained_length=256, intervals=bands, recommended="yarn")
+    assert curves(figure) == {"plain": losses["plain"], "yarn (recommended)": losses["yarn"], "crop": losses["crop"]}
+    axes = figure.axes[0]
+    assert [float(x) for x in axes.lines[1].get_xdata()] == [64.0, 192.0, 320.0]
+    assert [text.get_text() for text in axes.texts] == ["trained length 256"]
+    assert axes.get_ylabel() == "loss (nats per token)"
+
+
+def test_a_phone_has_names_for_a_few_only() -> None:
+    """The other methods are there, quiet and without a name."""
+    losses = {"plain": [3.0, 3.1, 5.0], "yarn": [3.1, 3.2, 3.3], "pi": [3.5, 3.5, 3.6], "crop": [3.0, 3.1, 3.4]}
+    figure = loss_by_position(BLOCKS, losses, trained_length=256, narrow=True, named={"plain", "yarn", "crop"})
+    assert set(curves(figure)) == {"plain", "yarn", "crop"}
+    drawn = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 3]
+    assert [[float(y) for y in line.get_ydata()] for line in drawn] == list(losses.values())
+    assert figure.get_figwidth() < 5
+
+
+def test_gains_are_drawn_by_distance() -> None:
+    """A line for each method on an axis that doubles, what counts as use, and the control."""
+    copies = {
+        "plain": {128: Estimate(6.0, (5.5, 6.5)), 512: Estimate(0.1, (-0.2, 0.4))},
+        "dca": {128: Estimate(6.0, None)},
+    }
+    control = {64: Estimate(6.4, None)}
+    figure = gain_by_distance(copies, trained_length=256, control=control, needed=3.2, recommended="dca")
+    [axes] = figure.axes
+    plain = next(one for one in axes.containers if one.get_label() == "plain")
+    assert plain.lines[0].get_xydata().tolist() == [[128.0, 6.0], [512.0, 0.1]]
+    ends = plain.lines[2][0].get_segments()
+    assert [[round(float(y), 6) for _, y in end] for end in ends] == [[5.5, 6.5], [-0.2, 0.4]]
+    assert {text.get_text() for text in axes.texts} == {"trained length 256", "counts as use"}
+    assert axes.get_xscale() == "log"
+    names = [text.get_text() for text in figure.legends[0].texts]
+    assert names == ["plain, within the trained length", "plain", "dca (recommended)"]
+    phone = gain_by_distance(copies, trained_length=256, needed=None, narrow=True)
+    assert phone.get_figwidth() < 5
+
+
+def test_a_target_within_the_trained_length_has_no_mark() -> None:
+    """Nothing lies beyond."""
+    figure = loss_by_position(BLOCKS, {"plain": [3.0, 3.0, 3.0]}, trained_length=4096)
+    assert not figure.axes[0].texts
+
+
+def test_wavelengths_leave_out_what_does_not_turn() -> None:
+    """None has no point; both lengths are marked."""
+    figure = wavelengths([6.0, 600.0, None], trained_length=512, target=2048, scaled={"yarn": [6.0, 2400.0, None]})
+    assert curves(figure) == {"plain": [6.0, 600.0], "yarn": [6.0, 2400.0]}
+    assert [text.get_text() for text in figure.axes[0].texts] == ["target 2k", "trained length 512"]
+    wavelengths([6.0], trained_length=None, target=2048)
+
+
+def test_ratios_are_drawn_by_method() -> None:
+    """With the full interpolation marked."""
+    figure = frequency_ratios({"pi": [0.25, 0.25], "ntk = dynamic": [1.0, 0.25]}, factor=4.0)
+    assert curves(figure) == {"pi": [0.25, 0.25], "ntk = dynamic": [1.0, 0.25]}
+    assert figure.axes[0].texts[0].get_text() == "1 / 4: full interpolation"
+
+
+def test_methods_are_told_apart_without_colour() -> None:
+    """No two looks share both line and marker."""
+    assert len({(look.line, look.marker) for look in LOOKS.values()}) == len(LOOKS)
+    assert look_of("ntk = dynamic") == LOOKS["ntk"]
+    assert look_of("something else") == OTHER
+
+
+def test_drawing_leaves_matplotlib_as_it_was() -> None:
+    """The style holds inside only."""
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    render(frequency_ratios({"pi": [0.5]}, factor=2.0), "png")
+    assert dict(matplotlib.rcParams) == before
+
+
+TABLE = [[1.0, 0.5, None], [0.25, 0.125, 0.0]]
+
+
+def table_of(methods: int = 1, **changes: object) -> Figure:
+    given: dict[str, object] = {"lengths": [256, 512, 1024], "rows": ["0", "1"], "trained_length": 512, "chance": 0.125}
+    return heat_map({f"method {index}": TABLE for index in range(methods)}, **{**given, "n": 8, **changes})  # type: ignore[arg-type]
+
+
+def test_every_number_stands_in_its_cell() -> None:
+    """And a dash where nothing was measured; light on dark, dark on light."""
+    axes = table_of().axes[0]
+    found = {(round(text.get_position()[1]), round(text.get_position()[0])): text for text in axes.texts}
+    assert {place: text.get_text() for place, text in found.items()} == {
+        (0, 0): "1.00", (0, 1): "0.50", (0, 2): "\u2013", (1, 0): "0.25", (1, 1): "0.12", (1, 2): "0.00",
+    }  # fmt: skip
+    assert found[1, 2].get_color() == ON_DARK
+    assert found[0, 0].get_color() == ON_LIGHT
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["256", "512", "1k"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["0", "1"]
+
+
+def test_colours_have_one_scale() -> None:
+    """From 0 to 1 in every panel, whatever the numbers."""
+    narrow = heat_map({"a": [[0.4, 0.5]], "b": [[0.1, 0.2]]}, lengths=[256, 512], rows=["0"])
+    for axes in narrow.axes[:2]:
+        assert axes.images[0].get_clim() == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("trained", "place", "said"),
+    [
+        (512, 1.5, "trained length 512 (dashed line)"),
+        (600, 1.5, "trained length 600 (dashed line)"),
+        (2048, None, "trained length 2k (all texts are within it)"),
+        (128, None, "trained length 128 (all texts are beyond it)"),
+    ],
+)
+def test_the_trained_length_is_between_columns(trained: int, place: float | None, said: str) -> None:
+    """After the last column within it; in words where there is no such place."""
+    figure = table_of(trained_length=trained)
+    assert {line.get_xdata()[0] for line in figure.axes[0].lines} == ({place} if place else set())  # type: ignore[index]
+    assert said in figure.get_supxlabel()
+
+
+def test_chance_and_the_number_of_examples_are_named() -> None:
+    """And drawn on the colour bar; left out where they are not known."""
+    figure = table_of()
+    assert "each cell n=8; chance 0.125 (dashed on the bar)" in figure.get_supxlabel()
+    assert figure.axes[-1].lines[-1].get_ydata()[0] == 0.125  # type: ignore[index]
+    assert "each cell n=4 to 20" in table_of(n=[20, 4]).get_supxlabel()
+    assert table_of(n=None, chance=None, trained_length=None).get_supxlabel() == ""
+
+
+def test_many_methods_go_on_new_lines() -> None:
+    """Three in a line; empty places are not drawn; each has its name."""
+    figure = table_of(4)
+    seen = [axes for axes in figure.axes if axes.get_visible() and axes.texts]
+    assert [axes.get_title(loc="left") for axes in seen] == [f"method {index}" for index in range(4)]
+
+
+CURVES = {
+    512: {"plain": {128.0: Estimate(0.9, (0.8, 0.95)), 384.0: Estimate(0.5, (0.3, 0.7))}},
+    1024: {
+        "plain": {256.0: Estimate(0.8, (0.7, 0.9)), 768.0: Estimate(0.1, (0.02, 0.2))},
+        "crop": {256.0: Estimate(0.7, None)},
+    },
+}
+
+
+def test_curves_stand_at_their_distances() -> None:
+    """A panel for each length, from 0 to it; whiskers where there are intervals, the trained length, chance."""
+    figure = accuracy_by_distance(CURVES, trained_length=600, chance=0.125)
+    first, second = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["text of 512 tokens", "text of 1k tokens"]
+    line, _, [whiskers] = first.containers[0]
+    assert list(line.get_xdata()) == [128.0, 384.0]
+    assert list(line.get_ydata()) == [0.9, 0.5]
+    ends = sorted(sorted(point[1] for point in segment) for segment in whiskers.get_segments())
+    assert ends == [pytest.approx([0.3, 0.7]), pytest.approx([0.8, 0.95])]
+    plain, crop = second.containers
+    assert len(plain[2]) == 1
+    assert crop[2] == ()
+    assert abs(plain[0].get_xdata()[0] - 256) < 0.02 * 1024
+    assert second.get_xlim() == (0.0, 1024.0)
+    assert [text.get_text() for text in second.texts] == ["trained length 600"]
+    assert not list(first.texts)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["plain", "crop", "chance"]
+    assert accuracy_by_distance({1024: CURVES[1024]}, narrow=True).get_size_inches()[0] < 5
+
+
+def cells(figure: Figure) -> dict[tuple[str, str], int]:
+    """The numbers written in the matrix, by (true, predicted) class."""
+    axes = figure.axes[0]
+    columns, rows = ([tick.get_text() for tick in ticks] for ticks in (axes.get_xticklabels(), axes.get_yticklabels()))
+    return {
+        (rows[round(text.get_position()[1])], columns[round(text.get_position()[0])]): int(text.get_text())
+        for text in axes.texts
+    }
+
+
+def test_few_classes_are_shown_whole() -> None:
+    """Every count in its place, zeros left out; the pairs by name, most rows first."""
+    figure = confusion([[8, 2, 0], [0, 9, 0], [3, 1, 6]], ["a", "b", "c"])
+    assert cells(figure) == {
+        ("a", "a"): 8, ("a", "b"): 2, ("b", "b"): 9, ("c", "a"): 3, ("c", "b"): 1, ("c", "c"): 6,
+    }  # fmt: skip
+    assert [tick.get_text() for tick in figure.axes[1].get_yticklabels()] == ["c\n→ a", "a\n→ b", "c\n→ b"]
+    assert [text.get_text() for text in figure.axes[1].texts] == ["3", "2", "1"]
+    assert [bar.get_width() for bar in figure.axes[1].patches] == [3, 2, 1]
+    assert "23 of 29 rows right; the pairs hold 6 of 6 errors" in figure.get_supxlabel()
+    shares = np.asarray(figure.axes[0].images[0].get_array())
+    assert shares[0].tolist() == [0.8, 0.2, 0.0]
+
+
+def test_of_many_classes_the_most_confused_are_shown() -> None:
+    """Partners stand together; what went elsewhere is in the last column; each row still adds up."""
+    counts = np.diag([30] * 40)
+    counts[3, 17], counts[17, 3], counts[25, 3], counts[8, 30], counts[8, 39] = 9, 4, 5, 7, 1
+    labels = [f"class {index}" for index in range(40)]
+    figure = confusion(counts.tolist(), labels, most=5)
+    shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert shown == ["class 3", "class 25", "class 17", "class 8", "class 30"]
+    found = cells(figure)
+    assert found["class 8", "other"] == 1
+    assert sum(n for (true, _), n in found.items() if true == "class 8") == 38
+    assert "5 of 40 classes; 1,200 of 1,226 rows right; the pairs hold 26 of 26 errors" in figure.get_supxlabel()
+
+
+def test_long_names_are_numbered() -> None:
+    """Columns are numbers, which the rows explain."""
+    figure = confusion([[8, 2], [1, 9]], ["a name that is long", "another one of these"])
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "2"]
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()][1] == "another one of these  2"
+
+
+def test_without_an_error_there_are_no_pairs() -> None:
+    """One pair of axes; nothing divided by zero, also where a class has no rows."""
+    figure = confusion([[4, 0], [0, 0]], ["a", "b"])
+    assert len(figure.axes) == 1
+    assert figure.get_supxlabel() == "2 classes; 4 of 4 rows right"
