@@ -1,4 +1,4 @@
-"""Each step of the lesson is a notebook that runs with nothing but the installed package, and prints what it holds."""
+"""Each step of the lesson is a notebook that needs only the installed package and prints its recorded output."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("nbformat", reason="it is in the extra `docs`")
+pytest.importorskip("nbformat", reason="it is in the group `docs`")
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "docs" / "lesson").exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
 NOTEBOOKS = runpy.run_path(str(ROOT / "scripts/docs_notebooks.py"))
 PAGES = NOTEBOOKS["pages"]()
-# These train or measure for 5 to 15 seconds, and tests/docs/test_lesson.py runs the same code of the pages.
-COSTLY = {"08-extrapolation", "09-many-layers", "11-generation", "12-long-range", "13-classification"}
+# test_it_holds_the_whole_page shows that a notebook has its page's code, which tests/docs/test_lesson.py runs.
+SLOW = {"08-extrapolation", "09-many-layers", "11-generation", "12-long-range", "13-classification"}
 
 
 @pytest.fixture(scope="module", params=PAGES, ids=lambda page: page.stem)
 def made(request):
-    """A page and its notebook."""
+    """Return a page and its notebook."""
     return request.param, NOTEBOOKS["notebook"](request.param)
 
 
 def test_it_holds_the_whole_page(made):
-    """All of its text, code and figures; no picture or page that lies elsewhere."""
+    """It contains all text, code and figures, and links to no picture or page outside."""
     page, notebook = made
     text = "".join(cell["source"] for cell in notebook["cells"])
     before = page.read_text(encoding="utf-8")
@@ -51,11 +51,16 @@ def test_it_holds_the_whole_page(made):
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in COSTLY)) for page in PAGES],
+    [
+        pytest.param(
+            page, marks=[pytest.mark.slow] if page.stem in SLOW else [pytest.mark.thorough] * (page != PAGES[0])
+        )
+        for page in PAGES
+    ],
     ids=lambda page: page.stem,
 )
 def test_it_runs_from_anywhere(page, tmp_path, monkeypatch):
-    """Cell after cell in an empty folder, to the same output."""
+    """Run the cells in an empty folder and compare the output."""
     import torch
 
     monkeypatch.chdir(tmp_path)
@@ -68,11 +73,11 @@ def test_it_runs_from_anywhere(page, tmp_path, monkeypatch):
         for cell in NOTEBOOKS["notebook"](page)["cells"]:
             if cell["cell_type"] != "code":
                 continue
-            said = io.StringIO()
-            with contextlib.redirect_stdout(said), warnings.catch_warnings():
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), warnings.catch_warnings():
                 warnings.simplefilter("error")
                 exec(compile(cell["source"], page.name, "exec"), names)
             wanted = "".join(output["text"] for output in cell["outputs"])
-            assert "".join(line.rstrip() + "\n" for line in said.getvalue().splitlines()) == wanted
+            assert "".join(line.rstrip() + "\n" for line in printed.getvalue().splitlines()) == wanted
     finally:
         torch.set_num_threads(threads)

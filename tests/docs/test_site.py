@@ -1,4 +1,4 @@
-"""The site builds without a warning, and asks for nothing from elsewhere when it is opened."""
+"""The site builds without a warning and requests nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.report.browser import browser, why_not
 
 for package in ("material", "mkdocstrings"):
-    pytest.importorskip(package, reason="it is in the extra `docs`")
+    pytest.importorskip(package, reason="it is in the group `docs`")
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "mkdocs.yml").exists():
     pytest.skip("the source distribution has no mkdocs.yml", allow_module_level=True)
@@ -25,7 +25,7 @@ LOADED = re.compile(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The folder of the built site."""
+    """Return the folder of the built site."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -41,7 +41,7 @@ def test_every_page_is_built(site):
 
 
 def test_nothing_is_fetched_from_elsewhere(site):
-    """Scripts, styles, fonts and pictures lie in the folder; styles ask for no address."""
+    """Scripts, styles, fonts and pictures are in the folder; styles request no address."""
     for page in site.rglob("*.html"):
         loaded = [one or other for one, other in LOADED.findall(page.read_text(encoding="utf-8"))]
         assert loaded or page.parent.name == "explorer"  # one file that holds everything
@@ -68,7 +68,7 @@ def test_the_reference_has_every_public_name(site):
 
 
 def test_search_and_formulas_need_no_network(site):
-    """The search works without a server, KaTeX lies beside, and no script asks for an address."""
+    """The search works without a server, KaTeX is in the folder, and no script requests an address."""
     assert (site / "search" / "search_index.js").exists()
     page = (site / "lesson" / "02-turning-pairs.html").read_text(encoding="utf-8")
     assert page.count('class="arithmatex"') >= 5
@@ -83,7 +83,7 @@ def test_search_and_formulas_need_no_network(site):
 
 
 def test_the_first_page_has_the_figure_for_light_and_dark(site):
-    """The reader's choice of colours on the page decides which is shown."""
+    """Each picture is displayed under one colour scheme only."""
     page = (site / "index.html").read_text(encoding="utf-8")
     for scheme in ("light", "dark"):
         [picture] = re.findall(rf'<picture class="only-{scheme}">.*?</picture>', page)
@@ -92,7 +92,7 @@ def test_the_first_page_has_the_figure_for_light_and_dark(site):
 
 
 def test_every_method_has_its_row(site):
-    """What it changes, what it costs, whether a config can hold it."""
+    """The table of methods has a row for each."""
     from ropewalk.methods import METHODS
 
     text = (site / "extending.html").read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ def test_every_method_has_its_row(site):
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_it_works_opened_from_its_folder(site):
-    """In a browser: formulas are set, the search answers, only the site's own files are read, no error is shown."""
+    """In a browser, formulas are set, the search answers, only the site's files are requested, without errors."""
     with browser() as chromium:
         page = chromium.new_page(viewport={"width": 390, "height": 900}, color_scheme="dark")
         asked, errors = [], []

@@ -1,4 +1,4 @@
-"""Processes as a launcher starts them: with RANK, WORLD_SIZE and the address of a store in their environment."""
+"""Start processes as a launcher does: with RANK, WORLD_SIZE and the address of a store in their environment."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from typing import Any
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def environment(rank: int, ranks: int, port: int, folder: Path, **more: str) -> dict[str, str]:
-    """The environment of one rank; its cache is in `folder`."""
-    said = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    """Return the environment of one rank; its cache is in `folder`."""
+    ranks_own = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     ours = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
-    return {**os.environ, **{name: str(value) for name, value in said.items()}, **ours, **more}
+    return {**os.environ, **{name: str(value) for name, value in ranks_own.items()}, **ours, **more}
 
 
 def start(
     code: str, rank: int, ranks: int, port: int, folder: Path, *arguments: str, **more: str
 ) -> subprocess.Popen[str]:
-    """One rank that runs Python code."""
+    """Start one rank that runs Python code."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         env=environment(rank, ranks, port, folder, **more),
@@ -44,28 +44,27 @@ def start(
 
 
 def run_all(code: str, ranks: int, folder: Path, *arguments: str, seconds: float = 240) -> list[str]:
-    """What Python code prints in each rank, forked as in `run_forked`; all must end well."""
+    """Return the output of Python code in each rank, forked as in `run_forked`. A rank that fails is an error."""
     port = free_port()
-    said = [folder / f"said-{port}-{rank}.txt" for rank in range(ranks)]
+    outputs = [folder / f"output-{port}-{rank}.txt" for rank in range(ranks)]
     _run(
         [
             _forking().Process(
                 target=_of_launcher,
                 args=(code, environment(rank, ranks, port, folder), rank, str(folder), out, arguments),
             )
-            for rank, out in enumerate(said)
+            for rank, out in enumerate(outputs)
         ],
         folder,
         seconds,
     )
-    return [out.read_text() for out in said]
+    return [out.read_text() for out in outputs]
 
 
 def run_forked(work: Callable[..., None], ranks: int, folder: Path, *arguments: Any, seconds: float = 400) -> None:
-    """`work(rank, *arguments)` in each of so many processes of one gloo group; all must end well.
+    """Run `work(rank, *arguments)` in each process of one gloo group; raise the first traceback of a rank that fails.
 
-    They are forked from one process that has imported torch: each costs tenths of a second instead of two. The first
-    traceback is the failure's.
+    The processes are forked from one that has imported torch, so that each costs tenths of a second instead of two.
     """
     port = free_port()
     _run(
@@ -79,21 +78,21 @@ def run_forked(work: Callable[..., None], ranks: int, folder: Path, *arguments: 
 
 
 def _forking() -> Any:
-    """The context whose processes are forked from one that has imported torch."""
+    """Return a context that forks processes from one that has imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", __name__])
     return context
 
 
 def _run(running: Sequence[Any], folder: Path, seconds: float) -> None:
-    """Start processes and wait for them; none is left behind, and the first traceback is the failure's."""
+    """Start processes, wait for them and end those that are left; raise the first traceback."""
     try:
         for process in running:
             process.start()
         multiprocessing.connection.wait([process.sentinel for process in running], seconds)
         ends = time.monotonic() + seconds
         while time.monotonic() < ends and any(process.is_alive() for process in running):
-            if any(process.exitcode for process in running):  # one has failed: the others wait for it in vain
+            if any(process.exitcode for process in running):  # one has failed, and the others wait for it
                 time.sleep(2)
                 break
             time.sleep(0.02)
