@@ -99,7 +99,10 @@ def test_every_setting_is_an_option_with_the_same_default(monkeypatch: pytest.Mo
     [
         (["train", "--data", "nowhere.csv", "--out", "run"], "cannot be read"),
         (["train", "--data", "TRAIN", "--out", "run"], "no such column"),
-        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--encoding", "xpos"], "XPos: it is for causal"),
+        (
+            ["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--encoding", "xpos"],
+            "XPos: attention must be causal",
+        ),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--epochs", "0"], "--epochs 1 or more"),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--resume"], "classify: there is no run to resume"),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--against", "MODEL"], "cannot be compared"),
