@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, object], message: str) 
 
 def test_xpos_is_refused_by_itself() -> None:
     """Queries see both ways, and the encoding says why that cannot be."""
-    with pytest.raises(rw.RopeError, match="XPos: it is for causal attention"):
+    with pytest.raises(rw.RopeError, match="XPos: attention must be causal"):
         rw.TextClassifier(small(encoding="xpos"))
 
 
