@@ -289,7 +289,7 @@ def test_places_and_options(tmp_path: Path) -> None:
         apply(source, source, ApplySettings(method="pi", target=TARGET), overwrite=True)
     with pytest.raises(RopeError, match="copied, not quantised again"):
         apply(source, tmp_path / "x.gguf", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))
-    with pytest.raises(RopeError, match="--quantization is of"):
+    with pytest.raises(RopeError, match="--quantization only applies"):
         apply(source, tmp_path / "x", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))
 
 
