@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from ropewalk.figures.results import confusion, loss_by_position
 from ropewalk.figures.ropes import frequency_ratios, wavelengths
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT, OTHER, look_of, render
-from ropewalk.figures.use import Estimate, accuracy_by_distance, gain_by_distance, heat_map
+from ropewalk.figures.use import MeasuredValue, accuracy_by_distance, gain_by_distance, heat_map
 
 BLOCKS = [(0, 128), (128, 256), (256, 384)]
 
@@ -49,10 +49,10 @@ def test_a_phone_has_names_for_a_few_only() -> None:
 def test_gains_are_drawn_by_distance() -> None:
     """A line for each method on an axis that doubles, what counts as use, and the control."""
     copies = {
-        "plain": {128: Estimate(6.0, (5.5, 6.5)), 512: Estimate(0.1, (-0.2, 0.4))},
-        "dca": {128: Estimate(6.0, None)},
+        "plain": {128: MeasuredValue(6.0, (5.5, 6.5)), 512: MeasuredValue(0.1, (-0.2, 0.4))},
+        "dca": {128: MeasuredValue(6.0, None)},
     }
-    control = {64: Estimate(6.4, None)}
+    control = {64: MeasuredValue(6.4, None)}
     figure = gain_by_distance(copies, trained_length=256, control=control, needed=3.2, recommended="dca")
     [axes] = figure.axes
     plain = next(one for one in axes.containers if one.get_label() == "plain")
@@ -165,10 +165,10 @@ def test_many_methods_go_on_new_lines() -> None:
 
 
 CURVES = {
-    512: {"plain": {128.0: Estimate(0.9, (0.8, 0.95)), 384.0: Estimate(0.5, (0.3, 0.7))}},
+    512: {"plain": {128.0: MeasuredValue(0.9, (0.8, 0.95)), 384.0: MeasuredValue(0.5, (0.3, 0.7))}},
     1024: {
-        "plain": {256.0: Estimate(0.8, (0.7, 0.9)), 768.0: Estimate(0.1, (0.02, 0.2))},
-        "crop": {256.0: Estimate(0.7, None)},
+        "plain": {256.0: MeasuredValue(0.8, (0.7, 0.9)), 768.0: MeasuredValue(0.1, (0.02, 0.2))},
+        "crop": {256.0: MeasuredValue(0.7, None)},
     },
 }
 

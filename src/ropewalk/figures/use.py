@@ -35,14 +35,14 @@ WITHIN = "plain, within the trained length"  # at a phone's width: "plain, withi
 _RECOMMENDED = " (recommended)"
 
 
-class Estimate(NamedTuple):
+class MeasuredValue(NamedTuple):
     """A gain in nats per token or a fraction of 1, and its interval (None: one window or text)."""
 
     value: float
     interval: tuple[float, float] | None
 
 
-Copies = Mapping[str, Mapping[int, Estimate]]
+Copies = Mapping[str, Mapping[int, MeasuredValue]]
 """By method, the gain at each distance in tokens."""
 
 
@@ -50,7 +50,7 @@ def gain_by_distance(
     copies: Copies,
     *,
     trained_length: int,
-    control: Mapping[int, Estimate] | None = None,
+    control: Mapping[int, MeasuredValue] | None = None,
     needed: float | None = None,
     recommended: str | None = None,
     title: str = "Use of far tokens",
@@ -87,7 +87,7 @@ def _legend(figure: Figure, narrow: bool) -> None:
 def _draw_copies(
     axes: Axes,
     copies: Copies,
-    control: Mapping[int, Estimate],
+    control: Mapping[int, MeasuredValue],
     trained_length: int,
     needed: float | None,
     recommended: str | None,
@@ -144,7 +144,7 @@ def _draw_copies(
     length_ticks(axes)
 
 
-def _whiskers(values: Sequence[Estimate]) -> list[list[float]] | None:
+def _whiskers(values: Sequence[MeasuredValue]) -> list[list[float]] | None:
     """Return the lengths of the intervals below and above the values; None if one has no interval."""
     ends = [(one.value, *one.interval) for one in values if one.interval is not None]
     if len(ends) < len(values):
@@ -258,7 +258,7 @@ def _note(
 
 
 def accuracy_by_distance(
-    curves: Mapping[int, Mapping[str, Mapping[float, Estimate]]],
+    curves: Mapping[int, Mapping[str, Mapping[float, MeasuredValue]]],
     *,
     trained_length: int | None = None,
     chance: float | None = None,

@@ -302,7 +302,7 @@ def use(document: Document) -> Iterator[Drawing]:
 
     Rows of other tests, which old records contain, are in the table only.
     """
-    from ropewalk.figures.use import Estimate, gain_by_distance
+    from ropewalk.figures.use import MeasuredValue, gain_by_distance
 
     rows = [row for row in rows_of(document) if row["test"] == "copy"]
     far, control = ([row for row in rows if bool(row.get("control")) == within] for within in (False, True))
@@ -310,10 +310,10 @@ def use(document: Document) -> Iterator[Drawing]:
         return
     copies: dict[str, dict[int, Any]] = {}
     for row in sorted(far, key=lambda row: row["distance"]):
-        gain = Estimate(row["gain"], None if row["interval"] is None else tuple(row["interval"]))
+        gain = MeasuredValue(row["gain"], None if row["interval"] is None else tuple(row["interval"]))
         copies.setdefault(row["method"], {})[row["distance"]] = gain
     needed = next((row["needed"] for row in far if row.get("needed") is not None), None)
-    within = {row["distance"]: Estimate(row["gain"], None) for row in control}
+    within = {row["distance"]: MeasuredValue(row["gain"], None) for row in control}
 
     def draw(narrow: bool) -> Any:
         return gain_by_distance(
@@ -455,13 +455,13 @@ def _chance(rows: Sequence[Row]) -> float | None:
 
 def _curves(document: Document, rows: Sequence[Row], task: str) -> Drawing:
     """Return accuracy by distance: a panel for each of the longest lengths, a line for each method."""
-    from ropewalk.figures.use import Estimate, accuracy_by_distance
+    from ropewalk.figures.use import MeasuredValue, accuracy_by_distance
 
     lengths = sorted({row["length"] for row in rows})[-_LONGEST:]
-    curves: dict[int, dict[str, dict[float, Estimate]]] = {length: {} for length in lengths}
+    curves: dict[int, dict[str, dict[float, MeasuredValue]]] = {length: {} for length in lengths}
     for row in rows:
         if row["length"] in curves:
-            share = Estimate(row["found"] / row["asked"], row["interval"] and tuple(row["interval"]))
+            share = MeasuredValue(row["found"] / row["asked"], row["interval"] and tuple(row["interval"]))
             curves[row["length"]].setdefault(row["method"], {})[sum(row["distances"]) / 2] = share
     title = f"Retrieval by distance: {printable(task)}"
 
