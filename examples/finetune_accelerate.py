@@ -20,13 +20,13 @@ import ropewalk as rw
 
 
 def tiny_model() -> LlamaForCausalLM:
-    """A random Llama with a trained length of 64 tokens."""
+    """Return a random Llama with a trained length of 64 tokens."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=64, **sizes))
 
 
 def windows(arguments: argparse.Namespace) -> torch.Tensor:
-    """Token ids `[windows, target]`: of the text, or a block of random tokens again and again."""
+    """Return token ids `[windows, target]`: of the text, or repeats of a block of random tokens."""
     if arguments.model is None:
         block = torch.randint(0, 64, (16, 32))
         return block.repeat(1, -(-arguments.target // 32))[:, : arguments.target]

@@ -78,7 +78,7 @@ def _rotated(query: Tensor, key: Tensor, positions: Tensor | None, rope: RopeCon
 
 
 def _dtensor_type() -> Any:
-    """The class DTensor, or None where torch has no distributed part."""
+    """Return the class DTensor, or None if torch has no distributed part."""
     if not torch.distributed.is_available():
         return None
     from torch.distributed.tensor import DTensor
@@ -105,11 +105,11 @@ def _scaling(config: Any) -> Scaling | None:
 
 
 def _under(rope: RopeConfig, config: Any) -> RopeConfig:
-    """The rope under the override's method."""
+    """Return the rope under the override's method."""
     method = method_named(config.method)
     facts = {"method": method.name, "trained_length": config.trained_length, "target": config.target}
     if method.scaling is None:
-        raise RopeError("torchtitan: this method does not act on frequencies alone.", facts=facts,
+        raise RopeError("torchtitan: this method does not act only on frequencies.", facts=facts,
                         cure="Choose one that does: yarn, pi, ntk, llama3.")  # fmt: skip
     if config.scaling == "yarn" and config.rope_factor > 1.0:
         raise RopeError("torchtitan: the model has YaRN's attention factor in its softmax scale, and keeps it there.",
@@ -120,12 +120,12 @@ def _under(rope: RopeConfig, config: Any) -> RopeConfig:
     extended = method.rope(rope, Reach(config.trained_length, config.target))
     if extended.needs_seq_len:
         raise RopeError("torchtitan: this method's frequencies depend on the length of each text.", facts=facts,
-                        cure="Choose one whose frequencies are fixed: yarn, pi, ntk, llama3.")  # fmt: skip
+                        cure="Choose one with fixed frequencies: yarn, pi, ntk, llama3.")  # fmt: skip
     return extended
 
 
 def _rotating(base: Any, *, interleaved: bool) -> Any:
-    """One of torchtitan's ropes without its cache: it rotates from the positions of each call."""
+    """Return one of torchtitan's ropes without its cache, which rotates by the positions of each call."""
 
     from torchtitan.protocols.module import Module
 
@@ -148,10 +148,10 @@ def _rotating(base: Any, *, interleaved: bool) -> Any:
             self.rope_config = rope_of_titan(config, interleaved=interleaved)
 
         def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
-            """There is none."""
+            """Do nothing: there is no buffer."""
 
         def forward(self, query: Tensor, key: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            """Both rotated at `positions`; shapes as for `rotate_titan`."""
+            """Rotate both by `positions`; shapes as for `rotate_titan`."""
             return rotate_titan(query, key, positions, self.rope_config)
 
     return RopewalkRoPE

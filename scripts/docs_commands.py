@@ -1,4 +1,4 @@
-"""The command-line reference, from the commands themselves: `<!-- every command -->` on a page stands for it."""
+"""Make the command-line reference from the commands; it replaces `<!-- every command -->` on a page."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PLACE = re.compile(r"^<!-- every command --> \*.*\*$", re.MULTILINE)
 
 
 def with_commands(markdown: str) -> str:
-    """A page with every command in place of its mark."""
+    """Return a page with every command in place of the mark."""
     return PLACE.sub(lambda _: "\n\n".join(commands()), markdown)
 
 
 def commands() -> Iterator[str]:
-    """Each command, and each of a group: heading, text, usage, table of options."""
+    """Yield heading, text, usage and options of each command and subcommand."""
     import typer
 
     from ropewalk.cli.app import COMMANDS, build
@@ -40,7 +40,7 @@ def _described(command: Any, name: str, parent: Any, level: int) -> Iterator[str
             if parameter.name != "help" and record is not None:
                 rows.append(record)
         if rows:
-            lines = [f"| `{what.strip()}` | {_plain(said)} |" for what, said in rows]
+            lines = [f"| `{what.strip()}` | {_plain(text)} |" for what, text in rows]
             yield "\n".join(['<div class="stack" markdown>\n', "| | |", "|---|---|", *lines, "\n</div>"]).replace(
                 "`  ", "`"
             )
@@ -49,7 +49,7 @@ def _described(command: Any, name: str, parent: Any, level: int) -> Iterator[str
 
 
 def _plain(text: str) -> str:
-    """A help text in a table cell or paragraph: no column ends early, no tag opens."""
+    """Return a help text with Markdown and HTML characters escaped."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
 
 

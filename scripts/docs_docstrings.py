@@ -1,4 +1,4 @@
-"""What mkdocstrings makes of our docstrings: Markdown, with examples as blocks of code."""
+"""Prepare docstrings for mkdocstrings: Markdown, with examples as blocks of code."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import griffe
 
 
 class Examples(griffe.Extension):
-    """Fence every `>>>` example; the rest of our docstrings is Markdown already."""
+    """Griffe extension that fences every `>>>` example; the rest of our docstrings is Markdown."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called for each object that was read."""
+        """Convert the docstring of each loaded object."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
 
 def as_markdown(docstring: str) -> str:
-    """Examples become blocks of code, and lists have a line before them.
+    """Return a docstring with examples as blocks of code and an empty line before its first list.
 
     >>> print(as_markdown("Adds.\\n\\n>>> 1 + 1\\n2").replace("`" * 3, "~~~"))
     Adds.

@@ -1,4 +1,4 @@
-"""The tables of methods and tuning, and what the pages say of them; `docs_records.py` takes them up."""
+"""Tables of methods and tuning, with the sentences about them; `docs_records.py` includes them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ document, table, where = (DRAWN[name] for name in ("document", "table", "where")
 
 
 def interval_cell(found: Record) -> str:
-    """A difference in nats per token with its 95 % interval."""
+    """Return a difference in nats per token with its 95 % interval."""
     return f"{found['nats']:+.3f} [{found['ci'][0]:+.3f}, {found['ci'][1]:+.3f}]"
 
 
 def of_interactions(record: Record) -> str:
-    """What the intervals show at last: the positive control, who succeeds, what skipping itself brings."""
+    """Return what the intervals show: the positive control, the successful arms, the effect of skipping itself."""
     last = {arm: found["beyond"][-1] for arm, found in record["arms"].items()}
     reads = [arm for arm, row in last.items() if row["interaction"]["ci"][1] < 0]
     uses = [arm for arm in reads if last[arm]["tuned_minus_its_crop"]["ci"][1] < 0]
@@ -32,25 +32,26 @@ def of_interactions(record: Record) -> str:
             f"The positive control holds: tuned in whole windows of {longest} tokens, it gains from distant ones."
             if "full-length" in uses
             else "The positive control does not hold: even tuning in whole windows is not shown to make this model "
-            "gain from distant tokens, so that nothing can be told of short ones."
+            "gain from distant tokens, so short windows cannot be judged."
         )
     compared = record["contrasts"]
     plain_text = ("no-far-answers", "trained-length-no-far-answers")
     brings = {
-        "skipping itself brings": [arm for arm in compared if "no-skip" in arm],
-        "repeated blocks bring": [arm for arm in compared if arm in plain_text],
-        "the method brings": [arm for arm in compared if arm.endswith("no-method")],
-        "windows of the trained length bring": [arm for arm in compared if arm == "trained-length"],
+        "skipping itself": [arm for arm in compared if "no-skip" in arm],
+        "repeated blocks": [arm for arm in compared if arm in plain_text],
+        "the method": [arm for arm in compared if arm.endswith("no-method")],
+        "windows of the trained length": [arm for arm in compared if arm == "trained-length"],
     }
     contrasts = []
     for what, arms in brings.items():
         rows = [(arm, compared[arm][-1]) for arm in arms]
         if rows:
-            said = "; ".join(f"`{row['of']}` less `{arm}` {interval_cell(row)}" for arm, row in rows)
-            contrasts.append(f" What {what}, (full - crop) of one arm less that of another: {said}.")
+            cells = "; ".join(f"`{row['of']}` less `{arm}` {interval_cell(row)}" for arm, row in rows)
+            contrasts.append(f" Effect of {what}, (full - crop) of one arm less that of another: {cells}.")
     return (
-        f"{control} Interaction below zero, interval and all: {_named(reads)}. Of these, whole windows are read better "
-        f"than fresh ones by {_named(uses)}. Of these, at most 0.05 nats are lost within by {_named(cheap)}."
+        f"{control} The interval of the interaction is below zero for {_named(reads)}. Among these, whole windows have "
+        f"a lower loss than fresh ones for {_named(uses)}. Among those, the loss within rises by at most 0.05 nats for "
+        f"{_named(cheap)}."
         f"{''.join(contrasts)}"
     )
 
@@ -60,7 +61,7 @@ def _named(arms: Sequence[str]) -> str:
 
 
 def served(name: str) -> tuple[str, str]:
-    """Whether a config can say a method, and the engines that can be told it."""
+    """Return whether a config can express a method, and the engines that can run it."""
     from ropewalk.checkpoints.export import hub_rope
     from ropewalk.checkpoints.gguf_keys import gguf_rope
     from ropewalk.errors import RopeError
@@ -69,25 +70,25 @@ def served(name: str) -> tuple[str, str]:
     from ropewalk.methods import METHODS, Reach
     from ropewalk.rope.config import RopeConfig
 
-    method, found = METHODS[name], []
+    method, engines = METHODS[name], []
     if method.config is None:
         return "no", "none"
     reach = Reach(256, 1024 if method.extends else 256)
     for engine in ENGINES:
         try:
-            told = serve_config("tiny", engine, method=name, target=reach.target if method.extends else None)
+            settings = serve_config("tiny", engine, method=name, target=reach.target if method.extends else None)
             if engine in READS_GGUF:
                 rope = method.rope(RopeConfig(64, interleaved=False, max_position_embeddings=256), reach)
                 gguf_rope(hub_rope((rope,), name, reach), "llama", name, reach)
         except RopeError:
             continue
-        own = any(caveat.rules and len(caveat.engines) == 1 for caveat in told.caveats)
-        found.append(f"{engine}\\*" if own else engine)
-    return "yes", ", ".join(found)
+        own = any(caveat.rules and len(caveat.engines) == 1 for caveat in settings.caveats)
+        engines.append(f"{engine}\\*" if own else engine)
+    return "yes", ", ".join(engines)
 
 
 def tuned() -> str:
-    """The built-in model before and after tuning."""
+    """Return the losses of the built-in model before and after tuning."""
     record = document("extend-tiny.json")
     trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
     rows = [[row["name"], f"{row['loss_within']:.3f}", f"{row['loss_beyond']:.3f}"] for row in record["variants"]]
@@ -95,7 +96,7 @@ def tuned() -> str:
 
 
 def pose(name: str) -> str:
-    """A model tuned on windows that skip, and the controls: what tuning brought, and what it cost."""
+    """Return gains and costs of a model tuned on windows that skip, and of the controls."""
     record = document(f"{name}.json")
     longest, guessed = record["lengths"][-1], record["arms"]["pose"]["retrieval"][-1]
     half = longest // 2
@@ -124,13 +125,13 @@ def pose(name: str) -> str:
              *([] if furthest is None else [f"copied from {furthest:,}"]),
              *(f"numbers found at {length:,}" for length in record["lengths"]),
              *([f"of those over {half:,} back"] if "by_distance" in guessed else [])]  # fmt: skip
-    said = "; ".join(f"`{arm}`: {found['what']}" for arm, found in record["arms"].items())
-    chance = f"By chance {guessed['chance'] * guessed['asked']:.0f} of {guessed['asked']} numbers are found."
-    return f"{table(heads, rows)}\n\n{said}. {chance}\n\n{of_interactions(record)}"
+    arms = "; ".join(f"`{arm}`: {found['what']}" for arm, found in record["arms"].items())
+    chance = f"Guessing finds {guessed['chance'] * guessed['asked']:.0f} of {guessed['asked']} numbers."
+    return f"{table(heads, rows)}\n\n{arms}. {chance}\n\n{of_interactions(record)}"
 
 
 def method_costs() -> str:
-    """What each method costs beside plain, and where it can run."""
+    """Return each method's cost relative to plain, and the engines that can run it."""
     record = document("method-costs.json")
     plain, tokens = record["methods"]["plain"], record["tokens"]
     mebibytes = plain["temporary_bytes"] / 2**20
@@ -139,20 +140,20 @@ def method_costs() -> str:
          *(f"{found[kind] / plain[kind]:.2f}" for kind in ("cache_bytes", "temporary_bytes")), *served(name)]
         for name, found in record["methods"].items()
     ]  # fmt: skip
-    drawn = table(["method", "prefill", "decode", "cache", "temporary memory", "config.json says it", "engines"], rows)
+    drawn = table(["method", "prefill", "decode", "cache", "temporary memory", "in config.json", "engines"], rows)
     return (
-        f"{drawn}\n\nProcessor time of {tokens:,} tokens read, and of one more behind them, over plain's ("
+        f"{drawn}\n\nProcessor time of {tokens:,} tokens, and of one more token after them, over plain's ("
         f"{plain['prefill']['p50'] / tokens:,.0f} and {plain['decode']['p50']:,.0f} microseconds a token). "
         f"Layers: {record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Frequency methods "
-        "do plain's work, so the spread of their ratios is the error of the others. Temporary memory: the most that a "
-        f"prefill in chunks of 1,024 tokens holds beside weights and cache, over plain's {mebibytes:.0f} MiB. "
+        "do the same work as plain: the spread of their ratios is the error of the others. Temporary memory: the peak "
+        f"of a prefill in chunks of 1,024 tokens, without weights and cache, over plain's {mebibytes:.0f} MiB. "
         "Every method runs in ropewalk. "
         "*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints."
     )
 
 
 def league(name: str, model: str) -> str:
-    """The methods that need no tuning: loss, numbers found if they were asked for, and what they cost."""
+    """Return loss, numbers found if measured, and time of the methods that need no tuning."""
     record = document(f"{name}.json")
     trained, target = record["protocol"]["trained_length"], record["protocol"]["target"]
     plain, asked = record["methods"][0]["seconds"], bool(record.get("retrieval"))
@@ -180,12 +181,12 @@ def league(name: str, model: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """A verdict without what it advises to do next: up to its first full stop that no digit follows."""
+    """Return a verdict without its advice: up to its first full stop that no digit follows."""
     return re.split(r"(?<=\.)(?!\d)", text)[0]
 
 
 def farthest_seen(record: Record) -> int:
-    """Where the last part of a text ends that crop cannot see, in tokens."""
+    """Return the end, in tokens, of the last part of a text that crop cannot see."""
     target, trained = record["target"], record["trained_length"]
     ends = {row["depths"][1] * target for row in record["retrieval"]}
     return round(max(end for end in ends if end < target - trained))

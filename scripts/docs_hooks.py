@@ -1,4 +1,4 @@
-"""What MkDocs runs while it builds: the reference from the docstrings, and what records say, with their figures."""
+"""Hooks of MkDocs: the reference from docstrings and commands, tables and figures of records, the explorer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the records and their figures, which pages link and show, as results/NAME; and the explorer."""
+    """Add the records and their figures as results/NAME, the explorer, and the lesson's notebooks."""
     for path in sorted(RESULTS.iterdir()):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     page = explorer_page(explorer_data(site=".."), packed_model())
@@ -44,7 +44,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Put in the reference, the commands, what records say, notebooks; a clone's links to records become the site's."""
+    """Insert the reference, commands, tables of records and links to notebooks; redirect links to records."""
     if page.file.src_uri.startswith("lesson/"):
         head, rest = markdown.split("\n", 1)
         markdown = f"{head}\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def _by_scheme(found: re.Match[str]) -> str:
-    """A picture for light and dark once for each: the reader's choice on the page counts, not the system's."""
+    """Return a picture once for light and once for dark: the page's own switch decides, not the system."""
     sources = re.findall(r'<source media="(.*?)" srcset="(.*?)">', found[0])
     pictures = []
     for scheme in ("light", "dark"):
@@ -71,7 +71,7 @@ def _by_scheme(found: re.Match[str]) -> str:
 
 
 def method_table() -> str:
-    """What each of the doctor's methods changes, costs, and whether a config can hold it."""
+    """Return the table of methods: what each changes and costs, and whether a config can express it."""
     lines = ["| method | what it changes | what it costs per token | in a config | source |", "|---|---|---|---|---|"]
     for name, method in METHODS.items():
         source = f"arXiv:{method.source}" if method.source else ""
@@ -79,27 +79,26 @@ def method_table() -> str:
     return "\n".join(lines)
 
 
-def names_of(rooms: str) -> str:
-    """Every public name whose module lies in one of these rooms, as mkdocstrings takes it.
+def names_of(subpackages: str) -> str:
+    """Return mkdocstrings entries for every public name of these subpackages.
 
-    Four more have what `ropewalk.__all__` leaves out: `scalings`, `encodings`, `extensions` (each rule has its entry)
-    and `distributed`.
+    Four more groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions` and `distributed`.
     """
     entries: list[tuple[str, Any]] = []
-    for room in rooms.split():
-        if room == "scalings":
+    for group in subpackages.split():
+        if group == "scalings":
             rules = [name for name in scaling.__dict__ if _is_rule(getattr(scaling, name))]
             entries += [(f"rw.scaling.{name}", getattr(scaling, name)) for name in rules]
-        elif room == "encodings":
+        elif group == "encodings":
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
-        elif room == "distributed":
+        elif group == "distributed":
             things = ((name, getattr(distributed, name)) for name in distributed.__all__)
             entries += [(f"rw.distributed.{name}", thing) for name, thing in things if callable(thing)]
-        elif room == "extensions":
+        elif group == "extensions":
             entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in Extension.registry.items()]
         else:
             entries += [
-                (f"rw.{name}", thing) for name, thing in public_names() if thing.__module__.split(".")[1] == room
+                (f"rw.{name}", thing) for name, thing in public_names() if thing.__module__.split(".")[1] == group
             ]
     return "\n\n".join(
         f"::: {thing.__module__}.{thing.__qualname__}\n    options:\n      heading: {name}\n      toc_label: {name}"
@@ -108,7 +107,7 @@ def names_of(rooms: str) -> str:
 
 
 def public_names() -> list[tuple[str, Any]]:
-    """What `ropewalk.__all__` names, without modules."""
+    """Return the names of `ropewalk.__all__` with their objects, without modules."""
     return [(name, getattr(rw, name)) for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))]
 
 

@@ -2,9 +2,8 @@
 
     python scripts/docs_notebooks.py FOLDER
 
-A block of code becomes a cell with what it prints; the text around it stays as it is, with the figures inside the
-notebook. A block that reads a record of the repository is shown, with what it printed, and is not run. In the site
-each notebook lies beside its page.
+A block of code becomes a cell with its output; figures of the text are inside the notebook. A block that reads a record
+of the repository becomes text with its output and is not run. In the site each notebook is next to its page.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ PAGE = re.compile(r"\]\(((?:\.\./)*[\w./-]+\.md)(#[\w-]+)?\)")
 
 
 def pages() -> list[Path]:
-    """The steps of the lesson, in order."""
+    """Return the pages of the lesson, in order."""
     return sorted(LESSON.glob("*.md"))
 
 
 def notebook(page: Path) -> nbformat.NotebookNode:
-    """The notebook of one page, valid by nbformat's schema, the same for the same page."""
+    """Return the notebook of one page, valid by nbformat's schema; equal pages give equal notebooks."""
     cells = list(_cells(page))
     for number, cell in enumerate(cells):
         cell["id"] = f"{page.stem[:2]}-{number}"
@@ -56,11 +55,11 @@ def _cells(page: Path) -> Iterator[nbformat.NotebookNode]:
         done = found.end()
         if found["needs"]:
             shown = of_records.pop(0).strip().replace(' title="Output"', "")
-            yield from _prose(f"Not run here, since it reads a record of the repository:\n\n{shown}", page)
+            yield from _prose(f"Not run here, because it reads a record of the repository:\n\n{shown}", page)
             continue
         number += 1
-        said = [v4.new_output("stream", name="stdout", text=found["output"])] if found["output"] else []
-        yield v4.new_code_cell(found["code"].rstrip("\n"), outputs=said, execution_count=number)
+        outputs = [v4.new_output("stream", name="stdout", text=found["output"])] if found["output"] else []
+        yield v4.new_code_cell(found["code"].rstrip("\n"), outputs=outputs, execution_count=number)
     yield from _prose(text[done:], page)
 
 
@@ -75,9 +74,7 @@ def _prose(text: str, page: Path) -> Iterator[nbformat.NotebookNode]:
         return f"![{found[1]}](attachment:{file.name})"
 
     text = PICTURE.sub(inside, text.strip())
-    text = PAGE.sub(
-        lambda found: f"]({found[1].removesuffix('.md')}.html{found[2] or ''})", text
-    )  # beside it in the site
+    text = PAGE.sub(lambda found: f"]({found[1].removesuffix('.md')}.html{found[2] or ''})", text)  # as in the site
     yield v4.new_markdown_cell(text, **({"attachments": pictures} if pictures else {}))
 
 

@@ -1,12 +1,12 @@
-"""Run the code of the pages in docs/, and rewrite or check what they say it prints.
+"""Run the code of the pages in docs/, and rewrite or check its printed output.
 
     python scripts/docs_outputs.py [--check] [PAGE ...]
 
-A page's python blocks run one after another in one namespace, with the repository as working folder. What a block
-prints is the `text` block titled "Output" that follows it.
+A page's python blocks run one after another in one namespace, with the repository as working folder. The `text` block
+titled "Output" after a block is its output.
 
-`<!-- needs: FILE -->` before a block: it reads a record that is made anew now and then. It runs where the file exists,
-and what it prints is put into the built site (`with_records`), not into the page; no other block may use its names.
+`<!-- needs: FILE -->` before a block means that it reads a record that may change. It runs if the file exists. Its
+output goes into the built site (`with_records`), not into the page; no other block may use its names.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import re
 import sys
 import warnings
 from pathlib import Path
 from typing import NamedTuple
+
+from ropewalk.atomic_io import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -32,7 +33,7 @@ BLOCK = re.compile(
 
 
 class Ran(NamedTuple):
-    """A page as it stands and with what its code prints; `missing` are the files that it had to go without."""
+    """A page before and after its code ran; `missing` are files that its blocks need and that do not exist."""
 
     page: Path
     before: str
@@ -41,12 +42,12 @@ class Ran(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """Every page with code that runs, in the order of the lesson."""
+    """Return every page with runnable code, in the order of the lesson."""
     return [page for page in sorted(DOCS.rglob("*.md")) if "```python\n" in page.read_text(encoding="utf-8")]
 
 
 def run_page(page: Path) -> Ran:
-    """Run a page's blocks; nothing is written. An exception in a block passes through with the page and line in it."""
+    """Run a page's blocks without writing; an exception in a block has the page and line in its traceback."""
     import torch
 
     torch.manual_seed(0)
@@ -60,17 +61,17 @@ def run_page(page: Path) -> Ran:
             missing.append(found["needs"])
             return found[0]
         line = before.count("\n", 0, found.start("code"))
-        said = printed(found["code"], names, page, line)
+        output = printed(found["code"], names, page, line)
         if found["needs"]:
             return f"<!-- needs: {found['needs']} -->\n```python\n{found['code']}```\n"
-        return f"```python\n{found['code']}```\n" + _output(said)
+        return f"```python\n{found['code']}```\n" + _output(output)
 
     after = BLOCK.sub(run, before)
     return Ran(page, before, after, tuple(dict.fromkeys(missing)))
 
 
 def with_records(markdown: str) -> str:
-    """A page for the site: what its blocks about records print, or that a record is not there."""
+    """Return a page for the site with the output of its blocks about records, or a note that a record is missing."""
     names: dict[str, object] = {"__name__": "__main__"}
 
     def run(found: re.Match[str]) -> str:
@@ -78,27 +79,27 @@ def with_records(markdown: str) -> str:
             return found[0]
         code = f"```python\n{found['code']}```\n"
         if not (ROOT / found["needs"]).exists():
-            return f"{code}\n*Not here yet: `{found['needs']}` has not been made.*\n"
+            return f"{code}\n*Not available: `{found['needs']}` does not exist.*\n"
         return code + _output(printed(found["code"], names, Path(found["needs"]), 0))
 
     return BLOCK.sub(run, markdown)
 
 
 def printed(code: str, names: dict[str, object], page: Path, line: int) -> str:
-    """What a block prints, without spaces at the ends of lines; it stands after `line` lines of the page."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.chdir(ROOT), warnings.catch_warnings():
+    """Return the output of the block after `line` lines of the page, without spaces at the ends of lines."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.chdir(ROOT), warnings.catch_warnings():
         warnings.simplefilter("error")
         exec(compile("\n" * line + code, str(page), "exec"), names)
-    return "".join(text.rstrip() + "\n" for text in said.getvalue().splitlines())
+    return "".join(text.rstrip() + "\n" for text in output.getvalue().splitlines())
 
 
-def _output(said: str) -> str:
-    return f'\n```text title="Output"\n{said}```\n' if said else ""
+def _output(output: str) -> str:
+    return f'\n```text title="Output"\n{output}```\n' if output else ""
 
 
 def too_large(page: Path) -> list[str]:
-    """The first lines of blocks with more than 15 lines, and every line of more than 100 columns."""
+    """Return the first lines of blocks with more than 15 lines, and every line of more than 100 columns."""
     blocks = [found["code"].splitlines() for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
     long = [block[0] for block in blocks if len(block) > LONGEST]
     return long + [line for block in blocks for line in block if len(line) > WIDEST]
@@ -106,7 +107,7 @@ def too_large(page: Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page differs")
     parser.add_argument("pages", nargs="*", type=Path)
     arguments = parser.parse_args()
     different = 0
@@ -115,10 +116,8 @@ def main() -> int:
         changed = ran.after != ran.before
         different += changed
         if changed and not arguments.check:
-            beside = page.with_suffix(".new")
-            beside.write_text(ran.after, encoding="utf-8")
-            os.replace(beside, page)
-        state = "differs" if changed and arguments.check else "rewritten" if changed else "as it was"
+            write_whole(page, ran.after)
+        state = "differs" if changed and arguments.check else "rewritten" if changed else "unchanged"
         print(f"{page.relative_to(ROOT)}: {state}" + "".join(f"; without {name}" for name in ran.missing))
     return int(arguments.check and different > 0)
 

@@ -1,4 +1,4 @@
-"""The tables that the site draws from benchmarks/results; `<!-- record: NAME -->` on a page stands for one.
+"""Tables of benchmarks/results; each replaces a mark `<!-- record: NAME -->` on a page.
 
 python scripts/docs_records.py            # prints all of them
 """
@@ -25,12 +25,12 @@ document, lines, table, where, milliseconds = (
 
 
 def with_tables(markdown: str) -> str:
-    """A page with its records in place of their marks; a mark without a function is an error."""
+    """Return a page with tables in place of its marks; raise KeyError for an unknown name."""
     return PLACE.sub(lambda found: TABLES[found[1]](), markdown)
 
 
 def smollm2() -> str:
-    """Loss, copying and retrieval of SmolLM2 at 16,384 tokens, and what is shown of its verdict."""
+    """Return loss, copying and retrieval of SmolLM2 at 16,384 tokens, and its verdict."""
     record = document("doctor-smollm2-135m-first.json")
     against = {one["method"]: one for one in record["verdict"]["evidence"] if one["against"] == "crop"}
     far = sorted({row["distance"] for row in record["use"] if row["test"] == "copy" and not row["control"]
@@ -55,13 +55,13 @@ def smollm2() -> str:
 
 
 def smollm2_long() -> str:
-    """Loss, memory and speed at 32,768 tokens."""
+    """Return loss, memory and speed at 32,768 tokens."""
     record = document("doctor-smollm2-135m-32k.json")
     rows = {method["name"]: method for method in record["methods"]}
     best = rows[record["recommended"]]
     return (
-        f"At {record['target']:,} tokens, `{best['name']}` holds {best['loss_beyond']:.2f} nats beyond the trained "
-        f"length, where plain has {rows['plain']['loss_beyond']:.2f}, in "
+        f"At {record['target']:,} tokens, the loss of `{best['name']}` beyond the trained length is "
+        f"{best['loss_beyond']:.2f} nats, and that of plain {rows['plain']['loss_beyond']:.2f}, in "
         f"{best['peak_rss_bytes'] / 1e9:.2f} GB of memory and at {record['target'] / best['seconds']:.0f} tokens a "
         f"second ([record](../benchmarks/results/doctor-smollm2-135m-32k.json))."
     )
@@ -78,7 +78,7 @@ def rotation() -> str:
 
 
 def attention() -> str:
-    """Attention alone beside torch's: medians in milliseconds, and the ratio."""
+    """Return medians of attention and of torch's in milliseconds, and the ratio."""
     found = lines("attention.jsonl")
     rows = [[f"{one['tokens']:,} tokens, {one['heads']} heads of {one['head_dim']}, {one['kv_heads']} of keys"
              + (", forward and backward" if one["kind"] == "backward" else ""), one["dtype"],
@@ -89,7 +89,7 @@ def attention() -> str:
 
 
 def forward() -> str:
-    """Reading a long text with a whole model: medians in seconds, memory, share of a matrix product's rate."""
+    """Return times of a whole model on a long text: medians in seconds, memory, share of a matrix product's rate."""
     from ropewalk.methods import METHODS
 
     parts: list[str] = []
@@ -117,7 +117,7 @@ def forward() -> str:
 
 
 def decode() -> str:
-    """One new token behind a cached text."""
+    """Return the times of one new token after a cached text."""
     found = lines("decode.jsonl")
     rows = [[f"{one['tokens']:,} tokens cached", one["dtype"],
              *(milliseconds(one["microseconds"][name]["p50"]) for name in ("ropewalk", "transformers")),
@@ -127,7 +127,7 @@ def decode() -> str:
 
 
 def training() -> str:
-    """Training steps: tokens per second of ours and of transformers, the last measurement of each case."""
+    """Return tokens per second of training with ropewalk and transformers, the last measurement of each case."""
     last = {one["case"]: one for one in lines("training.jsonl")}
     rows = []
     for case, one in last.items():
@@ -139,7 +139,7 @@ def training() -> str:
 
 
 def encodings() -> str:
-    """Loss of each encoding at the trained length, and its rise beyond."""
+    """Return the loss of each encoding at the trained length, and its rise beyond."""
     from ropewalk.comparison import summarise
     from ropewalk.comparison.record import read_record
 
@@ -165,7 +165,7 @@ def encodings() -> str:
 
 
 def classification() -> str:
-    """Accuracy and macro-F1 of both test sets, ours and the baseline's, with their intervals."""
+    """Return accuracy and macro-F1 of the classifier and the baseline on both test sets, with intervals."""
     rows = []
     for name, title in (("banking77", "banking77"), ("polarity", "sentence polarity")):
         record = document(f"classify-{name}.json")
@@ -174,8 +174,8 @@ def classification() -> str:
             cells = [f"{one['value']:.3f} ({one['interval'][0]:.3f} to {one['interval'][1]:.3f})" for one in scores]
             rows.append([f"{title}: {who}", *cells])
     minutes = document("classify-banking77.json")["training"]["cpu_seconds"] / 60
-    said = f"Training on banking77 took {minutes:.1f} minutes of one core."
-    return f"{table(['test set', 'accuracy', 'macro-F1'], rows)}\n\n{said}"
+    note = f"Training on banking77 took {minutes:.1f} minutes of one core."
+    return f"{table(['test set', 'accuracy', 'macro-F1'], rows)}\n\n{note}"
 
 
 OF_INIT = (
@@ -185,11 +185,11 @@ OF_INIT = (
 
 
 def classification_init() -> str:
-    """Accuracy of classifiers on SmolLM2-135M and of the baseline, McNemar's test between the two, and from scratch."""
+    """Return accuracies of classifiers on SmolLM2-135M, of the baseline, and from scratch, with McNemar's test."""
     rows = []
     for name, title in OF_INIT:
         if not (RESULTS / f"classify-init-{name}.json").is_file():
-            continue  # a record that is still to be made
+            continue
         record = document(f"classify-init-{name}.json")
         scratch = document(f"classify-{name.partition('-')[0]}.json")
         cells = []
@@ -204,14 +204,12 @@ def classification_init() -> str:
         value = f"{scratch['test']['accuracy']['value']:.3f} ({low:.3f} to {high:.3f})" if same else ""
         rows.append([title, *cells, f"{p:.2g}", value, f"{spent / 60:.1f}"])
     names = ["test set", "SmolLM2-135M", "TF-IDF", "difference", "p", "encoder from scratch", "minutes of one core"]
-    said = (
-        "p is McNemar's exact test of the first two, two-sided; the minutes are those of training with all its choices."
-    )
-    return f"{table(names, rows)}\n\n{said}"
+    note = "p: McNemar's exact two-sided test of the first two. Minutes: training, with the choice of its settings."
+    return f"{table(names, rows)}\n\n{note}"
 
 
 def models() -> str:
-    """How many of transformers' classes and causal families are exact."""
+    """Return how many of transformers' classes and causal families are exact."""
     record = document("parity.json")
     counts = [
         (sum(row["status"] == "exact" for row in record[kind]), len(record[kind])) for kind in ("classes", "causal")
@@ -224,13 +222,13 @@ def models() -> str:
 
 
 def verify() -> str:
-    """What verify concluded of engines whose rope is known, and what each check took."""
+    """Return the conclusions of verify for engines with a known rope, and the cost of each check."""
     record = document("verify-confusion.json")
     groups: dict[tuple[str, str], list[Record]] = {}
     for run in record["each"]:
         groups.setdefault((run["model"].removesuffix("-Instruct.Q4_1"), run["kind"]), []).append(run)
     names = {"http": "ours, over HTTP", "llama.cpp": "llama.cpp's server", "transformers": "transformers"}
-    heads = ["engine", "checks", "right, found so", "wrong, named", "wrong, nothing fits", "not told apart",
+    heads = ["engine", "checks", "right, recognised", "wrong, identified", "wrong, nothing fits", "undecided",
              "wrong verdict", "requests", "seconds"]  # fmt: skip
 
     def cells(runs: Sequence[Record]) -> list[str]:
@@ -249,7 +247,7 @@ def verify() -> str:
     rows = [[f"{model}, {names[kind]}", *cells(runs)] for (model, kind), runs in groups.items()]
     drawn = table(heads, [*rows, ["all", *cells(record["each"])]])
     return (
-        f"{drawn}\n\n{where(record)}; beside much other work (a load of ten and more on two cores). Requests and "
+        f"{drawn}\n\n{where(record)}; on a busy machine (a load above ten on two cores). Requests and "
         "seconds are medians."
     )
 

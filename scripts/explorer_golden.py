@@ -1,4 +1,4 @@
-"""Write web/test/golden/rope.json: frequencies, angles and rotations that web/src/rope.ts must give as well.
+"""Write web/test/golden/rope.json: expected frequencies, angles and rotations of web/src/rope.ts.
 
 python scripts/explorer_golden.py
 """
@@ -34,7 +34,7 @@ RULES = (
 
 
 def golden() -> dict[str, Any]:
-    """Everything in the file: plain data."""
+    """Return the content of the file."""
     return {
         "rules": [case for rule in RULES for case in _rule_cases(rule)],
         "rotations": list(_rotations()),
@@ -43,7 +43,7 @@ def golden() -> dict[str, Any]:
 
 
 def _rule_cases(rule: scaling.Scaling | None) -> list[dict[str, Any]]:
-    """A rule's frequencies at a short and a long sequence, for two thetas."""
+    """Return a rule's frequencies at a short and a long sequence, for two thetas."""
     return [
         {
             "ladder": {"theta": theta, "dim": 64, "maxLength": 8192},
@@ -59,7 +59,7 @@ def _rule_cases(rule: scaling.Scaling | None) -> list[dict[str, Any]]:
 
 
 def _rotations() -> Any:
-    """Both pairings, one axis and several, with one ladder and with one for each axis, and a partial rotation."""
+    """Yield rotations: both pairings, one axis and several, shared and separate ladders, partial rotation."""
     generator = torch.Generator().manual_seed(16)
     three = axes_from_sections([3, 3, 2])
     for interleaved in (True, False):
@@ -72,7 +72,7 @@ def _rotations() -> Any:
             x = torch.randn(1, 1, 1, config.head_dim, generator=generator, dtype=torch.float64)
             ids = torch.tensor(position if config.num_axes == 1 else [position])
             cos, sin = rw.RotaryEmbedding(config).cos_sin(ids, dtype=torch.float64)
-            turned = rw.rotate(x, cos, sin, interleaved=interleaved, rotary_dim=config.rotary_dim)
+            rotated = rw.rotate(x, cos, sin, interleaved=interleaved, rotary_dim=config.rotary_dim)
             yield {
                 "ladder": {"theta": config.theta, "dim": 2 * config.pairs},
                 "axes": list(config.axes or [0] * config.pairs),
@@ -80,12 +80,12 @@ def _rotations() -> Any:
                 "interleaved": interleaved,
                 "position": position,
                 "x": x.flatten().tolist(),
-                "turned": turned.flatten().tolist(),
+                "turned": rotated.flatten().tolist(),
             }
 
 
 def _rows() -> Any:
-    """Text, images and videos, (frames, height, width) in tokens: the three coordinates of each token."""
+    """Yield the three coordinates of each token in rows of text, images and videos."""
     for pictures in ([], [("image", 1, 3, 5)], [("image", 1, 6, 2), ("video", 7, 2, 3)], [("video", 3, 4, 4)]):
         types, segments = [0] * 4, [{"kind": "text", "tokens": 4}]
         for kind, frames, height, width in pictures:

@@ -1,10 +1,10 @@
-"""What the built-in model says in Python, for the tests of web/src/model: token ids, and logits under many settings.
+"""Write token ids and logits of the built-in model under many settings, for the tests of web/src/model.
 
     python scripts/explorer_model_golden.py FOLDER    writes golden.json, and model.txt: the packed weights
 
-Then `ROPEWALK_GOLDEN=FOLDER npm test` in web/ compares; tests/report/test_live_model.py does both. Methods are read
-by ropewalk's Decoder, everything else by transformers, whose rotary module is replaced by one that says how the angles
-are to be computed. All of it in float32.
+`ROPEWALK_GOLDEN=FOLDER npm test` in web/ compares with them; tests/report/test_live_model.py does both. Methods run in
+ropewalk's Decoder, everything else in transformers with a rotary module that computes angles in the given way. All is
+float32.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INVALID = ([230], [226, 128], [0, 257, 230, 300])
 
 
 def settings() -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Which sample, how many of its tokens, and what differs from the model as it was trained."""
+    """Yield (sample, tokens of it, differences from the trained model)."""
     short, twice, far, quarter, long = range(5)
     yield short, 60, {}
     yield twice, 81, {}
@@ -59,7 +59,7 @@ def settings() -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def golden() -> dict[str, Any]:
-    """Everything that the tests compare with."""
+    """Return everything that the tests compare with."""
     logging.disable_progress_bar()
     model = load("tiny").float().eval()
     assert model.tokenizer is not None
@@ -91,7 +91,7 @@ def golden() -> dict[str, Any]:
 
 
 def _logits(model: Decoder, ids: list[int], setting: dict[str, Any]) -> Tensor:
-    """Logits `[vocab]` after the last token."""
+    """Return logits `[vocab]` after the last token."""
     tokens = torch.tensor([ids])
     with torch.no_grad():
         if "method" in setting:
@@ -116,7 +116,7 @@ def _other_model() -> Any:
 
 
 class _Tables(torch.nn.Module):
-    """cos and sin as a setting says, in the form that transformers' Llama expects."""
+    """A rotary module of transformers' Llama with the angles of a setting."""
 
     def __init__(self, setting: dict[str, Any]) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ _ANGLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _weights(model: Decoder, ids: list[int]) -> list[dict[str, Any]]:
-    """Attention weights of the last query in two heads, by transformers."""
+    """Return transformers' attention weights of the last query in three heads."""
     other = _other_model()
     other.model.rotary_emb = _Tables({})
     other.set_attn_implementation("eager")
@@ -155,7 +155,7 @@ def _weights(model: Decoder, ids: list[int]) -> list[dict[str, Any]]:
 
 
 def write(folder: Path) -> None:
-    """Write the files that the tests read."""
+    """Write the files for the tests."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "golden.json").write_text(json.dumps(golden()))
     (folder / "model.txt").write_text(packed_model())

@@ -1,9 +1,9 @@
-"""Write src/ropewalk/report/numbers: what the explorer shows and takes too long to compute when it is opened.
+"""Write src/ropewalk/report/numbers: numbers of the explorer that take too long to compute when it opens.
 
     python scripts/explorer_numbers.py [NAME ...]
 
-Names: presets (a minute), heads, pairings (with ROPEWALK_SMOLLM2 set also SmolLM2: two minutes), records.
-Without one, all.
+Names: presets (a minute), heads, pairings (with SmolLM2 if ROPEWALK_SMOLLM2 is set: two minutes), records.
+Defaults to all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.report.explorer import head_entries, pairing_entries, published_presets
-from ropewalk.report.interactive import record_entry
+from ropewalk.report.inline import record_entry
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "report" / "numbers"
 RESULTS = FOLDER.parents[3] / "benchmarks" / "results"
@@ -29,7 +29,7 @@ RECORDS = {
 
 
 def records() -> list[dict[str, Any]]:
-    """The records that the repository holds, with a title each."""
+    """Return the repository's records, each with a title."""
     return [
         {"title": title, **record_entry(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))}
         for title, name in RECORDS.items()
@@ -45,7 +45,7 @@ MADE: dict[str, Callable[[], Any]] = {
 
 
 def as_text(found: Any) -> str:
-    """JSON, a list's entry to a line: a change shows what changed."""
+    """Return JSON with one line for each entry of a list, for readable diffs."""
     if not isinstance(found, list):
         return json.dumps(finite(found), separators=(",", ":"), allow_nan=False) + "\n"
     return (

@@ -2,9 +2,9 @@
 
     python scripts/front_figure.py [RECORD.json]
 
-Two questions about one model: does the loss hold beyond the trained length, and are far tokens used? Written are
-docs/assets/front-{wide,narrow}-{light,dark}.svg, without a background. Text is drawn as outlines, and every number
-stands in the file's description, which a screen reader reads and a test compares with the record.
+Two questions about one model: does the loss hold beyond the trained length, and are far tokens used? The files are
+docs/assets/front-{wide,narrow}-{light,dark}.svg, without a background. Text is drawn as outlines. Each file's
+description, for screen readers, contains every number; a test compares it with the record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NIGHT = {f"#{day}": night for day, night in re.findall(r"--c-(\w{6}): (#\w{6});"
 
 
 def description(record: dict[str, Any]) -> str:
-    """Every number that is drawn, in words."""
+    """Return every drawn number in words."""
     losses, _ = loss_curves(record)
     parts = [f"{name}: {', '.join(f'{value:.3f}' for value in values)}" for name, values in losses.items()]
     copied = []
@@ -42,16 +42,16 @@ def description(record: dict[str, Any]) -> str:
 
 
 def copies(record: dict[str, Any]) -> dict[str, list[tuple[int, float, float, float]]]:
-    """By method: distance in tokens, gain in nats per token, and the ends of its 95 % interval."""
-    found: dict[str, list[tuple[int, float, float, float]]] = {}
+    """Return by method: distance in tokens, gain in nats per token, ends of its 95 % interval."""
+    by_method: dict[str, list[tuple[int, float, float, float]]] = {}
     for row in record["use"]:
         if row["test"] == "copy" and not row["control"]:
-            found.setdefault(row["method"], []).append((row["distance"], row["gain"], *row["interval"]))
-    return {name: sorted(rows) for name, rows in found.items()}
+            by_method.setdefault(row["method"], []).append((row["distance"], row["gain"], *row["interval"]))
+    return {name: sorted(rows) for name, rows in by_method.items()}
 
 
 def draw(record: dict[str, Any], size: str) -> bytes:
-    """The SVG in the colours of a light page."""
+    """Return the SVG in the colours of a light page."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -90,7 +90,7 @@ def draw(record: dict[str, Any], size: str) -> bytes:
                               elinewidth=1, capsize=2, **shape)  # fmt: skip
         losses_axes.set_ylabel("loss (nats per token)")
         use_axes.set_ylabel("gain (nats per token)")
-        use_axes.margins(y=0.12)  # above the curves stands the note on the trained length
+        use_axes.margins(y=0.12)  # space above the curves for the note on the trained length
         use_axes.axhline(0.0, color=QUIET, linewidth=0.8)
         figure.legend(loc="outside lower center", ncols=3 if size == "wide" else 1)
         return render(figure, "svg")
@@ -98,10 +98,12 @@ def draw(record: dict[str, Any], size: str) -> bytes:
 
 def main() -> int:
     record = json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else RECORD).read_text(encoding="utf-8"))
-    said = f"<title>SmolLM2-135M beyond its trained length</title>\n <desc>{description(record)}</desc>"
+    text_of_figure = f"<title>SmolLM2-135M beyond its trained length</title>\n <desc>{description(record)}</desc>"
     for size in SIZES:
-        light = re.sub(r" <metadata>.*?</metadata>", f" {said}", draw(record, size).decode(), count=1, flags=re.DOTALL)
-        light = light.replace("fill: #ffffff", "fill: none")  # the page's own background
+        light = re.sub(
+            r" <metadata>.*?</metadata>", f" {text_of_figure}", draw(record, size).decode(), count=1, flags=re.DOTALL
+        )
+        light = light.replace("fill: #ffffff", "fill: none")
         dark = re.sub(r"#[0-9a-f]{6}\b", lambda found: NIGHT.get(found[0], found[0]), light)
         for name, text in (("light", light), ("dark", dark)):
             (TO / f"front-{size}-{name}.svg").write_text(text, encoding="utf-8")

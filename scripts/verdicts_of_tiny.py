@@ -120,7 +120,7 @@ def verdict_of(run: DoctorRun, whole: Measurement, chosen: Sequence[int]) -> tup
     """What the doctor concludes from these windows, and which methods they show to use far tokens."""
     part = some_windows(whole, chosen)
     use = use_of(run, examined_methods(part), chosen)
-    verdict = conclude(part, use, command=run.command, room=run.room)
+    verdict = conclude(part, use, command=run.command, available=run.available)
     return verdict, {name: use.shows_use(name) for name in use.methods}
 
 

@@ -385,11 +385,10 @@ def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers'
-@pytest.mark.parametrize("method", ["self-extend", "log-n"])
-def test_flex_attention_chosen_after_attaching_is_refused(method):
+def test_flex_attention_chosen_after_attaching_is_refused():
     """Its masks are no tensors."""
     model = small_model("llama")
-    with rw.attachment.attached(model, method, target=256):
+    with rw.attachment.attached(model, "log-n", target=256):
         model.set_attn_implementation("flex_attention")
         with pytest.raises(rw.RopeError, match=r"(?s)only masks.*BlockMask"):
             outputs_of(model, IDS[:1])

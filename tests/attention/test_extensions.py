@@ -39,17 +39,25 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 @pytest.mark.parametrize("extension", each_once(EXTENSIONS), ids=repr)
-@pytest.mark.parametrize("grad", [False, True], ids=["fused", "open"])
-def test_it_is_the_papers_relative_position(extension, grad):
-    """Every score against the formula, by the fused passes and written out."""
+def test_it_is_the_papers_relative_position(extension):
+    """Every score against the formula, by the fused passes and, for gradients, written out."""
     layer, x = make_layer(extension), torch.randn(1, 37, 24, dtype=torch.float64)
-    with torch.set_grad_enabled(grad):
-        found = layer(x)[0].detach()
-    np.testing.assert_allclose(found, oracle(layer, x[0].numpy(), extension), atol=1e-12, rtol=0)
+    wanted = oracle(layer, x[0].numpy(), extension)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            found = layer(x)[0].detach()
+        np.testing.assert_allclose(found, wanted, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("extension", each_once(EXTENSIONS), ids=repr)
-@pytest.mark.parametrize("form", [{"softcap": 1.5}, {"sinks": True}, {"softcap": 2.0, "sinks": True}], ids=str)
+BOTH: dict[str, Any] = {"softcap": 2.0, "sinks": True}
+ALONE: list[dict[str, Any]] = [{"softcap": 1.5}, {"sinks": True}]
+
+
+@pytest.mark.parametrize(
+    ("form", "extension"),
+    [*((BOTH, each) for each in EXTENSIONS), *((form, each) for form in ALONE for each in EXTENSIONS[::4])],
+    ids=str,
+)
 def test_softcap_and_sinks(extension: Extension, form: dict[str, Any]) -> None:
     """With a rule for logits beside it: written out with and without weights, and from a cache."""
     layer, x = make_layer(extension, **form), torch.randn(1, 37, 24, dtype=torch.float64)
@@ -98,7 +106,7 @@ def test_weights_are_shown():
 def test_gradients_flow():
     """The open form is differentiable: against finite differences."""
     layer = make_layer(SelfExtend(group=2, window=3))
-    x = torch.randn(1, 7, 24, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 5, 24, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(layer, (x,))
 
 

@@ -72,9 +72,9 @@ def test_reach_of_scaled_ropes() -> None:
         (LLAMA2, Layers(), "trained to 4,096 tokens, beyond it"),  # 1,707 within 4,096
         (dataclasses.replace(LLAMA31, trained=Trained(True)), Layers(), "trained to 131,072 tokens, beyond it"),
         (dataclasses.replace(LLAMA3, rotary_dim=32), Layers(), "only 32 of 128 features"),  # Pythia's quarter
-        (dataclasses.replace(LLAMA3, scaling=Proportional(0.25)), Layers(), "some pairs stand still"),
+        (dataclasses.replace(LLAMA3, scaling=Proportional(0.25)), Layers(), "some pairs do not rotate"),
         (LLAMA3, Layers(window=512), "no further than 512 tokens"),
-        (LLAMA3, Layers(beside="only a slice of each head turns"), "only a slice"),
+        (LLAMA3, Layers(other_signal="only a slice of each head rotates"), "only a slice"),
     ],
 )
 def test_the_reach_is_shown_where_its_assumptions_hold(config: RopeConfig, layers: Layers, reason: str | None) -> None:
@@ -92,7 +92,7 @@ def test_a_window_bounds_what_a_pair_shows() -> None:
     found = audit(LLAMA3, layers=Layers(window=512))
     assert found.pairs_never_turning == int((2 * np.pi / ladder(5e5, 128) > 512).sum())
     assert audit(LLAMA3, layers=Layers(window=10_000)).pairs_never_turning == 29
-    assert f"Its layers see 512 tokens at most: {found.pairs_never_turning} of 64" in " ".join(audit_sentences(found))
+    assert f"Its layers see at most 512 tokens: {found.pairs_never_turning} of 64" in " ".join(audit_sentences(found))
 
 
 YARN = dataclasses.replace(LLAMA2, scaling=YaRN(4.0, 4096), max_position_embeddings=16384)
@@ -113,14 +113,17 @@ YARN = dataclasses.replace(LLAMA2, scaling=YaRN(4.0, 4096), max_position_embeddi
         ),
         (
             YARN,
-            "Trained length 4,096 if the yarn scaling is an option for inference, 16,384 if it was there in training",
+            "4,096 if the yarn scaling is an option for inference, 16,384 if the model was trained with it",
         ),
         (YARN, "`ropewalk doctor` measures which. 18 of 64 pairs never complete a turn within 4,096 tokens."),
         (
             dataclasses.replace(LLAMA2, scaling=Linear(4.0)),
-            "whether the linear scaling was there in training is not known",
+            "it is unknown whether the model was trained with the linear scaling",
         ),
-        (dataclasses.replace(LLAMA2, max_position_embeddings=None), "does not say the trained length; pass --trained"),
+        (
+            dataclasses.replace(LLAMA2, max_position_embeddings=None),
+            "does not state the trained length; pass --trained",
+        ),
     ],
 )
 def test_what_the_model_was_trained_to_in_words(config: RopeConfig, expected: str) -> None:

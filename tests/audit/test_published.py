@@ -97,7 +97,7 @@ def test_windows_of_published_configurations(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "beside"),
     [
-        ("deepseek_v3", "only a slice of each head turns"),
+        ("deepseek_v3", "only a slice of each head rotates"),
         ("smollm3_3b", "some layers do not rotate"),
         ("llama_4_scout", "some layers do not rotate"),
         ("llama_2_7b", None),
@@ -105,16 +105,16 @@ def test_windows_of_published_configurations(name: str) -> None:
 )
 def test_what_carries_a_distance_beside_the_rotation(name: str, beside: str | None) -> None:
     """Multi-head latent attention, and layers without rotation."""
-    assert {layers.beside for layers in source(name).layers.values()} == {beside}
+    assert {layers.other_signal for layers in source(name).layers.values()} == {beside}
 
 
 def test_layers_of_a_model_that_is_there() -> None:
     """Windows and layers without a rope, read from the model itself."""
     model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, 4))
     (found,) = source_of(DecoderReader(model)).layers.values()
-    assert (found.window, found.beside) == (8, "some layers do not rotate")
+    assert (found.window, found.other_signal) == (8, "some layers do not rotate")
     (everything,) = source_of(DecoderReader(tiny_decoder())).layers.values()
-    assert (everything.window, everything.beside) == (None, None)
+    assert (everything.window, everything.other_signal) == (None, None)
 
 
 def test_all_ropes_of_a_model_have_its_lengths() -> None:

@@ -89,7 +89,7 @@ def calls_of(dtype: torch.dtype, interleaved: bool) -> dict[str, Callable[[], ob
 
 
 def main(kernels: list[str]) -> None:
-    """One record for each kernel, or each of those named, by dtype and pairing."""
+    """One record for each kernel, or each of those named: "norm", or "norm, float32, half"."""
     triton.runtime.driver.set_active(Driver())
     found: dict[str, dict[str, object]] = {}
     name = ""
@@ -104,8 +104,8 @@ def main(kernels: list[str]) -> None:
     LaunchPlan.__call__ = compile_only
     for dtype, interleaved in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)):
         for kernel, call in calls_of(dtype, interleaved).items():
-            if not kernels or kernel in kernels:
-                name = f"{kernel}, {str(dtype)[6:]}, {'interleaved' if interleaved else 'half'}"
+            name = f"{kernel}, {str(dtype)[6:]}, {'interleaved' if interleaved else 'half'}"
+            if not kernels or kernel in kernels or name in kernels:
                 call()
     print(json.dumps(found))
 

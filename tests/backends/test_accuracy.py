@@ -56,7 +56,7 @@ def test_the_promise(dtype, interleaved, tables, place):
     shape = (1, len(POSITIONS), HEADS, DIM)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(place.device, dtype)
     positions = torch.from_numpy(POSITIONS).to(place.device)
-    for theta in THETAS:
+    for theta in THETAS[interleaved:][:1] if place.interpreted else THETAS:  # one for each pairing
         rope = rw.RotaryEmbedding(rw.RopeConfig(DIM, interleaved=interleaved, theta=theta))
         cos, sin = np.cos(angles(theta)), np.sin(angles(theta))
         for inverse in (False, True):

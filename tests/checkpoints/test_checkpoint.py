@@ -161,32 +161,25 @@ for folder in sys.argv[1:]:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_one_copy_of_the_weights(tmp_path: Path) -> None:
-    """Peak memory is one copy of the weights, also where bfloat16 is widened: the narrow file is not held beside it."""
-    config = DecoderConfig(**SIZES | {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 32000, "rope": None})
+    """Peak memory is one copy, also if bfloat16 or a GGUF's float16 is widened (but for its last tensor, the head)."""
+    large = {"hidden_size": 512, "intermediate_size": 4096, "vocab_size": 32000}
     with torch.device("meta"):
-        model = Decoder(config)
+        model = Decoder(DecoderConfig(**SIZES | large | {"rope": None}))
     model.load_state_dict({n: torch.zeros(t.shape) for n, t in model.state_dict().items()}, assign=True)
     save(model, tmp_path / "float32")
     save(model.to(torch.bfloat16), tmp_path / "bfloat16")
-    arguments = [sys.executable, "-c", MEASURE, str(tmp_path / "float32"), str(tmp_path / "bfloat16")]
-    as_stored, widened = map(
-        float, subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.split()
-    )
+    with torch.device("meta"):
+        theirs = families.make("qwen3", **large)
+    zeros = {name: torch.zeros(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    kind = gguf.GGMLQuantizationType.F16
+    path = write_gguf(tmp_path / "model.gguf", theirs.config, zeros, arch="qwen3", kind=kind)
+    arguments = [sys.executable, "-c", MEASURE, *map(str, (tmp_path / "float32", tmp_path / "bfloat16", path))]
+    printed = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+    as_stored, widened, of_gguf = map(float, printed.split())
     assert 0.95 < as_stored < 1.1
     assert 0.95 < widened < 1.1
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
-@pytest.mark.thorough  # `test_one_copy_of_the_weights` stays
-def test_one_copy_of_a_widened_gguf(tmp_path: Path) -> None:
-    """The same for a GGUF in float16, whose tensors come out in float32; the last one, its head, is a large one."""
-    theirs = families.make("qwen3", hidden_size=512, intermediate_size=4096, vocab_size=32000)
-    path = write_gguf(
-        tmp_path / "model.gguf", theirs.config, theirs.state_dict(), arch="qwen3", kind=gguf.GGMLQuantizationType.F16
-    )
-    printed = subprocess.run([sys.executable, "-c", MEASURE, str(path)], check=True, capture_output=True, text=True)
-    head = 512 * 32000 * 2 / sum(tensor.numel() * 4 for tensor in theirs.state_dict().values())
-    assert 0.95 < float(printed.stdout) < 1.05 + head
+    head = 512 * 32000 * 2 / sum(tensor.numel() * 4 for tensor in zeros.values())
+    assert 0.95 < of_gguf < 1.05 + head
 
 
 def test_converted_tensors_are_those_of_torch(tmp_path: Path) -> None:

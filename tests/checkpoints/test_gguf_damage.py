@@ -92,7 +92,7 @@ def test_arrays_within_arrays_are_refused(depth: int, tmp_path: Path) -> None:
     array, number = struct.pack("<IQ", 9, 1), struct.pack("<IQI", 4, 1, 7)
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<I", 9)
     path.write_bytes(header + array * depth + number)
-    with pytest.raises(RopeError, match="in one another too deep"):
+    with pytest.raises(RopeError, match="nested too deep"):
         GGUFFile(path)
 
 

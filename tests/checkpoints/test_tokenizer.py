@@ -261,10 +261,10 @@ def test_default_cut_takes_digits_in_threes(trained: TextTokenizer) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer.ggml.pre": "no-such-cut"}, "cuts text in a way that is not known"),
+        ({"tokenizer.ggml.pre": "no-such-cut"}, "splits text in an unknown way"),
         ({"tokenizer.ggml.model": "rwkv"}, "no tokenizer of a known kind"),
         ({"tokenizer.ggml.merges": ["zz qq"]}, "names tokens that its vocabulary does not hold"),
-        ({"tokenizer.ggml.token_type": [1]}, "another number of token types"),
+        ({"tokenizer.ggml.token_type": [1]}, "different numbers of tokens and token types"),
         ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "one score for each token"),
     ],
 )

@@ -53,7 +53,8 @@ def test_a_closed_pipe_ends_the_command_quietly(
 
 def test_a_closed_standard_error_is_quiet_too(tmp_path: Path) -> None:
     """`ropewalk ... 2>&1 | true`: an error that nobody reads."""
-    assert into_closed_pipe("stderr", "inspect", str(tmp_path / "nowhere")).returncode == 141
+    arguments = ["train", "--text=a", "--out=b", "--settings", str(tmp_path / "nowhere")]
+    assert into_closed_pipe("stderr", *arguments).returncode == 141
 
 
 def test_a_full_disk_is_an_error() -> None:

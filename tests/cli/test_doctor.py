@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.cli.app import main
 from ropewalk.readers.decoder import DecoderReader
+from ropewalk.report.write import report_page
 from ropewalk.rope.config import RopeConfig
 from tests.cli.doctor_runs import doctor, finite_or_null, write_checkpoint
 from tests.diagnosis.models import ROPE
@@ -45,7 +45,6 @@ FIRST_VERSION: dict[str, set[str]] = {  # what records of the first version hold
         "difference_within", "difference_within_ci", "difference_beyond", "difference_beyond_ci", "affordable",
         "loss_by_window_and_block", "seconds", "peak_rss_bytes", "same_as",
     },
-    "recommendation": {"reason", "best_name", "over_crop", "over_crop_ci", "beats_crop", "crop_sentence"},
     "environment": {"ropewalk", "torch", "python", "machine", "device", "threads", "parameters", "dtype", "chunk",
                     "command"},
 }  # fmt: skip
@@ -259,7 +258,7 @@ def test_a_real_interrupt(checkpoint: Path, text: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.wait() == 130
-    assert "--resume to go on" in rest
+    assert "rerun the command with --resume" in rest
     assert "Traceback" not in rest
     assert len(kept_lines(tmp_path / "s")) >= 2
     assert list((tmp_path / "s" / "losses" / "leases").iterdir()) == []
@@ -269,7 +268,7 @@ def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> 
     """The record says how many, gives no block for a config where none exists, and the page shows the call instead."""
     where = tmp_path / "found.json"
     words = [checkpoint, "--text", text, "--target", 64, "--methods", "pi,dca", "--protocol", '{"unscaled_tokens": 3}']
-    assert doctor(*words, "--json", where, "--report", tmp_path / "report") == 0
+    assert doctor(*words, "--measure", "loss", "--json", where) == 0
     found = json.loads(where.read_text())
     assert found["protocol"]["unscaled_tokens"] == 3
     assert "The first 3 tokens of a window keep their angles" in found["protocol"]["sentence"]
@@ -278,16 +277,10 @@ def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> 
     assert pi["rope_parameters"] is None
     assert "unscaled_tokens=3" in pi["at_run_time"]
     assert dca["at_run_time"].startswith("model.with_positions(extension=DualChunk(")
-    page = (tmp_path / "report" / "index.html").read_text()
+    page = report_page({**found, "recommended": "pi"})
     assert "no: there is no key for unscaled first tokens" in page
-    found["recommended"] = "pi"
-    where.write_text(json.dumps(found))
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(where), "--out", str(tmp_path / "again")])
-    assert not ended.value.code
-    again = (tmp_path / "again" / "index.html").read_text()
-    assert "No <code>config.json</code> can hold pi" in again
-    assert "model.with_positions(rope=RopeConfig(" in again
+    assert "No <code>config.json</code> can hold pi" in page
+    assert "model.with_positions(rope=RopeConfig(" in page
     assert doctor(*words[:-1], '{"unscaled_tokens": 64}') == 2
 
 

@@ -18,8 +18,14 @@ from ropewalk.methods import METHODS
 from tests.diagnosis.test_diagnosis import diagnose
 
 CONFIG = {"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 64}
-GAINS = "Extend with yarn. It gains 2.0."
-EXTEND = Verdict(action="extend", method="yarn", config=CONFIG, reach_loss=48, sentence=GAINS)
+EXTEND = Verdict(
+    action="extend",
+    method="yarn",
+    config=CONFIG,
+    reach_loss=48,
+    headline="Extend with yarn.",
+    reasons=("It gains 2.0.",),
+)
 MORE = NextRun(windows=9, seconds=60.0, command="ropewalk doctor m --windows 9", sentence="Measure more.")
 
 
@@ -60,7 +66,7 @@ def test_the_order_and_one_table(found: Diagnosis) -> None:
         "2 windows of 64 tokens of story, seed 0. ±: 95 % intervals between windows.",
         f"pi {METHODS['pi'].changes}",
         f"yarn {METHODS['yarn'].changes}",
-        "dynamic turns by the same frequencies as ntk",
+        "dynamic has the same frequencies as ntk",
         "Next: ropewalk extend apply folder/model.gguf --method yarn --target 64 --out folder/model-64",
         'or, in config.json: {"rope_parameters"',
     ]
@@ -88,11 +94,11 @@ def test_the_next_command(found: Diagnosis) -> None:
 @pytest.mark.parametrize(
     ("verdict", "following"),
     [
-        (Verdict(action="keep", sentence="Keep the model as it is."), None),
-        (Verdict(action="cut", sentence="Give the model only the last 32 tokens (crop)."), None),
-        (Verdict(action="unfit", sentence="Nothing can be concluded."), "ropewalk doctor folder/model.gguf --text"),
-        (Verdict(action="undecided", sentence="Not decided."), None),
-        (Verdict(action="undecided", sentence="Not decided. Measure more.", next=MORE), MORE.command),
+        (Verdict(action="keep", headline="Keep the model as it is."), None),
+        (Verdict(action="cut", headline="Give the model only the last 32 tokens (crop)."), None),
+        (Verdict(action="unfit", headline="Nothing can be concluded."), "ropewalk doctor folder/model.gguf --text"),
+        (Verdict(action="undecided", headline="Not decided."), None),
+        (Verdict(action="undecided", headline="Not decided.", reasons=("Measure more.",), next=MORE), MORE.command),
     ],
 )
 def test_every_action(found: Diagnosis, verdict: Verdict, following: str | None) -> None:

@@ -56,7 +56,7 @@ def test_the_list_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "which one?"),
+        ([], "the name is missing"),
         (["roll"], "no figure of this name"),
         (["clocks", "waves"], "one figure by its name"),
         (["--all", "clocks"], "one figure by its name"),

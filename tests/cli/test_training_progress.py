@@ -65,7 +65,7 @@ def test_a_classifier(capsys: pytest.CaptureFixture[str]) -> None:
         progress(Event("done", 10, 10, {"already": True}))
     begins, cut, line, scores = capsys.readouterr().err.splitlines()
     assert begins.startswith("classify begins: 90 rows to train on, 10 to validate on, 3 classes, 1,000 parameters")
-    assert cut.startswith("classify: 2 texts reach --max-length")
+    assert cut.startswith("classify: 2 texts have at least --max-length tokens")
     assert line == "epoch   1  loss 0.5000  validation 0.2500, accuracy 0.7500, macro-F1 0.5000  best  3 s"
     assert scores == "classify: scores 20 test rows"
     assert progress.already

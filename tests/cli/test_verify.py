@@ -86,4 +86,4 @@ def test_bad_input_is_a_message(tmp_path, capsys):
     assert "there is a folder where the file should be" in capsys.readouterr().err
     with serving(None, lambda path, body, headers: (200, {"choices": [None], "data": [{"id": "m"}]})) as url:
         assert run("tiny", "--engine", url) == 2
-    assert "gives no log-probabilities" in capsys.readouterr().err
+    assert "returns no log-probabilities" in capsys.readouterr().err

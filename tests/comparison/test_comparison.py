@@ -93,7 +93,7 @@ def test_it_continues_where_it_was_stopped(settings, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="rope"):
         compare(settings, out)
     assert {json.loads(line).get("encoding") for line in record.read_text().splitlines()} == {None, "learned"}
-    with pytest.raises(rw.RopeError, match="holds another comparison"):
+    with pytest.raises(rw.RopeError, match="contains another comparison"):
         compare(replace(settings, steps=4), out)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropewalk.diagnosis.document import at_run_time, config_changes, recommendation
+from ropewalk.diagnosis.document import at_run_time, config_changes
 from ropewalk.diagnosis.rules import standings
 from ropewalk.diagnosis.run import conclude, doctor_command
 from ropewalk.diagnosis.verdict import Verdict
@@ -75,7 +75,7 @@ def test_the_time_is_that_of_what_was_measured() -> None:
     noisy = measurement.results["ntk"][0]
     worse = dataclasses.replace(noisy, block_sums=(noisy.block_sums[0], noisy.block_sums[1] + 2.0, noisy.block_sums[2]))
     measurement.results["ntk"] = measurement.results["dynamic"] = (worse, measurement.results["ntk"][1])
-    found = conclude(measurement, room=40, command=lambda windows: f"again {windows}")
+    found = conclude(measurement, available=40, command=lambda windows: f"again {windows}")
     assert found.action == "undecided"
     assert found.next is not None
     assert found.next.seconds == pytest.approx(3 * 0.25 * found.next.windows)
@@ -113,15 +113,6 @@ def test_what_was_not_counted_is_said() -> None:
     """A measurement without token frequencies has no verdict."""
     with pytest.raises(RopeError, match="token frequencies are not in this measurement"):
         conclude(dataclasses.replace(measured(LOSSES), frequencies=None))
-
-
-def test_keys_of_old_are_filled_from_the_verdict() -> None:
-    """For readers of records that know no verdict."""
-    measurement = measured(LOSSES)
-    found = recommendation(conclude(measurement), measurement)
-    assert (found["best_name"], found["beats_crop"]) == ("yarn", True)
-    assert found["over_crop"] == pytest.approx(-0.5)
-    assert found["reason"] == conclude(measurement).sentence
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_intervals_are_students_for_all_comparisons_together() -> None:
 def test_what_would_settle_it() -> None:
     """Windows from the observed variance, the time from the run's own, the command, and the same in words."""
     losses = made({**COLLAPSES, "yarn": -0.1, "ntk": 1.0}, spread=0.15, windows=8)
-    run = RunFacts(texts=("novel",), room=50, seconds=16.0, command=lambda count: f"measure {count}")
+    run = RunFacts(texts=("novel",), available=50, seconds=16.0, command=lambda count: f"measure {count}")
     found = decide(losses, None, run)
     assert found.action == "undecided"
     assert found.next is not None
@@ -174,7 +174,7 @@ def test_what_would_settle_it() -> None:
 def test_a_text_that_is_too_short_asks_for_others() -> None:
     """As many as it takes, each with the windows that the shortest holds."""
     losses = made({**COLLAPSES, "yarn": -0.1}, spread=0.15, windows=8)
-    found = decide(losses, None, RunFacts(texts=("novel",), room=9, command=lambda count: f"measure {count}"))
+    found = decide(losses, None, RunFacts(texts=("novel",), available=9, command=lambda count: f"measure {count}"))
     assert found.next is not None
     assert found.next.windows > 9
     assert found.next.command == "measure 9"
@@ -230,7 +230,7 @@ def test_the_sentence_has_the_numbers_of_the_evidence() -> None:
     assert dear.startswith("Give the model only the last 256 tokens")
     assert "ntk (+0.300 [" in dear
     assert "The lowest, yarn, differs from crop by +0.500 [" in dear
-    assert "yarn is not shown to use far tokens. What stands further back is lost." in dear
+    assert "yarn is not shown to use far tokens. Tokens further back are lost." in dear
     noisy = decide(made({**COLLAPSES, "yarn": 0.5}), MadeUse({"yarn": None})).sentence
     assert "Whether yarn uses far tokens could not be determined" in noisy
     assert "yarn is not shown to use far tokens" in decide(made({**COLLAPSES, "yarn": 0.5}), UNUSED).sentence

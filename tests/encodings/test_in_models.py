@@ -189,7 +189,7 @@ def test_bad_calls():
         alibi.with_positions(rope=rw.RopeConfig(4, interleaved=False))
     with pytest.raises(rw.RopeError, match="must be integers"):
         alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.rand(5))
-    with pytest.raises(rw.RopeError, match="causal attention"):
+    with pytest.raises(rw.RopeError, match="must be causal"):
         rw.Attention(8, 2, encoding="xpos", causal=False)
     with pytest.raises(rw.RopeError, match="too far from the centre"):
         encodings.XPos().build(encodings.Sizes(8, 2, 4)).turned(*torch.zeros(2, 1, 1, 2, 4), torch.tensor([40_000]))

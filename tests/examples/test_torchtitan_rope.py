@@ -95,7 +95,7 @@ def test_yarns_attention_factor_stays_in_the_models_softmax():
     ("changes", "words"),
     [
         ({"scaling": "longrope"}, "not known"),
-        ({"method": "dca", "trained_length": 64, "target": 256}, "frequencies alone"),
+        ({"method": "dca", "trained_length": 64, "target": 256}, "only on frequencies"),
         ({"method": "yarn", "target": 256}, "two lengths"),
         ({"method": "dynamic", "trained_length": 64, "target": 256}, "length of each text"),
         ({"scaling": "yarn", "method": "pi", "trained_length": 64, "target": 256}, "softmax scale"),

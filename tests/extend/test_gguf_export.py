@@ -215,7 +215,7 @@ def test_the_way_to_cut_text_is_found_or_refused() -> None:
         assert found["tokenizer.ggml.pre"] == name
         assert found["tokenizer.ggml.tokens"][-1] == "[PAD699]"
         assert found["tokenizer.ggml.token_type"][-1] == 5
-    with pytest.raises(RopeError, match="cuts text in a way that is not known here"):
+    with pytest.raises(RopeError, match="splits text in an unknown way"):
         vocabulary_metadata(trained_tokenizer(split(" ", behavior="isolated")), 700)
     with pytest.raises(RopeError, match="neither byte-level BPE"):
         vocabulary_metadata(TextTokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))), 1)
@@ -272,7 +272,7 @@ def test_models_that_llama_cpp_would_compute_otherwise_are_refused(tmp_path: Pat
     mistral = checkpoint_with_merges(tmp_path / "mistral", "mistral", sliding_window=8)
     with pytest.raises(RopeError, match="no sliding window"):
         written(mistral, tmp_path)
-    with pytest.raises(RopeError, match="turns other layers"):
+    with pytest.raises(RopeError, match="rotates other layers"):
         written(checkpoint_with_merges(tmp_path / "smollm3", "smollm3"), tmp_path)
 
 
@@ -287,9 +287,9 @@ def test_places_and_options(tmp_path: Path) -> None:
     assert made.read_bytes() != before
     with pytest.raises(RopeError, match="is the file of the model itself"):
         apply(source, source, ApplySettings(method="pi", target=TARGET), overwrite=True)
-    with pytest.raises(RopeError, match="copied as they are"):
+    with pytest.raises(RopeError, match="copied, not quantised again"):
         apply(source, tmp_path / "x.gguf", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))
-    with pytest.raises(RopeError, match="--quantization is of"):
+    with pytest.raises(RopeError, match="--quantization only applies"):
         apply(source, tmp_path / "x", ApplySettings(method="pi", target=TARGET, quantization="q8_0"))
 
 

@@ -31,7 +31,14 @@ KEPT = ("plain", "as-is")  # these state the trained length, and the server read
 
 
 def misfits(
-    source: str | Path, file: Path, method: str, reach: Reach, lengths: tuple[int, ...], **options: Any
+    source: str | Path,
+    file: Path,
+    method: str,
+    reach: Reach,
+    lengths: tuple[int, ...],
+    *,
+    state: Path | None = None,
+    **options: Any,
 ) -> dict[str, float]:
     """The largest mean difference in nats of the server's top log-probabilities: to the method, and to plain."""
     reader = open_reader(source, dtype=torch.float32)
@@ -39,7 +46,7 @@ def misfits(
     assert tokenizer is not None
     ids = tokenizer.encode(read_text(None)[1][40_000 : 40_000 + 8 * max(lengths)])[: max(lengths)]
     names = {name: METHODS[name].positions(reader.positions, reach) for name in (method, "plain")}
-    predictions = Predictions(reader)
+    predictions = Predictions(reader, state)
     ours = {name: predictions.of(Hypothesis(name, where), ids, lengths) for name, where in names.items()}
     found, answers = dict.fromkeys(names, 0.0), 0
     with llama_cpp_server(file, tokenizer, context=max(lengths) + 64, threads=1, options=options) as engine:
@@ -63,31 +70,43 @@ def exported(source: str | Path, folder: Path, method: str, target: int, **setti
     return apply(source, folder / "model.gguf", ApplySettings(**how)).exported.folder
 
 
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for our predictions of tiny, which tests share."""
+    return tmp_path_factory.mktemp("predictions")
+
+
 @pytest.mark.parametrize(
     "method", [name if name in FAST else pytest.param(name, marks=pytest.mark.thorough) for name in SAID]
 )
-def test_tiny_under_every_method(method: str, tmp_path: Path) -> None:
+def test_tiny_under_every_method(method: str, tmp_path: Path, state: Path) -> None:
     """Within the trained length of 256 tokens and beyond it."""
     lengths = (60, 250) if method in KEPT else (60, 300, 900)
     file = exported("tiny", tmp_path, method, 1024)
-    found = misfits("tiny", file, method, Reach(256, 1024), lengths)
+    found = misfits("tiny", file, method, Reach(256, 1024), lengths, state=state)
     assert found[method] < 0.005
     assert method in KEPT or found["plain"] > 5 * found[method]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("quantization", ["f16", "q8_0"])
-def test_tiny_with_fewer_bits(quantization: str, tmp_path: Path) -> None:
+def test_tiny_with_fewer_bits(quantization: str, tmp_path: Path, state: Path) -> None:
     """Quantisation costs more than the cache's float16 and far less than another method."""
     file = exported("tiny", tmp_path, "yarn", 1024, quantization=quantization)
-    found = misfits("tiny", file, "yarn", Reach(256, 1024), (60, 300, 900))
+    found = misfits("tiny", file, "yarn", Reach(256, 1024), (60, 300, 900), state=state)
     assert found["yarn"] < (0.005 if quantization == "f16" else 0.05)
     assert found["plain"] > 5 * found["yarn"]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
-@pytest.mark.parametrize("method", ["yarn", "pi", "ntk"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *((family, "yarn") for family in ("llama", "mistral", "qwen2", "qwen3", "smollm3")),
+        ("llama", "pi"),
+        ("qwen3", "ntk"),
+    ],
+)
 def test_every_family(family: str, method: str, tmp_path: Path) -> None:
     """Random weights in each architecture that is written: names, the order of rows, layers without rotation."""
     changes = {"no_rope_layers": None, "num_hidden_layers": 4} if family == "smollm3" else {"rope_theta": 1e4}

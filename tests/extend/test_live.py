@@ -83,7 +83,7 @@ def test_what_no_config_says_is_refused(tmp_path: Path) -> None:
         extend.apply(granite, tmp_path / "out", extend.ApplySettings(method="yarn", target=128, native=True))
     text = tmp_path / "text.txt"
     text.write_text(prose(60))
-    with pytest.raises(RopeError, match="not tuned here"):
+    with pytest.raises(RopeError, match="but not tuned"):
         extend.tune(granite, tmp_path / "out", extend.TuneSettings(text=(str(text),), steps=1, target=128))
     with pytest.raises(RopeError, match="has no block of rope parameters"):
         extend.apply(random_model("gptj"), tmp_path / "out", extend.ApplySettings(method="pi", target=256))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from ropewalk.figures.loss import loss_by_position
-from ropewalk.figures.results import confusion
+from ropewalk.figures.results import confusion, loss_by_position
 from ropewalk.figures.ropes import frequency_ratios, wavelengths
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT, OTHER, look_of, render
 from ropewalk.figures.use import Estimate, accuracy_by_distance, gain_by_distance, heat_map

@@ -178,7 +178,7 @@ def test_what_cannot_be_applied_is_refused() -> None:
         method_named("yarn").positions(FOUR, Reach(256, 256))
     with pytest.raises(RopeError, match="`dca` extends, but"):
         method_named("dca").positions(FOUR, Reach(256, 256))
-    with pytest.raises(RopeError, match="its pairs stand still"):
+    with pytest.raises(RopeError, match="pairs do not rotate"):
         method_named("pi").rope(dataclasses.replace(ROPE, scaling=Proportional(0.5)), REACH)
     with pytest.raises(RopeError, match="unknown method"):
         method_named("jarn")

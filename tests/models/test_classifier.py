@@ -138,9 +138,9 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     rw.save(rw.TextClassifier(small()), folder)
     config = json.loads((folder / "config.json").read_text())
     for change, message in (
-        ({"model_type": "llama"}, "no text classifier of ropewalk"),
+        ({"model_type": "llama"}, "not a text classifier of ropewalk"),
         ({"model_type": "ropewalk-checkpoint-classifier"}, "(?s)head on a language model.*d970beb"),
-        ({"labels": ["a", "b"]}, "another shape than the config says"),
+        ({"labels": ["a", "b"]}, "another shape than the config requires"),
         ({"labels": None}, "config.json is damaged"),
         ({"pooling": "last"}, "unknown `pooling`"),
         ({"encoder": config["encoder"] | {"hidden_size": "wide"}}, "whole numbers|damaged"),
@@ -149,7 +149,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
         with pytest.raises(rw.RopeError, match=message):
             load_classifier(folder)
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(rw.RopeError, match="holds a text classifier, and a language model is needed"):
+    with pytest.raises(rw.RopeError, match="holds a text classifier, but a language model is needed"):
         load_decoder(folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, object], message: str) 
 
 def test_xpos_is_refused_by_itself() -> None:
     """Queries see both ways, and the encoding says why that cannot be."""
-    with pytest.raises(rw.RopeError, match="XPos: it is for causal attention"):
+    with pytest.raises(rw.RopeError, match="XPos: attention must be causal"):
         rw.TextClassifier(small(encoding="xpos"))
 
 

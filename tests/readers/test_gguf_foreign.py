@@ -75,9 +75,9 @@ def test_what_would_be_lost_in_silence_is_refused(tmp_path: Path) -> None:
     """A key that nobody reads, a narrower rotation, a kind of scaling, an architecture, a part of a file."""
     model = of("starcoder2")
     for key, value, words in (
-        ("attention.scale", 0.5, "not understood"),
-        ("rope.dimension_count", 4, "another rotary width"),
-        ("rope.scaling.type", "cubic", "not known"),
+        ("attention.scale", 0.5, "unknown key"),
+        ("rope.dimension_count", 4, "different rotary width"),
+        ("rope.scaling.type", "cubic", "unknown way"),
     ):
         with pytest.raises(RopeError, match=words):
             foreign_config(write_foreign(model, tmp_path / "odd.gguf", {key: value}))

@@ -15,6 +15,7 @@ from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.sharded import rounds, sharing_windows
+from tests.diagnosis.models import settings_of
 from tests.launch.ranks import run_all
 
 METHODS_MEASURED = ("plain", "yarn", "dynamic", "dca", "rerope", "self-extend", "streaming", "log-n")
@@ -29,7 +30,6 @@ from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.readers import sharded
 from ropewalk.readers.decoder import DecoderReader
-from tests.diagnosis.models import settings_of
 tokens, chunk = int(sys.argv[2]), int(sys.argv[3])
 ids = torch.arange(tokens) * 7919 % 900
 with joined(), sharded.sharing_windows(True):
@@ -95,7 +95,7 @@ def test_rounds(tokens, chunk, ranks):
 
 def test_refusals():
     """One process alone, and settings that a sharded window does not serve."""
-    with pytest.raises(RopeError, match="this is one alone"), sharing_windows(True):
+    with pytest.raises(RopeError, match="there is only one"), sharing_windows(True):
         pass
     for more in ({"minutes": 3.0}, {"workers": 2}, {"retrieval": "numbers"}):
         with pytest.raises(RopeError, match="one after the other"):

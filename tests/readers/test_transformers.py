@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
 from ropewalk.methods import METHODS, Reach
 from ropewalk.readers.adapters import reader_of
-from ropewalk.readers.live_model import RoomyLayer, new_cache
+from ropewalk.readers.live_model import PreallocatedLayer, new_cache
 from ropewalk.readers.reader import Reader
 from ropewalk.readers.transformers import TransformersReader
 from tests.readers.random_models import FAMILIES, random_model
@@ -105,7 +105,7 @@ def test_the_cache_is_bounded() -> None:
     cache = new_cache(reader.model.config, 40)
     with torch.inference_mode():
         reader.live.hidden(ids_of(40)[None], cache, 0)
-    assert [type(layer) is RoomyLayer for layer in cache.layers] == [False, True]
+    assert [type(layer) is PreallocatedLayer for layer in cache.layers] == [False, True]
     assert cache.layers[1].keys.untyped_storage().nbytes() == 2 * 40 * 8 * 4
     assert cache.layers[0].keys.shape[-2] == 11
 
@@ -162,7 +162,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         BertModel(BertConfig(**tiny)),
         T5ForConditionalGeneration(T5Config(d_model=16, num_layers=1, d_ff=8)),
     ):
-        with pytest.raises(RopeError, match=r"no causal language model|no rotary embedding"):
+        with pytest.raises(RopeError, match=r"not a causal language model|no rotary embedding"):
             TransformersReader(model)
     model = random_model("phi3")
     reader = TransformersReader(model)
@@ -235,7 +235,7 @@ def test_a_model_whose_rotation_cannot_be_replaced_is_measured_as_it_is() -> Non
     model.transformer.h[0].attn.embed_positions[1] += 0.01
     reader = TransformersReader(model)
     assert reader.under(METHODS["plain"].positions(reader.positions, Reach(64, 64))) is reader
-    with pytest.raises(RopeError, match="as it is alone"):
+    with pytest.raises(RopeError, match="only be measured unchanged"):
         reader.under(METHODS["pi"].positions(reader.positions, Reach(64, 256)))
 
 

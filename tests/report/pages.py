@@ -8,7 +8,8 @@ from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 
-from ropewalk.report.write import render, report_files
+from ropewalk.report.record import checked
+from ropewalk.report.write import render, report_page
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -70,12 +71,12 @@ def page_of(document: dict) -> Page:
 
 def text_of(document: dict) -> Page:
     """The page without its figures: quick."""
-    return Page(render(document, []))
+    return Page(render(checked(document), []))
 
 
 @lru_cache(maxsize=64)
 def _page_of_text(document: str) -> Page:
-    return Page(report_files(json.loads(document))[1])
+    return Page(report_page(json.loads(document)))
 
 
 def page_at(path: Path) -> Page:

@@ -29,6 +29,8 @@ EXTEND: dict[str, Any] = {
          "interval": [-0.2, -0.05], "margin": 0.0, "result": "shown"},
     ],
     "next": None,
+    "headline": "Extend with yarn to 64 tokens.",
+    "reasons": ["Beyond 16 tokens it changes the loss by -2.6 nats per token."],
     "sentence": "Extend with yarn to 64 tokens. Beyond 16 tokens it changes the loss by -2.6 nats per token.",
 }  # fmt: skip
 
@@ -122,7 +124,6 @@ def record(
         "methods": methods,
         "verdict": {**verdict.to_json(), "config": config},
         "recommended": verdict.method,
-        "recommendation": {"reason": verdict.sentence, "best_name": None},
         "environment": {"ropewalk": "0.1.0", "parameters": 1000, "command": "ropewalk doctor small --windows 3"},
         **more,
     }

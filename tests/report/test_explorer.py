@@ -34,7 +34,7 @@ from ropewalk.report.explorer import (
     preset_of,
     relative_positions,
 )
-from ropewalk.report.interactive import embedded, record_entry
+from ropewalk.report.inline import embedded, record_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "web"

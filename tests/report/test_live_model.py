@@ -158,7 +158,7 @@ def test_the_model_runs_in_the_page(chromium, address):
     page.get_by_role("button", name="Shift by a million").click()
     settled(watched)
     assert last_losses(watched)[0] == last_losses(watched)[1]
-    assert "distance alone" in said(watched)
+    assert "only on the distance" in said(watched)
     page.get_by_role("button", name="Positions in bfloat16").click()
     settled(watched)
     assert last_losses(watched)[1] > 4

@@ -6,17 +6,21 @@ import base64
 import hashlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from ropewalk.errors import RopeError
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT
 from ropewalk.methods import METHODS
 from ropewalk.report.figures import drawings, loss, natures
 from ropewalk.report.inline import contrast
+from ropewalk.report.record import checked
 from ropewalk.report.write import report_files
 from tests.report.pages import page_of, text_of
 from tests.report.records import EXTEND, LOSSES, record, retrieval, retrieval_rows, use_rows
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 YARN = {"rope_type": "yarn"}
 
 SECTIONS = ["Why", "To use it", "Methods", "Loss by position", "Use of far tokens", "Retrieval",
@@ -42,10 +46,10 @@ def test_the_order_of_sections():
 @pytest.mark.parametrize(
     ("verdict", "shown", "hidden"),
     [
-        ({"action": "cut", "sentence": "Give the model only the last 16 tokens (crop)."},
+        ({"action": "cut", "headline": "Give the model only the last 16 tokens (crop)."},
          "needs no change", "rope_parameters"),
-        ({"action": "unfit", "sentence": "Nothing can be concluded."}, "trained to", "loss holds"),
-        ({"action": "undecided", "sentence": "Not decided: one window gives no interval.",
+        ({"action": "unfit", "headline": "Nothing can be concluded."}, "trained to", "loss holds"),
+        ({"action": "undecided", "headline": "Not decided: one window gives no interval.",
           "next": {"windows": 8, "seconds": 9.0, "command": "ropewalk doctor small --windows 8", "sentence": "More."}},
          "ropewalk doctor small --windows 8", "rope_parameters"),
     ],
@@ -53,7 +57,7 @@ def test_the_order_of_sections():
 def test_every_action_has_its_page(verdict, shown, hidden):
     """The sentence, what to do, and nothing that belongs to another action."""
     page = text_of(record(verdict={**EXTEND, "method": None, "config": None, **verdict}, recommended=None))
-    assert verdict["sentence"] in page.words
+    assert verdict["headline"] in page.words
     assert shown in page.words
     assert hidden not in page.words
 
@@ -150,7 +154,7 @@ def test_names_are_text():
     found = record(model=f'{evil}"$', text=f"{evil}&amp;.txt", retrieval=retrieval({evil: [0.0], "<b>vt": [None]}))
     found["environment"]["command"] = f"ropewalk doctor '{evil}'"
     found["environment"][evil] = evil
-    found["verdict"]["sentence"] = f"`{evil}` is {evil}"
+    found["verdict"] |= {"headline": f"`{evil}` is {evil}", "reasons": [f"`{evil}` again {evil}"]}
     found["lint"][0]["message"] = f"`{evil}` and {evil}"
     page = page_of(found)
     assert evil not in page.source
@@ -303,11 +307,22 @@ def test_the_same_record_makes_the_same_page():
 
 @pytest.mark.parametrize("key", ["loss_beyond", "same_as"])
 def test_the_tests_see_a_broken_document(key):
-    """A method without its numbers is not passed over."""
+    """A method without its numbers is refused, by the entry's name; so is one with numbers of another type."""
     found = record()
+    with pytest.raises(RopeError, match=rf"(?s)lacks something.*methods\[1\].{key} is no "):
+        checked({**found, "methods": [found["methods"][0], {**found["methods"][1], key: {}}]})
     del found["methods"][1][key]
-    with pytest.raises(KeyError):
+    with pytest.raises(RopeError, match=rf"methods\[1\].{key} is missing"):
         text_of(found)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("doctor-*.json")) + sorted(RESULTS.glob("league-*.json")))
+def test_records_in_the_repository_are_read(path):
+    """Those of earlier versions get a headline and keep their words."""
+    found = json.loads(path.read_text())
+    verdict = checked(found)["verdict"]
+    assert verdict["headline"].endswith(".")
+    assert " ".join(verdict["reasons"]).endswith((found.get("verdict") or {}).get("sentence", "."))
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,16 @@ def lengths(config: rw.RopeConfig) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("name", "layer_type"), CASES)
-def test_frequencies_of_published_configs(name: str, layer_type: str | None) -> None:
-    """Inverse frequencies and attention factor are the module's own within 1e-6 relative."""
+def test_published_configs(name: str, layer_type: str | None) -> None:
+    """Frequencies and attention factor are the module's own within 1e-6; its apply function rotates alike.
+
+    The config.json and the config object that transformers makes of it give equal RopeConfigs.
+    """
     config = rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type)
-    model = Model(transformers_config(for_transformers(name)), layer_type)
+    theirs = transformers_config(for_transformers(name))
+    assert rw.RopeConfig.from_hf(theirs, layer_type=layer_type) == config
+    model = Model(theirs, layer_type)
+    torch.testing.assert_close(*rotations(model, config), rtol=0, atol=1e-5)
     for seq_len in lengths(config):
         expected, factor = model.frequencies(seq_len)
         actual = rw.inverse_frequencies(config, seq_len if config.needs_seq_len else None)
@@ -59,23 +65,6 @@ def rotations(model: Model, config: rw.RopeConfig) -> tuple[torch.Tensor, torch.
     seq_len = 20 if config.needs_seq_len else None
     actual = rw.RotaryEmbedding(config).rotate(q, position_ids=positions, seq_len=seq_len, layout="bhsd")
     return actual, expected
-
-
-@pytest.mark.parametrize(("name", "layer_type"), CASES)
-def test_rotation_of_published_configs(name: str, layer_type: str | None) -> None:
-    """Pairing, width, axes and scale are those of the model's own apply function."""
-    config = rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type)
-    actual, expected = rotations(Model(transformers_config(for_transformers(name)), layer_type), config)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "layer_type"), CASES)
-def test_a_transformers_config_reads_as_its_json(name: str, layer_type: str | None) -> None:
-    """The config.json and the config object that transformers makes of it give equal RopeConfigs."""
-    config = transformers_config(for_transformers(name))
-    assert rw.RopeConfig.from_hf(config, layer_type=layer_type) == rw.RopeConfig.from_hf(
-        fixture(name), layer_type=layer_type
-    )
 
 
 @pytest.mark.parametrize(("name", "layer_type"), CASES)

@@ -164,8 +164,7 @@ def test_compiled_and_exported():
     """A compiler and an exporter take them like any other config, in one graph."""
     for config, positions in (
         (rw.RopeConfig(8, interleaved=False, inv_freq=GIVEN), torch.arange(5)),
-        (axial(theta=THETAS), torch.arange(15).view(5, 3)),
-        (axial(scaling=PerAxis((NTK(4.0), None, Linear(2.0)))), torch.arange(15).view(5, 3)),
+        (axial(theta=THETAS, scaling=PerAxis((NTK(4.0), None, Linear(2.0)))), torch.arange(15).view(5, 3)),
     ):
         rope = rw.RotaryEmbedding(config)
         q, k = torch.randn(1, 5, 2, config.head_dim), torch.randn(1, 5, 1, config.head_dim)

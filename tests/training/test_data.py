@@ -111,7 +111,7 @@ def test_texts_shorter_than_a_window_are_refused() -> None:
     """Six tokens for windows of six: one short. Validation alike."""
     with pytest.raises(RopeError, match="shorter than one window"):
         WindowSampler(stream(6), seq_len=6, seed=0)
-    with pytest.raises(RopeError, match=r"(?s)no validation text.*--validation-fraction 0"):
+    with pytest.raises(RopeError, match=r"(?s)no validation text.*validation_fraction"):
         validation_batches(stream(6, 6), seq_len=6, limit=3, batch_size=1)
 
 

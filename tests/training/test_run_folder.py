@@ -256,7 +256,7 @@ def test_other_arguments_are_refused_by_name(text: str, tmp_path: Path) -> None:
     with pytest.raises(RopeError, match=r"text \(contents\)"):
         train(small(text), tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(RopeError, match="Pass one of them"):
+    with pytest.raises(RopeError, match="mutually exclusive"):
         train(small(text), tmp_path / "run", restart=True, resume=True, housekeeping=EVERY)
     with pytest.raises(RopeError):
         train(small(text, tokenizer="nosuch"), tmp_path / "run", restart=True, housekeeping=EVERY)
@@ -287,7 +287,7 @@ def test_resume_insists_on_a_run(text: str, tmp_path: Path) -> None:
 def test_somebody_elses_model_is_not_replaced(text: str, tmp_path: Path) -> None:
     """A folder with a config.json but no run is refused, and a file too."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(RopeError, match="holds a model that no run here made"):
+    with pytest.raises(RopeError, match="contains a model of no run"):
         train(small(text), tmp_path)
     with pytest.raises(RopeError, match="the output is a file"):
         train(small(text), text)
@@ -356,7 +356,7 @@ def test_somebody_elses_checkpoints_are_not_removed(text: str, tmp_path: Path) -
     theirs = tmp_path / "run" / "checkpoints" / "step-5" / "weights.bin"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"mine")
-    with pytest.raises(RopeError, match=r"(?s)no run here made.*checkpoints/step-5"):
+    with pytest.raises(RopeError, match=r"(?s)a model of no run.*checkpoints/step-5"):
         train(small(text), tmp_path / "run")
     assert theirs.read_bytes() == b"mine"
 

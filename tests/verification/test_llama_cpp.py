@@ -17,11 +17,8 @@ YARN = {"rope_scaling_type": 2, "rope_freq_scale": 0.25}
 CASES = [
     ({}, None, "as expected", "as expected"),
     (YARN | {"yarn_orig_ctx": 256}, "yarn:4", "as expected", "as expected"),
-    ({}, "yarn:4", "other", "no scaling"),
     (YARN | {"yarn_orig_ctx": 1024}, "yarn:4", "other", "yarn with original_max_position_embeddings 1024"),
-    (YARN | {"yarn_orig_ctx": 256, "rope_freq_scale": 0.5}, "yarn:4", "other", "yarn 2"),
     ({"rope_scaling_type": 1, "rope_freq_scale": 0.5}, "pi:2", "as expected", "as expected"),
-    ({"rope_scaling_type": 1, "rope_freq_scale": 0.25}, "pi:2", "other", "scaling twice, which is pi 4 (linear)"),
     ({"rope_freq_base": 1e5}, None, "other", "theta 100000"),
 ]
 

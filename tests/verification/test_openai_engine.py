@@ -132,7 +132,7 @@ A, B = {"id": 1, "logprob": -1.0}, {"id": 2, "logprob": -2.0}
 def test_no_log_probabilities(ours, content):
     """Whatever the answer is instead, it is one message."""
     with serving(ours, lambda path, body, headers: (200, content)) as url:
-        assert "gives no log-probabilities" in failing(url, ours, model="m")
+        assert "returns no log-probabilities" in failing(url, ours, model="m")
 
 
 @pytest.mark.parametrize(

@@ -323,10 +323,10 @@ def test_unknown_engine(small, verify):
 def test_an_engine_that_needs_another_checkpoint(tmp_path):
     """llama.cpp reads files, transformers folders."""
     file = tmp_path / "a.gguf"
-    file.write_bytes(b"")
+    file.write_bytes(b"GGUF")
     from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
 
-    with pytest.raises(RopeError, match="started from a Hugging Face folder"):
+    with pytest.raises(RopeError, match="loads a Hugging Face folder"):
         TransformersEngine.load(file)
-    with pytest.raises(RopeError, match=r"started from a \.gguf file"):
+    with pytest.raises(RopeError, match=r"loads a \.gguf file"):
         llama_cpp_server(tmp_path, None).__enter__()

@@ -96,7 +96,10 @@ class LayerAttention:
             output = self._by_kernel(module, q, keys, values, mask, options)
             if output is not None:
                 return output, None
-        function = attention_function(module, self.config)
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        function: Any = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
         out: tuple[Tensor, Tensor | None] = function(module, q, keys, values, mask, **options)
         return out
 
@@ -149,7 +152,8 @@ class LayerAttention:
         width, of_values = q.shape[-1], values.shape[-1]
         rotary = RotaryEmbedding(self._rope_of_head(width))
         layout = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed)
-        remap = Remap(rotary, extension, layout, None, self._length(layout.total), q.dtype)
+        length = layout.total if self.seq_len.fixed is None else self.seq_len.fixed
+        remap = Remap(rotary, extension, layout, None, length if self.rope.needs_seq_len else None, q.dtype)
         if self.rotated.trailing:
             q, keys = (x.roll(2 * self.rope.pairs, -1) for x in (q, keys))
         scaling = options.get("scaling")
@@ -169,12 +173,6 @@ class LayerAttention:
         features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved
         return replace(self.rope, head_dim=width, rotary_dim=features, interleaved=interleaved, axes=axes)
 
-    def _length(self, total: int) -> int | None:
-        assert self.rope is not None
-        if not self.rope.needs_seq_len:
-            return None
-        return self.seq_len.fixed if self.seq_len.fixed is not None else total
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _register()
@@ -186,15 +184,6 @@ def attend_live(
     """Compute attention by transformers' interface; the layer keeps its state."""
     state: LayerAttention = vars(module)[_STATE]
     return state(module, query, key, value, attention_mask, **options)
-
-
-def attention_function(module: nn.Module, config: Any) -> Callable[..., Any]:
-    """Return the function that this layer calls when it is not attached."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager)
-    return function
 
 
 def check_implementation(config: Any, extension: Extension | None) -> None:

@@ -92,9 +92,8 @@ def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeC
     """
     lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
     near_and_far = (_NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths))
-    backwards = rope.inv_freq is not None and max(rope.inv_freq) <= 0  # every pair rotates by minus the angle
     negated, fitting = False, set[Arrangement]()
-    for negated in (False, True) if backwards else (False,):
+    for negated in (False, True) if _rotates_backwards(rope) else (False,):
         fitting = set.intersection(*(_fitting(make(), label, rope, places, negated) for places in near_and_far))
         if fitting:
             break
@@ -135,6 +134,11 @@ def _unlike(name: str, rope: RopeConfig, facts: dict[str, Any]) -> RopeError:
         facts={**facts, "rope": rope},
         cure="Use the model without attaching it.",
     )
+
+
+def _rotates_backwards(rope: RopeConfig) -> bool:
+    """Return whether every pair rotates by minus the angle, or not at all."""
+    return rope.inv_freq is not None and max(rope.inv_freq) <= 0
 
 
 def _called(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import TypedDict
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -84,8 +84,8 @@ def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, wi
         )
 
 
-def check_dropouts(**dropouts: float) -> None:
-    """Raise `RopeError` unless every dropout is a probability below 1."""
+def check_numbers(softcap: float | None, **dropouts: float) -> None:
+    """Raise `RopeError` unless dropouts are probabilities below 1, and the softcap None or positive."""
     for name, p in dropouts.items():
         if not 0.0 <= p < 1.0:
             raise RopeError(
@@ -93,10 +93,6 @@ def check_dropouts(**dropouts: float) -> None:
                 facts={name: p},
                 cure="0.0 disables it; common values are 0.0 to 0.2.",
             )
-
-
-def check_softcap(softcap: float | None) -> None:
-    """Raise `RopeError` unless the softcap is None or a positive number."""
     if softcap is not None and not 0.0 < softcap < math.inf:
         raise RopeError(
             "Attention: `softcap` must be a positive number.",
@@ -135,16 +131,6 @@ def check_unrotated(cache: KVCache, extension: Extension | None, encoding: Encod
             "KVCache: this encoding writes positions into embeddings or keys before they are stored.",
             facts={"encoding": encoding.config, "cache": cache},
             cure="Make the cache with rotated=True.",
-        )
-
-
-def check_one_way(rope: object, encoding: object) -> None:
-    """Raise `RopeError` if both a rope and an encoding are given."""
-    if rope is not None and encoding is not None:
-        raise RopeError(
-            "Attention: `rope` and `encoding` are mutually exclusive.",
-            facts={"rope": rope, "encoding": encoding},
-            cure="Pass one of them.",
         )
 
 
@@ -196,13 +182,6 @@ def check_local_heads(kv_heads: int, local: int, sinks: Tensor | None, encoding:
             facts={"encoding": encoding.config, "kv_heads": kv_heads, "kv_heads here": local},
             cure="Leave q_proj, k_proj and v_proj out of tensor parallelism, or choose a rope.",
         )
-
-
-class _RotateOptions(TypedDict):
-    interleaved: bool
-    rotary_dim: int | None
-    blocks: tuple[int, ...]
-    scale: float
 
 
 class Attention(nn.Module):
@@ -257,13 +236,9 @@ class Attention(nn.Module):
         super().__init__()
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
         check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
-        check_dropouts(attention_dropout=attention_dropout, residual_dropout=residual_dropout)
-        check_softcap(softcap)
-        self.hidden_size, self.num_attention_heads, self.num_key_value_heads = (
-            hidden_size,
-            num_attention_heads,
-            kv_heads,
-        )
+        check_numbers(softcap, attention_dropout=attention_dropout, residual_dropout=residual_dropout)
+        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
+        self.num_key_value_heads = kv_heads
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
         self.causal, self.sliding_window = causal, sliding_window
         self.softcap = softcap
@@ -303,7 +278,12 @@ class Attention(nn.Module):
         self, rope: RopeConfig | None, encoding: str | EncodingConfig | RopeConfig | Encoding | None
     ) -> None:
         """Set a rope, an encoding of this layer, or one that a model shares among its layers (and registers)."""
-        check_one_way(rope, encoding)
+        if rope is not None and encoding is not None:
+            raise RopeError(
+                "Attention: `rope` and `encoding` are mutually exclusive.",
+                facts={"rope": rope, "encoding": encoding},
+                cure="Pass one of them.",
+            )
         if isinstance(encoding, Encoding):
             self._shared = (encoding,)
         elif encoding is not None:
@@ -445,11 +425,7 @@ class Attention(nn.Module):
         self, q: Tensor, keys: Tensor, values: Tensor, inputs: ForwardInputs, documents: PackedDocuments
     ) -> Tensor:
         """Attend within each packed document, without a mask or scores over whole rows."""
-        q, keys, values = (
-            documents.pack(q),
-            documents.pack(keys.transpose(1, 2)),
-            documents.pack(values.transpose(1, 2)),
-        )
+        q, keys, values = (documents.pack(x) for x in (q, keys.transpose(1, 2), values.transpose(1, 2)))
         remaps = self.extension is not None and self.extension.remaps
         biased = self.position_encoding is not None and self.position_encoding.adds_to_scores
         whole = None
@@ -510,12 +486,12 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if tables is not None and tables.keys is not None and self.rotary is not None and cache is not None:
             rope = self.rotary.config
-            options = _RotateOptions(
-                interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=tables.scale
+            rotate_by = partial(
+                rotate, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=tables.scale
             )
             keys, values = cache.write(layer, k, v, layout)
-            keys = rotate(keys.to(q.dtype), *tables.keys, layout="bhsd", **options)
-            return rotate(q, tables.cos, tables.sin, layout="bshd", **options), keys, values.to(q.dtype)
+            keys = rotate_by(keys.to(q.dtype), *tables.keys, layout="bhsd")
+            return rotate_by(q, tables.cos, tables.sin, layout="bshd"), keys, values.to(q.dtype)
         if tables is not None and self.rotary is not None:
             rope = self.rotary.config
             cos, sin, scale, _ = tables

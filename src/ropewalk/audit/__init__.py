@@ -1,1 +1,1 @@
-"""What a config and its frequencies say without running the model."""
+"""Facts and warnings about a config and its frequencies, without running the model."""

@@ -1,4 +1,4 @@
-"""What a rotary configuration says about its reach, without running the model; as numbers and in words."""
+"""The reach and training of a rotary configuration, without running the model; as numbers and in sentences."""
 
 from __future__ import annotations
 
@@ -14,30 +14,6 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, inverse_frequencies, reach
 
-
-def why_no_bound(config: RopeConfig, inv_freq: npt.NDArray[np.float64], layers: Layers) -> str | None:
-    """Why the sum of cosines bounds nothing for these layers, in words; None where its assumptions hold."""
-    if 2 * config.pairs < config.head_dim:
-        return f"only {2 * config.pairs} of {config.head_dim} features of a head turn"
-    if not inv_freq.all():
-        return "some pairs stand still"
-    if layers.beside is not None:
-        return layers.beside
-    if layers.window is not None:
-        return f"the layers see no further than {layers.window:,} tokens"
-    return None
-
-
-def why_not_shown(
-    config: RopeConfig, inv_freq: npt.NDArray[np.float64], layers: Layers, reach: int | None, trained: int | None
-) -> str | None:
-    """`why_no_bound`, or that the model was trained beyond it."""
-    reason = why_no_bound(config, inv_freq, layers)
-    if reason is None and reach is not None and trained is not None and reach <= trained:
-        return f"the model was trained to {trained:,} tokens, beyond it"
-    return reason
-
-
 Array = npt.NDArray[np.float64]
 
 
@@ -45,12 +21,12 @@ Array = npt.NDArray[np.float64]
 class Audit:
     """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token.
 
-    - `rope_parameters`, `theta`: empty and None where the config's frequencies are no ladder (nanochat).
-    - `window`: tokens that its layers see at most; None: all.
-    - `scaling`: the rule of its length scaling; `scaling_is_trained`: whether the model was trained with it (None: that
-      is open, or there is none); `scaled_length`, `original_length`: what it was trained to with it and without;
-      `trained_source`: where that is said.
-    - `reach_assumed`: whether the assumptions of `reach` hold; else `reach_reason` says why not, and it means nothing.
+    - `rope_parameters`, `theta`: empty and None if the config's frequencies do not follow from a theta (nanochat).
+    - `window`: the most tokens that its layers see; None for all.
+    - `scaling`: the rule of its length scaling. `scaling_is_trained`: whether the model was trained with it (None:
+      unknown, or no scaling). `scaled_length`, `original_length`: the trained length with and without it.
+      `trained_source`: the source of this knowledge.
+    - `reach_assumed`: whether the assumptions of `reach` hold. If not, `reach` means nothing, for `reach_reason`.
     """
 
     layer_type: str | None
@@ -81,7 +57,7 @@ class Audit:
     reach_reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The audit as JSON holds it: numbers finite or null."""
+        """Return the audit for JSON, with finite numbers or null."""
         return {
             key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()
         }
@@ -95,38 +71,40 @@ def audit(
     layer_type: str | None = None,
     layers: Layers | None = None,
 ) -> Audit:
-    """Say how far one rotary configuration reaches, from its frequencies alone.
+    """Return the numbers of one rotary configuration, such as its reach, from its frequencies.
 
     **Arguments:**
-    - `config`: the rope; for several axes, text is assumed (all axes at the same position).
-    - `trained_length`: tokens seen in training; default `config.trained_length`.
-    - `target`: the length wanted, in tokens; default four times the trained length, or 32,768.
-    - `layer_type`: a name to carry along, for models with several ropes.
-    - `layers`: what the layers of this rope see; default everything, by the rotation alone.
+    - `config`: the rope; several axes are at the same position, as for text.
+    - `trained_length`: tokens seen in training; defaults to `config.trained_length`.
+    - `target`: the wanted length in tokens; defaults to four times the trained length, or 32,768.
+    - `layer_type`: a name in the result, for models with several ropes.
+    - `layers`: the layers with this rope; by default they see all tokens and distinguish them only by rotation.
 
-    **Returns:** an `Audit`. `pairs_never_turning` counts pairs whose wavelength, as the model was trained, exceeds the
-    trained length, or the window of the layers where that is less. `reach` is the first distance m >= 1 at which
+    **Returns:** an `Audit`. `pairs_never_turning` counts pairs with a wavelength, as the model was trained, above the
+    trained length or the window of the layers, whichever is less. `reach` is the first distance m >= 1 at which
     sum_i cos(m theta_i) < 0: a heuristic (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591),
-    None when there is none up to `reach_searched`; see `reach_assumed`. `float32_cos_error` is max |cos of the float32
-    product - cos| near the target. Where the frequencies depend on the length, they are those of `target`.
+    None if there is none up to `reach_searched`; see `reach_assumed`. `float32_cos_error` is max |cos of the float32
+    product - cos| near the target. Frequencies that depend on the length are those at `target`.
     **Raises:** `RopeError` if a length is not positive.
 
-    >>> found = audit(RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192))
-    >>> found.pairs, found.pairs_never_turning, found.reach
+    >>> result = audit(RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192))
+    >>> result.pairs, result.pairs_never_turning, result.reach
     (64, 29, 18438)
     """
     trained = trained_length if trained_length is not None else config.trained_length
     wanted = target if target is not None else 4 * (trained or 8192)
     for name, value in (("trained_length", trained), ("target", wanted)):
         if value is not None and value < 1:
-            raise RopeError(f"audit: `{name}` must be positive.", facts={name: value}, cure="Give it in tokens.")
+            raise RopeError(f"audit: `{name}` must be positive.", facts={name: value}, cure="Pass a number of tokens.")
     scaled, factor = text_frequencies(config, wanted)
     unscaled, _ = text_frequencies(config.unscaled(), wanted)
     known, _ = text_frequencies(config.as_trained(), trained or wanted)
     limit = max(wanted, REACH_SEARCHED)
-    seen, around = reach(scaled, limit), layers or Layers()
-    shown = min(filter(None, (trained, around.window)), default=None)
-    reason = why_not_shown(config, scaled, around, seen, trained)
+    distance, layers = reach(scaled, limit), layers or Layers()
+    shown = min(filter(None, (trained, layers.window)), default=None)
+    reason = why_no_bound(config, scaled, layers)
+    if reason is None and distance is not None and trained is not None and distance <= trained:
+        reason = f"the model was trained to {trained:,} tokens, beyond it"
     return Audit(
         layer_type=layer_type,
         rope_parameters={} if config.inv_freq is not None else config.to_hf(),
@@ -140,7 +118,7 @@ def audit(
         scaled_length=config.scaled_length,
         original_length=config.original_length,
         trained_source="" if config.trained is None else config.trained.source,
-        window=around.window,
+        window=layers.window,
         target=wanted,
         inv_freq=tuple(scaled.tolist()),
         inv_freq_unscaled=tuple(unscaled.tolist()),
@@ -148,7 +126,7 @@ def audit(
         wavelengths=wavelengths(scaled),
         wavelengths_unscaled=wavelengths(unscaled),
         pairs_never_turning=None if shown is None else int(np.sum(known * shown < 2 * math.pi)),
-        reach=seen,
+        reach=distance,
         reach_unscaled=reach(unscaled, limit),
         reach_assumed=reason is None,
         reach_reason=reason,
@@ -157,23 +135,36 @@ def audit(
     )
 
 
+def why_no_bound(config: RopeConfig, inv_freq: Array, layers: Layers) -> str | None:
+    """Return the reason why the sum of cosines is no bound for these layers; None if its assumptions hold."""
+    if 2 * config.pairs < config.head_dim:
+        return f"only {2 * config.pairs} of {config.head_dim} features of a head rotate"
+    if not inv_freq.all():
+        return "some pairs do not rotate"
+    if layers.other_signal is not None:
+        return layers.other_signal
+    if layers.window is not None:
+        return f"the layers see no further than {layers.window:,} tokens"
+    return None
+
+
 def text_frequencies(config: RopeConfig, seq_len: int) -> tuple[Array, float]:
-    """Radians per text token of each pair, either way (all axes advance together), and the attention factor."""
-    found = inverse_frequencies(config, seq_len=seq_len if config.needs_seq_len else None)
-    array: Array = found.inv_freq.double().sum(0).abs().numpy()
-    return array, float(found.attention_factor)
+    """Return the absolute radians per text token of each pair (all axes advance together), and the attention factor."""
+    frequencies = inverse_frequencies(config, seq_len=seq_len if config.needs_seq_len else None)
+    array: Array = frequencies.inv_freq.double().sum(0).abs().numpy()
+    return array, float(frequencies.attention_factor)
 
 
 def wavelengths(inv_freq: Array) -> tuple[float | None, ...]:
-    """Tokens per full turn of each pair; None for a pair that does not turn."""
+    """Return the tokens per full rotation of each pair; None for a pair that does not rotate."""
     return tuple(2 * math.pi / float(f) if f != 0 else None for f in inv_freq)
 
 
 def float32_cos_error(inv_freq: Array, target: int) -> float:
-    """Max |cos(float32 theta * float32 position) - cos(theta position)| over positions up to `target`.
+    """Return max |cos(float32 theta * float32 position) - cos(theta position)| over positions up to `target`.
 
-    The last 8,192 positions and 8,192 spread evenly: the error grows with the position. theta is rounded once, so this
-    is the least that float32 costs: transformers forms it by float32 powers, which add up to as much again.
+    The positions are the last 8,192, where the error is largest, and 8,192 evenly spaced ones. theta is rounded once,
+    so this is a lower bound: transformers computes theta with float32 powers, which can double the error.
     """
     last = np.arange(max(0, target - 8192), target)
     spread = np.linspace(0, target - 1, num=min(target, 8192)).astype(np.int64)
@@ -184,7 +175,7 @@ def float32_cos_error(inv_freq: Array, target: int) -> float:
 
 
 def audit_sentences(found: Audit) -> list[str]:
-    """The audit in words, one fact each."""
+    """Return the audit as sentences, with one fact each."""
     layers = f" of {found.layer_type} layers" if found.layer_type else ""
     theta = "frequencies of its own" if found.theta is None else f"theta {found.theta:,.0f}"
     shape = f"{found.pairs} pairs of {found.head_dim} features, {theta}"
@@ -193,7 +184,7 @@ def audit_sentences(found: Audit) -> list[str]:
     source = f" Source: {found.trained_source}." if found.trained_source else ""
     if found.window is not None and (found.trained_length is None or found.window < found.trained_length):
         lines.append(f"{trained}.{source}")
-        lines.append(f"Its layers see {found.window:,} tokens at most: {turns} them.")
+        lines.append(f"Its layers see at most {found.window:,} tokens: {turns} them.")
     elif found.trained_length is None:
         lines.append(f"{trained}.")
     elif found.scaling is not None and found.scaling_is_trained is None:
@@ -203,8 +194,8 @@ def audit_sentences(found: Audit) -> list[str]:
     if found.reach_assumed:
         lines.append(_reach(found))
     lines.append(
-        f"float32 angles at {found.target:,} tokens put cos off by up to {found.float32_cos_error:.1e}; "
-        "ropewalk's tables by 6e-08."
+        f"With float32 angles, cos at {found.target:,} tokens has an error of up to {found.float32_cos_error:.1e}; "
+        "in ropewalk's tables it is 6e-08."
     )
     if found.attention_factor != 1:
         lines.append(f"Attention factor {found.attention_factor:.4f}: logits are multiplied by its square.")
@@ -212,7 +203,7 @@ def audit_sentences(found: Audit) -> list[str]:
 
 
 def _scaling(found: Audit) -> str:
-    """The length scaling, and its factor where it has one."""
+    """Return the length scaling, with its factor if it has one."""
     factor = found.rope_parameters.get("factor")
     if found.scaling is None:
         return ""
@@ -220,10 +211,10 @@ def _scaling(found: Audit) -> str:
 
 
 def _trained(found: Audit) -> str:
-    """To which length, and with which frequencies, the model was trained."""
+    """Return the trained length and the training status of the scaling, as a sentence."""
     rule, length, original = found.scaling, found.trained_length, found.original_length
     if length is None:
-        return "The config does not say the trained length; pass --trained-length"
+        return "The config does not state the trained length; pass --trained-length"
     if rule is None:
         return f"Trained length {length:,}"
     if found.scaling_is_trained:
@@ -236,20 +227,20 @@ def _trained(found: Audit) -> str:
         return f"Trained length {length:,}, the {rule} scaling{to} being an option for inference"
     if longer:
         return (
-            f"Trained length {original:,} if the {rule} scaling is an option for inference, {stated:,} if it was there "
-            "in training: `ropewalk doctor` measures which"
+            f"Trained length {original:,} if the {rule} scaling is an option for inference, {stated:,} if the model "
+            "was trained with it: `ropewalk doctor` measures which"
         )
     return (
-        f"Trained length {length:,}; whether the {rule} scaling was there in training is not known: `ropewalk doctor` "
-        "measures it"
+        f"Trained length {length:,}; it is unknown whether the model was trained with the {rule} scaling: "
+        "`ropewalk doctor` measures it"
     )
 
 
 def _reach(found: Audit) -> str:
-    """The base bound, named as what it is."""
+    """Return the base bound as a sentence that names it a heuristic."""
     reach = f"{found.reach:,} tokens" if found.reach is not None else f"more than {found.reach_searched:,} tokens"
     at = f", at the frequencies of {found.target:,} tokens" if found.scaling in ("dynamic", "longrope") else ""
     return (
-        f"Reach by a heuristic (Men et al. 2024): {reach}, where the sum of cos(m theta) first turns negative{at}. "
+        f"Reach by a heuristic (Men et al. 2024): {reach}, where the sum of cos(m theta) first becomes negative{at}. "
         "Only a measurement shows what the model reaches."
     )

@@ -1,4 +1,4 @@
-"""The rope blocks of a Hugging Face config, what its layers see of a distance, and findings about them."""
+"""The rope blocks of a Hugging Face config, the layers that have them, and findings about them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ from ropewalk.rope.layer_types import window_of_layer_type
 class Layers:
     """The layers that have one rope.
 
-    - `window`: tokens that each of them sees at most; None: all.
-    - `beside`: why the rotation is not all that tells these tokens apart, in words; None: it is.
+    - `window`: the most tokens that each of them sees; None for all.
+    - `other_signal`: what distinguishes the tokens apart from this rotation, in words; None if nothing does.
     """
 
     window: int | None = None
-    beside: str | None = None
+    other_signal: str | None = None
 
 
 def layers_of_config(config: Mapping[str, Any], layer_type: str | None) -> Layers:
-    """Those of a layer type of a Hugging Face config (its text part); None is the one rope of all layers."""
+    """Return the layers of a layer type in a Hugging Face config's text part; None for all layers."""
     name = family_name(str(config.get("model_type", "")))
     family = FAMILIES.get(name or "")
     if family is None:
         return Layers()
-    window = window_of_layer_type(config, layer_type)
-    beside = None
+    signal = None
     if family.mla:
-        beside = "only a slice of each head turns"
-    elif _has_still_layers(config, name or ""):
-        beside = "some layers do not rotate"
-    return Layers(window, beside)
+        signal = "only a slice of each head rotates"
+    elif _has_layers_without_rotation(config, name or ""):
+        signal = "some layers do not rotate"
+    return Layers(window_of_layer_type(config, layer_type), signal)
 
 
 def layers_of_positions(positions: Positions, rope: RopeConfig) -> Layers:
-    """Those of a model that is there."""
+    """Return the layers of a model that have this rope."""
     windows = [window for own, window in zip(positions.ropes, positions.sliding_windows, strict=True) if own == rope]
     known = [window for window in windows if window is not None]
     return Layers(
@@ -51,8 +50,8 @@ def layers_of_positions(positions: Positions, rope: RopeConfig) -> Layers:
     )
 
 
-def _has_still_layers(config: Mapping[str, Any], name: str) -> bool:
-    """Whether layers of this model have no rotation."""
+def _has_layers_without_rotation(config: Mapping[str, Any], name: str) -> bool:
+    """Return whether layers of this model have no rotation."""
     flags = config.get("no_rope_layers")
     if isinstance(flags, list | tuple) and flags:
         return 0 in flags
@@ -70,7 +69,7 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One trap that a config falls into: what is the matter, and what to do."""
+    """One problem of a config, and its cure."""
 
     code: str
     severity: Severity
@@ -81,11 +80,11 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
-    """One rope of a config as it is written: its keys, the text config around it, and its RopeConfig.
+    """One rope block of a config.
 
-    `nested` says that the block is one of several, keyed by layer type; `written` holds the block's own keys,
-    `config` the whole text config; `rope` is None where RopeConfig refused the config; `layers`: what the layers of
-    this rope see.
+    - `written`: the block's own keys. `config`: the whole text config. `nested`: whether it is one of several blocks,
+      keyed by layer type.
+    - `rope`: None if RopeConfig rejects the config. `layers`: those with this rope. `target`: the wanted length.
     """
 
     config: Mapping[str, Any]
@@ -98,27 +97,27 @@ class Block:
 
     @property
     def rope_type(self) -> str:
-        """The rule's name under either spelling; "default" when none is written."""
+        """Return the rule's name in either spelling, or "default"."""
         return str(self.written.get("rope_type", self.written.get("type", "default")))
 
     @property
     def model_type(self) -> str:
-        """The config's model_type, or an empty string."""
+        """Return the config's model_type, or an empty string."""
         return str(self.config.get("model_type", ""))
 
     @property
     def is_trained(self) -> bool:
-        """Whether the scaling of this block is known to belong to the model."""
+        """Return whether the model is known to be trained with the scaling of this block."""
         return self.rope is not None and self.rope.scaling_is_trained is True
 
     @property
     def theta_is_written(self) -> bool:
-        """Whether a theta stands anywhere, in any spelling; elsewhere the class's default is taken."""
+        """Return whether the config contains a theta in any spelling; otherwise the class's default applies."""
         names = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "default_theta")
         return any(name in self.written or name in self.config for name in names)
 
     def number(self, key: str) -> float | None:
-        """A number from the block, or else from the config around it; None where it is absent or null."""
+        """Return a number from the block, else from the config, else None."""
         for source in (self.written, self.config):
             value = source.get(key)
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -126,7 +125,7 @@ class Block:
         return None
 
     def finding(self, code: str, severity: Severity, message: str, cure: str) -> Finding:
-        """A finding about this block."""
+        """Return a finding about this block."""
         return Finding(code=code, severity=severity, message=message, cure=cure, layer_type=self.layer_type)
 
 
@@ -134,13 +133,13 @@ Trap = Callable[[Block], Finding | None]
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config that describes the language model."""
+    """Return the part of a config that describes the language model."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 
 
 def blocks(config: Mapping[str, Any]) -> Iterator[Block]:
-    """Each rope block of a config: `rope_parameters` or `rope_scaling`, flat or one for each layer type."""
+    """Yield the rope blocks of a config: `rope_parameters` or `rope_scaling`, flat or one for each layer type."""
     text = text_config(config)
     written = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(written, Mapping):

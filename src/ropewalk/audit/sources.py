@@ -1,9 +1,9 @@
-"""The config behind a model's name, without its weights."""
+"""Configs and ropes of models, without their weights."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model's name (of its file or folder), its config as it is written, and its ropes.
+    """A model's name (of its file or folder), its raw config, and its ropes.
 
-    `ropes` is keyed by layer type, by None where there is one rope; so is `layers`: what the layers of each see.
-    `library`: what computes such a model, "ropewalk" or "transformers".
+    - `ropes`, `layers`: by layer type, or by None if there is one rope.
+    - `library`: "ropewalk" or "transformers", which computes the model.
     """
 
     name: str
@@ -37,37 +37,34 @@ class Source:
     library: str = "ropewalk"
 
     def audits(self, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
-        """The audit of each rope, full attention's first: it reaches furthest. Lengths in tokens, as for `audit`.
+        """Return the audit of each rope, that of full attention first because it reaches furthest.
 
-        The lengths of the first, which the whole model has, are those of the others.
+        Lengths are in tokens, as for `audit`. Those of the first audit apply to the whole model.
         """
-        found: list[Audit] = []
+        audits: list[Audit] = []
         for layer_type, rope in sorted(self.ropes.items(), key=lambda item: item[0] != "full_attention"):
-            one = audit(
-                rope,
-                trained_length=found[0].trained_length if found else trained_length,
-                target=found[0].target if found else target,
-                layer_type=layer_type,
-                layers=self.layers.get(layer_type),
+            layers = self.layers.get(layer_type)
+            audits.append(
+                audit(rope, trained_length=trained_length, target=target, layer_type=layer_type, layers=layers)
             )
-            found.append(one)
-        return found
+            trained_length, target = audits[0].trained_length, audits[0].target
+        return audits
 
     def known_from(self, reader: Reader) -> Source:
-        """The same, with what the reader knows of the training of each rope (see `RopeConfig.trained`)."""
+        """Return the same source with the reader's training status of each rope (see `RopeConfig.trained`)."""
         return dataclasses.replace(self, ropes=_known(self.ropes, reader.positions))
 
     def findings(self, target: int) -> list[Finding]:
-        """The lint of the config; nothing where no config is known."""
+        """Return the lint of the config; no findings without a config."""
         if not self.config:
             return []
         return lint(self.config, ropes=self.ropes, layers=self.layers, target=target)
 
 
 def read_source(source: str | Path) -> Source:
-    """Find a model's rope configuration: a config.json, a Hugging Face folder, a .gguf (metadata only), or "tiny".
+    """Return a model's rope configuration from a config.json, a Hugging Face folder, a .gguf (metadata), or "tiny".
 
-    Raises `RopeError` if nothing is there, the config cannot be understood, or the model has no rope in any layer.
+    Raises `RopeError` if the source is missing, the config is not supported, or no layer of the model has a rope.
     """
     path = find(source, weights=False)
     name = display_name(source, path) if path.name != "config.json" else str(source)
@@ -81,7 +78,7 @@ def read_source(source: str | Path) -> Source:
     if config.get("model_type") == NATIVE:
         return _of_positions(name, config, read_config(config).positions)
     ropes: Mapping[str | None, RopeConfig] = ropes_of(config)
-    if ours:  # what its metadata says of the training has no place in a config.json
+    if ours:  # config.json has no key for the training status in its metadata
         ropes = _known(ropes, read_config(path).positions)
     layers = {label: layers_of_config(text_config(config), label) for label in ropes}
     library = "ropewalk" if config.get("model_type") in DECODERS else "transformers"
@@ -89,12 +86,12 @@ def read_source(source: str | Path) -> Source:
 
 
 def source_of(reader: Reader) -> Source:
-    """The ropes of a model that is there already; its config as it was written is not known, so nothing is linted."""
+    """Return the ropes of a loaded model; its raw config is unknown, so there is nothing to lint."""
     return _of_positions(reader.name, {}, reader.positions)
 
 
 def _of_positions(name: str, config: Mapping[str, Any], positions: Positions) -> Source:
-    """Each distinct rope of a model by its number. Raises `RopeError` where it has none."""
+    """Return a source with each distinct rope of a model by its number; raise `RopeError` if there is none."""
     distinct = list(dict.fromkeys(positions.present_ropes))
     if not distinct:
         raise RopeError(
@@ -102,23 +99,17 @@ def _of_positions(name: str, config: Mapping[str, Any], positions: Positions) ->
             facts={"source": name},
             cure="Choose a model with RoPE.",
         )
-    ropes = _numbered(distinct)
+    ropes = {None if len(distinct) == 1 else f"rope {index}": rope for index, rope in enumerate(distinct)}
     layers = {label: layers_of_positions(positions, rope) for label, rope in ropes.items()}
     return Source(name=name, config=config, ropes=ropes, layers=layers)
 
 
 def _known(ropes: Mapping[str | None, RopeConfig], positions: Positions) -> dict[str | None, RopeConfig]:
-    """The same ropes, with what these positions know of the training of each."""
+    """Return the same ropes with the training status that these positions have for each."""
     known = {rope: rope for rope in positions.present_ropes}
     return {label: known.get(rope, rope) for label, rope in ropes.items()}
 
 
-def _numbered(distinct: Iterable[RopeConfig]) -> dict[str | None, RopeConfig]:
-    """Ropes by number, where no layer type names them; {None: rope} for a single one."""
-    ropes = list(distinct)
-    return {None if len(ropes) == 1 else f"rope {index}": rope for index, rope in enumerate(ropes)}
-
-
 def ropes_of(config: Mapping[str, Any]) -> dict[str | None, RopeConfig]:
-    """Each rope of a Hugging Face config by layer type; {None: rope} where it has one. Raises as `from_hf`."""
+    """Return the ropes of a Hugging Face config by layer type, {None: rope} for one rope; raise as `from_hf`."""
     return {label: rope for label, rope in ropes_of_layer_types(config).items() if rope is not None}

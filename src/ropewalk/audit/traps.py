@@ -1,4 +1,4 @@
-"""Known traps of rope configs, one small function each, and the lint that applies them."""
+"""Known traps of rope configs, one function for each, and the lint that applies them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
 
 
 def original_missing(block: Block) -> Finding | None:
-    """A rule that needs the trained length does not find it."""
+    """Report a rule without the trained length that it needs."""
     if block.rope_type not in LENGTH_RULES or block.number("original_max_position_embeddings"):
         return None
     return block.finding(
         "original-max-missing",
         "error",
-        f"{block.rope_type} has no `original_max_position_embeddings`: transformers silently takes "
+        f"{block.rope_type} has no `original_max_position_embeddings`: transformers silently uses "
         "`max_position_embeddings`, which puts the ramp at the wrong wavelengths.",
-        "Write `original_max_position_embeddings`: the length trained before the extension.",
+        "Write `original_max_position_embeddings`: the trained length before the extension.",
     )
 
 
 def factor_against_lengths(block: Block) -> Finding | None:
-    """`factor` disagrees with max_position_embeddings / original_max_position_embeddings."""
+    """Report a `factor` that differs from max_position_embeddings / original_max_position_embeddings."""
     factor, longest = block.number("factor"), block.number("max_position_embeddings")
     original = block.number("original_max_position_embeddings")
     if block.rope_type not in LENGTH_RULES or factor is None or longest is None or not original:
@@ -41,7 +41,7 @@ def factor_against_lengths(block: Block) -> Finding | None:
     ratio = longest / original
     if math.isclose(factor, ratio, rel_tol=1e-3):
         return None
-    said = (
+    numbers = (
         f"`factor` is {factor:g}, and max_position_embeddings / original_max_position_embeddings = {longest:,.0f} / "
         f"{original:,.0f} = {ratio:g}."
     )
@@ -49,27 +49,26 @@ def factor_against_lengths(block: Block) -> Finding | None:
         return block.finding(
             "factor-vs-lengths",
             "note",
-            f"{said} The model was trained with the factor as written, and transformers computes with it.",
-            "Leave it so; a program that takes the ratio of the lengths computes other angles.",
+            f"{numbers} The model was trained with the written factor, and transformers uses it.",
+            "Keep it. A program that uses the ratio of the lengths computes other angles.",
         )
     if factor > ratio:
         return block.finding(
             "factor-vs-lengths",
             "note",
-            f"{said} transformers computes with `factor` as written: the scaling serves {factor * original:,.0f} "
-            "tokens.",
-            "Nothing is computed wrongly; programs that stop at max_position_embeddings serve fewer.",
+            f"{numbers} transformers uses the written `factor`: the scaling reaches {factor * original:,.0f} tokens.",
+            "The computation is correct; programs that stop at max_position_embeddings process fewer tokens.",
         )
     return block.finding(
         "factor-vs-lengths",
         "warning",
-        f"{said} transformers computes with `factor` as written (it only warns).",
-        f"Serve no more than {factor * original:,.0f} tokens, or make one of the three numbers agree.",
+        f"{numbers} transformers uses the written `factor` (it only warns).",
+        f"Process at most {factor * original:,.0f} tokens, or make the three numbers agree.",
     )
 
 
 def stated_length(block: Block) -> Finding | None:
-    """The length that the config states is not the one that the model was trained to."""
+    """Report a stated length that differs from the trained length."""
     rope = block.rope
     if rope is None or rope.trained is None or rope.trained.length is None or rope.max_position_embeddings is None:
         return None
@@ -82,18 +81,18 @@ def stated_length(block: Block) -> Finding | None:
             "stated-length",
             "note",
             f"{what}.",
-            "Programs that stop at the stated length serve a part of what it was trained to.",
+            "Programs that stop at the stated length use only a part of the trained length.",
         )
     return block.finding(
         "stated-length",
         "note",
-        f"{what}. Beyond them it extrapolates.",
-        "`ropewalk doctor` measures how far it reads, and uses, its context.",
+        f"{what}. Longer texts are an extrapolation.",
+        "`ropewalk doctor` measures the context length that the model processes and uses.",
     )
 
 
 def original_overridden(block: Block) -> Finding | None:
-    """original_max_position_embeddings beside the block differs from the one inside."""
+    """Report an original_max_position_embeddings outside the block that differs from the one inside."""
     inner = block.written.get("original_max_position_embeddings")
     outer = block.config.get("original_max_position_embeddings")
     if block.nested or inner is None or outer is None or inner == outer:
@@ -101,13 +100,13 @@ def original_overridden(block: Block) -> Finding | None:
     return block.finding(
         "original-max-overridden",
         "warning",
-        f"`original_max_position_embeddings` is {inner} in the rope block and {outer} beside it.",
-        "transformers takes the one beside the block: keep only one.",
+        f"`original_max_position_embeddings` is {inner} in the rope block and {outer} outside it.",
+        "transformers uses the one outside the block: keep only one.",
     )
 
 
 def dynamic_original(block: Block) -> Finding | None:
-    """dynamic reads max_position_embeddings, whatever the original says."""
+    """Report an original length that dynamic ignores."""
     longest, original = block.number("max_position_embeddings"), block.number("original_max_position_embeddings")
     if block.rope_type != "dynamic" or original is None or longest is None or longest == original:
         return None
@@ -125,7 +124,7 @@ RESETS_ITS_CACHE = frozenset({"phi3", "phi3_v", "phi4_multimodal", "phimoe"})
 
 
 def dynamic_factor(block: Block) -> Finding | None:
-    """A dynamic factor above 1 stretches by more than the ratio of lengths."""
+    """Report a dynamic factor other than 1, which stretches by more than the ratio of lengths."""
     factor = block.number("factor")
     if block.rope_type != "dynamic" or "alpha" in block.written or factor is None or factor == 1:
         return None
@@ -139,20 +138,20 @@ def dynamic_factor(block: Block) -> Finding | None:
 
 
 def dynamic_cache(block: Block) -> Finding | None:
-    """transformers' dynamic NTK leaves old keys under old frequencies."""
+    """Report that transformers' dynamic NTK does not update cached keys."""
     if block.rope_type != "dynamic" or "alpha" in block.written:
         return None
     return block.finding(
         "dynamic-cache",
         "warning",
-        "While text grows, transformers' dynamic NTK keeps cached keys under their old frequencies, and one long "
-        "row of a batch changes every other row (huggingface/transformers#25104).",
-        "Fix the length: ropewalk's caches hold one seq_len; elsewhere use a static theta for the length served.",
+        "As text grows, transformers' dynamic NTK keeps cached keys with their old frequencies, and one long row of a "
+        "batch changes every other row (huggingface/transformers#25104).",
+        "Fix the length: ropewalk's caches hold one seq_len; elsewhere use a static theta for the longest text.",
     )
 
 
 def attention_factor(block: Block) -> Finding | None:
-    """An attention_factor that departs from the rule's own, or is not a float."""
+    """Report an attention_factor that differs from the rule's own, or is not a float."""
     given, factor = block.number("attention_factor"), block.number("factor")
     if block.rope_type not in ("yarn", "longrope") or given is None:
         return None
@@ -176,14 +175,14 @@ def attention_factor(block: Block) -> Finding | None:
         return block.finding(
             "attention-factor",
             "note",
-            "`attention_factor` is written as an integer: transformers warns, and computes the same.",
-            f"{given:.1f} is read without a warning.",
+            "`attention_factor` is an integer: transformers warns, and computes the same.",
+            f"With {given:.1f} there is no warning.",
         )
     return None
 
 
 def mscale_one_sided(block: Block) -> Finding | None:
-    """Only one of mscale and mscale_all_dim counts for nothing."""
+    """Report one of mscale and mscale_all_dim without the other, which has no effect."""
     one, other = block.number("mscale"), block.number("mscale_all_dim")
     if block.rope_type != "yarn" or bool(one) == bool(other):
         return None
@@ -192,13 +191,13 @@ def mscale_one_sided(block: Block) -> Finding | None:
         "mscale-one-sided",
         "warning",
         f"Only `{present}` is set (the other is absent or 0): transformers then ignores it for cos and sin and "
-        "takes 0.1 ln(factor) + 1.",
+        "uses 0.1 ln(factor) + 1.",
         "Set both, or neither.",
     )
 
 
 def softmax_mscale(block: Block) -> Finding | None:
-    """DeepSeek's second mscale lives in the softmax, where no table shows it."""
+    """Report DeepSeek's second mscale, which acts in the softmax and not in the tables."""
     all_dim, factor = block.number("mscale_all_dim"), block.number("factor")
     if block.rope_type != "yarn" or not all_dim or factor is None:
         return None
@@ -209,19 +208,19 @@ def softmax_mscale(block: Block) -> Finding | None:
         "softmax-mscale",
         "note",
         f"{block.model_type} also multiplies its softmax scale by {extra:.3f} (mscale_all_dim {all_dim:g} at factor "
-        f"{factor:g}); cos and sin do not show it.",
+        f"{factor:g}); cos and sin do not contain it.",
         "A port must apply it to the softmax: equal tables do not prove equal attention.",
     )
 
 
 def longrope_switch(block: Block) -> Finding | None:
-    """Frequencies change at the switch; cached keys do not."""
+    """Report LongRoPE's switch, at which frequencies change and cached keys do not."""
     short, long = block.written.get("short_factor"), block.written.get("long_factor")
     if block.rope_type not in ("longrope", "su") or short == long:
         return None
     original = block.number("original_max_position_embeddings")
     where = f"{original:,.0f} tokens" if original else "the trained length"
-    said = (
+    fact = (
         f"Beyond {where} long_factor replaces short_factor: keys and values cached before are then stale "
         "(huggingface/transformers#33129)"
     )
@@ -229,19 +228,19 @@ def longrope_switch(block: Block) -> Finding | None:
         return block.finding(
             "longrope-switch",
             "note",
-            f"{said}; this family's `generate` in transformers starts its cache again there.",
-            "A loop of your own must recompute the cache at the switch (ropewalk's generate does).",
+            f"{fact}; this family's `generate` in transformers recomputes its cache there.",
+            "Your own loop must recompute the cache at the switch (ropewalk's generate does).",
         )
     return block.finding(
         "longrope-switch",
         "warning",
-        f"{said}, and nothing in transformers starts the cache of {block.model_type or 'this model'} again.",
+        f"{fact}, and transformers does not recompute the cache of {block.model_type or 'this model'}.",
         "Recompute the cache at the switch (ropewalk's generate does), or fix seq_len from the start.",
     )
 
 
 def longrope_mscales(block: Block) -> Finding | None:
-    """PhiMoE's mscales."""
+    """Report PhiMoE's mscales, which transformers does not switch together with the frequencies."""
     if block.number("short_mscale") is None and block.number("long_mscale") is None:
         return None
     return block.finding(
@@ -257,7 +256,7 @@ BFLOAT16_ROUNDING = 2.0**-9
 
 
 def partial_attention_factor(block: Block) -> Finding | None:
-    """YaRN's temperature reaches only the rotated features."""
+    """Report a YaRN temperature that multiplies only a part of each head."""
     rope = block.rope
     if rope is None or rope.scaling is None or rope.scaling.rope_type != "yarn" or 2 * rope.pairs == rope.head_dim:
         return None
@@ -268,14 +267,14 @@ def partial_attention_factor(block: Block) -> Finding | None:
         "note",
         f"The attention factor multiplies only the {2 * rope.pairs} rotated features of {rope.head_dim}: the "
         "temperature is not uniform over a logit.",
-        "The model was trained so: a port must do the same."
+        "The model was trained this way: a port must do the same."
         if block.is_trained
-        else "Right if the checkpoint was tuned so; untuned, measure attention_factor 1 beside it.",
+        else "Right if the checkpoint was tuned this way; if not, also measure attention_factor 1.",
     )
 
 
 def yarn_variants(block: Block) -> Finding | None:
-    """The paper's ramp and the code's ramp are different formulas."""
+    """Report the difference between the ramp in YaRN's paper and the ramp in its code."""
     rope = block.rope
     if rope is None or rope.scaling is None or rope.scaling.rope_type != "yarn":
         return None
@@ -287,13 +286,13 @@ def yarn_variants(block: Block) -> Finding | None:
     return block.finding(
         "yarn-variants",
         "note",
-        f"The paper's YaRN and the code in use differ by up to {apart:.1f}x in frequency here (another ramp).",
-        'Checkpoints are read with the code\'s formula; YaRN(variant="paper") is the other.',
+        f"The paper's YaRN and the common code differ by up to {apart:.1f}x in frequency here (a different ramp).",
+        "Checkpoints use the code's formula; YaRN(variant=\"paper\") is the paper's.",
     )
 
 
 def low_precision_cast(block: Block) -> Finding | None:
-    """A half-precision checkpoint invites model.to(bfloat16), which rounds inv_freq in transformers."""
+    """Report a half-precision checkpoint, for which model.to(bfloat16) would round inv_freq in transformers."""
     dtype = str(block.config.get("dtype", block.config.get("torch_dtype", ""))).removeprefix("torch.")
     if block.rope is None or dtype not in ("bfloat16", "float16"):
         return None
@@ -307,14 +306,14 @@ def low_precision_cast(block: Block) -> Finding | None:
     return block.finding(
         "low-precision-cast",
         "note",
-        f"The checkpoint is {dtype}: in transformers, `model.to({dtype})` also rounds inv_freq, and cos is then off "
-        f"by up to {error:.2g} near position {trained:,}.",
+        f"The checkpoint is {dtype}: in transformers, `model.to({dtype})` also rounds inv_freq, and cos then has an "
+        f"error of up to {error:.2g} near position {trained:,}.",
         f"Load with from_pretrained(dtype={dtype}), which keeps float32 frequencies. ropewalk has no such buffer.",
     )
 
 
 def float32_angles(block: Block) -> Finding | None:
-    """float32 angles err more at the target than rounding the table to bfloat16 does."""
+    """Report float32 angles with a larger error at the target than a table in bfloat16."""
     if block.rope is None:
         return None
     frequencies, _ = text_frequencies(block.rope, block.target)
@@ -324,38 +323,38 @@ def float32_angles(block: Block) -> Finding | None:
     return block.finding(
         "float32-angles",
         "note",
-        f"At {block.target:,} tokens, angles formed in float32 (as transformers does) put cos off by {error:.1e}: "
-        "more than rounding the table to bfloat16 costs (2.0e-03).",
-        "Form angles in float64 before cos and sin, as ropewalk does.",
+        f"At {block.target:,} tokens, angles in float32 (as in transformers) give cos an error of {error:.1e}, more "
+        "than a table in bfloat16 (2.0e-03).",
+        "Compute angles in float64 before cos and sin, as ropewalk does.",
     )
 
 
 def theta_small(block: Block) -> Finding | None:
-    """theta is so small for the trained length that a lost key is likely: where the base bound's assumptions hold."""
+    """Report a theta so small for the trained length that its key is probably lost, if the base bound applies."""
     rope = block.rope
     if rope is None or rope.trained_length is None:
         return None
     trained, known = rope.trained_length, rope.as_trained()
     frequencies, _ = text_frequencies(known, trained)
-    found = reach(frequencies, trained)
+    distance = reach(frequencies, trained)
     share = 16 if block.theta_is_written else 4
-    if found is None or share * found >= trained or why_no_bound(known, frequencies, block.layers) is not None:
+    if distance is None or share * distance >= trained or why_no_bound(known, frequencies, block.layers) is not None:
         return None
-    said = (
-        f"for a trained length of {trained:,}: by a heuristic (Men et al. 2024) it carries {found:,} tokens, less than "
-        f"1/{share} of it."
+    reason = (
+        f"for a trained length of {trained:,}: by a heuristic (Men et al. 2024) it reaches {distance:,} tokens, less "
+        f"than 1/{share} of it."
     )
     if block.theta_is_written:
         return block.finding(
             "theta-small",
             "note",
-            f"theta {rope.theta:,.0f} is unusually small {said}",
+            f"theta {rope.theta:,.0f} is unusually small {reason}",
             "Right if the model was trained with it; a converter that lost the key looks the same.",
         )
     return block.finding(
         "theta-small",
         "warning",
-        f"No `rope_theta` is written, and the class's default of {rope.theta:,.0f} is small {said}",
+        f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small {reason}",
         "The key may be lost: compare with the original config.json.",
     )
 
@@ -370,28 +369,28 @@ TRAPS_OF_FREQUENCIES: tuple[Trap, ...] = (
 
 
 def old_spelling(block: Block) -> Finding | None:
-    """`type` instead of `rope_type`."""
+    """Report `type` instead of `rope_type`, or both with different values."""
     if "type" not in block.written:
         return None
     if "rope_type" in block.written and block.written["rope_type"] != block.written["type"]:
         return block.finding(
             "old-spelling",
             "warning",
-            f"`type` says {block.written['type']!r} but `rope_type` says {block.written['rope_type']!r}.",
-            "Remove `type`: readers disagree on which one counts.",
+            f"`type` is {block.written['type']!r} but `rope_type` is {block.written['rope_type']!r}.",
+            "Remove `type`: programs differ in which one they use.",
         )
     if "rope_type" in block.written or block.written["type"] in ("su", "mrope"):  # see renamed_type
         return None
     return block.finding(
         "old-spelling",
         "note",
-        "The rule is named by `type`, the spelling before transformers 4.43, which every release still reads.",
-        "Programs that know `rope_type` alone may ignore the block: write both for them.",
+        "The rule's key is `type`, the spelling before transformers 4.43, which every release still supports.",
+        "Programs that only support `rope_type` may ignore the block: write both for them.",
     )
 
 
 def renamed_type(block: Block) -> Finding | None:
-    """Type names that one model family gives another meaning."""
+    """Report a type name with a different meaning in one model family."""
     given, family = block.rope_type, block.model_type
     meaning = None
     if given == "su" or (given == "yarn" and family in ("phi3", "phi4_multimodal")):
@@ -405,26 +404,26 @@ def renamed_type(block: Block) -> Finding | None:
     return block.finding(
         "renamed-type",
         "note",
-        f"Rope type {given!r} of {family or 'this model'} is read as {meaning}.",
-        "Programs that do not know this name refuse the config, or ignore the block.",
+        f"Rope type {given!r} of {family or 'this model'} means {meaning}.",
+        "Programs that do not support this name reject the config, or ignore the block.",
     )
 
 
 def both_blocks(block: Block) -> Finding | None:
-    """`rope_scaling` and `rope_parameters` both present and different."""
+    """Report different `rope_scaling` and `rope_parameters` in one config."""
     old, new = block.config.get("rope_scaling"), block.config.get("rope_parameters")
     if not old or not new or old == new:
         return None
     return block.finding(
         "two-blocks",
         "warning",
-        "The config holds both `rope_scaling` and `rope_parameters`, and they differ.",
-        "Keep one: transformers 5 reads `rope_parameters`, older releases `rope_scaling`.",
+        "The config contains both `rope_scaling` and `rope_parameters`, and they differ.",
+        "Keep one: transformers 5 uses `rope_parameters`, older releases `rope_scaling`.",
     )
 
 
 def theta_missing(block: Block) -> Finding | None:
-    """No rope_theta anywhere: the default of the model's class is taken silently."""
+    """Report a missing rope_theta, for which the default of the model's class applies silently."""
     family = FAMILIES.get(block.model_type)
     if block.theta_is_written or (family is not None and family.fixed):
         return None
@@ -432,26 +431,26 @@ def theta_missing(block: Block) -> Finding | None:
     return block.finding(
         "theta-missing",
         "note",
-        f"No `rope_theta` is written: {taken:,.0f} is taken, the default of this model's class.",
-        "Right where the config was published so; programs with another default need it written.",
+        f"There is no `rope_theta`: the default of this model's class applies, {taken:,.0f}.",
+        "Right if the config was published without it; programs with a different default need the key.",
     )
 
 
 def truncate_nested(block: Block) -> Finding | None:
-    """`truncate` inside a per-layer-type block."""
+    """Report `truncate` in the block of one layer type, where transformers ignores it."""
     if not block.nested or "truncate" not in block.written or block.rope_type != "yarn":
         return None
     return block.finding(
         "truncate-nested",
         "warning",
-        f"`truncate: {str(block.written['truncate']).lower()}` stands in a block of one layer type: transformers "
-        "reads `truncate` from the outer dict only, so it has no effect there.",
-        "ropewalk honours it; expect other frequencies from transformers (up to 1.8x on some pairs).",
+        f"`truncate: {str(block.written['truncate']).lower()}` is in the block of one layer type: transformers uses "
+        "only `truncate` in the outer dict, so it has no effect there.",
+        "ropewalk applies it; transformers has different frequencies (by up to 1.8x for some pairs).",
     )
 
 
 def partial_ignored(block: Block) -> Finding | None:
-    """partial_rotary_factor in a family whose transformers code may ignore it."""
+    """Report a partial_rotary_factor that the family's transformers code ignores."""
     partial = block.number("partial_rotary_factor")
     if partial is None or partial == 1 or not block.model_type or block.rope_type == "proportional":
         return None
@@ -461,14 +460,14 @@ def partial_ignored(block: Block) -> Finding | None:
     return block.finding(
         "partial-ignored",
         "warning",
-        f"`partial_rotary_factor` is {partial:g}, but transformers' rope for {block.model_type} does not read it: the "
-        "whole head turns, whatever it says.",
-        "Compare logits with the original code before trusting either reading.",
+        f"`partial_rotary_factor` is {partial:g}, but transformers' rope for {block.model_type} ignores it: the whole "
+        "head rotates.",
+        "Compare logits with the original code before you trust either one.",
     )
 
 
 def head_dim_null(block: Block) -> Finding | None:
-    """head_dim: null breaks transformers' rules."""
+    """Report `head_dim: null`, with which transformers' rules fail."""
     if block.rope_type not in ("dynamic", "yarn", "longrope"):
         return None
     if "head_dim" not in block.config or block.config["head_dim"] is not None:
@@ -482,7 +481,7 @@ def head_dim_null(block: Block) -> Finding | None:
 
 
 def local_layers_scaled(block: Block) -> Finding | None:
-    """One flat scaling over a model that mixes local and global layers."""
+    """Report one scaling for both the local and the global layers of a model."""
     types = block.config.get("layer_types") or ()
     if block.nested or block.rope_type not in ("yarn", "linear", "dynamic", "llama3", "longrope"):
         return None
@@ -492,8 +491,8 @@ def local_layers_scaled(block: Block) -> Finding | None:
         return block.finding(
             "local-layers-scaled",
             "note",
-            f"The {block.rope_type} block is for full_attention layers alone, as the model was trained; transformers "
-            "5.0 to 5.12 applied it to sliding layers too (huggingface/transformers#45945).",
+            f"The {block.rope_type} block is only for full_attention layers, as the model was trained; transformers "
+            "5.0 to 5.12 applied it to sliding layers, too (huggingface/transformers#45945).",
             "Use a release before or after those.",
         )
     if block.is_trained:
@@ -501,9 +500,9 @@ def local_layers_scaled(block: Block) -> Finding | None:
     return block.finding(
         "local-layers-scaled",
         "note",
-        f"One {block.rope_type} block serves all layers, sliding ones too, which never see beyond their window "
-        "(Olmo 3 scales full layers only).",
-        "If only full layers were trained so, write one block for each layer type.",
+        f"One {block.rope_type} block applies to all layers, including sliding ones, which never see beyond their "
+        "window (Olmo 3 scales only full layers).",
+        "If only full layers were trained with it, write one block for each layer type.",
     )
 
 
@@ -541,16 +540,16 @@ def lint(
     layers: Mapping[str | None, Layers] | None = None,
     target: int = 32_768,
 ) -> list[Finding]:
-    """Look for the known traps in a Hugging Face config, most severe first.
+    """Return the known traps in a Hugging Face config, most severe first.
 
     **Arguments:**
-    - `config`: the raw dict of a config.json; a nested `text_config` is followed.
-    - `ropes`: the RopeConfig of each layer type (None for a config with one rope), where it is known: traps
-      about frequencies need it. `layers`: what the layers of each see; default everything, by the rotation alone.
-    - `target`: the length wanted, in tokens.
+    - `config`: the raw dict of a config.json, or of a nested `text_config`.
+    - `ropes`: the RopeConfig of each layer type (None for a config with one rope), if known; traps about frequencies
+      need it. `layers`: the layers of each; see `audit`.
+    - `target`: the wanted length in tokens.
 
-    >>> found = lint({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 10000.0})
-    >>> [finding.code for finding in found]
+    >>> findings = lint({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 10000.0})
+    >>> [finding.code for finding in findings]
     ['old-spelling']
     """
     known, around = ropes or {}, layers or {}

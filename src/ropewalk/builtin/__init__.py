@@ -1,1 +1,1 @@
-"""The model and the text in the package."""
+"""The packaged model and text."""

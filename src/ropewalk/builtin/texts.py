@@ -1,4 +1,4 @@
-"""Texts that models are trained and measured on: UTF-8 files, plain or gzipped, or the novel in the package."""
+"""Texts for training and measuring: UTF-8 files, plain or gzipped, or the packaged novel."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _MARKS = {  # UTF-32's little-endian mark begins with UTF-16's
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-_SAMPLE = 4096  # bytes that are looked at
+_SAMPLE = 4096  # bytes that are checked for an encoding
 _TEXT_BYTES = bytes([*b"\t\n\v\f\r\x1a\x1b", *range(32, 127), *range(128, 256)])
 
 
 def read_text(path: str | Path | None) -> tuple[str, str]:
-    """The name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby Dick.
+    """Return the name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby Dick.
 
-    A byte-order mark is left out. Raises `RopeError` for a file that is missing, a folder, damaged, not UTF-8,
-    binary, or empty.
+    A byte-order mark is left out. Raises `RopeError` for a path that is missing, a folder, damaged, not UTF-8, binary,
+    or empty.
     """
     if path is None:
         packaged = resources.files("ropewalk.builtin").joinpath("text", f"{DEFAULT_TEXT}.txt.gz")
@@ -49,7 +49,7 @@ def read_text(path: str | Path | None) -> tuple[str, str]:
         raise RopeError(
             "read_text: the text is empty.",
             facts={"file": str(path), "bytes": len(raw)},
-            cure="Leave it out, or pass a file with text.",
+            cure="Pass a file with text.",
         )
     return path.name, text
 

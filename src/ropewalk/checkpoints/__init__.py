@@ -1,1 +1,1 @@
-"""Everything that reads or writes a file of weights, and the tokenizer beside it."""
+"""Files of weights with their configs and tokenizers, read and written."""

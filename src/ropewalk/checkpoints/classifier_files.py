@@ -25,7 +25,7 @@ _OWN = ("pooling", "max_length", "dropout", "embedding_range")
 
 
 def config_to_json(config: TextClassifierConfig) -> dict[str, Any]:
-    """The config.json of a classifier: the labels in the order of the logits, and the encoder as `native` writes it."""
+    """Return a classifier's config.json: the labels in the order of the logits, the encoder in ropewalk's own form."""
     own = {name: getattr(config, name) for name in _OWN}
     encoder = {key: value for key, value in config_to_native(config.encoder).items() if key != "architectures"}
     return {
@@ -38,7 +38,7 @@ def config_to_json(config: TextClassifierConfig) -> dict[str, Any]:
 
 
 def config_from_json(content: dict[str, Any], where: str) -> TextClassifierConfig:
-    """The reverse of `config_to_json`; `where` names it in errors."""
+    """Return the config that `config_to_json` wrote; `where` names the file in errors."""
     if content.get("model_type") == ON_CHECKPOINT:
         raise RopeError(
             "TextClassifier: this classifier is a head on a language model, which this version does not read.",
@@ -47,7 +47,7 @@ def config_from_json(content: dict[str, Any], where: str) -> TextClassifierConfi
         )
     if not is_classifier(content):
         raise RopeError(
-            "TextClassifier: this is no text classifier of ropewalk's.",
+            "TextClassifier: this is not a text classifier of ropewalk.",
             facts={"file": where, "model_type": content.get("model_type")},
             cure="Make one with `ropewalk classify train`; rw.load reads language models.",
         )
@@ -59,23 +59,23 @@ def config_from_json(content: dict[str, Any], where: str) -> TextClassifierConfi
         labels = content["labels"]
         if isinstance(labels, list) and not isinstance(encoding, tuple):
             return TextClassifierConfig(**shared, **own, labels=labels, encoding=encoding)
-        found = "`labels` is no list, or the layers have different ropes"
+        reason = "`labels` is no list, or the layers have different ropes"
     except (KeyError, TypeError) as error:
-        found = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
     raise RopeError(
         "TextClassifier: the config.json is damaged.",
-        facts={"file": where, "error": found},
-        cure="Fetch the folder again, or train it anew.",
+        facts={"file": where, "error": reason},
+        cure="Fetch the folder again, or train the classifier again.",
     )
 
 
 def is_classifier(content: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json is that of a text classifier."""
+    """Return whether a config.json describes a text classifier."""
     return content.get("model_type") in (CLASSIFIER, ON_CHECKPOINT)
 
 
 def save_classifier(model: TextClassifier, folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Write a classifier's folder, whole or not at all; see `save`."""
+    """Write a classifier's folder atomically; see `save`."""
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with whole_folder(folder, FILES) as staging:
         need("safetensors.torch").save_file(weights, staging / "model.safetensors", metadata={"format": "pt"})
@@ -85,7 +85,7 @@ def save_classifier(model: TextClassifier, folder: Path, tokenizer: Tokenizer | 
 
 
 def read_classifier(folder: Path, dtype: torch.dtype | None) -> TextClassifier:
-    """The classifier of a folder; see `load`."""
+    """Return the classifier of a folder; see `load`."""
     config = config_from_json(read_json(folder / "config.json"), str(folder / "config.json"))
     with ExitStack() as open_files:
         model = fill(lambda: TextClassifier(config), stored_tensors(folder, open_files), dtype, str(folder))

@@ -19,7 +19,7 @@ _OF_THEIR_OWN = {"rope", "sliding_window", "encoding", "extension"}
 
 
 def config_to_native(config: DecoderConfig) -> dict[str, Any]:
-    """The dict that `config_from_native` reads back as the same config."""
+    """Return the dict from which `config_from_native` makes the same config."""
     plain = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _OF_THEIR_OWN}
     distinct = list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
     return {
@@ -38,7 +38,7 @@ def config_to_native(config: DecoderConfig) -> dict[str, Any]:
 
 
 def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
-    """A DecoderConfig from ropewalk's own form; `where` names it in errors."""
+    """Return a DecoderConfig from ropewalk's own form; `where` names it in errors."""
     named = {f.name for f in fields(DecoderConfig)} - _OF_THEIR_OWN
     try:
         distinct = [_rope_from_dict(rope) for rope in config["ropes"]]
@@ -61,7 +61,7 @@ def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
 
 
 def _encoding_to_dict(encoding: str | EncodingConfig | None) -> dict[str, Any] | None:
-    """An encoding's name and its fields; None for a rope, or for no position at all."""
+    """Return an encoding's name and fields; None for a rope, or for no positions."""
     if not isinstance(encoding, EncodingConfig):
         return None
     plain = {f.name: getattr(encoding, f.name) for f in fields(encoding)}
@@ -71,7 +71,7 @@ def _encoding_to_dict(encoding: str | EncodingConfig | None) -> dict[str, Any] |
 
 
 def _encoding_from_dict(content: Mapping[str, Any] | None) -> EncodingConfig | None:
-    """The reverse of `_encoding_to_dict`; an unknown name or field raises KeyError or TypeError."""
+    """Return the encoding that `_encoding_to_dict` wrote; raise KeyError or TypeError for an unknown name or field."""
     if content is None:
         return None
     values = {name: value for name, value in content.items() if name != "name"}
@@ -81,14 +81,14 @@ def _encoding_from_dict(content: Mapping[str, Any] | None) -> EncodingConfig | N
 
 
 def _extension_from_dict(content: Mapping[str, Any] | None) -> Extension | None:
-    """An extension from its class's name and its fields."""
+    """Return an extension from its class's name and its fields."""
     if content is None:
         return None
     return Extension.registry[content["name"]](**{name: value for name, value in content.items() if name != "name"})
 
 
 def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:
-    """A RopeConfig by its fields, its rule with its class name."""
+    """Return a RopeConfig's fields, its rule with its class name."""
     plain = {f.name: getattr(rope, f.name) for f in fields(rope) if f.name != "trained"}
     if rope.scaling is not None:
         plain["scaling"] = rope.scaling.to_dict()
@@ -96,7 +96,7 @@ def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:
 
 
 def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
-    """The reverse of `_rope_to_dict`; an unknown field or rule raises TypeError or KeyError."""
+    """Return the rope that `_rope_to_dict` wrote; raise TypeError or KeyError for an unknown field or rule."""
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
     rule: Mapping[str, Any] | None = content.get("scaling")
     if rule is not None:
@@ -108,11 +108,11 @@ def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _MOST_LAYERS = 100_000
-_DEFAULT_LENGTH: int = DECODERS["llama"].defaults["max_position_embeddings"]  # where a RopeConfig does not say
+_DEFAULT_LENGTH: int = DECODERS["llama"].defaults["max_position_embeddings"]  # for a RopeConfig without a length
 
 
 def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
-    """A DecoderConfig from the contents of a config.json; `where` names it in errors."""
+    """Return a DecoderConfig from the contents of a config.json; `where` names the file in errors."""
     model_type = config.get("model_type")
     if model_type == NATIVE:
         return config_from_native(config, where)
@@ -150,9 +150,9 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
 
 
 def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json that says the same: of the first family that can, else ropewalk's own.
+    """Return an equivalent config.json: of the first family that can express it, else in ropewalk's own form.
 
-    Whether a family can is not argued but tried: what was written must read back as this very config.
+    A family can express it if the written config reads back as an equal one.
     """
     stated = _stated(config)
     for model_type in DECODERS:
@@ -162,27 +162,27 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         try:
             if _layerwise(config_from_hf(written, "config")) == _layerwise(stated):
                 return written
-        except RopeError:  # this family cannot say it
+        except RopeError:  # this family cannot express it
             continue
     return config_to_native(config)
 
 
 def half_split(config: DecoderConfig) -> DecoderConfig:
-    """The config of the same model with its interleaved heads re-ordered, as Hugging Face's families have them."""
+    """Return the config of the same model with its interleaved heads re-ordered to half-split."""
     rope = config.rope
     return replace(config, rope=tuple(map(half_split_rope, rope)) if isinstance(rope, tuple) else half_split_rope(rope))
 
 
 def half_split_rope(rope: RopeConfig | None) -> RopeConfig | None:
-    """The rope of a head whose features are re-ordered from interleaved to half-split; a partial one stays."""
+    """Return the rope of a head after re-ordering its features from interleaved to half-split; keep a partial one."""
     whole = rope is not None and rope.interleaved and rope.rotary_dim == rope.head_dim
     return replace(rope, interleaved=False) if rope is not None and whole else rope
 
 
 def _shape(config: Mapping[str, Any], where: str) -> DecoderShape:
-    """The shape of the family that a config names; unknown architectures are refused.
+    """Return the shape of the family that a config names; raise `RopeError` for an unknown architecture.
 
-    Code of its own (`auto_map`) is never run, so it is no reason to refuse a family that is known without it.
+    A config's own code (`auto_map`) is never run, so a known family with such code is accepted.
     """
     model_type, architectures = config.get("model_type"), config.get("architectures")
     shape = DECODERS.get(model_type) if isinstance(model_type, str) else None
@@ -204,38 +204,36 @@ def _shape(config: Mapping[str, Any], where: str) -> DecoderShape:
 
 
 def _check_known(settings: Mapping[str, Any], where: str) -> None:
-    """Refuse what would change the computation and is not built here."""
-    facts: dict[str, Any] = {"file": where}
+    """Raise `RopeError` for keys that would change the computation and are not supported."""
     if settings["hidden_act"] not in ("silu", "swish"):
-        facts["hidden_act"] = settings["hidden_act"]
         raise RopeError(
             "load: the families' feed-forward is gated by silu, no other function.",
-            facts=facts,
+            facts={"file": where, "hidden_act": settings["hidden_act"]},
             cure="Use the model's own code for another function.",
         )
     for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts"):
         if settings.get(key):
             raise RopeError(
-                f"load: the config's `{key}` asks for what cannot be done here.",
-                facts={**facts, key: settings[key]},
+                f"load: the config's `{key}` is not supported.",
+                facts={"file": where, key: settings[key]},
                 cure="Quantised weights and experts are refused; GGUF files are dequantised.",
             )
     block = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     for holder in (settings, block if isinstance(block, Mapping) else {}):
         fraction = holder.get("partial_rotary_factor")
-        # p-RoPE's fraction says which pairs of the whole head stand still, and transformers' rule for it does that
+        # p-RoPE's fraction is the share of pairs that rotate in the whole head; transformers' rule has that meaning
         if fraction not in (None, 1, 1.0) and holder.get("rope_type") != "proportional":
             raise RopeError(
-                "load: these families turn the whole head, yet the config asks for a part.",
-                facts={**facts, "partial_rotary_factor": fraction},
-                cure="RopeConfig.from_hf reads partial rotation; for the whole model use its own code.",
+                "load: these families rotate the whole head, but the config asks for a part.",
+                facts={"file": where, "partial_rotary_factor": fraction},
+                cure="RopeConfig.from_hf supports partial rotation; for the whole model use its own code.",
             )
 
 
 def _ropes(
     settings: Mapping[str, Any], theta: float, layers: int, where: str
 ) -> RopeConfig | tuple[RopeConfig | None, ...]:
-    """The rope of every layer, or one for all."""
+    """Return the rope of every layer, or one for all."""
     config = dict(settings)
     block = config.get("rope_parameters") or config.get("rope_scaling")
     if config.get("rope_theta") is None and not (isinstance(block, Mapping) and block.get("rope_theta") is not None):
@@ -248,28 +246,28 @@ def _ropes(
         raise RopeError(error.rule, facts={"file": where, **error.facts}, cure=error.cure) from error
     if "no_rope_layers" not in settings:
         return rope
-    return tuple(rope if turn else None for turn in _turning_layers(settings, layers, where))
+    return tuple(rope if rotates else None for rotates in _rotating_layers(settings, layers, where))
 
 
-def _turning_layers(settings: Mapping[str, Any], layers: int, where: str) -> list[bool]:
-    """Which layers of a SmolLM3 turn: by default all but every fourth."""
-    turns = settings["no_rope_layers"]
-    if turns is None:
+def _rotating_layers(settings: Mapping[str, Any], layers: int, where: str) -> list[bool]:
+    """Return for each layer of a SmolLM3 whether it rotates: by default all but every fourth."""
+    flags = settings["no_rope_layers"]
+    if flags is None:
         interval = _whole(settings, "no_rope_layer_interval", where)
         return [(layer + 1) % interval != 0 for layer in range(layers)]
-    if not isinstance(turns, list) or len(turns) < layers:
+    if not isinstance(flags, list) or len(flags) < layers:
         raise RopeError(
             "load: `no_rope_layers` needs one entry per layer: 1 with rope, 0 without.",
-            facts={"file": where, "no_rope_layers": turns, "num_hidden_layers": layers},
-            cure="Correct it, or leave it out and let no_rope_layer_interval say it.",
+            facts={"file": where, "no_rope_layers": flags, "num_hidden_layers": layers},
+            cure="Correct it, or remove it so that no_rope_layer_interval applies.",
         )
-    return [bool(turn) for turn in turns[:layers]]
+    return [bool(flag) for flag in flags[:layers]]
 
 
 def _windows(
     settings: Mapping[str, Any], shape: DecoderShape, layers: int, where: str
 ) -> int | tuple[int | None, ...] | None:
-    """The sliding window of every layer, or one for all."""
+    """Return the sliding window of every layer, or one for all."""
     kinds = settings.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         raise RopeError(
@@ -280,20 +278,18 @@ def _windows(
     if shape.windows != "by layer type":
         if kinds and len(set(kinds)) > 1:
             raise RopeError(
-                f"load: layers of a {settings['model_type']} model are all alike, yet `layer_types` differ.",
+                f"load: all layers of a {settings['model_type']} model are alike, but `layer_types` differ.",
                 facts={"file": where, "layer_types": kinds},
                 cure="Remove `layer_types`, or give every layer the same.",
             )
-        return (
-            None
-            if settings.get("sliding_window") is None or shape.windows == "none"
-            else _whole(settings, "sliding_window", where)
-        )
+        if settings.get("sliding_window") is None or shape.windows == "none":
+            return None
+        return _whole(settings, "sliding_window", where)
     window = settings["sliding_window"] if settings["use_sliding_window"] else None
     if kinds is None and window is not None:
         if "no_rope_layers" in shape.defaults:
-            turns = _turning_layers(settings, layers, where)
-            kinds = ["full_attention" if turn else "sliding_attention" for turn in turns]
+            rotating = _rotating_layers(settings, layers, where)
+            kinds = ["full_attention" if rotates else "sliding_attention" for rotates in rotating]
         else:
             first = _whole(settings, "max_window_layers", where, least=0)
             kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
@@ -308,13 +304,9 @@ def _windows(
         return None
     if window is None:
         raise RopeError(
-            "load: `layer_types` has sliding layers, yet no window is set or used.",
-            facts={
-                "file": where,
-                "sliding_window": settings["sliding_window"],
-                "use_sliding_window": settings["use_sliding_window"],
-            },
-            cure="Set sliding_window (and use_sliding_window where there is one), or make every layer full_attention.",
+            "load: `layer_types` has sliding layers, but no window is set or used.",
+            facts={"file": where, **{key: settings[key] for key in ("sliding_window", "use_sliding_window")}},
+            cure="Set sliding_window and use_sliding_window, or make every layer full_attention.",
         )
     size = _whole(settings, "sliding_window", where)
     windows = tuple(size if kind == "sliding_attention" else None for kind in kinds)
@@ -322,13 +314,13 @@ def _windows(
 
 
 def _whole(settings: Mapping[str, Any], name: str, where: str, *, least: int = 1) -> int:
-    """A whole number of at least `least`, or a RopeError that names the key."""
+    """Return a whole number of at least `least`; raise `RopeError` that names the key if it is none."""
     wanted = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
     return int(_checked(settings, name, where, lambda value: isinstance(value, int) and value >= least, wanted))
 
 
 def _number(settings: Mapping[str, Any], name: str, where: str) -> float:
-    """A number, or a RopeError that names the key; null counts as 0 (dropouts)."""
+    """Return a number, 0 for null (dropouts); raise `RopeError` that names the key if it is none."""
     value = _checked(settings, name, where, lambda v: v is None or isinstance(v, int | float), "a number")
     return float(value or 0.0)
 
@@ -336,17 +328,16 @@ def _number(settings: Mapping[str, Any], name: str, where: str) -> float:
 def _checked(settings: Mapping[str, Any], name: str, where: str, fits: Callable[[Any], bool], wanted: str) -> Any:
     value = settings.get(name)
     if isinstance(value, bool) or not fits(value):
-        facts = {"file": where, name: value if name in settings else "missing"}
         raise RopeError(
             f"load: the config's `{name}` must be {wanted}.",
-            facts=facts,
+            facts={"file": where, name: value if name in settings else "missing"},
             cure="Correct the key in config.json, or download the file again.",
         )
     return value
 
 
 def _write(config: DecoderConfig, model_type: str) -> dict[str, Any] | None:
-    """What a config.json of this family would say of `config`, or None where it has no words at all."""
+    """Return a config.json of this family for `config`, which may express only a part of it; None without a rope."""
     shape, rope = DECODERS[model_type], next((rope for rope in config.ropes if rope is not None), None)
     if rope is None:
         return None
@@ -368,7 +359,7 @@ def _write(config: DecoderConfig, model_type: str) -> dict[str, Any] | None:
         "use_cache": True,
     }
     if config.residual_dropout:
-        written["residual_dropout"] = config.residual_dropout  # ours: transformers carries it along unread
+        written["residual_dropout"] = config.residual_dropout  # our own key: transformers keeps it and ignores it
     if shape.qkv_bias is None:
         written["attention_bias"] = config.attention_bias
     if shape.mlp_bias:
@@ -384,7 +375,7 @@ def _write(config: DecoderConfig, model_type: str) -> dict[str, Any] | None:
 
 
 def _rope_block(rope: RopeConfig) -> dict[str, Any] | None:
-    """`rope_parameters`, or None where Hugging Face has no words for this rope."""
+    """Return `rope_parameters`, or None if Hugging Face has no form for this rope."""
     try:
         return rope.to_hf()
     except RopeError:
@@ -392,22 +383,19 @@ def _rope_block(rope: RopeConfig) -> dict[str, Any] | None:
 
 
 def _stated(config: DecoderConfig) -> DecoderConfig:
-    """`config` with the length that LlamaConfig assumes where the rope does not say, if that changes nothing."""
+    """Return `config` with LlamaConfig's default length in ropes without one, if that changes nothing."""
 
     def stated(rope: RopeConfig | None) -> RopeConfig | None:
-        if (
-            rope is None
-            or rope.max_position_embeddings is not None
-            or (rope.scaling is not None and rope.scaling.reads_max_length)
-        ):
+        if rope is None or rope.max_position_embeddings is not None:
             return rope
-        return replace(rope, max_position_embeddings=_DEFAULT_LENGTH)
+        reads_length = rope.scaling is not None and rope.scaling.reads_max_length
+        return rope if reads_length else replace(rope, max_position_embeddings=_DEFAULT_LENGTH)
 
     rope = config.rope
     return replace(config, rope=tuple(map(stated, rope)) if isinstance(rope, tuple) else stated(rope))
 
 
 def _layerwise(config: DecoderConfig) -> dict[str, Any]:
-    """Everything a config says, layer by layer, for comparing two."""
+    """Return all fields of a config, layer by layer, to compare two configs."""
     plain = {field.name: getattr(config, field.name) for field in fields(config)}
     return {**plain, "rope": config.ropes, "sliding_window": config.sliding_windows, "extension": config.extensions}

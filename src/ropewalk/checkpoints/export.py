@@ -1,7 +1,7 @@
-"""Write a `Decoder` as a folder: the rope block that config.json can express, weights, tokenizer and companions.
+"""Export of a `Decoder` as a folder: the rope block that config.json can express, weights, tokenizer and companions.
 
-A block is read back before it is written: its frequencies and attention factor are compared with the rope's own at
-lengths below, at and beyond the trained length.
+Before a block is written, its frequencies and attention factor are compared with the rope's own at lengths below, at
+and beyond the trained length.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from ropewalk.atomic_io import read_json, write_json
 from ropewalk.checkpoints.decoder_config import NATIVE, config_to_hf, config_to_native, half_split_rope
-from ropewalk.checkpoints.hugging_face import hugging_face_form
+from ropewalk.checkpoints.hugging_face import hugging_face_form, save_tokenizer, special_ids, stored_names
 from ropewalk.checkpoints.load import read_config
 from ropewalk.errors import RopeError
 from ropewalk.families import DECODERS
 from ropewalk.methods import METHODS, Reach, longrope_block
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.prompts import Tokenizer
 from ropewalk.optional import need
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
@@ -39,9 +38,9 @@ class HubRope:
     """A rope as Hugging Face's config.json expresses it.
 
     - `parameters`: the `rope_parameters` block. `max_position_embeddings`: tokens.
-    - `original_max_position_embeddings`: tokens, to be written at the top of the config as well, where some readers
-      look for it; None where the block has none.
-    - `rope`: what the block reads back as; half-split.
+    - `original_max_position_embeddings`: tokens, also written at the top of the config, where some readers look for
+      it; None if the block has none.
+    - `rope`: the half-split rope that the block gives back.
     """
 
     parameters: dict[str, Any]
@@ -50,24 +49,24 @@ class HubRope:
     rope: RopeConfig
 
     def fields(self) -> dict[str, Any]:
-        """Return the keys of config.json, in the spelling of transformers 5 and in that of version 4.
+        """Return the keys of config.json in the spellings of transformers 5 and 4.
 
-        Version 4 does not know `rope_parameters`: without the old keys it would silently leave the model unscaled.
+        Version 4 ignores `rope_parameters`: without the old keys it would silently leave the model unscaled.
         """
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "rope_parameters": self.parameters,
             "rope_theta": self.parameters["rope_theta"],
             "max_position_embeddings": self.max_position_embeddings,
         }
         if self.parameters["rope_type"] != "default":
-            found["rope_scaling"] = self.parameters
+            fields["rope_scaling"] = self.parameters
         if self.original_max_position_embeddings is not None:
-            found["original_max_position_embeddings"] = self.original_max_position_embeddings
-        return found
+            fields["original_max_position_embeddings"] = self.original_max_position_embeddings
+        return fields
 
 
 def refuse_inexpressible(method: str) -> None:
-    """Raise `RopeError` for a method that config.json cannot express, with the reason and the closest one that it can.
+    """Raise `RopeError` for a method that config.json cannot express, with the reason and the closest one it can.
 
     >>> refuse_inexpressible("yarn")
     >>> refuse_inexpressible("rerope")
@@ -80,7 +79,7 @@ def refuse_inexpressible(method: str) -> None:
         raise RopeError(
             f"extend: `{method}` cannot be exported: {record.not_in_config}.",
             facts={"method": method, "nearest that can be": record.nearest},
-            cure=f"Export --method {record.nearest}; or pass --native, for a folder that ropewalk alone reads.",
+            cure=f"Export --method {record.nearest}; or pass --native, for a folder that only ropewalk reads.",
         )
 
 
@@ -89,14 +88,14 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> H
 
     **Arguments:**
     - `ropes`: each layer's rope with the method applied, None for a layer without.
-    - `method`: its name, or that of factors from elsewhere. `as-is` keeps the stated length, an unscaled rope the
-      trained one, others get `reach.target`.
+    - `method`: its name, or a name for given factors. `as-is` keeps the stated length, an unscaled rope the trained
+      length, others get `reach.target`.
 
-    A rule that transformers has no name for, but whose frequencies do not depend on the length, becomes a `longrope`
-    block whose two lists are equal: one divisor per pair.
+    A rule that transformers has no name for, with frequencies that do not depend on the length, becomes a `longrope`
+    block with two equal lists: one divisor per pair.
 
     **Raises:** `RopeError` for a method that config.json cannot express, ropes that differ from layer to layer,
-    frequencies that depend on position or on length in a way that no block has, and pairs that stand still.
+    frequencies that depend on position or length in a way that no block has, and pairs that do not rotate.
 
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=16)
     >>> hub_rope((rope, rope), "plain", Reach(16, 64)).parameters
@@ -110,7 +109,7 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> H
             if distinct
             else "extend: no layer has a rope, and the config of every family has one.",
             facts={"ropes": distinct, "method": method},
-            cure="Choose a method that gives every layer the same rope; or pass --native, for ropewalk alone.",
+            cure="Choose a method that gives every layer the same rope; or pass --native, for ropewalk only.",
         )
     rope = distinct[0]
     length = _stated_length(rope, method, reach)
@@ -122,14 +121,14 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> H
     raise RopeError(
         f"extend: `{method}` cannot be exported: {_reason(rope)}.",
         facts={"rope": rope, "nearest that can be": _nearest(rope)},
-        cure=f"Export {_nearest(rope)}; or pass --native, for a folder that ropewalk alone reads.",
+        cure=f"Export {_nearest(rope)}; or pass --native, for a folder that only ropewalk reads.",
     )
 
 
 def _stated_length(rope: RopeConfig, method: str, reach: Reach) -> int:
-    """Return `max_position_embeddings`: the target, except if the rule itself starts from the trained length.
+    """Return `max_position_embeddings`: the target, except if the rule starts from the trained length.
 
-    A model with an unchanged rope keeps its own number, which its scaling may depend on.
+    A model with an unchanged rope keeps its own number, because its scaling may depend on it.
     """
     record = METHODS.get(method)
     starts_at_max = rope.scaling is not None and rope.scaling.starts_at_max_length
@@ -158,7 +157,7 @@ def read_block(block: Mapping[str, Any], rope: RopeConfig, length: int) -> RopeC
 
 
 def compared_lengths(reach: Reach) -> list[int]:
-    """Return the lengths in tokens at which two ropes are compared: below, at and beyond both ends of the extension."""
+    """Return lengths in tokens at which to compare two ropes: below, at and beyond both ends of the extension."""
     trained, target = reach.trained, reach.target
     return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
 
@@ -184,10 +183,10 @@ def same_rope(
 
 
 def _with_extras(block: dict[str, Any], read: RopeConfig, length: int) -> HubRope:
-    """Return the block with what readers other than transformers need to compute the same.
+    """Return the block with the keys that readers other than transformers need to compute the same.
 
-    vLLM reads longrope's factor for queries and keys from `short_mscale` and `long_mscale`, and else takes
-    sqrt(1 + ln s / ln L) whatever `attention_factor` says; so they are there where that would be another number.
+    vLLM takes longrope's factor for queries and keys from `short_mscale` and `long_mscale`; without them it takes
+    sqrt(1 + ln s / ln L) and ignores `attention_factor`. They are written if that would be a different number.
     """
     trained = block.get("original_max_position_embeddings")
     if block["rope_type"] == "longrope" and trained is not None:
@@ -206,7 +205,7 @@ def _reason(rope: RopeConfig) -> str:
     if rope.needs_seq_len:
         return "its frequencies or its attention factor follow the length in a way that no config.json describes"
     if not all(columns_of(rope)):
-        return "pairs that stand still cannot be said by divisors, and this family has no other key"
+        return "divisors cannot express pairs that do not rotate, and this family has no other key"
     return "no rope_parameters block gives these frequencies back"
 
 
@@ -216,7 +215,7 @@ def _nearest(rope: RopeConfig) -> str:
     return "--method dynamic" if rope.needs_seq_len else "--method yarn"
 
 
-# a checkpoint's files beside its weights and config, which say the same of the extended one; licences travel along
+# A checkpoint's files other than weights and config, which also apply to the extended model, and its licences.
 COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
@@ -251,10 +250,10 @@ def write_decoder(
     **Arguments:**
     - `folder`: exists and is empty. `dtype`: of the weights. `shard_bytes`: the largest weight file.
     - `rope_fields`: the rope's keys of config.json; interleaved heads are written half-split. None writes ropewalk's
-      own form, which holds everything that `DecoderConfig` does.
-    - `length`: tokens; a tokenizer's `model_max_length` below it is raised.
-    - `source`: what the model was loaded from. From a Hugging Face folder config.json is kept except for the rope's
-      keys, the dtype and `auto_map` (its code is not copied), and its companions are copied.
+      own form, which holds all of `DecoderConfig`.
+    - `length`: tokens; a lower `model_max_length` of the tokenizer is raised to it.
+    - `source`: the checkpoint of the model. Of a Hugging Face folder, config.json is kept except for the rope's keys,
+      the dtype and `auto_map` (its code is not copied), and companions are copied.
 
     **Raises:** `RopeError` if no family of transformers computes this model.
     """
@@ -262,16 +261,12 @@ def write_decoder(
     config, weights = (model.config, model.state_dict()) if native else hugging_face_form(model)
     kept = None if native else _config_of(source, config)
     written = config_to_native(config) if rope_fields is None else _written_config(config, kept, rope_fields)
-    written |= (_special_tokens(model.tokenizer) if kept is None else {}) | {"dtype": str(dtype).removeprefix("torch.")}
-    prefix = "" if native else "model."
-    named = {name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in weights.items()}
-    write_weights(named, folder, dtype=dtype, shard_bytes=shard_bytes)
+    written |= (special_ids(model.tokenizer) if kept is None else {}) | {"dtype": str(dtype).removeprefix("torch.")}
+    write_weights(stored_names(weights, native=native), folder, dtype=dtype, shard_bytes=shard_bytes)
     if kept is not None and source is not None:
         _copy_companions(source, folder, length)
-    elif model.tokenizer is not None:
-        model.tokenizer.save(folder)
-        ends = _special_tokens(model.tokenizer)
-        write_json(folder / "generation_config.json", {key: ends[key] for key in ("bos_token_id", "eos_token_id")})
+    else:
+        save_tokenizer(model.tokenizer, folder)
     return written
 
 
@@ -283,13 +278,13 @@ def write_weights(weights: Mapping[str, Tensor], folder: Path, *, dtype: torch.d
     save_file = need("safetensors.torch").save_file
     size = torch.finfo(dtype).bits // 8
     shards: list[list[str]] = [[]]
-    room = shard_bytes
+    left = shard_bytes
     for name, tensor in weights.items():
-        if shards[-1] and tensor.numel() * size > room:
+        if shards[-1] and tensor.numel() * size > left:
             shards.append([])
-            room = shard_bytes
+            left = shard_bytes
         shards[-1].append(name)
-        room -= tensor.numel() * size
+        left -= tensor.numel() * size
     paths: list[Path] = []
     places: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
@@ -313,7 +308,7 @@ def _config_of(source: Path | None, config: DecoderConfig) -> dict[str, Any] | N
         return None
     read = read_config(content)
     if dataclasses.replace(read, rope=None) != dataclasses.replace(config, rope=None, extension=None):
-        return None  # the model was changed since it was loaded: its own config is written instead
+        return None  # the model was changed after loading, so its own config is written
     return content
 
 
@@ -328,25 +323,15 @@ def _written_config(
     written = config_to_hf(config)
     if written["model_type"] == NATIVE:
         raise RopeError(
-            "extend: this model cannot be exported: none of the families that are known here computes it.",
+            "extend: this model cannot be exported: none of the supported families computes it.",
             facts={"families": tuple(DECODERS), "norm": config.norm, "hidden_act": config.hidden_act},
-            cure="Pass --native, for a folder that ropewalk alone reads.",
+            cure="Pass --native, for a folder that only ropewalk reads.",
         )
     return {**written, **rope_fields}
 
 
-def _special_tokens(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the special ids, also as null: transformers would otherwise use those of the family's own tokenizer."""
-    ends = list(tokenizer.eos_ids) if tokenizer is not None else []
-    return {
-        "bos_token_id": None if tokenizer is None else tokenizer.bos_id,
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        "pad_token_id": None,
-    }
-
-
 def _copy_companions(source: Path, folder: Path, length: int) -> None:
-    """Copy the files beside a checkpoint's weights; raise `model_max_length` to `length`, or transformers warns."""
+    """Copy a checkpoint's companions, with `model_max_length` at least `length`, because transformers warns."""
     for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)

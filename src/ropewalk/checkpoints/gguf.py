@@ -1,4 +1,4 @@
-"""Models from GGUF files: metadata as Hugging Face configs, our Decoder, and other families through transformers."""
+"""Models from GGUF files: our Decoder, and configs of other families for transformers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ropewalk.checkpoints.decoder_config import config_from_hf
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.materialize import Stored, materialize
+from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
@@ -23,265 +24,6 @@ from ropewalk.optional import need
 from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rope.scaling import Ladder, Llama3
-
-_KNOWN = {
-    "rope.freq_base",
-    "rope.dimension_count",
-    "rope.scale_linear",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "rope.scaling.attn_factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-}
-_NUMBERS = _KNOWN - {"rope.scaling.type", "rope.scaling.finetuned"}
-
-
-def rope_parameters(
-    metadata: Mapping[str, Any], factors: Mapping[str, Sequence[float]], head_dim: int, where: str
-) -> dict[str, Any]:
-    """`rope_parameters` for metadata keys without their architecture's prefix, and the divisor tensors of the file.
-
-    `where` names the file in errors. Raises `RopeError` for a kind of scaling, or a key, that is not known.
-    """
-    unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
-    kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor alone is a linear one
-    if unknown or kind not in ("none", "linear", "yarn", "longrope"):
-        raise RopeError(
-            "load: the GGUF file scales its rope in a way that is not known.",
-            facts={"file": where, "rope.scaling.type": kind, "unknown keys": unknown},
-            cure="Use the model's Hugging Face folder.",
-        )
-    for key in _NUMBERS & metadata.keys():
-        value = metadata[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise RopeError(
-                "load: a number in the GGUF file's metadata is none.",
-                facts={"file": where, key: value},
-                cure="Fetch or convert the file again.",
-            )
-    theta = float(metadata.get("rope.freq_base", 10_000.0))
-    if theta == 0:
-        raise RopeError(
-            "load: the base of the GGUF file's rope must be above 0.",
-            facts={"file": where, "rope.freq_base": theta},
-            cure="Fetch or convert the file again.",
-        )
-    length = int(metadata.get("rope.scaling.original_context_length") or metadata["context_length"])
-    factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0: not said
-    attention = float(metadata.get("rope.scaling.attn_factor", 1.0))
-    base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if metadata.get("rope.scaling.finetuned") is True:
-        base["finetuned"] = True
-    if "rope_freqs" in factors:
-        if kind != "none" and (kind != "linear" or factor != 1.0):
-            raise RopeError(
-                "load: the GGUF file scales its rope twice, by type and by rope_freqs.weight.",
-                facts={"file": where, "rope.scaling.type": kind},
-                cure="Convert the checkpoint again with one of the two.",
-            )
-        stated = metadata.get("rope.scaling.original_context_length")
-        divisors, context = factors["rope_freqs"], int(metadata["context_length"])
-        if attention != 1.0:  # no rule of transformers has these two
-            return base | _longrope(divisors, divisors, stated or context, attention)
-        return base | factors_as_rule(divisors, theta, head_dim, stated, context)
-    if kind == "longrope":
-        if set(factors) != {"rope_factors_long", "rope_factors_short"}:
-            raise RopeError(
-                "load: longrope needs rope_factors_long and rope_factors_short.",
-                facts={"file": where},
-                cure="Convert the checkpoint again: llama.cpp's converter writes both tensors.",
-            )
-        return base | _longrope(factors["rope_factors_short"], factors["rope_factors_long"], length, attention)
-    if kind == "yarn" and factor != 1.0:
-        return base | _yarn(metadata, factor, length, attention)
-    if attention != 1.0:  # llama.cpp applies it whatever the type
-        divisors = [1.0 if kind == "none" else factor] * (head_dim // 2)
-        return base | _longrope(divisors, divisors, length, attention)
-    return base if kind == "none" or factor == 1.0 else base | {"rope_type": "linear", "factor": factor}
-
-
-def _yarn(metadata: Mapping[str, Any], factor: float, length: int, attention: float) -> dict[str, Any]:
-    """llama.cpp's YaRN is transformers' with truncated bounds; its attn_factor multiplies 0.1 ln(factor) + 1."""
-    block: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
-    for key in ("beta_fast", "beta_slow"):
-        if f"rope.scaling.yarn_{key}" in metadata:
-            block[key] = float(metadata[f"rope.scaling.yarn_{key}"])
-    if attention != 1.0:
-        block["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
-    return block
-
-
-def _longrope(short: Sequence[float], long: Sequence[float], length: int, attention: float) -> dict[str, Any]:
-    """LongRoPE as the file stores it: two lists of divisors and one attention factor."""
-    return {
-        "rope_type": "longrope",
-        "short_factor": list(short),
-        "long_factor": list(long),
-        "original_max_position_embeddings": length,
-        "attention_factor": attention,
-    }
-
-
-def factors_as_rule(
-    divisors: Sequence[float], theta: float, head_dim: int, stated: int | None, context: int
-) -> dict[str, Any]:
-    """The rule behind rope_freqs.weight: Llama 3's if one gives every divisor to 2e-6, else the divisors as they are.
-
-    The file keeps only the quotient of each frequency, not the four numbers behind them. Tried are the published ones
-    (1, 4, 8192 or the stated length), then those that the ramp's own slope gives.
-
-    >>> factors_as_rule([1.0, 1.0], 10000.0, 4, None, 8192)
-    {'rope_type': 'default'}
-    """
-    if all(divisor == 1 for divisor in divisors):
-        return {"rope_type": "default"}
-    if len(divisors) == head_dim // 2:
-        ladder = Ladder(theta, head_dim, tuple(range(len(divisors))), context)
-        plain = ladder.inv_freq()
-        for rule in _llama3_candidates(divisors, ladder, stated):
-            scaled = zip(rule.inv_freq(ladder, None), plain, divisors, strict=True)
-            if all(abs(got * divisor / unscaled - 1) < 2e-6 for got, unscaled, divisor in scaled):
-                return {
-                    "rope_type": "llama3",
-                    "factor": rule.factor,
-                    "low_freq_factor": rule.low_freq_factor,
-                    "high_freq_factor": rule.high_freq_factor,
-                    "original_max_position_embeddings": rule.original_max_position_embeddings,
-                }
-    return _longrope(divisors, divisors, stated or context, 1.0)
-
-
-def _llama3_candidates(divisors: Sequence[float], ladder: Ladder, stated: int | None) -> list[Llama3]:
-    """Llama 3 rules that these divisors could come from, the published one first."""
-    factor = max(divisors)
-    if factor <= 1:
-        return []
-    rules = [Llama3(factor, 1.0, 4.0, length) for length in (stated, 8192) if length]
-    # On the ramp 1/d = (1 - s)/factor + s, and s = (length * f / 2 pi - low) / (high - low) is a straight line in f.
-    ramp = [
-        (f, (1 / d - 1 / factor) / (1 - 1 / factor))
-        for f, d in zip(ladder.inv_freq(), divisors, strict=False)
-        if 1 < d < factor
-    ]
-    if len(ramp) >= 2 and ramp[0][0] != ramp[-1][0]:
-        (f0, s0), (f1, s1) = ramp[0], ramp[-1]
-        slope = (s0 - s1) / (f0 - f1)
-        start = s0 - slope * f0
-        if slope > 0 > start:
-            high = 1 - 1 / start  # with low = 1: only the three numbers' ratios matter
-            length = round(2 * math.pi * slope * (high - 1))
-            rules += [Llama3(factor, 1.0, high, length)] if length >= 1 else []
-            rules += [Llama3(factor, 1.0, float(round(high)), length)] if round(high) > 1 and length >= 1 else []
-    return rules
-
-
-# Keys that transformers' reader passes over, and the config's key of the same number, where the class has it.
-_FURTHER = {
-    "attention.layer_norm_epsilon": ("norm_epsilon", "layer_norm_epsilon", "layer_norm_eps"),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "attention.key_length": ("head_dim",),
-    "attention.value_length": ("head_dim",),
-    "attention.sliding_window": ("sliding_window",),
-    "attn_logit_softcapping": ("attn_logit_softcapping",),
-    "final_logit_softcapping": ("final_logit_softcapping",),
-    "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-    "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
-    "use_parallel_residual": ("use_parallel_residual",),
-}
-_HARMLESS_FOREIGN = ("vocab_size", "tensor_data_layout", "attention.causal", "pooling_type", "context_length")
-_MAPPED = ("block_count", "feed_forward_length", "embedding_length", "attention.head_count", "attention.head_count_kv")
-_ROPE_TENSORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-
-
-def foreign_config(path: Path) -> Any:
-    """The transformers config of a GGUF file, with what transformers' reader passes over.
-
-    Raises `RopeError` for an architecture that it does not read, a split file, metadata whose meaning is not known, and
-    a rope that the config cannot say.
-    """
-    file, kit = GGUFFile(path), need("transformers", "transformers")
-    supported = need("transformers.modeling_gguf_pytorch_utils").GGUF_SUPPORTED_ARCHITECTURES
-    arch = str(file.metadata.get("general.architecture"))
-    known = {name.replace("_", "").replace("-", "") for name in supported}
-    if arch.replace("_", "").replace("-", "") not in known:
-        raise file.error(
-            "neither ropewalk nor transformers' GGUF reader builds this architecture.",
-            facts={"general.architecture": arch, "transformers": kit.__version__},
-            cure="Use the model's Hugging Face folder.",
-        )
-    if file.metadata.get("split.count", 0) not in (0, 1):
-        raise file.error(
-            "this is one part of a GGUF that is split into several.",
-            facts={"split.count": file.metadata["split.count"]},
-            cure="Join the parts with llama.cpp's `llama-gguf-split --merge`.",
-        )
-    try:
-        config = kit.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError, IndexError) as error:
-        raise file.error(
-            "transformers' reader refuses the file's metadata.", facts={"error": str(error)[:400]}
-        ) from error
-    own = {key.removeprefix(f"{arch}."): value for key, value in file.metadata.items() if key.startswith(f"{arch}.")}
-    if (config.pad_token_id or 0) >= config.vocab_size:
-        config.pad_token_id = None  # the class's default, for another vocabulary
-    _complete(config, own, file)
-    _put_rope(config, own, file)
-    return config
-
-
-def _complete(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
-    """Put the keys that transformers passes over into the config; refuse those whose meaning is not known."""
-    for key, value in own.items():
-        names = [name for name in _FURTHER.get(key, ()) if hasattr(config, name)]
-        if names:
-            setattr(config, names[0], value)
-        elif not (key.startswith("rope.") or key in _HARMLESS_FOREIGN or key in _MAPPED or not value):
-            raise file.error(
-                "the metadata holds a key that is not understood, so the model may compute something else.",
-                facts={key: value, "model_type": config.model_type},
-                cure="Use the model's Hugging Face folder.",
-            )
-
-
-def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
-    """The rope as the file says it; llama.cpp's files of Gemma 3 scale the layers of full attention alone."""
-    factors = {
-        name: [float(one) for one in file.read(f"{name}.weight").flatten()]
-        for name in _ROPE_TENSORS
-        if f"{name}.weight" in file.tensors
-    }
-    width = own.get("rope.dimension_count")
-    local = own.pop("rope.freq_base_swa", None)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    block = rope_parameters(own, factors, head_dim, str(file.path))
-    if "rope.freq_base" not in own:
-        block.pop("rope_theta")
-    present = config.rope_parameters or {}
-    nested = {key: dict(one) for key, one in present.items() if isinstance(one, dict)}
-    if nested:
-        nested["full_attention"] = {**nested["full_attention"], **block}
-        if local is not None:
-            nested["sliding_attention"]["rope_theta"] = float(local)
-        config.rope_parameters = nested
-    else:
-        if local not in (None, present.get("rope_theta")):
-            raise file.error("the file has two thetas, and this family one.", facts={"rope.freq_base_swa": local})
-        config.rope_parameters = {**present, **block}
-    if block.get("original_max_position_embeddings") and hasattr(config, "original_max_position_embeddings"):
-        config.original_max_position_embeddings = block["original_max_position_embeddings"]
-    read = [rope for rope in ropes_of_layer_types(config).values() if rope is not None]
-    if width is not None and any(rope.rotary_dim != width for rope in read):
-        raise RopeError(
-            "load: transformers' reader gives the model another rotary width than the GGUF file says.",
-            facts={"file": str(file.path), "rope.dimension_count": width, "read": read[0].rotary_dim},
-            cure="Use the model's Hugging Face folder.",
-        )
-
 
 # Architectures, and whether their converter permutes q and k for llama.cpp's interleaved rotation.
 PERMUTED = {"llama": True, "smollm3": True, "qwen2": False, "qwen3": False}
@@ -310,7 +52,7 @@ SIZES = {
     "context_length": "max_position_embeddings",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-# Keys that change nothing where they have the value given here (None: any value).
+# Keys that change nothing if they have this value (None: any value).
 _HARMLESS: dict[str, Any] = {
     "vocab_size": None,
     "tensor_data_layout": None,
@@ -326,45 +68,39 @@ _HARMLESS: dict[str, Any] = {
 
 
 def load_gguf(path: Path, dtype: torch.dtype | None = None) -> Decoder:
-    """A `Decoder` and its tokenizer from a GGUF file; `load` is the door to this."""
+    """Return a `Decoder` and its tokenizer from a GGUF file; see `load`."""
     file = GGUFFile(path)
     config = _config(file)
     model = materialize(config, _stored_tensors(file, config), dtype, str(path))
-    if "tokenizer.ggml.model" in file.metadata:
-        model.tokenizer = tokenizer_from_metadata(file.metadata, str(path))
+    model.tokenizer = gguf_tokenizer(file)
     return model
 
 
+def gguf_tokenizer(file: GGUFFile) -> TextTokenizer | None:
+    """Return the tokenizer of a GGUF file, or None if it has none."""
+    return tokenizer_from_metadata(file.metadata, str(file.path)) if "tokenizer.ggml.model" in file.metadata else None
+
+
 def builds_gguf(path: Path) -> bool:
-    """Whether a file's architecture is built here."""
+    """Return whether `load` supports a file's architecture."""
     return GGUFFile(path).metadata.get("general.architecture") in PERMUTED
 
 
 def read_gguf_config(path: Path) -> DecoderConfig:
-    """The `DecoderConfig` of a GGUF file."""
+    """Return the `DecoderConfig` of a GGUF file."""
     return _config(GGUFFile(path))
 
 
 def _config(file: GGUFFile) -> DecoderConfig:
-    """What Hugging Face's config.json would say, read as that."""
-    return config_from_hf(_hugging_face_config(file), str(file.path))
-
-
-def _hugging_face_config(file: GGUFFile) -> dict[str, Any]:
-    """The file's metadata as a config.json of its family."""
-    meta, arch = file.metadata, file.metadata.get("general.architecture")
+    """Return the file's config, by way of a config.json of its family."""
+    arch = file.metadata.get("general.architecture")
     if arch not in PERMUTED:
         raise file.error("unknown architecture.", facts={"general.architecture": arch, "known": sorted(PERMUTED)})
-    if meta.get("split.count", 0) not in (0, 1):
-        raise file.error(
-            "this is one part of a GGUF that is split into several.",
-            facts={"split.count": meta["split.count"]},
-            cure="Join the parts with llama.cpp's `llama-gguf-split --merge`.",
-        )
-    own: dict[str, Any] = {
-        key.removeprefix(f"{arch}."): value for key, value in meta.items() if key.startswith(f"{arch}.")
-    }
-    _check_keys(file, own)
+    own = _own_keys(file)
+    for key, value in own.items():
+        harmless = key in _HARMLESS and _HARMLESS[key] in (None, value)
+        if not (key in SIZES or key.startswith("rope.") or harmless):
+            raise _unknown_key(file, {key: value})
     config: dict[str, Any] = {"model_type": arch}
     for key, name in SIZES.items():
         if key == "attention.head_count_kv" and key not in own:
@@ -378,18 +114,16 @@ def _hugging_face_config(file: GGUFFile) -> dict[str, Any]:
         raise file.error("tensors are missing from the checkpoint.", facts={"tensors": ["token_embd.weight"]})
     head_dim = own.get("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
     if own.get("attention.value_length", head_dim) != head_dim or own.get("rope.dimension_count", head_dim) != head_dim:
+        widths = ("attention.key_length", "attention.value_length", "rope.dimension_count")
         raise file.error(
-            "keys, values and rotation must have the same width.",
-            facts={
-                key: own.get(key) for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
-            },
+            "keys, values and rotation must have the same width.", facts={key: own.get(key) for key in widths}
         )
     window = own.get("attention.sliding_window")
     if window and arch == "llama":
         config["model_type"] = "mistral"
     if window:
         config |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
-    return config | {
+    config |= {
         "vocab_size": embedding.shape[0],
         "head_dim": head_dim,
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -397,22 +131,31 @@ def _hugging_face_config(file: GGUFFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "rope_parameters": rope_parameters(own, _factors(file), head_dim, str(file.path)),
     }
+    return config_from_hf(config, str(file.path))
 
 
-def _check_keys(file: GGUFFile, own: Mapping[str, Any]) -> None:
-    """Refuse metadata that would change the computation and is not built here."""
-    for key, value in own.items():
-        harmless = key in _HARMLESS and _HARMLESS[key] in (None, value)
-        if not (key in SIZES or key.startswith("rope.") or harmless):
-            raise file.error(
-                "the metadata holds a key that is not understood, so the model may compute something else.",
-                facts={key: value},
-                cure="Use the model's Hugging Face folder.",
-            )
+def _own_keys(file: GGUFFile) -> dict[str, Any]:
+    """Return the architecture's metadata without its prefix; raise `RopeError` for one part of a split file."""
+    if file.metadata.get("split.count", 0) not in (0, 1):
+        raise file.error(
+            "this is one part of a GGUF that is split into several.",
+            facts={"split.count": file.metadata["split.count"]},
+            cure="Join the parts with llama.cpp's `llama-gguf-split --merge`.",
+        )
+    prefix = f"{file.metadata['general.architecture']}."
+    return {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+
+
+def _unknown_key(file: GGUFFile, facts: dict[str, Any]) -> RopeError:
+    return file.error(
+        "the metadata holds an unknown key, so the model may compute something else.",
+        facts=facts,
+        cure="Use the model's Hugging Face folder.",
+    )
 
 
 def _factors(file: GGUFFile) -> dict[str, list[float]]:
-    """The per-pair divisors that the file stores as tensors."""
+    """Return the per-pair divisors that the file stores as tensors."""
     return {
         name.removesuffix(".weight"): [float(f) for f in file.read(name).flatten()]
         for name in ROPE_TENSORS
@@ -421,7 +164,7 @@ def _factors(file: GGUFFile) -> dict[str, list[float]]:
 
 
 def _stored_tensors(file: GGUFFile, config: DecoderConfig) -> dict[str, Stored]:
-    """The file's tensors, keyed by the Decoder's names; q and k of permuted architectures are put back when read."""
+    """Return the file's tensors, keyed by the Decoder's names; reading q and k undoes their permutation."""
     permuted = PERMUTED[file.metadata["general.architecture"]]
     stored = {}
     for name, tensor in file.tensors.items():
@@ -434,7 +177,7 @@ def _stored_tensors(file: GGUFFile, config: DecoderConfig) -> dict[str, Stored]:
 
 
 def _our_name(name: str) -> str:
-    """The Decoder's name of a GGUF tensor; an unknown one keeps its own, and is reported as unexpected."""
+    """Return the Decoder's name of a GGUF tensor; an unknown one keeps its own, and is reported as unexpected."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is None:
         return name
@@ -446,6 +189,253 @@ def _our_name(name: str) -> str:
 
 
 def _read(file: GGUFFile, name: str, head_dim: int | None, dtype: torch.dtype | None) -> Tensor:
-    """One tensor, dequantised; with `head_dim`, its heads put from interleaved into half-split order."""
+    """Return one tensor, dequantised; with `head_dim`, its heads re-ordered from interleaved to half-split."""
     tensor = file.read(name, dtype)
     return tensor if head_dim is None else convert_pairing(tensor, to="half", head_dim=head_dim, dim=0)
+
+
+# The rope of a file
+
+_KNOWN = {
+    "rope.freq_base",
+    "rope.dimension_count",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+}
+_NUMBERS = _KNOWN - {"rope.scaling.type", "rope.scaling.finetuned"}
+
+
+def rope_parameters(
+    metadata: Mapping[str, Any], factors: Mapping[str, Sequence[float]], head_dim: int, where: str
+) -> dict[str, Any]:
+    """Return `rope_parameters` from metadata keys without their architecture's prefix, and the divisor tensors.
+
+    `where` names the file in errors. Raises `RopeError` for an unknown kind of scaling, or an unknown key.
+    """
+    unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
+    kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor without a type is linear
+    if unknown or kind not in ("none", "linear", "yarn", "longrope"):
+        raise RopeError(
+            "load: the GGUF file scales its rope in an unknown way.",
+            facts={"file": where, "rope.scaling.type": kind, "unknown keys": unknown},
+            cure="Use the model's Hugging Face folder.",
+        )
+    for key in _NUMBERS & metadata.keys():
+        value = metadata[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise RopeError(
+                "load: a value in the GGUF file's metadata must be a finite number of at least 0.",
+                facts={"file": where, key: value},
+                cure="Fetch or convert the file again.",
+            )
+    theta = float(metadata.get("rope.freq_base", 10_000.0))
+    if theta == 0:
+        raise RopeError(
+            "load: the base of the GGUF file's rope must be above 0.",
+            facts={"file": where, "rope.freq_base": theta},
+            cure="Fetch or convert the file again.",
+        )
+    stated, context = metadata.get("rope.scaling.original_context_length"), int(metadata["context_length"])
+    length = int(stated or context)
+    factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0 means none
+    attention = float(metadata.get("rope.scaling.attn_factor", 1.0))
+    base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if metadata.get("rope.scaling.finetuned") is True:
+        base["finetuned"] = True
+    if "rope_freqs" in factors:
+        if kind != "none" and (kind != "linear" or factor != 1.0):
+            raise RopeError(
+                "load: the GGUF file scales its rope twice, by type and by rope_freqs.weight.",
+                facts={"file": where, "rope.scaling.type": kind},
+                cure="Convert the checkpoint again with one of the two.",
+            )
+        divisors = factors["rope_freqs"]
+        if attention != 1.0:  # no rule of transformers has these two
+            return base | _longrope(divisors, divisors, stated or context, attention)
+        return base | factors_as_rule(divisors, theta, head_dim, stated, context)
+    if kind == "longrope":
+        if set(factors) != {"rope_factors_long", "rope_factors_short"}:
+            raise RopeError(
+                "load: longrope needs rope_factors_long and rope_factors_short.",
+                facts={"file": where},
+                cure="Convert the checkpoint again: llama.cpp's converter writes both tensors.",
+            )
+        return base | _longrope(factors["rope_factors_short"], factors["rope_factors_long"], length, attention)
+    if kind == "yarn" and factor != 1.0:
+        return base | _yarn(metadata, factor, length, attention)
+    if attention != 1.0:  # llama.cpp applies it with every type
+        divisors = [1.0 if kind == "none" else factor] * (head_dim // 2)
+        return base | _longrope(divisors, divisors, length, attention)
+    return base if kind == "none" or factor == 1.0 else base | {"rope_type": "linear", "factor": factor}
+
+
+def _yarn(metadata: Mapping[str, Any], factor: float, length: int, attention: float) -> dict[str, Any]:
+    """Return the block of llama.cpp's YaRN: truncated bounds, and an attn_factor that multiplies 0.1 ln(factor) + 1."""
+    block: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
+    for key in ("beta_fast", "beta_slow"):
+        if f"rope.scaling.yarn_{key}" in metadata:
+            block[key] = float(metadata[f"rope.scaling.yarn_{key}"])
+    if attention != 1.0:
+        block["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
+    return block
+
+
+def _longrope(short: Sequence[float], long: Sequence[float], length: int, attention: float) -> dict[str, Any]:
+    """Return LongRoPE's block from two lists of divisors and one attention factor."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "original_max_position_embeddings": length,
+        "attention_factor": attention,
+    }
+
+
+def factors_as_rule(
+    divisors: Sequence[float], theta: float, head_dim: int, stated: int | None, context: int
+) -> dict[str, Any]:
+    """Return the block of rope_freqs.weight: Llama 3's rule if it gives every divisor to 2e-6, else the divisors.
+
+    The file holds only each frequency's divisor, not the rule's four numbers. The function tries the published numbers
+    (1, 4, and 8192 or the stated length), then those that follow from the slope of the ramp.
+
+    >>> factors_as_rule([1.0, 1.0], 10000.0, 4, None, 8192)
+    {'rope_type': 'default'}
+    """
+    if all(divisor == 1 for divisor in divisors):
+        return {"rope_type": "default"}
+    if len(divisors) == head_dim // 2:
+        ladder = Ladder(theta, head_dim, tuple(range(len(divisors))), context)
+        plain = ladder.inv_freq()
+        for rule in _llama3_candidates(divisors, ladder, stated):
+            scaled = zip(rule.inv_freq(ladder, None), plain, divisors, strict=True)
+            if all(abs(got * divisor / unscaled - 1) < 2e-6 for got, unscaled, divisor in scaled):
+                return {
+                    "rope_type": "llama3",
+                    "factor": rule.factor,
+                    "low_freq_factor": rule.low_freq_factor,
+                    "high_freq_factor": rule.high_freq_factor,
+                    "original_max_position_embeddings": rule.original_max_position_embeddings,
+                }
+    return _longrope(divisors, divisors, stated or context, 1.0)
+
+
+def _llama3_candidates(divisors: Sequence[float], ladder: Ladder, stated: int | None) -> list[Llama3]:
+    """Return Llama 3 rules that may have these divisors, the published one first."""
+    factor = max(divisors)
+    if factor <= 1:
+        return []
+    rules = [Llama3(factor, 1.0, 4.0, length) for length in (stated, 8192) if length]
+    # On the ramp 1/d = (1 - s)/factor + s, and s = (length * f / 2 pi - low) / (high - low) is a straight line in f.
+    ramp = [
+        (f, (1 / d - 1 / factor) / (1 - 1 / factor))
+        for f, d in zip(ladder.inv_freq(), divisors, strict=False)
+        if 1 < d < factor
+    ]
+    if len(ramp) >= 2 and ramp[0][0] != ramp[-1][0]:
+        (f0, s0), (f1, s1) = ramp[0], ramp[-1]
+        slope = (s0 - s1) / (f0 - f1)
+        start = s0 - slope * f0
+        if slope > 0 > start:
+            high = 1 - 1 / start  # for low = 1: only the ratios of the three numbers matter
+            length = round(2 * math.pi * slope * (high - 1))
+            rules += [Llama3(factor, 1.0, high, length)] if length >= 1 else []
+            rules += [Llama3(factor, 1.0, float(round(high)), length)] if round(high) > 1 and length >= 1 else []
+    return rules
+
+
+# Other families, which transformers computes
+
+# Keys that transformers' reader ignores, and the config's keys for the same number, if the class has one.
+_FURTHER = {
+    "attention.layer_norm_epsilon": ("norm_epsilon", "layer_norm_epsilon", "layer_norm_eps"),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "use_parallel_residual": ("use_parallel_residual",),
+}
+_HARMLESS_FOREIGN = ("vocab_size", "tensor_data_layout", "attention.causal", "pooling_type", "context_length")
+_MAPPED = ("block_count", "feed_forward_length", "embedding_length", "attention.head_count", "attention.head_count_kv")
+
+
+def foreign_config(path: Path) -> Any:
+    """Return the transformers config of a GGUF file, completed with keys that transformers' reader ignores.
+
+    **Raises:** `RopeError` for an architecture that transformers' GGUF reader does not support, a split file, unknown
+    metadata, and a rope that the config cannot express.
+    """
+    file, kit = GGUFFile(path), need("transformers", "transformers")
+    supported = need("transformers.modeling_gguf_pytorch_utils").GGUF_SUPPORTED_ARCHITECTURES
+    arch = str(file.metadata.get("general.architecture"))
+    known = {name.replace("_", "").replace("-", "") for name in supported}
+    if arch.replace("_", "").replace("-", "") not in known:
+        raise file.error(
+            "neither ropewalk nor transformers' GGUF reader supports this architecture.",
+            facts={"general.architecture": arch, "transformers": kit.__version__},
+            cure="Use the model's Hugging Face folder.",
+        )
+    own = _own_keys(file)
+    try:
+        config = kit.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    except (ValueError, KeyError, TypeError, OSError, IndexError) as error:
+        raise file.error(
+            "transformers' reader refuses the file's metadata.", facts={"error": str(error)[:400]}
+        ) from error
+    if (config.pad_token_id or 0) >= config.vocab_size:
+        config.pad_token_id = None  # the class's default, for a different vocabulary
+    _complete(config, own, file)
+    _put_rope(config, own, file)
+    return config
+
+
+def _complete(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
+    """Put the keys that transformers ignores into the config; raise `RopeError` for unknown ones."""
+    for key, value in own.items():
+        names = [name for name in _FURTHER.get(key, ()) if hasattr(config, name)]
+        if names:
+            setattr(config, names[0], value)
+        elif not (key.startswith("rope.") or key in _HARMLESS_FOREIGN or key in _MAPPED or not value):
+            raise _unknown_key(file, {key: value, "model_type": config.model_type})
+
+
+def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
+    """Put the file's rope into the config; llama.cpp's files of Gemma 3 scale only layers of full attention."""
+    width = own.get("rope.dimension_count")
+    local = own.pop("rope.freq_base_swa", None)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    block = rope_parameters(own, _factors(file), head_dim, str(file.path))
+    if "rope.freq_base" not in own:
+        block.pop("rope_theta")
+    present = config.rope_parameters or {}
+    nested = {key: dict(one) for key, one in present.items() if isinstance(one, dict)}
+    if nested:
+        nested["full_attention"] = {**nested["full_attention"], **block}
+        if local is not None:
+            nested["sliding_attention"]["rope_theta"] = float(local)
+        config.rope_parameters = nested
+    else:
+        if local not in (None, present.get("rope_theta")):
+            raise file.error("the file has two thetas, but this family has one.", facts={"rope.freq_base_swa": local})
+        config.rope_parameters = {**present, **block}
+    if block.get("original_max_position_embeddings") and hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = block["original_max_position_embeddings"]
+    read = [rope for rope in ropes_of_layer_types(config).values() if rope is not None]
+    if width is not None and any(rope.rotary_dim != width for rope in read):
+        raise file.error(
+            "transformers' reader gives the model a different rotary width than the GGUF file.",
+            facts={"rope.dimension_count": width, "transformers": read[0].rotary_dim},
+            cure="Use the model's Hugging Face folder.",
+        )

@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and tensors of one memory-mapped file, every read checked against the file's end."""
+"""The GGUF container: metadata and tensors of one memory-mapped file, with every read checked for the file's end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _DEEPEST = 8  # arrays within arrays; no writer is known to nest them at all
 _CURE = "Fetch or convert the file again, or use the model's Hugging Face folder."
-# Types that torch can read where they lie: ggml's number, torch's dtype, bytes of one element.
+# Types that torch reads in place: ggml's number, torch's dtype, bytes of one element.
 _STORED = {0: (torch.float32, 4), 1: (torch.float16, 2), 30: (torch.bfloat16, 2)}
 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where one tensor lies: `shape` in torch's order (rows first), `offset` and `size` in bytes of the file."""
+    """The place of one tensor: `shape` in torch's order (rows first), `offset` and `size` in bytes of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class TypedValue:
-    """A metadata value as a file stores it: ggml's number of its type, that of an array's elements, and the value."""
+    """A metadata value as a file stores it: ggml's number of its type and of an array's element type, and the value."""
 
     kind: int
     element: int | None
@@ -54,8 +54,8 @@ class GGUFFile:
     - `metadata`: every key and value, as Python numbers, strings and lists.
     - `tensors`: name to `GGUFTensor`.
 
-    Raises `RopeError` naming the file for anything that is not a whole GGUF file.
-    Source: ggml's docs/gguf.md.
+    **Raises:** `RopeError` naming the file if it is not a complete GGUF file.
+    **Source:** ggml's docs/gguf.md.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -72,18 +72,18 @@ class GGUFFile:
         self._read_header()
 
     def error(self, rule: str, facts: dict[str, Any] | None = None, cure: str = _CURE) -> RopeError:
-        """A RopeError that names this file."""
+        """Return a `RopeError` that names this file."""
         return RopeError(f"load: {rule}", facts={"file": str(self.path), **(facts or {})}, cure=cure)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """One tensor, in float32 if `dtype` is None; float types that need no conversion are views of the mapping."""
+        """Return one tensor, in float32 if `dtype` is None: a view of the mapping if no conversion is needed."""
         tensor = self.tensors[name]
         if tensor.kind in _STORED:
             stored, _ = _STORED[tensor.kind]
             flat = torch.frombuffer(self._map, dtype=stored, count=prod(tensor.shape), offset=tensor.offset)
             values = flat.view(tensor.shape).to(dtype or torch.float32)
             if values.dtype != stored:
-                self._forget(tensor)
+                self.forget(name)
             return values
         gguf = need("gguf")
         kind = gguf.GGMLQuantizationType(tensor.kind)
@@ -100,21 +100,22 @@ class GGUFFile:
                 cure="Use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or one of the K types.",
             ) from error
         weights = torch.from_numpy(dequantised).to(dtype or torch.float32)
-        self._forget(tensor)
+        self.forget(name)
         return weights
 
     def stored(self, name: str) -> npt.NDArray[np.uint8]:
-        """A tensor's bytes as they lie in the file, `[..., bytes of a row]`: a view, which `forget` lets go."""
+        """Return a tensor's bytes, `[..., bytes of a row]`: a view of the mapping, which `forget` releases."""
         tensor = self.tensors[name]
         flat = np.frombuffer(self._map, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
         return flat.reshape(*tensor.shape[:-1], -1)
 
     def forget(self, name: str) -> None:
-        """Let go of the memory that reading a tensor took."""
-        self._forget(self.tensors[name])
+        """Release the memory pages that hold only this tensor."""
+        tensor = self.tensors[name]
+        forget_pages(self._map, tensor.offset, tensor.size)
 
     def typed(self, key: str) -> TypedValue:
-        """A metadata value with its type, its strings as the bytes that they are."""
+        """Return a metadata value with its type; its strings are undecoded bytes."""
         self._at, self._decoded = self._values_at[key], False
         try:
             kind = self._take("I")
@@ -124,12 +125,8 @@ class GGUFFile:
         finally:
             self._decoded = True
 
-    def _forget(self, tensor: GGUFTensor) -> None:
-        """Let the kernel take back the pages that held this tensor alone, as it is in the file."""
-        forget_pages(self._map, tensor.offset, tensor.size)
-
     def _take(self, code: str) -> Any:
-        """The next number of the file."""
+        """Read the next number of the file."""
         size = struct.calcsize("<" + code)
         if self._at + size > self._end:
             raise self._truncated()
@@ -138,7 +135,7 @@ class GGUFFile:
         return value
 
     def _string(self) -> Any:
-        """The next string of the file; its bytes alone while `typed` reads."""
+        """Read the next string of the file, as bytes while `typed` reads."""
         length = self._take("Q")
         if self._at + length > self._end:
             raise self._truncated()
@@ -147,7 +144,7 @@ class GGUFFile:
         return raw.decode("utf-8", errors="replace") if self._decoded else raw
 
     def _value(self, kind: int, depth: int = 0) -> Any:
-        """The next metadata value of the file, which lies in `depth` arrays."""
+        """Read the next metadata value of the file, which is nested in `depth` arrays."""
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
@@ -161,7 +158,7 @@ class GGUFFile:
                 return values
             if depth == _DEEPEST:
                 raise self.error(
-                    "metadata arrays lie in one another too deep: the file is damaged.",
+                    "metadata arrays are nested too deep: the file is damaged.",
                     facts={"depth": depth + 1, "byte": self._at},
                 )
             read: Callable[[], Any] = self._string if inner == _STRING else lambda: self._value(inner, depth + 1)
@@ -214,7 +211,7 @@ class GGUFFile:
             self._place(GGUFTensor(name, shape, kind, start + offset, self._bytes(name, shape, kind)))
 
     def _place(self, tensor: GGUFTensor) -> None:
-        """Record a tensor whose bytes lie inside the file."""
+        """Record a tensor; raise `RopeError` if it is repeated or ends beyond the file."""
         if tensor.name in self.tensors:
             raise self.error("a tensor is named twice.", facts={"tensor": tensor.name})
         if tensor.offset + tensor.size > self._end:
@@ -226,7 +223,7 @@ class GGUFFile:
         self.tensors[tensor.name] = tensor
 
     def _bytes(self, name: str, shape: tuple[int, ...], kind: int) -> int:
-        """How many bytes a tensor takes in the file."""
+        """Return the bytes that a tensor takes in the file."""
         if kind in _STORED:
             return prod(shape) * _STORED[kind][1]
         gguf = need("gguf")

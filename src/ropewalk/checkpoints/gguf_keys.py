@@ -1,8 +1,8 @@
-"""Express a decoder's ropes as keys and divisors of a GGUF file, or say why it is impossible.
+"""A decoder's rope as keys and divisors of a GGUF file.
 
-llama.cpp applies theta, linear scaling and YaRN for every architecture. Its `llama` also reads one divisor for each
-pair (`rope_freqs`, Llama 3's way, which expresses any fixed frequencies) or two for LongRoPE. The keys are read back
-and compared with the rope, as in `export`. Source: llama.cpp's src/llama-context.cpp and src/models/.
+llama.cpp applies theta, linear scaling and YaRN for every architecture. Its `llama` also applies one divisor for each
+pair (`rope_freqs` as in Llama 3, which expresses any fixed frequencies) or two for LongRoPE. The rope that the keys
+give back is compared with the original, as in `export`. Source: llama.cpp's src/llama-context.cpp and src/models/.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.rules.yarn import yarn_mscale
 
 WITH_DIVISORS = ("llama",)
-"""The architectures, of those written here, whose graph reads `rope_freqs` and `rope_factors_*`."""
-STILL = 1e30  # the divisor of a pair that does not turn: the one that llama.cpp's converter writes for Gemma 4
+"""The written architectures that apply `rope_freqs` and `rope_factors_*`."""
+STILL = 1e30  # the divisor of a pair that does not rotate, as llama.cpp's converter writes it for Gemma 4
 CLOSE = 1e-6  # relative: a GGUF file's numbers are float32
 _NEGLIGIBLE = 1e-15  # radians per token
 
@@ -30,9 +30,8 @@ _NEGLIGIBLE = 1e-15  # radians per token
 def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: bool = False) -> GGUFRope:
     """Return the keys and divisors that express the rope of a `rope_parameters` block.
 
-    `finetuned`: whether the model was trained with its scaling.
-
-    Raises `RopeError` if llama.cpp cannot express it, or `arch` does not read the keys.
+    **Arguments:** `arch`: llama.cpp's architecture. `finetuned`: whether the model was trained with its scaling.
+    **Raises:** `RopeError` if llama.cpp cannot express the rope, or `arch` does not apply the keys.
 
     >>> from ropewalk.checkpoints.export import hub_rope
     >>> from ropewalk.methods import METHODS
@@ -41,37 +40,39 @@ def gguf_rope(hub: HubRope, arch: str, method: str, reach: Reach, *, finetuned: 
     4.0
     """
     rope = hub.rope
-    found = _found(hub, arch, reach)
-    if found is None:
+    scaling = _scaling_keys(hub, arch, reach)
+    if scaling is None:
         nearest = "ntk" if hub.parameters["rope_type"] == "dynamic" else "yarn"
         reason = (
             "its frequencies follow the length, and llama.cpp fixes them when it starts"
             if nearest == "ntk"
-            else f"llama.cpp's `{arch}` reads theta, a linear factor and YaRN, and no divisor for each pair"
+            else f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, and no divisor for each pair"
         )
         raise RopeError(
             f"extend: `{method}` cannot be written as a GGUF file: {reason}.",
             facts={"rope": rope, "nearest that can be": f"--method {nearest}"},
             cure=f"Pass --method {nearest}, or write a folder: --out DIR.",
         )
-    keys, divisors = found
+    keys, divisors = scaling
     stated = {
         "context_length": hub.max_position_embeddings,
-        "rope.freq_base": float(_theta(rope)),
+        "rope.freq_base": math.nan if isinstance(rope.theta, tuple) else float(rope.theta),
         **keys,
         **({"rope.scaling.finetuned": finetuned} if rope.scaling is not None else {}),
     }
-    whole = GGUFRope(stated, divisors)
-    if not _says(whole, rope, reach):
+    block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written")
+    read = read_block(block, rope, hub.max_position_embeddings)
+    lengths = compared_lengths(reach)
+    if read is None or not same_rope(read, rope, lengths, relative=CLOSE, absolute=_NEGLIGIBLE):
         raise RopeError(
             f"extend: `{method}` cannot be written as a GGUF file: its keys would not give these frequencies back.",
             facts={"rope": rope, "keys": stated},
             cure="Write a folder: --out DIR.",
         )
-    return whole
+    return GGUFRope(stated, divisors)
 
 
-def _found(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]] | None:
+def _scaling_keys(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]] | None:
     """Return the scaling keys and the divisors, by the block's type; None if none express it."""
     block, rope = hub.parameters, hub.rope
     own = None if rope.scaling is None else rope.scaling.original_length
@@ -87,7 +88,8 @@ def _found(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any], dict[
         return None
     switch = rope.switch_length
     plain = columns_of(RopeConfig(rope.head_dim, interleaved=False, theta=rope.theta))
-    attention = {} if _attention(rope) == 1.0 else {"rope.scaling.attn_factor": _attention(rope)}
+    factor = attention_factor_of(rope, (switch or 1) + 1)  # `gguf_rope` rejects one that depends on the length
+    attention = {} if factor == 1.0 else {"rope.scaling.attn_factor": factor}
     if switch is None or columns_of(rope, switch) == columns_of(rope, switch + 1):
         return {**attention, **original}, {"rope_freqs": _divisors(plain, columns_of(rope, (switch or 1) + 1))}
     return (
@@ -102,31 +104,15 @@ def _found(hub: HubRope, arch: str, reach: Reach) -> tuple[dict[str, Any], dict[
 def _yarn(block: Mapping[str, Any], rope: RopeConfig) -> dict[str, float]:
     """Return YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
     factor = float(getattr(rope.scaling, "factor", block["factor"]))
-    found = {"rope.scaling.factor": factor}
+    keys = {"rope.scaling.factor": factor}
     for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
         if block.get(key, usual) != usual:
-            found[f"rope.scaling.yarn_{key}"] = float(block[key])
+            keys[f"rope.scaling.yarn_{key}"] = float(block[key])
     attention = attention_factor_of(rope) / yarn_mscale(factor, 1.0)
     if not math.isclose(attention, 1.0, rel_tol=1e-9):
-        found["rope.scaling.attn_factor"] = attention
-    return found
+        keys["rope.scaling.attn_factor"] = attention
+    return keys
 
 
 def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(old / new if new else STILL for old, new in zip(plain, scaled, strict=True))
-
-
-def _attention(rope: RopeConfig) -> float:
-    """Return the attention factor; `_says` rejects one that depends on the length."""
-    return attention_factor_of(rope, (rope.switch_length or 1) + 1)
-
-
-def _theta(rope: RopeConfig) -> float:
-    return rope.theta if not isinstance(rope.theta, tuple) else math.nan
-
-
-def _says(found: GGUFRope, rope: RopeConfig, reach: Reach) -> bool:
-    """Return whether our reader gets the same rope from the keys."""
-    block = rope_parameters(found.keys, found.divisors, rope.head_dim, "the file to be written")
-    read = read_block(block, rope, int(found.keys["context_length"]))
-    return read is not None and same_rope(read, rope, compared_lengths(reach), relative=CLOSE, absolute=_NEGLIGIBLE)

@@ -21,7 +21,7 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# How each `tokenizer.ggml.pre` cuts text before the merges: the expressions are applied in turn.
+# The expressions by which each `tokenizer.ggml.pre` splits text before the merges, applied one after the other.
 CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), (_GPT2,)),
@@ -30,19 +30,19 @@ CUTS: dict[str, tuple[str, ...]] = {
     "tekken": (_TEKKEN,),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
-# Here a word that is itself a token is not cut further, and a text begins with the bos token unless the file says not.
+# With these, a word that is itself a token is not split, and a text begins with the bos token by default.
 _WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTokenizer:
-    """The `TextTokenizer` of a GGUF file's metadata; `source` names the file in errors."""
+    """Return the `TextTokenizer` in a GGUF file's metadata; `source` names the file in errors."""
     kind = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if kind not in ("gpt2", "llama") or not isinstance(tokens, list):
         raise RopeError(
             "TextTokenizer: the GGUF file has no tokenizer of a known kind.",
             facts={"file": source, "tokenizer.ggml.model": kind, "known": ("gpt2", "llama")},
-            cure="Pass a tokenizer of your own, or use the model's Hugging Face folder.",
+            cure="Pass your own tokenizer, or use the model's Hugging Face folder.",
         )
     for key, kind_of in (("tokens", str), ("merges", str), ("scores", float), ("token_type", int)):
         entries = metadata.get(f"tokenizer.ggml.{key}", [])
@@ -55,7 +55,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTok
     types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise RopeError(
-            "TextTokenizer: the GGUF file gives another number of token types than of tokens.",
+            "TextTokenizer: the GGUF file has different numbers of tokens and token types.",
             facts={"file": source, "tokens": len(tokens), "token_type": len(types)},
             cure="Convert or download the file again.",
         )
@@ -80,14 +80,14 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTok
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Any:
-    """GPT-2's kind: byte-level BPE with the file's merges."""
+    """Build GPT-2's kind: byte-level BPE with the file's merges."""
     kit = need("tokenizers")
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if pre not in CUTS:
         raise RopeError(
-            "TextTokenizer: the GGUF file cuts text in a way that is not known.",
+            "TextTokenizer: the GGUF file splits text in an unknown way.",
             facts={"file": source, "tokenizer.ggml.pre": pre, "known": sorted(CUTS)},
-            cure="Use the model's Hugging Face folder, whose tokenizer.json says how.",
+            cure="Use the model's Hugging Face folder with its tokenizer.json.",
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}
     model = kit.models.BPE(
@@ -108,7 +108,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
 
 
 def _stated_merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int], source: str) -> list[tuple[str, str]]:
-    """The file's merges as pairs; each must join two tokens of the vocabulary into a third."""
+    """Return the file's merges as pairs; raise `RopeError` unless each joins two known tokens into a third."""
     merges = []
     for merge in metadata.get("tokenizer.ggml.merges") or []:
         left, _, right = merge.partition(" ")
@@ -123,7 +123,7 @@ def _stated_merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int], s
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Any:
-    """SentencePiece's BPE with byte fallback: merges follow from the scores, the best first."""
+    """Build SentencePiece's BPE with byte fallback: merges follow from the scores, the best first."""
     kit = need("tokenizers")
     scores = metadata.get("tokenizer.ggml.scores", [])
     if len(scores) != len(tokens):
@@ -151,7 +151,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
 
 
 def implied_merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """The merges that a scored vocabulary implies: every split of a token into two tokens, the best score first."""
+    """Return the merges that a scored vocabulary implies: every split of a token into two tokens, best score first."""
     usable = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
     best = sorted(range(len(tokens)), key=lambda number: -scores[number])
     pairs = (
@@ -161,7 +161,7 @@ def implied_merges(tokens: list[str], types: list[int], scores: list[float]) -> 
 
 
 def _add_special(tokenizer: Any, tokens: list[str], types: list[int]) -> None:
-    """Match control tokens (special) and user-defined ones (plain) whole, before anything else cuts the text."""
+    """Match control tokens (special) and user-defined ones (plain) before the text is split."""
     kit = need("tokenizers")
     for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):
         chosen = [token for token, its in zip(tokens, types, strict=True) if its == kind and token]
@@ -169,26 +169,24 @@ def _add_special(tokenizer: Any, tokens: list[str], types: list[int]) -> None:
 
 
 def _surround(tokenizer: Any, begin: int | None, end: int | None) -> None:
-    """Have `encode(..., add_special=True)` put these tokens around a text."""
-    if begin is None and end is None:
+    """Make `encode(..., add_special=True)` put these tokens around a text."""
+    names: dict[int | None, str] = {
+        number: tokenizer.id_to_token(number) for number in (begin, end) if number is not None
+    }
+    if not names:
         return
-    around = [
-        None if begin is None else tokenizer.id_to_token(begin),
-        "$A",
-        None if end is None else tokenizer.id_to_token(end),
-    ]
-    single = [piece for piece in around if piece]
+    single = [piece for piece in (names.get(begin), "$A", names.get(end)) if piece]
     tokenizer.post_processor = need("tokenizers").processors.TemplateProcessing(
         single=single,
         pair=[*single, *(piece.replace("$A", "$B") + ":1" for piece in single)],
-        special_tokens=[(tokenizer.id_to_token(n), n) for n in dict.fromkeys((begin, end)) if n is not None],
+        special_tokens=[(name, number) for number, name in names.items()],
     )
 
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _IS_BYTE = re.compile(r"<0x[0-9A-F]{2}>").fullmatch
-_NAMES = ("smollm", "llama-bpe", "qwen2", "gpt-2", "tekken", "default")  # one for each way to cut, the likelier first
-_LLAMA_CPP = "Convert it by llama.cpp's convert_hf_to_gguf.py, then pass that .gguf file: its tokenizer is kept."
+_NAMES = ("smollm", "llama-bpe", "qwen2", "gpt-2", "tekken", "default")  # one for each way to split, likeliest first
+_LLAMA_CPP = "Convert it with llama.cpp's convert_hf_to_gguf.py, then pass that .gguf file: its tokenizer is kept."
 _ODD = (
     "It's 12345.678 o'clock, WE'LL see they'd've: a_b  c\t\td\n\n\n e\r\n  f   \n g!? (x==y) && 0x1F->z... "
     "\u201cno\u201d \u2013 it\u2019s été À-Ünï naïve CamelCaseWord iPhone15 ÅNGSTRÖM don'T 3.14159 ١٢٣ ½ ⅷ "
@@ -204,16 +202,17 @@ Value = str | bool | int | list[str] | list[int] | list[float]
 
 
 def vocabulary_metadata(tokenizer: Tokenizer, size: int) -> dict[str, Value]:
-    """The keys `tokenizer.ggml.*` of a tokenizer, for a model whose embedding has `size` rows.
+    """Return the keys `tokenizer.ggml.*` of a tokenizer, for a model with `size` rows in its embedding.
 
-    Byte-level BPE, and SentencePiece's BPE with byte fallback, whose scores follow from the merges' order. Raises
-    `RopeError` for other kinds, and for one that cuts text in no way known here.
+    It supports byte-level BPE, and SentencePiece's BPE with byte fallback, with scores from the order of the merges.
+    Raises `RopeError` for other kinds, and for one that splits text in an unknown way.
     """
     if not isinstance(tokenizer, TextTokenizer):
-        raise _error("is of no kind that is known here", {"tokenizer": type(tokenizer).__name__})
+        raise _error("is of an unknown kind", {"tokenizer": type(tokenizer).__name__})
     content: dict[str, Any] = json.loads(tokenizer.tokenizer.to_str())
     model = content["model"]
-    steps = _steps(content.get("pre_tokenizer"))
+    pre = content.get("pre_tokenizer") or {"type": "Sequence", "pretokenizers": []}
+    steps = [step["type"] for step in (pre["pretokenizers"] if pre["type"] == "Sequence" else [pre])]
     if model["type"] != "BPE" or not (model.get("byte_fallback") or "ByteLevel" in steps):
         raise _error("is neither byte-level BPE nor SentencePiece's", {"model": model["type"], "steps": steps})
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
@@ -253,7 +252,7 @@ def vocabulary_metadata(tokenizer: Tokenizer, size: int) -> dict[str, Value]:
 
 
 def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[float]:
-    """What SentencePiece would merge by: the higher, the earlier a token's first merge stands."""
+    """Return SentencePiece's scores: a token with an earlier first merge has a higher score."""
     ranks: dict[str, float] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", "", 1), -1.0 - rank)
@@ -264,12 +263,12 @@ def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[floa
         if any(token[:cut] in usable and token[cut:] in usable for cut in range(1, len(token)))
     ]
     if more:
-        raise _error("has tokens that its merges never make, and llama.cpp would", {"tokens": sorted(more)[:8]})
+        raise _error("has tokens that its merges never make, but llama.cpp would", {"tokens": sorted(more)[:8]})
     return [ranks.get(token, 0.0) for token in tokens]
 
 
 def _tokens(tokenizer: TextTokenizer, added: list[Mapping[str, Any]], size: int) -> tuple[list[str], list[int]]:
-    """Every id's token and its type; ids that the embedding alone has are unused ones."""
+    """Return every id's token and its type; ids that only the embedding has are unused."""
     names = {number: token for token, number in tokenizer.tokenizer.get_vocab(with_added_tokens=True).items()}
     if max(names, default=-1) >= size:
         raise _error("has ids that the embedding has no rows for", {"vocab_size": size, "largest id": max(names)})
@@ -280,21 +279,14 @@ def _tokens(tokenizer: TextTokenizer, added: list[Mapping[str, Any]], size: int)
 
 
 def _reading(tokenizer: TextTokenizer, metadata: dict[str, Value], choices: list[dict[str, Value]]) -> dict[str, Value]:
-    """The metadata with the first of these keys under which it gives this tokenizer's ids."""
+    """Return the metadata with the first of these choices that gives this tokenizer's ids."""
     texts = (_ODD, _PROSE)
     wanted = [tokenizer.encode(text, add_special=True) for text in texts]
     for choice in choices:
         read = tokenizer_from_metadata({**metadata, **choice}, "the file to be written")
         if [read.encode(text, add_special=True) for text in texts] == wanted:
             return {**metadata, **choice}
-    raise _error("cuts text in a way that is not known here", {"known": sorted(CUTS)})
-
-
-def _steps(pre: Mapping[str, Any] | None) -> list[str]:
-    """The kinds of a pre-tokenizer's steps."""
-    if pre is None:
-        return []
-    return [step["type"] for step in (pre["pretokenizers"] if pre["type"] == "Sequence" else [pre])]
+    raise _error("splits text in an unknown way", {"known": sorted(CUTS)})
 
 
 def _error(reason: str, facts: dict[str, Any]) -> RopeError:

@@ -1,6 +1,6 @@
-"""GGUF files, written through the `gguf` library: a copy of a file under other rope keys, or a Decoder's weights.
+"""GGUF files, written with the `gguf` library: a copy of a file with new rope keys, or a Decoder's weights.
 
-Names, the order of q's and k's rows and the metadata are those of llama.cpp's convert_hf_to_gguf.py.
+Names, the order of q's and k's rows and the metadata follow llama.cpp's convert_hf_to_gguf.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +34,14 @@ _FILE_TYPES: Mapping[Quantization, int] = {"f32": 0, "f16": 1, "q8_0": 7}  # lla
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "ministral": "llama"} | {
     name: name for name in PERMUTED if name != "llama"
 }
-_NOPE_STEP = 4  # of SmolLM3: every so many-th layer does not turn; llama.cpp's smollm3 has no key for it
-_CHUNK = 1 << 24  # numbers that are converted at a time: 64 MiB of float32
+_NOPE_STEP = 4  # every fourth layer of SmolLM3 has no rotation; llama.cpp's smollm3 has no key for it
+_CHUNK = 1 << 24  # numbers in one conversion: 64 MiB of float32
 _OURS = {ours: name for name, ours in (OUTER | INNER).items()}
 
 
 @dataclass(frozen=True)
 class GGUFRope:
-    """A rope as a GGUF file says it.
+    """A rope as a GGUF file expresses it.
 
     - `keys`: metadata without the architecture's prefix: str, bool, int and float values.
     - `divisors`: of each pair's frequency, by the name of the tensor without ".weight".
@@ -51,29 +51,19 @@ class GGUFRope:
     divisors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-@runtime_checkable
-class _TensorBytes(Protocol):
-    """What the `gguf` library's writer asks of a tensor whose information it has."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def tofile(self, file: Any) -> None: ...
-
-
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor to be written: its name, its shape and type, its size, and where its bytes come from."""
+    """One tensor to be written: its name, shape and type, the source of its bytes, and a function to call after it."""
 
     name: str
     shape: tuple[int, ...]
     kind: int
-    source: _TensorBytes
+    source: _Converted | npt.NDArray[Any]
     done: Callable[[], None] = lambda: None
 
 
 def architecture_of(config: DecoderConfig) -> str:
-    """llama.cpp's architecture that computes a decoder; raises `RopeError` where there is none.
+    """Return llama.cpp's architecture that computes a decoder; raise `RopeError` if there is none.
 
     >>> from ropewalk.checkpoints.load import read_config
     >>> architecture_of(read_config("tiny"))
@@ -82,7 +72,7 @@ def architecture_of(config: DecoderConfig) -> str:
     family = config_to_hf(half_split(config))["model_type"]
     if family not in _ARCHITECTURES:
         raise RopeError(
-            "extend: this model cannot be written as a GGUF file: no architecture that is known here computes it.",
+            "extend: this model cannot be written as a GGUF file: no supported architecture computes it.",
             facts={"model_type": family, "known": sorted(_ARCHITECTURES)},
             cure="Write a folder: --out DIR.",
         )
@@ -93,20 +83,20 @@ def architecture_of(config: DecoderConfig) -> str:
             facts={"sliding_window": next(window for window in config.sliding_windows if window is not None)},
             cure="Write a folder: --out DIR.",
         )
-    turns = [rope is not None for rope in config.ropes]
-    if turns != [arch != "smollm3" or (layer + 1) % _NOPE_STEP != 0 for layer in range(len(turns))]:
+    rotates = [rope is not None for rope in config.ropes]
+    if rotates != [arch != "smollm3" or (layer + 1) % _NOPE_STEP != 0 for layer in range(len(rotates))]:
         raise RopeError(
-            f"extend: llama.cpp's `{arch}` turns other layers than this model.",
-            facts={"layers without rotation": [layer for layer, turn in enumerate(turns) if not turn]},
+            f"extend: llama.cpp's `{arch}` rotates other layers than this model.",
+            facts={"layers without rotation": [layer for layer, rotated in enumerate(rotates) if not rotated]},
             cure="Write a folder: --out DIR.",
         )
     return arch
 
 
 def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Progress | None = None) -> None:
-    """Write a GGUF file again under another rope: every other key and every weight byte for byte.
+    """Copy a GGUF file with a new rope, all other keys and weights byte for byte.
 
-    `rope` None keeps the file's own. The file appears whole or not at all; memory is that of one tensor.
+    `rope` None keeps the file's own. The write is atomic; memory is that of one tensor.
     """
     arch = source.metadata["general.architecture"]
     writer = _writer(arch, int(source.metadata.get("general.alignment", 32)))
@@ -133,10 +123,12 @@ def write_gguf(
     name: str = "",
     progress: Progress | None = None,
 ) -> None:
-    """Write a decoder as a GGUF file under a rope: matrices in `quantization`, vectors in float32, and its tokenizer.
+    """Write a decoder as a GGUF file with a rope: matrices in `quantization`, vectors in float32, and its tokenizer.
 
-    A row that is no whole number of blocks is kept in float16. Raises `RopeError` where llama.cpp does not compute this
-    model, cannot cut text as its tokenizer does, or float16 cannot hold a weight.
+    A row that does not divide into blocks is stored in float16.
+
+    **Raises:** `RopeError` if llama.cpp does not compute this model or support its tokenizer, or float16 cannot hold a
+    weight.
     """
     arch = architecture_of(model.config)
     config, weights = hugging_face_form(model)
@@ -165,7 +157,7 @@ def write_gguf(
 
 
 def gguf_name(name: str) -> str:
-    """The GGUF file's name of a Decoder's tensor.
+    """Return the GGUF name of a Decoder's tensor.
 
     >>> gguf_name("layers.3.self_attn.q_proj.weight")
     'blk.3.attn_q.weight'
@@ -178,7 +170,7 @@ def gguf_name(name: str) -> str:
 class _Converted:
     """A tensor that is converted and quantised while it is written, some rows at a time.
 
-    `head_dim`: of heads whose features go from half-split to interleaved order; None leaves the order.
+    - `head_dim`: re-orders the features of heads of this size from half-split to interleaved; None keeps the order.
     """
 
     def __init__(self, name: str, tensor: Tensor, kind: int, head_dim: int | None) -> None:
@@ -198,14 +190,14 @@ class _Converted:
             yield part.to("cpu", torch.float32).contiguous().numpy()
 
     def tofile(self, file: Any) -> None:
-        """Write all of it."""
+        """Write the whole tensor."""
         gguf = need("gguf")
         for values in self._rows():
             with np.errstate(over="ignore"):
                 stored = gguf.quants.quantize(values, self.kind)
             if stored.dtype == np.float16 and not np.isfinite(stored).all():
                 raise RopeError(
-                    "extend: a weight is too large for float16, or no number.",
+                    "extend: a weight is too large for float16, or not a number.",
                     facts={"tensor": self.name, "largest": float(np.abs(values).max())},
                     cure="Pass --quantization f32.",
                 )
@@ -213,7 +205,7 @@ class _Converted:
 
 
 def _entry(name: str, tensor: Tensor, quantization: Quantization, head_dim: int | None) -> _Entry:
-    """A weight as it will be stored: vectors in float32, rows that are no whole blocks in float16 at least."""
+    """Return a weight's entry: vectors in float32, rows that do not divide into blocks in float16."""
     kinds = need("gguf").GGMLQuantizationType
     kind = {"f32": kinds.F32, "f16": kinds.F16, "q8_0": kinds.Q8_0}[quantization]
     if tensor.ndim < 2:
@@ -224,7 +216,7 @@ def _entry(name: str, tensor: Tensor, quantization: Quantization, head_dim: int 
 
 
 def _rope_entries(rope: GGUFRope | None) -> list[_Entry]:
-    """The divisors' tensors, float32."""
+    """Return the divisors' tensors, float32."""
     return [
         _Entry(f"{name}.weight", (len(divisors),), 0, np.array(divisors, dtype=np.float32))
         for name, divisors in (rope.divisors if rope is not None else {}).items()
@@ -238,13 +230,13 @@ def _writer(arch: str, alignment: int = 32) -> Any:
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    """One key by the type of its value: ints become uint32, floats float32."""
+    """Add one key by the type of its value: ints become uint32, floats float32."""
     adders = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     adders.get(type(value), writer.add_array)(key, value)
 
 
 def _add_typed(writer: Any, key: str, value: TypedValue) -> None:
-    """One key as another file stores it; the writer has no way to say an empty array, so that is left out."""
+    """Add one key with its stored type, except an empty array, which the writer does not support."""
     kinds = need("gguf").GGUFValueType
     if value.element is None:
         writer.add_key_value(key, value.value, kinds(value.kind))
@@ -258,7 +250,7 @@ def _add_rope(writer: Any, arch: str, rope: GGUFRope) -> None:
 
 
 def _write(writer: Any, path: Path, entries: list[_Entry], progress: Progress | None) -> None:
-    """Write the file, whole or not at all: header, metadata, what tensors there are, then one after another."""
+    """Write the file atomically: header, metadata, the tensors' information, then one tensor after the other."""
     kinds, shown = need("gguf").GGMLQuantizationType, progress or SilentProgress()
     for entry in entries:
         writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.source.nbytes, kinds(entry.kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from ropewalk.atomic_io import read_json, whole_folder, write_json
 from ropewalk.checkpoints.decoder_config import NATIVE, config_to_hf, half_split
 from ropewalk.checkpoints.materialize import Stored, Widened, materialize
+from ropewalk.checkpoints.sources import no_safetensors
 from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
@@ -27,7 +29,7 @@ _THEIRS = frozenset({"special_tokens_map.json", "chat_template.jinja"})
 
 
 def read_decoder(folder: Path, config: DecoderConfig, dtype: torch.dtype | None) -> Decoder:
-    """The `Decoder` of a Hugging Face folder whose config.json says `config`; see `load`."""
+    """Return the `Decoder` of a Hugging Face folder, built from its `config`; see `load`."""
     with ExitStack() as open_files:
         stored = stored_tensors(folder, open_files)
         if config.tie_word_embeddings:
@@ -39,30 +41,44 @@ def read_decoder(folder: Path, config: DecoderConfig, dtype: torch.dtype | None)
 
 
 def save_decoder(model: Decoder, folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Write a decoder's folder, whole or not at all; see `save`."""
-    safetensors_torch = need("safetensors.torch")
+    """Write a decoder's folder atomically; see `save`."""
     config, weights = hugging_face_form(model)
-    written = config_to_hf(config)
-    weights = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+    written = config_to_hf(config) | special_ids(tokenizer)
     written["dtype"] = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
-    ends = list(tokenizer.eos_ids) if tokenizer is not None else []
-    # Always said, also as null: transformers would put the ids of the family's own tokenizer in their place.
-    special = {
-        "bos_token_id": tokenizer.bos_id if tokenizer is not None else None,
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-    }
-    prefix = "" if written["model_type"] == NATIVE else "model."
+    named = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     with whole_folder(folder, _OURS | _THEIRS) as staging:
-        named = {name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in weights.items()}
-        safetensors_torch.save_file(named, staging / _SINGLE, metadata={"format": "pt"})
-        write_json(staging / "config.json", written | special | {"pad_token_id": None})
-        if tokenizer is not None:
-            write_json(staging / "generation_config.json", special)
-            tokenizer.save(staging)
+        named = stored_names(named, native=written["model_type"] == NATIVE)
+        need("safetensors.torch").save_file(named, staging / _SINGLE, metadata={"format": "pt"})
+        write_json(staging / "config.json", written)
+        save_tokenizer(tokenizer, staging)
+
+
+def special_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return the special ids for config.json, also as null: transformers would use those of the family's tokenizer."""
+    ends = list(tokenizer.eos_ids) if tokenizer is not None else []
+    return {
+        "bos_token_id": None if tokenizer is None else tokenizer.bos_id,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": None,
+    }
+
+
+def save_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:
+    """Write a tokenizer, if there is one, and the ids that begin and end a text to generation_config.json."""
+    if tokenizer is not None:
+        tokenizer.save(folder)
+        ids = special_ids(tokenizer)
+        write_json(folder / "generation_config.json", {key: ids[key] for key in ("bos_token_id", "eos_token_id")})
+
+
+def stored_names(weights: Mapping[str, Tensor], *, native: bool) -> dict[str, Tensor]:
+    """Return the weights keyed by their names in a file: with the prefix "model." except in ropewalk's own form."""
+    prefix = "" if native else "model."
+    return {name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in weights.items()}
 
 
 def stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
-    """The tensors of a folder's safetensors files, keyed by the Decoder's names."""
+    """Return the tensors of a folder's safetensors files, keyed by the Decoder's names."""
     stored: dict[str, Stored] = {}
     for path, names in _shards(folder).items():
         file, widened = _open(path, open_files), Widened(path)
@@ -74,7 +90,7 @@ def stored_tensors(folder: Path, open_files: ExitStack) -> dict[str, Stored]:
                     cure="Fetch the file again.",
                 )
             ours = name.removeprefix("model.")
-            if ours.endswith("rotary_emb.inv_freq"):  # a buffer of old Llama checkpoints: the config says it better
+            if ours.endswith("rotary_emb.inv_freq"):  # a buffer of old Llama checkpoints; the config is more exact
                 continue
             part = file.get_slice(name)
             if ours in stored:
@@ -93,7 +109,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "
 
 
 def _read(file: Any, name: str, stored: torch.dtype, widened: Widened, dtype: torch.dtype | None) -> Tensor:
-    """A tensor of an open safetensors file: a view of the mapping, unless its dtype must change."""
+    """Return a tensor of an open safetensors file: a view of the mapping, unless its dtype must change."""
     if dtype is not None and dtype != stored:
         return widened.read(name, tuple(file.get_slice(name).get_shape()), stored, dtype)
     tensor: Tensor = file.get_tensor(name)
@@ -101,13 +117,13 @@ def _read(file: Any, name: str, stored: torch.dtype, widened: Widened, dtype: to
 
 
 def _without_tied_head(folder: Path, stored: dict[str, Stored]) -> dict[str, Stored]:
-    """Leave out a head that repeats the embedding of a tied model; one that differs is an error."""
+    """Return the tensors without a tied head; raise `RopeError` if the head differs from the embedding."""
     head, embedding = stored.get("lm_head.weight"), stored.get("embed_tokens.weight")
     if head is None or embedding is None:
         return stored
     if head.shape != embedding.shape or not torch.equal(head.read(None), embedding.read(None)):
         raise RopeError(
-            "load: the config ties the head to the embedding, yet the checkpoint holds a head of its own.",
+            "load: the config ties the head to the embedding, but the checkpoint holds a separate head.",
             facts={"folder": str(folder), "tensor": head.name},
             cure="Set tie_word_embeddings to false in config.json if the head is meant.",
         )
@@ -115,19 +131,11 @@ def _without_tied_head(folder: Path, stored: dict[str, Stored]) -> dict[str, Sto
 
 
 def _shards(folder: Path) -> dict[Path, set[str] | None]:
-    """The weight files of a folder and the tensors to take from each (None: all)."""
+    """Return the weight files of a folder and the tensors to take from each (None: all)."""
     if (folder / _SINGLE).is_file():
         return {folder / _SINGLE: None}
     if not (folder / _INDEX).is_file():
-        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-        raise RopeError(
-            "load: the folder has no safetensors weights.",
-            facts={"folder": str(folder), "looked for": (_SINGLE, _INDEX), **({"pickles": pickles} if pickles else {})},
-            cure="Pickled weights can run code and are refused. Convert them where you trust them: "
-            "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
-            if pickles
-            else "Fetch model.safetensors beside config.json.",
-        )
+        raise no_safetensors(folder)
     index = read_json(folder / _INDEX).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise RopeError(
@@ -149,7 +157,7 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
 
 
 def _open(path: Path, open_files: ExitStack) -> Any:
-    """An open safetensors file, or a RopeError that names it."""
+    """Open a safetensors file; raise `RopeError` that names it if it is damaged."""
     safetensors = need("safetensors")
     try:
         return open_files.enter_context(safetensors.safe_open(path, framework="pt"))
@@ -162,7 +170,7 @@ def _open(path: Path, open_files: ExitStack) -> Any:
 
 
 def hugging_face_form(model: Decoder) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Config and weights to write: half-split if a family can say the model then, else as they are."""
+    """Return the config and weights to write: half-split if a family can then express the model, else unchanged."""
     config, weights = model.config, dict(model.state_dict())
     half = half_split(config)
     if half == config or config_to_hf(half)["model_type"] == NATIVE:

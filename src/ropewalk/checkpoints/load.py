@@ -1,4 +1,4 @@
-"""`load` and `save`: every model of ours, from disk and back."""
+"""`load` and `save` for decoders and classifiers, and the configs of checkpoints."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from ropewalk.models.decoder import Decoder
 
 
 def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Any:
-    """A `Decoder` or `TextClassifier` in eval mode, with its tokenizer, from disk.
+    """Load a `Decoder` or `TextClassifier` in eval mode, with its tokenizer.
 
-    - `source`: a Hugging Face folder (config.json and model.safetensors, single or sharded), a .gguf file, what
-      `save` or `ropewalk classify train` wrote, or the name of the built-in model, "tiny".
-    - `dtype`: of the weights; None keeps what a folder stores (the widest, if it stores several) and gives float32 for
-      GGUF, whose blocks are dequantised.
+    **Arguments:**
+    - `source`: a Hugging Face folder (config.json and model.safetensors, single or sharded), a .gguf file, a folder
+      that `save` or `ropewalk classify train` wrote, a model of the hub as OWNER/NAME, or the built-in "tiny".
+    - `dtype`: of the weights. None keeps what a folder stores (the widest, if it stores several) and gives float32 for
+      GGUF, which is dequantised.
 
-    Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and what `save` wrote. Weights come out
-    half-split, as Hugging Face has them: a GGUF's permuted q and k are put back. They are memory-mapped: what needs no
-    conversion is never copied; what does is converted tensor by tensor, so that memory peaks at little more than one
-    copy. A file must not be overwritten in place while it is mapped; `save` never does. Nothing is unpickled,
-    downloaded or run: of a checkpoint that brings code of its own (`auto_map`) the family's computation is what you
-    get.
+    Families: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM2, SmolLM3, and what `save` wrote. Weights are half-split
+    as in Hugging Face's files; the permuted q and k of a GGUF file are put back. Weights are memory-mapped. A tensor
+    that needs no conversion is never copied; others are converted one by one, so that memory peaks at little more than
+    one copy. Do not overwrite a file in place while it is mapped; `save` never does. Nothing is unpickled, and code
+    that a checkpoint brings (`auto_map`) is never run: the model computes what its family does.
 
-    Raises `RopeError` that names the file or the tensor: missing, truncated, unexpected, of a wrong shape; an unknown
-    architecture.
+    **Raises:** `RopeError` that names the file or tensor if it is missing, truncated, unexpected or of a wrong shape,
+    or if the architecture is unknown.
 
     >>> load("no/such/folder")
     Traceback (most recent call last):
@@ -53,7 +53,7 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
 
 
 def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Decoder:
-    """As `load`, for code that needs a language model; raises `RopeError` for a classifier."""
+    """Load a language model like `load`; raise `RopeError` for a classifier."""
     path = find(source)
     _check_dtype(dtype)
     if path.is_file():
@@ -63,7 +63,7 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = 
     content = read_json(path / "config.json")
     if is_classifier(content):
         raise RopeError(
-            "load: this folder holds a text classifier, and a language model is needed.",
+            "load: this folder holds a text classifier, but a language model is needed.",
             facts={"source": str(source)},
             cure="rw.load reads both; `ropewalk classify predict` labels texts with it.",
         )
@@ -71,7 +71,7 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: torch.dtype | None = 
 
 
 def builds(path: Path) -> bool:
-    """Whether a checkpoint, a folder or a .gguf file, is of a family that is built here, so that `load` reads it.
+    """Return whether `load` supports the family of a checkpoint (a folder or a .gguf file).
 
     >>> builds(find("tiny"))
     True
@@ -85,7 +85,7 @@ def builds(path: Path) -> bool:
 
 
 def load_classifier(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> TextClassifier:
-    """Read a text classifier, as `load`; raises `RopeError` for anything else."""
+    """Load a text classifier like `load`; raise `RopeError` for anything else."""
     _check_dtype(dtype)
     path = Path(as_path(source, "load"))
     refuse_bare_weights(path)
@@ -104,15 +104,18 @@ def save(
     *,
     tokenizer: TextTokenizer | None = None,
 ) -> None:
-    """Write a model as a folder that `load` reads, whole or not at all; a decoder's is read by transformers, too.
+    """Write a model as a folder for `load`, atomically. transformers reads a decoder's folder, too.
 
-    - `folder`: made, or replaced in one step if it holds a checkpoint and nothing else.
-    - `tokenizer`: saved beside it; None takes `model.tokenizer`, if there is one.
+    **Arguments:**
+    - `folder`: made, or replaced in one step if it holds only a checkpoint.
+    - `tokenizer`: saved in the same folder; defaults to `model.tokenizer`.
 
-    Of a decoder, interleaved heads are written half-split, as Hugging Face's families have them: the same function,
-    another order of rows. A decoder that none of the families can say (LayerNorm, ReLU, two thetas, partial rotary, a
-    rope that Hugging Face has no words for) is written as it is under `model_type` "ropewalk", which `load` reads and
-    transformers does not. Weights keep their dtype. Raises `RopeError` if the folder holds files of another kind.
+    A decoder's interleaved heads are written half-split, as in Hugging Face's families: the same function with its
+    rows in a different order. A decoder that no family can express (LayerNorm, ReLU, two thetas, partial rotary, a
+    rope that has no Hugging Face form) is written unchanged with `model_type` "ropewalk", which `load` reads and
+    transformers does not. Weights keep their dtype.
+
+    **Raises:** `RopeError` if the folder holds files of another kind.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -138,9 +141,9 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderConfig:
-    """The `DecoderConfig` of a checkpoint, without its weights: a folder, config.json, .gguf file, "tiny", or dict.
+    """Return the `DecoderConfig` of a checkpoint without its weights: a folder, config.json, .gguf, "tiny", or dict.
 
-    Raises `RopeError` for a config that is missing, damaged or of an unknown architecture.
+    **Raises:** `RopeError` for a config that is missing, damaged or of an unknown architecture.
 
     >>> read_config({"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
     ...              "num_hidden_layers": 2, "num_attention_heads": 2}).ropes[0].theta
@@ -158,9 +161,9 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderCo
 
 
 def write_config(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json that says the same: of the first Hugging Face family that can, else of `model_type` "ropewalk".
+    """Return an equivalent config.json: of the first Hugging Face family that can express it, else of "ropewalk".
 
-    Families are half-split, so an interleaved config comes out as "ropewalk"; `save` re-orders the weights instead.
+    Families are half-split, so an interleaved config becomes `model_type` "ropewalk"; `save` re-orders the weights.
 
     >>> from ropewalk import RopeConfig
     >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,

@@ -1,4 +1,4 @@
-"""Build a Decoder around tensors that are still on disk, checked by name and shape, without copies."""
+"""Modules built around tensors that are still on disk, checked by name and shape, without copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ropewalk.models.decoder import Decoder
 
 
 def forget_pages(mapped: mmap.mmap, begin: int, size: int) -> None:
-    """Let the kernel take back the pages of a mapping that hold these bytes alone; nobody may have written to them."""
+    """Release the pages of a mapping that hold only these bytes, which must be unmodified."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     page = mmap.PAGESIZE
@@ -32,10 +32,10 @@ def forget_pages(mapped: mmap.mmap, begin: int, size: int) -> None:
 
 
 class Widened:
-    """A safetensors file that safetensors has validated, in a mapping whose pages are let go as they are converted.
+    """A validated safetensors file in a mapping that releases the pages of converted tensors.
 
     In safetensors' own mapping they would stay: a second, narrower copy of the whole model.
-    Source: the format as safetensors' README gives it (8 bytes of length, a JSON header, then the data).
+    Source: the format in safetensors' README (8 bytes of length, a JSON header, then the data).
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,10 +44,10 @@ class Widened:
             header = json.loads(file.read(length))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         header.pop("__metadata__", None)
-        self._begins = {name: 8 + length + said["data_offsets"][0] for name, said in header.items()}
+        self._begins = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
 
     def read(self, name: str, shape: tuple[int, ...], stored: torch.dtype, dtype: torch.dtype) -> Tensor:
-        """One tensor, converted from dtype `stored` to the other dtype `dtype`."""
+        """Return one tensor, converted from dtype `stored` to `dtype`, which differs."""
         count, begin = prod(shape), self._begins[name]
         if count == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
@@ -64,7 +64,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a checkpoint, not yet read: its name there, its shape, its dtype if known, and how to read it."""
+    """One tensor of a checkpoint, not yet read: its name in the file, shape and dtype, and the function to read it."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class Stored:
 
 
 def materialize(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> Decoder:
-    """A Decoder whose parameters are the stored tensors: built without memory, filled without copies.
+    """Return a Decoder with the stored tensors as its parameters: built without memory, filled without copies.
 
     `stored` is keyed by the Decoder's own names. Every name and shape is checked before anything is read.
     """
@@ -83,14 +83,20 @@ def materialize(config: DecoderConfig, stored: Mapping[str, Stored], dtype: torc
             facts={"checkpoint": where, "tensors": len(stored), "num_hidden_layers": config.num_hidden_layers},
             cure=_CURE,
         )
-    sizes = _sizes(config)  # before damaged sizes are built, which torch cannot even count
+    hidden, head_dim = config.hidden_size, config.head_dim or 0
+    sizes = {  # shapes that contain every size of the config: torch cannot even count the numbers of damaged ones
+        "embed_tokens.weight": (config.vocab_size, hidden),
+        "layers.0.self_attn.q_proj.weight": (config.num_attention_heads * head_dim, hidden),
+        "layers.0.self_attn.k_proj.weight": (config.kv_heads * head_dim, hidden),
+        "layers.0.mlp.up_proj.weight": (config.intermediate_size, hidden),
+    }
     _check_names(sizes, {name: stored[name] for name in sizes if name in stored}, where)
     _check_shapes(sizes, stored, where)
     return fill(lambda: Decoder(config), stored, dtype, where)
 
 
 def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torch.dtype | None, where: str) -> ModuleT:
-    """The module that `build` makes, in eval mode, with the stored tensors: each checked before any is read."""
+    """Return the module that `build` makes, in eval mode, with the stored tensors, all checked before any is read."""
     model = without_values(build)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check_names(wanted, stored, where)
@@ -110,7 +116,7 @@ def fill(build: Callable[[], ModuleT], stored: Mapping[str, Stored], dtype: torc
 
 
 def without_values(build: Callable[[], ModuleT]) -> ModuleT:
-    """The module that `build` makes, on meta: its config and the shapes of its parameters, and no numbers.
+    """Return the module that `build` makes on the meta device: shapes without values.
 
     >>> from ropewalk.checkpoints.load import read_config
     >>> without_values(lambda: Decoder(read_config("tiny"))).embed_tokens.weight.device.type
@@ -121,7 +127,7 @@ def without_values(build: Callable[[], ModuleT]) -> ModuleT:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Leaves out the random values of new parameters: on meta they are none, and torch imports dynamo to draw them."""
+    """A mode that skips random initialization, which has no effect on meta and makes torch import dynamo."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -132,7 +138,7 @@ class _WithoutValues(TorchFunctionMode):
 
 
 def _check_names(wanted: Mapping[str, Any], stored: Mapping[str, Stored], where: str) -> None:
-    """Every parameter has its tensor and every tensor its parameter, or a RopeError names the first few."""
+    """Raise `RopeError` with the first few names unless parameters and tensors match one to one."""
     for rule, names in (
         ("load: tensors are missing from the checkpoint.", [name for name in wanted if name not in stored]),
         (
@@ -142,35 +148,16 @@ def _check_names(wanted: Mapping[str, Any], stored: Mapping[str, Stored], where:
     ):
         if names:
             more = {"and more": len(names) - 4} if len(names) > 4 else {}
-            raise RopeError(
-                rule,
-                facts={"checkpoint": where, "tensors": names[:4], **more},
-                cure=_CURE,
-            )
+            raise RopeError(rule, facts={"checkpoint": where, "tensors": names[:4], **more}, cure=_CURE)
 
 
 def _check_shapes(wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored], where: str) -> None:
-    """Every stored tensor has the shape that is wanted, or a RopeError names the first that has not."""
+    """Raise `RopeError` for the first stored tensor that does not have the wanted shape."""
     for name, shape in wanted.items():
-        if stored[name].shape != shape:
+        tensor = stored[name]
+        if tensor.shape != shape:
             raise RopeError(
-                "load: a tensor has another shape than the config says.",
-                facts={
-                    "checkpoint": where,
-                    "tensor": stored[name].name,
-                    "shape": stored[name].shape,
-                    "expected": shape,
-                },
+                "load: a tensor has another shape than the config requires.",
+                facts={"checkpoint": where, "tensor": tensor.name, "shape": tensor.shape, "expected": shape},
                 cure=_CURE,
             )
-
-
-def _sizes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes that hold every size of a config: the embedding and the first layer."""
-    hidden, head_dim = config.hidden_size, config.head_dim or 0
-    return {
-        "embed_tokens.weight": (config.vocab_size, hidden),
-        "layers.0.self_attn.q_proj.weight": (config.num_attention_heads * head_dim, hidden),
-        "layers.0.self_attn.k_proj.weight": (config.kv_heads * head_dim, hidden),
-        "layers.0.mlp.up_proj.weight": (config.intermediate_size, hidden),
-    }

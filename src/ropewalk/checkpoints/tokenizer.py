@@ -1,4 +1,4 @@
-"""Text to token ids and back: a thin, typed hold on a `tokenizers.Tokenizer` and its special tokens."""
+"""Text to token ids and back: a typed wrapper of a `tokenizers.Tokenizer` and its special tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class TextTokenizer:
-    """A `tokenizers.Tokenizer`, and which ids begin and end a text.
+    """A `tokenizers.Tokenizer` and the ids that begin and end a text.
 
-    - `tokenizer`: the `tokenizers.Tokenizer` that does the work.
+    - `tokenizer`: the `tokenizers.Tokenizer`.
     - `bos_id`: the id that begins a text, or None.
     - `eos_ids`: the ids after which generation stops; the first is written between documents.
     - `chat_template`: the checkpoint's Jinja template, kept and saved but never run.
@@ -55,32 +55,32 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are: one more than the largest, special tokens included."""
+        """Return the number of ids: one more than the largest, special tokens included."""
         return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
-        """The ids of `text`; with `add_special` also the tokens that the checkpoint puts around every text."""
+        """Return the ids of `text`; with `add_special` also the tokens that the checkpoint puts around every text."""
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=add_special).ids)
-        except TypeError as error:  # how `tokenizers` refuses lone surrogates, and what is no text
+        except TypeError as error:  # `tokenizers` raises it for lone surrogates, and for anything but text
             raise RopeError(
-                "TextTokenizer: only text that UTF-8 can write has tokens.",
+                "TextTokenizer: only text that UTF-8 can encode has tokens.",
                 facts={"text": text},
                 cure="Decode bytes with errors='replace' first.",
             ) from error
 
     @property
     def prefix_ids(self) -> list[int]:
-        """The ids that the checkpoint puts before every text: often `bos_id` alone, or none."""
+        """Return the ids that the checkpoint puts before every text: often only `bos_id`, or none."""
         plain, ids = self.encode("a"), self.encode("a", add_special=True)
         before = next((n for n in range(len(ids) + 1) if ids[n : n + len(plain)] == plain), 0)
         return ids[:before]
 
     def encode_prompt(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """The ids of a text that a model continues: what begins a text is put before it, and nothing after it.
+        """Return the ids of a text that a model continues, with the tokens before it and none after it.
 
-        `bos`: True begins with `bos_id`, where there is one; False with nothing; None with `prefix_ids`. A text that
-        begins with these tokens itself gets no second set.
+        - `bos`: True begins with `bos_id`, if there is one; False with nothing; None with `prefix_ids`. A text that
+          already begins with these tokens gets no second set.
 
         >>> tokenizer = TextTokenizer.bytes()
         >>> tokenizer.encode_prompt("a"), tokenizer.encode_prompt("a", bos=True)
@@ -94,11 +94,11 @@ class TextTokenizer:
         return ids if ids[: len(begin)] == begin else [*begin, *ids]
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """The text of `ids`; incomplete characters become U+FFFD. `skip_special` leaves out control tokens."""
+        """Return the text of `ids`; incomplete characters become U+FFFD. `skip_special` leaves out control tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def stream(self, skip_special: bool = True) -> TextStream:
-        """A `TextStream`: text token by token, never half a character."""
+        """Return a `TextStream`, which decodes token by token and never splits a character."""
         return TextStream(self, skip_special)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -110,7 +110,7 @@ class TextTokenizer:
         write_json(target / "tokenizer_config.json", self._config())
 
     def _config(self) -> dict[str, Any]:
-        """What tokenizer_config.json says: the class that reads tokenizer.json as it is, and the special tokens."""
+        """Return tokenizer_config.json: the class that reads tokenizer.json unchanged, and the special tokens."""
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
@@ -127,8 +127,9 @@ class TextTokenizer:
     def from_folder(cls, folder: str | os.PathLike[str]) -> TextTokenizer:
         """Read tokenizer.json of a Hugging Face folder.
 
-        Which ids end a text is asked of generation_config.json, then config.json, then tokenizer_config.json; which
-        begins one, of tokenizer_config.json, then the others. Raises `RopeError` naming a missing or damaged file.
+        The ids that end a text come from generation_config.json, else config.json, else tokenizer_config.json; the one
+        that begins a text comes from tokenizer_config.json, else the others. Raises `RopeError` that names a missing or
+        damaged file.
         """
         root = Path(folder)
         path = root / "tokenizer.json"
@@ -146,7 +147,7 @@ class TextTokenizer:
                 facts={"file": str(path), "error": str(error)},
                 cure="Fetch or save the file again.",
             ) from error
-        # A training run's settings for one batch, not a property of the text.
+        # Settings of a training run's batches, not a property of the text.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer_config, config, generation = (
@@ -171,7 +172,7 @@ class TextTokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> TextTokenizer:
         """Train byte-level BPE on `texts`, with one special token, <|endoftext|> (id 0), that begins and ends a text.
 
-        Digits stand alone and words keep their leading space, as in SmolLM2's tokenizer. `vocab_size` counts the 256
+        Each digit is a token and words keep their leading space, as in SmolLM2's tokenizer. `vocab_size` counts the 256
         bytes and the special token, so it is at least 257. The same texts give the same tokenizer.
 
         >>> tokenizer = TextTokenizer.train(["a rose is a rose is a rose"] * 9, vocab_size=270)
@@ -204,7 +205,7 @@ class TextTokenizer:
 
     @classmethod
     def bytes(cls) -> TextTokenizer:
-        """One token per byte of UTF-8 (the id is the byte) and <|endoftext|>, id 256: no training, any text."""
+        """Return a tokenizer without training: one token per byte of UTF-8 (the id is the byte) and <|endoftext|>."""
         kit = need("tokenizers")
         tokenizer = kit.Tokenizer(kit.models.BPE(vocab=byte_alphabet(), merges=[]))
         tokenizer.pre_tokenizer = kit.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -214,7 +215,7 @@ class TextTokenizer:
 
 
 class TextStream:
-    """The text of tokens that arrive one by one, held back while a character is incomplete.
+    """A decoder of tokens that arrive one by one, which holds text back while a character is incomplete.
 
     >>> stream = TextTokenizer.bytes().stream()
     >>> [stream.push(byte) for byte in "né".encode()], stream.finish()
@@ -223,19 +224,19 @@ class TextStream:
 
     def __init__(self, tokenizer: TextTokenizer, skip_special: bool = True) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special
-        self._anchor: list[int] = []  # one whole token, so that decoders that drop a leading space do not drop it here
+        self._anchor: list[int] = []  # one complete token before, because some decoders drop a leading space
         self._held: list[int] = []
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; empty while its last character needs more tokens."""
+        """Return the text that `token` completes; empty while its last character needs more tokens."""
         self._held.append(token)
-        # A character has at most four bytes, so after four tokens what is unreadable stays so.
+        # A character has at most four bytes, so four tokens either complete it or never will.
         if self._text().endswith("\ufffd") and len(self._held) < 4:
             return ""
         return self.finish()
 
     def finish(self) -> str:
-        """What is still held back, with U+FFFD where bytes are missing."""
+        """Return the text that is still held back, with U+FFFD for missing bytes."""
         text = self._text()
         if self._held and "\ufffd" not in self._decode(self._held[-1:]):
             self._anchor = self._held[-1:]
@@ -250,7 +251,7 @@ class TextStream:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for every byte, with the byte: the letters in which byte-level tokens are written."""
+    """Return the byte of each of GPT-2's printable characters, in which byte-level tokens are written."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     letters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
@@ -263,14 +264,14 @@ def has_token(number: object, tokenizer: Tokenizer) -> TypeGuard[int]:
 
 
 def _ids(tokenizer: Tokenizer, *sources: Any) -> list[int]:
-    """The ids named by the first source that names any: an id, a token, an added-token dict, or a list of them."""
+    """Return the ids in the first source that has any: an id, a token, an added-token dict, or a list of them."""
     for source in sources:
-        found: list[int] = []
+        ids: list[int] = []
         for item in source if isinstance(source, list) else [source]:
             token = item.get("content") if isinstance(item, dict) else item
             number = tokenizer.token_to_id(token) if isinstance(token, str) else token
             if has_token(number, tokenizer):
-                found.append(number)
-        if found:
-            return found
+                ids.append(number)
+        if ids:
+            return ids
     return []

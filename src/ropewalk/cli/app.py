@@ -1,4 +1,4 @@
-"""The `ropewalk` command: puts the commands together, and turns a RopeError into a message and exit status 2."""
+"""The `ropewalk` command: its subcommands, its exit status, and the messages of its errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "doctor": "Measure how far a checkpoint's context really reaches, and what would extend it.",
     "extend": "Extend a checkpoint's context: apply a method, or tune under one.",
-    "report": "Make the doctor's report again from its record; runs no model.",
-    "inspect": "Say what a rope config promises and which known traps it falls into; runs no model.",
+    "report": "Write the doctor's report from its record; runs no model.",
+    "inspect": "Describe the rope of a config and the known traps that it falls into; runs no model.",
     "serve-config": "Print the commands, flags and files that make an engine serve an extended model, and its caveats.",
     "verify": "Find out which rotary embedding an engine really applies to a model.",
     "generate": "Continue a prompt, and print the text while it is produced.",
@@ -31,23 +31,23 @@ COMMANDS = {
     "explore": "Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.",
     "figure": "Draw a figure of the lesson from numbers that are computed now.",
 }
-"""Each command and its line in `ropewalk --help`; `ropewalk.cli.<name>` holds the function or group of that name
-(a dash is an underscore there).
+"""Each command and its line in `ropewalk --help`.
 
-A command is imported when it runs: most of them import torch, which takes seconds, and the help needs none of it.
+The module `ropewalk.cli.<name>` contains the function or group of that name, with underscores for dashes. It is
+imported when the command runs: most commands import torch, which takes seconds.
 """
 
 SHARED = (("doctor",), ("compare",))
-"""The commands whose work several processes share, where torchrun or another launcher starts them."""
+"""The commands that several processes of a launcher, such as torchrun, may share."""
 _NOT_SHARED = (
-    "ropewalk: this command runs in one process. Start it without torchrun; shared out are "
+    "ropewalk: this command runs in one process. Start it without torchrun. Several processes can share "
     + ", ".join(" ".join(one) for one in SHARED)
     + "."
 )
 
 
 def build(chosen: str | None = None) -> typer.Typer:
-    """The typer application: `chosen` as it is, and of every other command its name and line."""
+    """Return the typer application: the command `chosen`, and only the name and line of every other."""
     import typer
 
     from ropewalk.cli.options import Command, options, with_options
@@ -78,21 +78,21 @@ def build(chosen: str | None = None) -> typer.Typer:
 
 
 def _another() -> None:
-    """Stands for a command that does not run."""
+    """Do nothing, in place of a command that is not chosen."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; always ends in SystemExit.
+    """Run the command line; always raises SystemExit.
 
-    The status is 0, 2 for bad input, 130 after Ctrl-C, and 141 where whoever read the output has gone (`| head -1`):
-    what a shell reports of `cat` or `grep` then, so that `set -o pipefail` can tell a cut output from a failure.
+    The status is 0, 2 for bad input, 130 after Ctrl-C, and 141 if the reader of the output has closed the pipe
+    (`| head -1`). A shell reports 141 for `cat` or `grep` then, too, so `set -o pipefail` can recognize it.
     """
     try:
         status = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         status = 141
-    except KeyboardInterrupt:  # during imports, or where a command has no word of its own
+    except KeyboardInterrupt:  # during imports, or in a command that does not catch it
         status = _stopped()
     if status == 141:
         _silence()
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """The exit status of one command; its errors are already on standard error."""
+    """Run one command and print its errors; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         import typer  # noqa: F401
@@ -124,7 +124,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         return _fail(f"ropewalk: {error.strerror or error}: {error.filename or 'output'}")
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich and click end with 1 then, which says "failed"
+        if isinstance(end.__context__, BrokenPipeError):  # rich and click exit with 1 then, which means a failure
             return 141
         if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):  # no command has caught it
             return _stopped()
@@ -134,7 +134,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 @contextmanager
 def _quiet(launch: Launch) -> Iterator[None]:
-    """Of several processes only rank 0 prints."""
+    """Discard what other processes than rank 0 print."""
     if launch.is_first:
         yield
         return
@@ -143,25 +143,25 @@ def _quiet(launch: Launch) -> Iterator[None]:
 
 
 def _is_shared(words: Sequence[str]) -> bool:
-    """Whether several processes may share the command's work; help is printed by rank 0 in any case."""
+    """Return whether several processes may run this command line; rank 0 always prints help."""
     named = tuple(word for word in words if not word.startswith("-"))
     return not words or bool({"-h", "--help"} & set(words)) or any(named[: len(one)] == one for one in SHARED)
 
 
 def _silence() -> None:
-    """Let what is still buffered for a closed pipe go nowhere, or Python would complain of it at exit."""
+    """Discard what is still buffered for a closed pipe, which Python would report at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            with suppress(OSError, ValueError):  # no file behind it: then there is no pipe to complain of
+            with suppress(OSError, ValueError):  # it is no file, so there is no pipe
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
 
 
 def _by_command(message: str, arguments: Sequence[str]) -> str:
-    """Name the command that ran, where it trains with what `ropewalk train` is made of."""
+    """Name the command that ran in a message of the training loop."""
     return (
         f"{_command(arguments) or 'ropewalk'}: {message.removeprefix('train: ')}"
         if message.startswith("train: ")
@@ -170,7 +170,7 @@ def _by_command(message: str, arguments: Sequence[str]) -> str:
 
 
 def _command(arguments: Sequence[str]) -> str | None:
-    """The first word that is no option: `ropewalk` itself has no option that takes a value."""
+    """Return the first word that is no option: `ropewalk` itself has no option with a value."""
     return next((word for word in arguments if not word.startswith("-")), None)
 
 

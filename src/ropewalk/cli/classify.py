@@ -1,4 +1,4 @@
-"""`ropewalk classify`: train a text classifier from a CSV file, and label texts with it."""
+"""`ropewalk classify`: train a text classifier on a CSV file, and label texts with it."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def train(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="The --out of `classify train`.")],
-    file: Annotated[Path, typer.Argument(help="CSV file (UTF-8, with a header) that has the texts.")],
+    model: Annotated[Path, typer.Argument(help="The folder that `classify train` wrote.")],
+    file: Annotated[Path, typer.Argument(help="CSV file (UTF-8, with a header) of the texts.")],
     out: Annotated[Path | None, typer.Option(help="Write here [default: standard output].")] = None,
     text_column: Annotated[str, typer.Option(help="Column of the texts.")] = "text",
 ) -> None:
     """Label the texts of a CSV file.
 
-    The result is CSV with the columns text, label and probability (of the label), in the order of the file.
+    The result is CSV with the columns text, label and probability of the label, in the order of the file.
     """
     from ropewalk.atomic_io import check_writable, write_whole
     from ropewalk.checkpoints.load import load_classifier
@@ -89,7 +89,7 @@ def predict(
 
 
 def _draw(result: dict[str, Any], out: Path) -> None:
-    """confusion.png and confusion.svg, where matplotlib is installed."""
+    """Draw confusion.png and confusion.svg if matplotlib is installed."""
     if find_spec("matplotlib") is None:
         typer.echo(f"classify: no figure, because matplotlib is missing: {install_command('figures')}", err=True)
         return
@@ -104,7 +104,7 @@ def _draw(result: dict[str, Any], out: Path) -> None:
 
 
 def _print_scores(result: dict[str, Any]) -> None:
-    """Ours and the baseline's, with intervals, on standard output."""
+    """Print our scores and the baseline's, with intervals."""
     from rich.console import Console
     from rich.table import Table
 
@@ -112,29 +112,27 @@ def _print_scores(result: dict[str, Any]) -> None:
     table = Table("", title=title, title_justify="left")
     for name in ("accuracy", "macro-F1"):
         table.add_column(name, justify="right")
-    for who, key in (("classifier", "test"), ("TF-IDF + regression", "baseline"), ("difference", "difference")):
+    for label, key in (("classifier", "test"), ("TF-IDF + regression", "baseline"), ("difference", "difference")):
         scores = [result[key][name] for name in ("accuracy", "macro_f1")]
         sign = "+" if key == "difference" else ""
         cells = [
             f"{score['value']:{sign}.3f} ({score['interval'][0]:{sign}.3f} to {score['interval'][1]:{sign}.3f})"
             for score in scores
         ]
-        table.add_row(who, *cells)
+        table.add_row(label, *cells)
     Console(highlight=False).print(table)
 
 
 class ClassifierProgress:
-    """Shows the events of a classifier's run in a bar that is open; `already`: the run was finished before."""
+    """Shows the events of a classifier's run in an open bar; `already` is True if the run was finished before."""
 
     def __init__(self, bar: ProgressBar) -> None:
-        self.bar, self.already, self._stage = bar, False, ""
+        self.bar, self.already = bar, False
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
         facts = event.facts
-        if event.kind in ("features", "head"):
-            self._before(event)
-        elif event.kind == "start":
+        if event.kind == "start":
             self._start(event)
         elif event.kind == "step":
             self.bar.advance_to(event.step)
@@ -150,16 +148,6 @@ class ClassifierProgress:
         elif event.kind == "done":
             self.already = facts["already"]
 
-    def _before(self, event: Event) -> None:
-        """Texts read through a frozen checkpoint, and fits of the head."""
-        if self._stage != event.kind:
-            self._stage = event.kind
-            if event.kind == "features":
-                layers = ", ".join(map(str, event.facts["layers"]))
-                self.bar.line(f"classify reads {event.steps:,} texts through the checkpoint, after layers {layers}")
-            self.bar.begin("features" if event.kind == "features" else "fits of the head", event.steps)
-        self.bar.advance_to(event.step)
-
     def _start(self, event: Event) -> None:
         facts = event.facts
         self.bar.line(
@@ -168,14 +156,8 @@ class ClassifierProgress:
             f"{facts['classes']} classes, {facts['parameters']:,} parameters, {event.steps:,} steps at most, "
             f"{facts['precision']} on {facts['device']}, {facts['threads']} threads"
         )
-        if "head" in facts:
-            head = facts["head"]
-            self.bar.line(
-                f"classify: layer {head['layer']}, pooling {head['pooling']}, C {head['C']:g}; "
-                f"{facts['trained_parameters']:,} parameters of {facts['init']['checkpoint']} and its head are trained"
-            )
         if facts["cut"]:
-            self.bar.line(f"classify: {facts['cut']:,} texts reach --max-length and may have been cut")
+            self.bar.line(f"classify: {facts['cut']:,} texts have at least --max-length tokens and may have been cut")
         self.bar.begin("training", event.steps)
         self.bar.advance_to(event.step)
 

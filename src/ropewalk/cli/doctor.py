@@ -69,7 +69,7 @@ def doctor(
     except RunInterrupted as stop:
         sys.stderr.write(
             f"\nStopped: {stop.kept} {stop.kind} are kept, {stop.due} are due. "
-            "Run the same command with --resume to go on.\n"
+            "To resume, rerun the command with --resume.\n"
         )
         raise typer.Exit(130) from None
     if not current().is_first:
@@ -92,7 +92,7 @@ def print_diagnosis(
     trained_length: int | None = None,
     record: Path | None = None,
 ) -> None:
-    """Print the verdict, the evidence, and what to do next; arguments as for `Diagnosis.next_command`."""
+    """Print the verdict, the evidence, and the next command; arguments as for `Diagnosis.next_command`."""
     from ropewalk.cli.tables import SEVERITIES, finding_line
 
     print_verdict(console, found)
@@ -111,13 +111,12 @@ def print_verdict(console: Console, found: Diagnosis) -> None:
     from rich.text import Text
 
     from ropewalk.diagnosis.rules import used_in_words
-    from ropewalk.report.write import headline, reaches
+    from ropewalk.report.write import reaches
 
     verdict, protocol = found.verdict, found.measurement.protocol
-    first, others = headline(verdict.sentence)
     line = Text(f"{found.name}: ", style="bold")
-    line.append(first, style=_COLORS[verdict.action])
-    console.print(line.append(f" {others}", style="not bold"))
+    line.append(verdict.headline, style=_COLORS[verdict.action])
+    console.print(line.append(f" {' '.join(verdict.reasons)}" if verdict.reasons else "", style="not bold"))
     for said in (*(() if found.reading is None else (found.reading.sentence,)), *found.left_out):
         console.print(Text(said))
     used = "" if found.use is None else used_in_words(found.use, verdict.method or "plain")
@@ -152,7 +151,7 @@ def print_table(console: Console, found: Diagnosis) -> None:
 
 
 def print_methods(console: Console, found: Diagnosis) -> None:
-    """Print what each method changes, in a few words."""
+    """Print a few words on what each method changes."""
     from rich.text import Text
 
     from ropewalk.diagnosis.document import shared_sentences
@@ -171,7 +170,7 @@ def print_methods(console: Console, found: Diagnosis) -> None:
 
 
 def print_next(console: Console, found: Diagnosis, command: str | None) -> None:
-    """Print the next command, and what to put into config.json by hand."""
+    """Print the next command, and the keys for config.json."""
     if command is not None:
         console.print("Next:", style="bold")
         console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)

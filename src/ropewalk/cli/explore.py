@@ -1,4 +1,4 @@
-"""`ropewalk explore`: the page of interactive pictures."""
+"""`ropewalk explore`: open the page of interactive pictures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def explore(
         str | None,
         typer.Argument(
             metavar="[RECORD_OR_MODEL]",
-            help="A record of the doctor (.json), or a model whose ropes are shown: a config.json, a Hugging Face "
-            'folder, a .gguf, OWNER/NAME of the hub, or "tiny".',
+            help="A record of the doctor (.json), or a model: a config.json, a Hugging Face folder, a .gguf, "
+            'OWNER/NAME of the hub, or "tiny".',
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the page into this file, and do not open it.", metavar="FILE")
+        Path | None, typer.Option(help="Write the page into this file instead of opening it.", metavar="FILE")
     ] = None,
 ) -> None:
     """Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.

@@ -26,10 +26,10 @@ RESTART = typer.Option("--restart", help="Discard the stopped run next to --out.
 
 
 def drawing(figure: str) -> Draw | None:
-    """Return a function that draws a record as PNG, by `ropewalk.figures.loss`; None if matplotlib is missing."""
+    """Return a function that draws a record as PNG, by `ropewalk.figures.results`; None if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         return None
-    from ropewalk.figures import loss as extension
+    from ropewalk.figures import results as extension
     from ropewalk.figures.style import render
 
     return lambda record: render(getattr(extension, figure)(record), "png")

@@ -1,4 +1,4 @@
-"""`ropewalk figure`: the pictures of the lesson, by name."""
+"""`ropewalk figure`: draw the figures of the lesson by name."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ if TYPE_CHECKING:
 
 
 def figure(
-    name: Annotated[str | None, typer.Argument(help="Which figure; --list names them.", metavar="NAME")] = None,
+    name: Annotated[str | None, typer.Argument(help="The figure; --list names all.", metavar="NAME")] = None,
     more: Annotated[
-        list[str] | None, typer.Argument(help="More settings: --set A=1 B=2.", metavar="[KEY=VALUE...]")
+        list[str] | None, typer.Argument(help="Further settings, as in --set A=1 B=2.", metavar="[KEY=VALUE...]")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The file, .png or .svg; no ending: both [default: NAME]. With --all: the folder."),
+        typer.Option(help="A .png or .svg file; without an ending: both [default: NAME]. With --all: a folder."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the figure (repeatable).")
     ] = None,
-    listing: Annotated[
-        bool, typer.Option("--list", help="Name the figures, or the settings of NAME, and end.")
-    ] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the figures, or the settings of NAME.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Draw every figure, as PNG and SVG.")] = False,
 ) -> None:
     """Draw a figure of the lesson from numbers that are computed now.
@@ -55,14 +53,14 @@ def figure(
         _draw([(entry, dict(entry.read(chosen)), out or Path(entry.name))])
     else:
         raise RopeError(
-            "figure: which one?",
+            "figure: the name is missing.",
             facts={"known": ", ".join(ENTRIES)},
-            cure="ropewalk figure NAME; `ropewalk figure --list` says what each shows.",
+            cure="ropewalk figure NAME; `ropewalk figure --list` describes each.",
         )
 
 
 def _list(entry: Entry | None) -> None:
-    """One line for each figure; or for each setting of one."""
+    """Print one line for each figure, or for each setting of one."""
     from ropewalk.figures.catalog import ENTRIES
 
     if entry is None:
@@ -77,7 +75,7 @@ def _list(entry: Entry | None) -> None:
 
 
 def _draw(work: list[tuple[Entry, dict[str, object], Path]]) -> None:
-    """Each figure computed and written; every place is checked before any work."""
+    """Compute and write each figure; check every path before any work."""
     from ropewalk.figures.style import picture_files, write_figure
     from ropewalk.progress import ProgressBar
 
@@ -90,5 +88,5 @@ def _draw(work: list[tuple[Entry, dict[str, object], Path]]) -> None:
             for path in paths:
                 typer.echo(str(path))
     except KeyboardInterrupt:
-        typer.echo("figure: stopped; the files that were named above are whole.", err=True)
+        typer.echo("figure: stopped; the files named above are complete.", err=True)
         raise typer.Exit(130) from None

@@ -1,4 +1,4 @@
-"""`ropewalk inspect`: the audit and the lint of a config, without running the model."""
+"""`ropewalk inspect`: audit and lint a config, without running the model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def inspect(
         ),
     ],
     target: Annotated[
-        int | None, TOKENS, typer.Option(help="The length wanted, in tokens [default: 4x trained].")
+        int | None, TOKENS, typer.Option(help="The target length in tokens [default: 4x trained].")
     ] = None,
     trained_length: Annotated[
         int | None,
         TOKENS,
-        typer.Option(help="Trained length in tokens; overrides what the config and the table of families say."),
+        typer.Option(help="Trained length in tokens, in place of that of the config or the table of families."),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
 ) -> None:
-    """Say what a rope config promises and which known traps it falls into; runs no model."""
+    """Describe the rope of a config and the known traps that it falls into; runs no model."""
     from rich.console import Console
 
     from ropewalk.atomic_io import check_writable, write_whole

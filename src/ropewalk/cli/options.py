@@ -1,26 +1,26 @@
-"""Options: of `ropewalk` itself and of each command, lengths in tokens as they are typed, and the command line again.
+"""The options of `ropewalk` and of each command, lengths in tokens, and the command line of a record.
 
-The options of a command are derived from the settings dataclass that its function takes. Each parameter that is
-annotated with a dataclass becomes one option for each field, and the function is called with the dataclass; a parameter
-that is annotated with `Overrides` of a dataclass gets the values that were given. A field's `metadata` may contain:
+The options of a command are derived from the settings dataclasses of its function. A parameter that is annotated with a
+dataclass becomes one option for each field, and the function gets the dataclass. A parameter that is annotated with
+`Overrides` of a dataclass gets only the given values. A field's `metadata` may contain:
 
 - "help": the option's help.
-- "type": the type on the command line, where the field itself allows more.
-- "unit": "tokens" for a length, so that 8k and 1M are understood.
-- "commas": True where a tuple may also be written with commas, as in --methods yarn,ntk.
-- "empty": the word that stands for an empty tuple, as in --scalings none.
-- "rest": for a tuple that also takes the command's further arguments, as in --text A B C: the help of these.
-- "option": the option's name or names, where it is not the field's own with dashes.
+- "type": the type on the command line, if the field itself allows more.
+- "unit": "tokens" for a length, which may be written as 8k or 1M.
+- "commas": True for a tuple that may also be written with commas, as in --methods yarn,ntk.
+- "empty": the word for an empty tuple, as in --scalings none.
+- "rest": the help of the command's further arguments, which a tuple also takes, as in --text A B C.
+- "option": the option's name or names, if they differ from the field's name with dashes.
 - "argument": True for a positional argument.
-- "metavar": what stands for the value in the help.
+- "metavar": the name of the value in the help.
 - "command_line": False for a field that the command line does not offer.
 - "group": the heading under which the help lists the option (default: Options). An option in a function's own
   signature names it as `typer.Option(rich_help_panel="Output")`.
-- "file": True for a field that has no option and is set in a TOML file instead. A command whose settings have such
-  fields gets the option --settings FILE, and its help lists them.
+- "file": True for a field that has no option and is set in a TOML file instead. If the settings have such fields, the
+  command has the option --settings FILE, and its help lists them.
 
-A tuple is a repeatable option; a bool that is False by default is a flag, and one that is True has a --no- form; a
-`Literal` is checked, and its choices stand in the help.
+A tuple is a repeatable option. A bool with the default False is a flag, and one with True has a --no- form. A `Literal`
+is checked, and the help lists its choices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ropewalk.version import __version__
 
 Settings = TypeVar("Settings")
 TOKENS: Final = "tokens"
-"""Marks a length in a command's own signature: `target: Annotated[int | None, TOKENS, typer.Option(...)] = None`."""
+"""Mark of a length in a command's own signature: `target: Annotated[int | None, TOKENS, typer.Option(...)] = None`."""
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _LENGTH = re.compile(r"([+-]?\d+(?:_\d+)*(?:\.\d+)?)([km]?)", re.IGNORECASE)
 
@@ -61,7 +61,7 @@ def options(
 
 @dataclass(frozen=True)
 class Overrides(Generic[Settings]):
-    """Those settings that the command line gives, where another source than the dataclass has the defaults.
+    """The settings on the command line, for a command with other defaults than those of the dataclass.
 
     >>> @dataclass(frozen=True)
     ... class Settings:
@@ -75,15 +75,15 @@ class Overrides(Generic[Settings]):
     values: Mapping[str, Any]
 
     def over(self, defaults: Mapping[str, Any]) -> Settings:
-        """The dataclass, with `defaults` for what the command line does not give, and its own for the others."""
+        """Return the dataclass with these values, then `defaults`, then its own defaults."""
         return self.settings(**{**defaults, **self.values})
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The command that typer reads: `function` with an option for each field of its settings.
+    """Return a command for typer: `function` with an option for each field of its settings.
 
-    Values reach `function` as its annotations say: lengths as ints, settings as dataclasses. Raises `RopeError` for a
-    value that its field cannot hold, before `function` is called.
+    The values have the types of `function`'s annotations: lengths are ints, settings are dataclasses. The command
+    raises `RopeError` for a value that its field cannot hold, before it calls `function`.
 
     >>> @dataclass(frozen=True)
     ... class Settings:
@@ -144,13 +144,13 @@ class Command(TyperCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class _Option:
-    """What typer is told of one parameter, and how its value is read from what typer gives."""
+    """One parameter as typer gets it, and the conversion of its value."""
 
     annotation: Any
     default: Any
     read: Callable[[Any], Any]
     extends: str | None = None
-    """The field to whose values these are added."""
+    """The field that these values extend."""
     from_file: Callable[[Any], Any] = lambda value: value
     """Returns a value of a settings file as the field contains it, or raises TypeError."""
     help: str = ""
@@ -172,7 +172,7 @@ _SETTINGS_FILE = _Option(
 
 @dataclass(frozen=True, kw_only=True)
 class _SettingsGroup:
-    """The options of one dataclass; `partial` where the function gets `Overrides` of it."""
+    """The options of one dataclass; `partial` if the function gets `Overrides` of it."""
 
     settings: type
     partial: bool
@@ -180,7 +180,7 @@ class _SettingsGroup:
     in_file: dict[str, _Option]
 
     def read(self, typed: Mapping[str, Any], values: Mapping[str, Any], filed: Mapping[str, Any]) -> Any:
-        """Return what the function gets.
+        """Return the dataclass or the `Overrides` that the function gets.
 
         **Arguments:**
         - `typed`: the values that typer gives.
@@ -198,7 +198,7 @@ class _SettingsGroup:
 
 
 def _settings_group(hint: Any) -> _SettingsGroup | None:
-    """The options that a parameter's annotation stands for; None where it is no dataclass."""
+    """Return the options of an annotation that is a dataclass; None for any other annotation."""
     partial = get_origin(hint) is Overrides
     settings = get_args(hint)[0] if partial else hint
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
@@ -217,7 +217,7 @@ def _settings_group(hint: Any) -> _SettingsGroup | None:
 
 
 def _rest_of(field: dataclasses.Field[Any], option: _Option) -> _Option:
-    """The command's further arguments, which belong to a field that is a tuple."""
+    """Return the command's further arguments, which belong to a field that is a tuple."""
     argument = typer.Argument(help=field.metadata["rest"], metavar=field.metadata.get("metavar", "TEXT"))
     return _Option(
         annotation=Annotated[list[str] | None, argument],
@@ -228,7 +228,7 @@ def _rest_of(field: dataclasses.Field[Any], option: _Option) -> _Option:
 
 
 def _of_parameter(parameter: inspect.Parameter, hint: Any) -> _Option:
-    """A parameter as it is; a length, marked by TOKENS, is typed as text."""
+    """Return the option of a parameter that is no dataclass; a length, marked by TOKENS, is text for typer."""
     plain, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     tokens, infos = TOKENS in marks, [mark for mark in marks if mark != TOKENS]
     kind, _ = _without_none(plain)
@@ -246,7 +246,7 @@ def _of_parameter(parameter: inspect.Parameter, hint: Any) -> _Option:
 
 
 def _of_field(field: dataclasses.Field[Any], hint: Any, partial: bool) -> _Option:
-    """One field: its type as typer is to read it, its default, and the way back; `partial`: no default is shown."""
+    """Return the option of one field: type and default for typer, and the conversions; `partial` shows no default."""
     kind, optional = _without_none(field.metadata.get("type", hint))
     repeated = get_origin(kind) is tuple
     element = get_args(kind)[0] if repeated else kind
@@ -333,14 +333,14 @@ def _read_settings(path: Path, fields: Mapping[str, _Option]) -> dict[str, Any]:
 
 
 def _typed(default: Any, typed: type) -> Any:
-    """A default as typer is to have it: text where text is typed; None for an empty tuple."""
+    """Return a default for typer: text if the type is text; None for an empty tuple."""
     if isinstance(default, tuple):
         return [_typed(item, typed) for item in default] or None
     return str(default) if typed is str and isinstance(default, int) else default
 
 
 def _read(value: Any, element: Any, tokens: bool, option: str) -> Any:
-    """One typed value as its field holds it."""
+    """Return one value as its field contains it."""
     if tokens:
         return read_tokens(value, option)
     if get_origin(element) is Literal:
@@ -359,13 +359,13 @@ def _read(value: Any, element: Any, tokens: bool, option: str) -> Any:
             raise RopeError(
                 f"ropewalk: {option} must be {'a whole number' if element is int else 'a number'}.",
                 facts={"given": value},
-                cure="With several values, put commas between them.",
+                cure="Put commas between several values.",
             ) from error
     return value
 
 
 def _words(text: str, option: str) -> list[str]:
-    """The words between commas; none may be empty, so that a slip of the comma is not another choice."""
+    """Return the words between commas; raise `RopeError` if one is empty, which may be a typing error."""
     words = [word.strip() for word in text.split(",")]
     if not all(words):
         raise RopeError(
@@ -375,14 +375,14 @@ def _words(text: str, option: str) -> list[str]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    """A field's default; `inspect.Parameter.empty` where it must be given."""
+    """Return a field's default; `inspect.Parameter.empty` if it is required."""
     if field.default is not dataclasses.MISSING:
         return field.default
     return inspect.Parameter.empty if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _metavar(element: Any, tokens: bool) -> str | None:
-    """What stands for a value in the help; typer's own differ from version to version."""
+    """Return the name of a value in the help; typer's own names differ between versions."""
     if tokens:
         return "TOKENS"
     if get_origin(element) is Literal:
@@ -395,7 +395,7 @@ def _annotated(hint: Any, *marks: Any) -> Any:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """The type without None, and whether None was there."""
+    """Return the type without None, and whether it contained None."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
     kinds = [kind for kind in get_args(hint) if kind is not NoneType]
@@ -404,14 +404,14 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _named(name: str) -> str:
-    """A field's name as an option."""
+    """Return a field's name as an option."""
     return f"--{name.replace('_', '-')}"
 
 
 def read_tokens(text: str, option: str = "length") -> int:
-    """The number of tokens that `text` names: k is 1,024, M is 1,048,576. `option` is named in the error.
+    """Return the number of tokens in `text`: k is 1,024, M is 1,048,576.
 
-    Raises `RopeError` for anything else, and for parts of a token.
+    Raises `RopeError`, which names `option`, for anything else, and for parts of a token.
 
     >>> [read_tokens(text) for text in ("8192", "8_192", "8k", "1.5k", "128K", "1M")]
     [8192, 8192, 8192, 1536, 131072, 1048576]
@@ -430,10 +430,10 @@ def read_tokens(text: str, option: str = "length") -> int:
 
 
 def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> str:
-    """The command and the options that were given to it, as text for a shell.
+    """Return the command and the options that were given to it, as text for a shell.
 
-    Of a path only its last name is in it, so that a record does not show anybody's folders. `leave_out` names
-    parameters that change no number.
+    A path is shortened to its last name, so that a record shows no private folders. `leave_out` names parameters that
+    change no number.
     """
     words = ["ropewalk", *context.command_path.removeprefix("ropewalk").split()]
     for parameter in context.command.params:
@@ -452,6 +452,6 @@ def command_line(context: typer.Context, *, leave_out: Container[str] = ()) -> s
 
 
 def _shown(value: Any) -> str:
-    """A value as it is typed; a path by its name alone."""
+    """Return a value as text; a path by its last name."""
     text = str(value)
     return Path(text).resolve().name if isinstance(value, Path) or Path(text).exists() else text

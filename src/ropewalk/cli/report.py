@@ -1,4 +1,4 @@
-"""`ropewalk report`: the doctor's page made again from its record."""
+"""`ropewalk report`: write the doctor's report from its record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def report(
     record: Annotated[Path, typer.Argument(help="The JSON that `ropewalk doctor --json` or --report wrote.")],
     out: Annotated[Path, typer.Option(help="Write index.html, report.json and figures into this folder.")],
 ) -> None:
-    """Make the doctor's report again from its record; runs no model."""
+    """Write the doctor's report from its record; runs no model."""
     from rich.console import Console
 
     from ropewalk.report.record import read_record, understood

@@ -18,8 +18,7 @@ def serve_config(
     ],
     engine: Annotated[str, typer.Option(help="vllm, sglang, llama.cpp, ollama or transformers.")],
     method: Annotated[
-        str | None,
-        typer.Option(help="Extension method [default: that of --from, else as-is].", rich_help_panel=METHOD),
+        str | None, typer.Option(help="Extension method [default: that of --from, else as-is].", rich_help_panel=METHOD)
     ] = None,
     target: Annotated[
         int | None,
@@ -27,8 +26,7 @@ def serve_config(
         typer.Option(help="Length wanted, in tokens [default: four times the trained length].", rich_help_panel=METHOD),
     ] = None,
     factor: Annotated[
-        float | None,
-        typer.Option(help="Instead of --target: multiple of the trained length.", rich_help_panel=METHOD),
+        float | None, typer.Option(help="Instead of --target: multiple of the trained length.", rich_help_panel=METHOD)
     ] = None,
     records: Annotated[
         list[Path] | None,
@@ -66,13 +64,7 @@ def serve_config(
             cure="Leave out one of them.",
         )
     served = configure(
-        model,
-        engine,
-        method=method,
-        target=target,
-        factor=factor,
-        trained_length=trained_length,
-        records=records or (),
+        model, engine, method=method, target=target, factor=factor, trained_length=trained_length, records=records or ()
     )
     console = Console(highlight=False)
 

@@ -1,4 +1,4 @@
-"""What several commands print: the audit, the lint, and tables that fit the console, by rich."""
+"""The output that several commands share: audit, lint, and tables that fit the console, by rich."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEVERITIES = tuple(_COLORS)
 def print_inspection(
     console: Console, name: str, audits: Sequence[Audit], findings: Sequence[Finding], *, library: str = "ropewalk"
 ) -> None:
-    """The audit of each rope, then the lint; what computes the model, where that is another library."""
+    """Print the audit of each rope, then the lint, and the library that computes the model if it is not ropewalk."""
     from rich.text import Text
 
     console.print(Text(name, style="bold"))
@@ -28,7 +28,7 @@ def print_inspection(
         for sentence in audit_sentences(found):
             console.print(Text(f"  {sentence}"))
     if library != "ropewalk":
-        console.print(Text(f"  Measured and generated from by {library}: ropewalk does not build this family."))
+        console.print(Text(f"  {library} computes this model: ropewalk does not build its family."))
     if not findings:
         console.print(Text("  Lint: no known trap in the config."))
     for finding in findings:
@@ -38,7 +38,7 @@ def print_inspection(
 
 
 def finding_line(finding: Finding) -> Text:
-    """One finding of the lint, with its severity in colour."""
+    """Return one finding of the lint, with its severity in colour."""
     from rich.text import Text
 
     where = f" ({finding.layer_type})" if finding.layer_type else ""
@@ -55,9 +55,9 @@ def stacked(
     *,
     names: str = "method",
 ) -> list[Table]:
-    """One table, or several one above the other, each with as many of the columns as the console is wide.
+    """Return one table, or several with as many columns each as fit into the width of the console.
 
-    Where not even one column fits beside the names, its cells are folded: a number is never cut.
+    The cells of a column that does not fit next to the names are folded: a number is never cut.
     """
     from rich.measure import Measurement as Width
 

@@ -1,4 +1,4 @@
-"""The events of a language model's run as a progress bar, and as one line for each entry of its log."""
+"""The progress of a language model's run: a bar, and a line for each entry of its log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ropewalk.training import Event
 
 
 class TrainingProgress:
-    """Shows the events of a language model's run in a bar that is open; `name` begins the lines."""
+    """Shows the events of a language model's run in an open bar; `name` begins the lines."""
 
     def __init__(self, name: str, bar: ProgressBar) -> None:
         self.name, self.bar = name, bar
@@ -34,7 +34,7 @@ class TrainingProgress:
         )
         if facts["began_with_threads"] != facts["threads"]:
             self.bar.line(
-                f"{self.name}: the run began with {facts['began_with_threads']} threads; another number rounds "
+                f"{self.name}: the run began with {facts['began_with_threads']} threads; a different number rounds "
                 "sums differently, so the result will not be the same bit for bit. Set OMP_NUM_THREADS to keep it."
             )
         self.bar.begin("training", event.steps)

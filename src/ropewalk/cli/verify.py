@@ -44,8 +44,7 @@ def verify(
         int, TOKENS, typer.Option(help="The longest prompt to send.", rich_help_panel=PROMPTS)
     ] = 4096,
     text: Annotated[
-        Path | None,
-        typer.Option(help="A UTF-8 file to take prompts from [default: a novel].", rich_help_panel=PROMPTS),
+        Path | None, typer.Option(help="A UTF-8 file to take prompts from [default: a novel].", rich_help_panel=PROMPTS)
     ] = None,
     served_name: Annotated[
         str | None, typer.Option(help="The model's name on the server [default: the first that it lists].")

@@ -1,4 +1,4 @@
-"""The same decoder with each encoding: one text, one order, several seeds; loss far beyond the trained length."""
+"""The comparison of encodings: the same decoder, text and order, several seeds; loss far beyond the trained length."""
 
 from __future__ import annotations
 

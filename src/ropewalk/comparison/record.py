@@ -29,17 +29,17 @@ SCALINGS = ("pi", "ntk", "yarn")
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """Which encodings are trained on what, and how far beyond the trained length they are measured.
+    """The encodings to train, the text, and the lengths to measure at.
 
-    - `text`: UTF-8 files to train on; `validation`: files to measure on; none: the last tenth of each text.
-    - `encodings`: names of `ropewalk train --encoding`. `seeds`: each trains every encoding once: the seed decides the
-      first weights and the order of the windows, so the order is the same for all encodings of a seed.
+    - `text`: UTF-8 files to train on. `validation`: files to measure on; without any, the last tenth of each text.
+    - `encodings`: names of `ropewalk train --encoding`. `seeds`: each trains every encoding once. The seed determines
+      the first weights and the order of the windows, which is the same for all encodings.
     - `size`, `vocab_size`, `seq_len` (tokens, the trained length), `batch_size`, `steps`, `lr`: as `TrainSettings`.
-    - `multiples`: of the trained length, at which the loss is measured; `tokens`: how many are measured, at most, the
-      same for each length.
-    - `scalings`: rules that each trained rope is measured under as well, at factor = length / trained length.
+    - `multiples`: multiples of the trained length to measure at. `tokens`: the largest number of tokens to measure on,
+      the same for each length.
+    - `scalings`: scaling rules to measure each trained rope under, too, at factor = length / trained length.
 
-    Raises `RopeError` for names that nobody knows and numbers out of range.
+    **Raises:** `RopeError` for unknown names and numbers out of range.
 
     >>> CompareSettings(text=("novel.txt",), encodings=("rope", "alibi")).lengths
     (128, 256, 512, 1024, 2048)
@@ -96,20 +96,20 @@ class CompareSettings:
                 facts={"tokens": self.tokens, "longest": self.lengths[-1]},
                 cure="Raise --tokens, or measure fewer --multiples.",
             )
-        self.training("rope", 0)  # raises for what no run could use
+        self.training("rope", 0)  # raises for values that no run accepts
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of the windows that are measured, ascending."""
+        """Return the lengths to measure at in tokens, ascending."""
         return tuple(self.seq_len * multiple for multiple in sorted(self.multiples))
 
     @property
     def jobs(self) -> tuple[tuple[str, int], ...]:
-        """Each encoding and seed, all encodings of a seed before the next seed: a stopped run has whole seeds."""
+        """Return each encoding and seed, all encodings of a seed before the next seed."""
         return tuple((encoding, seed) for seed in self.seeds for encoding in self.encodings)
 
     def training(self, encoding: str, seed: int, tokenizer: str = "bpe") -> TrainSettings:
-        """The run that trains one encoding with one seed."""
+        """Return the settings of the run that trains one encoding with one seed."""
         return TrainSettings(
             text=self.text,
             validation=self.validation,
@@ -127,7 +127,7 @@ class CompareSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """These settings as JSON holds them; texts by their file's name."""
+        """Return these settings as JSON values; texts by the names of their files."""
         plain: dict[str, Any] = {
             name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
         }
@@ -137,7 +137,7 @@ class CompareSettings:
 
 
 def scaling_of(name: str, factor: float, trained: int) -> Scaling:
-    """The rule of a scaling's name at one factor."""
+    """Return the scaling rule of this name at one factor."""
     from ropewalk.rope.scaling import NTK, Linear, YaRN
 
     rules: dict[str, Scaling] = {"pi": Linear(factor), "ntk": NTK(factor), "yarn": YaRN(factor, trained)}
@@ -162,7 +162,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "hour": {},
     "full": {"encodings": TEXT_ENCODINGS, "steps": 2000, "tokens": 131_072},
 }  # fmt: skip
-"""`quick`: four encodings, one seed, minutes. `hour`: what two cores do in an hour. `full`: all, for a few nights."""
+"""`quick`: four encodings, one seed: minutes. `hour`: an hour of two cores. `full`: all encodings, a few nights."""
 
 
 # The record
@@ -175,12 +175,12 @@ PACKAGES = ("ropewalk", "torch", "transformers", "numpy", "onnxruntime", "openvi
 
 
 def job_name(encoding: str, seed: int) -> str:
-    """The ledger's name of one run."""
+    """Return the ledger's name of one run."""
     return f"{encoding}/{seed}"
 
 
 def open_ledger(out: Path, key: str) -> Ledger:
-    """The ledger of the finished runs in a comparison's folder, with all that it holds; `key` is its fingerprint.
+    """Return the ledger of the finished runs in a comparison's folder, with its results; `key` is its fingerprint.
 
     A result is {"lines": [...]}, the run's lines of the record.
     """
@@ -192,7 +192,7 @@ def open_ledger(out: Path, key: str) -> Ledger:
 
 
 def read_record(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The first line of a comparison's record, and the others. Raises `RopeError` for another file."""
+    """Return the first line of a comparison's record, and the others; raise `RopeError` for any other file."""
     path = Path(path)
     path = path / RECORD if path.is_dir() else path
     try:
@@ -207,13 +207,13 @@ def read_record(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def begin_record(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The record's first line: the one that is there, or a new one, of this machine.
+    """Return the first line of the record, or a new one, of this machine, if there is no record.
 
-    `asked` holds the settings and the digests of the texts. Raises `RopeError` for a record of another comparison.
+    `asked` contains the settings and the digests of the texts. Raises `RopeError` for a record of another comparison.
     """
     if not path.exists():
         return {"kind": "comparison", **asked, **environment()}
-    try:  # the first line alone: the ledger knows the others
+    try:  # only the first line: the ledger contains the others
         with path.open(encoding="utf-8") as file:
             first = json.loads(file.readline())
         if first["kind"] != "comparison":
@@ -224,15 +224,15 @@ def begin_record(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
         raise _no_record(path, str(error)) from error
     if {name: first.get(name) for name in asked} != dict(asked):
         raise RopeError(
-            "compare: the folder holds another comparison.",
+            "compare: the folder contains another comparison.",
             facts={"out": str(path.parent), "its settings": first.get("settings"), "asked": asked["settings"]},
-            cure="Name another --out, or ask for the same settings.",
+            cure="Name another --out, or pass the same settings.",
         )
     return dict(first)
 
 
 def write_record(path: Path, first: Mapping[str, Any], runs: Iterable[Iterable[Mapping[str, Any]]]) -> None:
-    """Write the record whole: the first line, then the lines of each run."""
+    """Write the whole record: the first line, then the lines of each run."""
     lines = [first, *(line for run in runs for line in run)]
     content = "".join(json.dumps(line) + "\n" for line in lines)
     if not path.exists() or path.read_text(encoding="utf-8") != content:
@@ -253,7 +253,8 @@ Interval = tuple[float, float] | None
 class Row(NamedTuple):
     """One encoding (under one scaling) at one length: nats per token, mean and 95 % t interval over seeds.
 
-    `rise` is the loss there less the loss at the trained length, paired by seed. All None where there is no value.
+    `rise` is the loss at this length minus the loss at the trained length, paired by seed. All are None if the encoding
+    has no value at this length.
     """
 
     encoding: str
@@ -276,7 +277,7 @@ class Curve(NamedTuple):
 
 
 def summarise(lines: Sequence[dict[str, Any]], trained_length: int) -> list[Row]:
-    """A row for each encoding, scaling and length in a record, in the record's order."""
+    """Return a row for each encoding, scaling and length in a record, in the record's order."""
     from ropewalk.statistics import mean_and_interval
 
     losses: dict[tuple[str, str | None, int], dict[int, float | None]] = {}
@@ -299,7 +300,7 @@ def summarise(lines: Sequence[dict[str, Any]], trained_length: int) -> list[Row]
 
 
 def convergence(lines: Sequence[dict[str, Any]]) -> list[Curve]:
-    """The training of each encoding, over the seeds that are in a record."""
+    """Return the training curve of each encoding, over the seeds in a record."""
     from ropewalk.statistics import mean_and_interval
 
     runs: dict[str, list[list[list[float]]]] = {}

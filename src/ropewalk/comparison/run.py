@@ -1,4 +1,4 @@
-"""A comparison from beginning to end: trains and measures in processes of one thread, and resumes after a stop."""
+"""The work of a comparison: training and measuring in processes of one thread, which resume after a stop."""
 
 from __future__ import annotations
 
@@ -43,48 +43,52 @@ from ropewalk.training.objective import token_losses
 from ropewalk.training.run_folder import RunFolder
 
 AT_ONCE = 4096  # tokens of one forward
-GRACE = 20.0  # seconds for the checkpoints of runs whose pool is broken or whose parent has gone
-PAUSE = 0.2  # seconds between two looks of a worker at the stop flag and at its parent
+GRACE = 20.0  # seconds for the last checkpoints after the pool is broken or the parent has ended
+PAUSE = 0.2  # seconds between two checks of the stop flag and the parent by a worker
 CONTINUE, STOP, END = 0, 1, 2  # the stop flag: continue; checkpoint and end; end at once
 STOPPED = 130
-RETRY = 5.0  # seconds until a run that another process has is tried again
+RETRY = 5.0  # seconds until a run that another process has leased is tried again
 Job = tuple[str, int]
 RunReport = Callable[[str, int, int, int, dict[str, Any]], None]
-"""Called with (encoding, seed, step, steps, facts) while runs train; facts hold "done" at the end of each."""
+"""Called with (encoding, seed, step, steps, facts) while runs train; facts contain "done" at the end of each."""
 
 
 def compare(
     settings: CompareSettings, out: str | Path, *, workers: int | None = None, report: RunReport | None = None
 ) -> Path:
-    """Train and measure all that is not in `out` yet; returns the record, `out`/results.jsonl.
+    """Train and measure every encoding and seed that `out` does not contain yet.
 
-    - `out`: a folder; a comparison with the same settings in it is continued, another is refused. Each finished run is
-      kept in its ledger, so several processes, on several machines that share the folder, may work on one comparison.
-      The record's first line holds the settings and the machine; then come the lines of each finished run: `kind`
-      "loss" for each length (see `measure`), and "run" (its convergence, seconds, parameters).
-    - `workers`: processes, each of one thread (None: one for each core; under a launcher, of this process's share).
+    **Arguments:**
+    - `out`: a folder. A comparison with the same settings in it is resumed. Each finished run is saved in its ledger,
+      so several processes, on several machines that share the folder, may work on one comparison.
+    - `workers`: processes of one thread each (None: one for each core; under a launcher, of this process's share).
+    - `report`: a `RunReport`.
 
-    Ctrl-C and SIGTERM let each run write a checkpoint, begin no other, and raise KeyboardInterrupt; a second one ends
-    the runs at once. Should this process be killed, its workers checkpoint and end too. Raises `RopeError` for texts
-    and settings that cannot be used, and for a folder with another comparison.
+    **Returns:** the record, `out`/results.jsonl. Its first line contains the settings and the machine. The lines of
+    each finished run follow: `kind` "loss" for each length (see `measure`), and "run" (convergence, seconds,
+    parameters).
+    **Raises:** `RopeError` for texts and settings that cannot be used, and for a folder with another comparison.
+
+    After Ctrl-C or SIGTERM each run writes a checkpoint, no other begins, and KeyboardInterrupt is raised; a second one
+    ends the runs at once. If this process is killed, its workers write checkpoints and end, too.
     """
     out = Path(out)
     comparison = _Comparison(settings, out)
     waiting = comparison.publish()
     if waiting:
         tokenizer = Path(current().first(f"compare/{comparison.key}/tokenizer", lambda: str(_tokenizer(settings, out))))
-        held_out(settings, TextTokenizer.from_folder(tokenizer.parent))  # what cannot be measured is not trained
+        held_out(settings, TextTokenizer.from_folder(tokenizer.parent))  # raises before the training
         _Pool(comparison, tokenizer, report or (lambda *_: None)).run(waiting, workers)
     return comparison.record
 
 
 class _Comparison:
-    """What is finished of a comparison, and its record."""
+    """The finished runs of a comparison, and its record."""
 
     def __init__(self, settings: CompareSettings, out: Path) -> None:
         texts = (*settings.text, *settings.validation)
         for path in texts:
-            read_text(path)  # raises for what is no text
+            read_text(path)  # raises if it is no text
         asked = {"settings": settings.to_json(), "sha256": [sha256(path) for path in texts]}
         self.settings, self.out, self.record = settings, out, out / RECORD
         self.first_line = begin_record(self.record, asked)
@@ -92,13 +96,13 @@ class _Comparison:
         self.ledger: Ledger = open_ledger(out, self.key)
         if not self.ledger.is_shared:
             raise RopeError(
-                "compare: the processes do not see one folder.",
+                "compare: the processes do not share one folder.",
                 facts={"out": str(out), "processes": current().ranks},
                 cure="Name an --out on a file system that all machines share: runs are continued from its checkpoints.",
             )
 
     def publish(self) -> list[Job]:
-        """Write the record of all finished runs, in the settings' order; returns the jobs that are left."""
+        """Write the record of all finished runs, in the settings' order; return the jobs that are left."""
         self.ledger.refresh()
         finished = [job for job in self.settings.jobs if job_name(*job) in self.ledger]
         if current().is_first:
@@ -118,14 +122,14 @@ class _Pool:
         """Runs that another process has leased."""
 
     def run(self, waiting: list[Job], workers: int | None) -> None:
-        """Run the jobs to their end; see `compare` for what ends them early."""
+        """Run the jobs to their end; see `compare` for interruptions."""
         workers = min(workers or current().cores(), len(waiting))
         self.pool = ProcessPoolExecutor(
             workers, mp_context=self.context, initializer=start_worker, initargs=(self.events, self.flag)
         )
         with polite_interrupt() as interrupted:
             try:
-                with _sigint_blocked():  # workers inherit it: a terminal's Ctrl-C is this process's to pass on
+                with _sigint_blocked():  # workers inherit it: only this process handles a terminal's Ctrl-C
                     self._submit(waiting)
                 retried = time.monotonic()
                 while self.running or self.elsewhere:
@@ -156,11 +160,11 @@ class _Pool:
             self.running[self.pool.submit(run_job, *given, *job)] = job
 
     def _collect(self) -> None:
-        """Wait a moment for runs to end; pass on what they report, and publish those that have ended."""
+        """Wait a moment for runs to end; forward their reports, and publish those that have ended."""
         if not self.running:
             time.sleep(PAUSE)
         done, _ = wait(self.running, timeout=PAUSE, return_when=FIRST_COMPLETED)
-        self._pass_on(self.report)
+        self._forward(self.report)
         for future in done:
             job = self.running.pop(future)
             if future.result():
@@ -169,7 +173,7 @@ class _Pool:
                 self.elsewhere.append(job)
 
     def _retry(self) -> None:
-        """Publish what another process has finished meanwhile, and try the others again: it may have stopped."""
+        """Publish the runs that another process has finished, and submit the others again."""
         left = self.comparison.publish()
         jobs, self.elsewhere = self.elsewhere, []
         for job in jobs:
@@ -182,18 +186,18 @@ class _Pool:
         steps = self.comparison.settings.steps
         self.report(*job, steps, steps, {"done": True})
 
-    def _pass_on(self, report: RunReport) -> None:
+    def _forward(self, report: RunReport) -> None:
         while not self.events.empty():
             report(*self.events.get())
 
     def _stop(self) -> None:
-        """Let runs in hand checkpoint and end, and no other begin; a second Ctrl-C meanwhile ends them at once."""
+        """Let current runs write checkpoints and end, and begin no other; a second Ctrl-C ends them at once."""
         self.flag.value = STOP
         try:
             for future in self.running:
                 future.cancel()
             while wait(self.running, timeout=PAUSE).not_done:
-                self._pass_on(lambda *_: None)  # a full pipe would hold a run up
+                self._forward(lambda *_: None)  # a full pipe would block a run
             self.pool.shutdown()
         except BaseException:
             self.flag.value = END
@@ -201,7 +205,7 @@ class _Pool:
             raise
 
     def _end_broken(self) -> None:
-        """The pool has sent SIGTERM to the other runs: they checkpoint and end; what has not ended in time is ended."""
+        """Wait for the runs, to which the broken pool has sent SIGTERM; end those that take longer than `GRACE`."""
         late = threading.Timer(GRACE, lambda: setattr(self.flag, "value", END))
         late.start()
         self.pool.shutdown()
@@ -209,7 +213,7 @@ class _Pool:
 
 
 def packaged_text(out: Path) -> Path:
-    """The packaged Moby Dick, as a file of a comparison's folder."""
+    """Write the packaged Moby Dick into a comparison's folder, if it is not there, and return its path."""
     path = out / "moby_dick.txt"
     if not path.exists():
         write_whole(path, read_text(None)[1])
@@ -217,7 +221,7 @@ def packaged_text(out: Path) -> Path:
 
 
 def _tokenizer(settings: CompareSettings, out: Path) -> Path:
-    """One tokenizer for all runs, trained on the training part of the text."""
+    """Train one tokenizer for all runs on the training part of the text, if there is none; return its path."""
     folder = out / "tokenizer"
     if not (folder / "tokenizer.json").exists():
         texts = [read_text(path)[1] for path in settings.text]
@@ -230,9 +234,9 @@ def _tokenizer(settings: CompareSettings, out: Path) -> Path:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Hold SIGINT back in this thread and in processes started meanwhile; where there are no signal masks, do nothing.
+    """Block SIGINT in this thread and in processes that it starts; do nothing on systems without signal masks.
 
-    Python's own start and imports, in a new process, would end in a traceback. Here it arrives afterwards.
+    SIGINT during the start and the imports of a new process would print a traceback. Blocked, it arrives afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -248,9 +252,9 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 def held_out(settings: CompareSettings, tokenizer: TextTokenizer) -> TokenStream:
-    """The tokens to measure on: whole windows of the longest length, each within one document, evenly spread.
+    """Return the tokens to measure on: evenly spread windows of the longest length, each within one document.
 
-    Raises `RopeError` where no text holds one.
+    Raises `RopeError` if every text is shorter.
     """
     if settings.validation:
         texts = [read_text(path)[1] for path in settings.validation]
@@ -273,9 +277,9 @@ def held_out(settings: CompareSettings, tokenizer: TextTokenizer) -> TokenStream
 
 
 def losses_at(model: Decoder, stream: TokenStream, length: int, longest: int) -> list[float]:
-    """Mean loss (nats per token) at each position of fresh windows of `length`, over all tokens of the stream.
+    """Return the mean loss (nats per token) at each position of windows of `length`, over all tokens of the stream.
 
-    Every length reads the same targets: windows of the longest length are cut into fresh ones.
+    Every length has the same targets: windows of the longest length are cut into shorter ones.
     """
     starts = [int(begin) + cut for begin in stream.starts for cut in range(0, longest, length)]
     total = torch.zeros(length, dtype=torch.float64)
@@ -289,10 +293,10 @@ def losses_at(model: Decoder, stream: TokenStream, length: int, longest: int) ->
 
 
 def measure(model: Decoder, stream: TokenStream, settings: CompareSettings) -> list[dict[str, Any]]:
-    """One record for each length, and for each scaling of a rope beyond the trained length.
+    """Return one record for each length, and for each scaling of a rope beyond the trained length.
 
-    `loss` is the mean over all positions, `blocks` that of each stretch of `seq_len` positions, nats per token; both
-    null where the encoding has no value.
+    `loss` is the mean over all positions, `blocks` the mean of each block of `seq_len` positions, in nats per token;
+    both are null if the encoding has no value.
     """
     model.eval()
     records = []
@@ -319,7 +323,7 @@ def _curve(
 
 
 def _has_no_value(model: Decoder, length: int) -> bool:
-    """A learned table ends at the trained length."""
+    """Return whether the length is beyond the end of a learned table."""
     encoding = model.config.encoding
     return isinstance(encoding, LearnedAbsolute) and length > encoding.max_position_embeddings
 
@@ -330,7 +334,7 @@ def _blocks(by_position: Sequence[float], size: int) -> list[float]:
 
 
 def folder_of(out: Path, encoding: str, seed: int) -> Path:
-    """Where one encoding's run of one seed lies."""
+    """Return the folder of one encoding's run of one seed."""
     return out / "runs" / f"{encoding}-{seed}"
 
 
@@ -338,16 +342,16 @@ def folder_of(out: Path, encoding: str, seed: int) -> Path:
 
 
 class _Worker:
-    """A worker's state: whether it has a run in hand, whether that is in its training loop, whether it must stop."""
+    """The state of a worker: whether it has a run, and whether that run is in its training loop or interrupted."""
 
     def __init__(self, events: Any, flag: Any) -> None:
         self.events, self.flag = events, flag
         self.busy = self.training = self.signalled = False
 
     def handle(self, number: int, frame: object) -> None:
-        """SIGTERM outside of the training loop's own care for it: leave the run in hand, or end where there is none.
+        """Handle SIGTERM outside of the training loop: interrupt the current run, or end the process without one.
 
-        In the loop it is a second one, and the checkpoint is being written.
+        In the loop it is the second signal, and the checkpoint is being written.
         """
         if self.busy and not self.training:
             raise KeyboardInterrupt
@@ -355,13 +359,13 @@ class _Worker:
             raise SystemExit(STOPPED)
 
     def watch(self) -> None:
-        """Wait for the stop flag or the parent's end: then the run in hand gets SIGTERM, and checkpoints."""
+        """Wait for the stop flag or the parent's end, then interrupt the current run, which writes a checkpoint."""
         parent = multiprocessing.parent_process()
         pause = threading.Event()
         left = GRACE
         while self.flag.value != END and left > 0:
             orphan = parent is not None and not parent.is_alive()
-            has_signal = self.training and signal.getsignal(signal.SIGTERM) == self.handle  # the loop has had it
+            has_signal = self.training and signal.getsignal(signal.SIGTERM) == self.handle  # the loop has received it
             if (self.flag.value == STOP or orphan) and self.busy and not self.signalled and not has_signal:
                 self.signalled = True
                 signal.raise_signal(signal.SIGTERM)
@@ -375,7 +379,7 @@ _worker: _Worker
 
 
 def start_worker(events: Any, flag: Any) -> None:
-    """Make this process a worker: Ctrl-C, blocked since its start, is the parent's; it ends with the parent."""
+    """Make this process a worker, which ignores Ctrl-C and ends with its parent."""
     global _worker
     _worker = _Worker(events, flag)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -384,9 +388,10 @@ def start_worker(events: Any, flag: Any) -> None:
 
 
 def run_job(settings: CompareSettings, out: str, key: str, tokenizer: str, encoding: str, seed: int) -> bool:
-    """One run in a worker, put into the ledger; False where another process has it.
+    """Make one run in a worker and add it to the ledger; return False if another process has leased it.
 
-    Told to stop, it checkpoints and raises KeyboardInterrupt; SIGTERM by somebody else ends the worker after that.
+    If the stop flag is set, the run writes a checkpoint and raises KeyboardInterrupt; after any other SIGTERM the
+    worker ends.
     """
     _worker.busy = True
     try:
@@ -394,7 +399,7 @@ def run_job(settings: CompareSettings, out: str, key: str, tokenizer: str, encod
             raise KeyboardInterrupt
         ledger, job = open_ledger(Path(out), key), job_name(encoding, seed)
         with ledger.lease(job) as leased:
-            ledger.refresh()  # it may have been finished elsewhere, just before it was free
+            ledger.refresh()  # another process may have finished it just now
             if leased and job not in ledger:
                 ledger.add(job, {"lines": _train_and_measure(settings, out, tokenizer, encoding, seed)})
         return leased
@@ -409,7 +414,7 @@ def run_job(settings: CompareSettings, out: str, key: str, tokenizer: str, encod
 def _train_and_measure(
     settings: CompareSettings, out: str, tokenizer: str, encoding: str, seed: int
 ) -> list[dict[str, Any]]:
-    """Train, or continue, then measure: the lines of the record."""
+    """Train, or resume, then measure; return the lines of the record."""
     torch.set_num_threads(1)
     events = _worker.events
 
@@ -421,7 +426,7 @@ def _train_and_measure(
     folder = folder_of(Path(out), encoding, seed)
     train(settings.training(encoding, seed, tokenizer), folder, dtype="float32", report=report)
     _worker.training = False
-    if _worker.flag.value != CONTINUE:  # it came at the last update, after which training ends whole
+    if _worker.flag.value != CONTINUE:  # the stop came at the last update
         raise KeyboardInterrupt
     model = load_decoder(folder)
     assert isinstance(model.tokenizer, TextTokenizer)

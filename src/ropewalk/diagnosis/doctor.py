@@ -11,6 +11,7 @@ from typing import Any
 from ropewalk.diagnosis.document import Diagnosis
 from ropewalk.diagnosis.prepare import prepare, with_tokenizer
 from ropewalk.diagnosis.settings import DoctorSettings, Protocol, TextSource
+from ropewalk.errors import RopeError
 from ropewalk.progress import Progress
 from ropewalk.readers.sharded import sharing_windows
 
@@ -88,7 +89,11 @@ def doctor(
     if moved:
         unknown = set(moved) - {field.name for field in dataclasses.fields(Protocol)}
         if unknown:
-            raise TypeError(f"doctor() got an unexpected keyword argument {min(unknown)!r}")
+            raise RopeError(
+                "doctor: unknown arguments.",
+                facts={"given": sorted(unknown)},
+                cure="See help(rw.doctor) for its arguments and the fields of `protocol`.",
+            )
         given = ", ".join(f"{name}=..." for name in moved)
         warnings.warn(f"doctor: pass protocol=Protocol({given}).", DeprecationWarning, stacklevel=2)
         protocol = dataclasses.replace(protocol, **moved)

@@ -1,4 +1,4 @@
-"""The doctor's result as data, and as the JSON document that reports read."""
+"""The doctor's result as data, and as the JSON document from which reports are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
-from ropewalk.diagnosis.rules import BEATS_CROP, Evidence, standing_rows, standings
+from ropewalk.diagnosis.rules import standing_rows, standings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.diagnosis.wording import attach_call, next_step
 from ropewalk.errors import RopeError
@@ -21,7 +21,7 @@ from ropewalk.measure.copy_test import UseMeasurement
 from ropewalk.measure.losses import Measurement
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS, main_rope, rope_parameters
-from ropewalk.report.write import headline, report_figure, report_page
+from ropewalk.report.write import report_figure, report_page
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import first_columns_of
 from ropewalk.statistics import over_windows
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> dict[str, Any]:
-    """The audit alone as a JSON document; `audit` is the first rope's, `audits` holds all of several."""
+    """Return the audit as a JSON document; `audit` is the first rope's, `audits` contains all if there are several."""
     document: dict[str, Any] = {
         "model": name,
         "trained_length": audits[0].trained_length,
@@ -54,10 +54,10 @@ def document(
     *,
     environment: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything that was found, as one JSON document: losses in nats per token, lengths in tokens, times in seconds.
+    """Return everything that was measured as JSON: losses in nats per token, lengths in tokens, times in seconds.
 
     Numbers are finite or null. `ci_by_block` holds [low, high] of the 95 % interval for each block, null where there
-    is one window; `difference_*` are paired to plain, with the intervals of the verdict's evidence.
+    is one window; `difference_*` are paired with plain, with the intervals of the verdict's evidence.
     """
     protocol, methods, all_standings = measurement.protocol, [], standings(measurement)
     for method in measurement.results:
@@ -96,7 +96,6 @@ def document(
             "token_frequencies_loss_by_window": measurement.frequencies,
             "verdict": verdict.to_json(),
             "recommended": verdict.method,
-            "recommendation": recommendation(verdict, measurement),
             "environment": dict(environment or {}),
         }
     )
@@ -104,7 +103,7 @@ def document(
 
 
 def how_measured(measurement: Measurement) -> str:
-    """The protocol in words, and how the intervals of differences between methods are found."""
+    """Return the protocol in words, and how intervals of differences between methods are computed."""
     protocol, said = measurement.protocol, measurement.protocol.sentence()
     if protocol.total_windows == 1:
         return said
@@ -112,12 +111,12 @@ def how_measured(measurement: Measurement) -> str:
 
 
 def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
-    """The keys of config.json that make a checkpoint use `method`: `rope_parameters` and `max_position_embeddings`.
+    """Return the keys of config.json that make a checkpoint use `method`: rope_parameters and max_position_embeddings.
 
-    The length is the target, except where the rule itself starts from it (dynamic), and for plain, crop and methods
-    in attention, which configs cannot express; a scaling that the method leaves as it is keeps the length that the
-    config states. `rope_parameters` has a block for each layer type where the config does; None where no config has
-    the ropes that were measured; see `block_of`.
+    `max_position_embeddings` is the target, with these exceptions: the trained length if the rule starts from it
+    (dynamic), and for plain, crop and methods in attention; the config's own length if the method keeps the scaling.
+    `rope_parameters` has a block for each layer type if the config does; it is None if no config can express the ropes
+    (`block_of`).
     """
     rope, record = main_rope(measurement.positions[method].ropes), METHODS[method]
     parameters, length = rope_parameters_of(method, measurement), measurement.protocol.target
@@ -132,19 +131,19 @@ def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
 
 
 def rope_parameters_of(method: str, measurement: Measurement) -> dict[str, Any] | None:
-    """The `rope_parameters` of the ropes that a method was measured with, or None.
+    """Return the `rope_parameters` of the ropes that a method was measured with, or None.
 
-    None without a rope (drope), and where layers differ that share a block: those with a window keep their rope.
+    None without a rope (drope), and if layers that share a block differ: those with a window keep their rope.
     """
     ropes = measurement.positions[method].ropes
     return rope_parameters(measurement.config_form, measurement.own.ropes, ropes, block_of)
 
 
 def block_of(rope: RopeConfig) -> dict[str, Any] | None:
-    """The `rope_parameters` block of a rope, or None where there is none.
+    """Return the `rope_parameters` block of a rope, or None if there is none.
 
     None for unscaled first tokens, for which transformers has no key; and for a rule on top of the scaling that the
-    model was trained with, where longrope's two lists cannot say both.
+    model was trained with, because longrope's two lists cannot express both.
     """
     if first_columns_of(rope) is not None:
         return None
@@ -155,16 +154,16 @@ def block_of(rope: RopeConfig) -> dict[str, Any] | None:
 
 
 def extension_of(method: str, measurement: Measurement) -> str | None:
-    """The extension of a method in attention, as Python says it; None for all others."""
+    """Return the extension of a method in attention as a Python expression; None for all others."""
     return next((repr(one) for one in measurement.positions[method].extensions if one is not None), None)
 
 
 def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewalk") -> str | None:
-    """The call that puts the model under a method that no config can hold; None for the others.
+    """Return the call that applies a method which no config can express; None for the others.
 
-    - `library`: what computed the model; a live model of another one is attached.
+    - `library`: the library that computed the model; for any other than ropewalk the call is `rw.attach`.
 
-    It names each layer's rope or extension where layers differ, and no rope where the model has these already.
+    It names each layer's rope or extension if layers differ, and no rope if the model has these already.
     """
     positions = measurement.positions[method]
     rope = main_rope(positions.ropes)
@@ -179,12 +178,12 @@ def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewa
 
 
 def _setting(of_layers: Sequence[object]) -> str:
-    """What all layers have, or what each has, as Python says it."""
+    """Return what all layers have in common, or what each has, as a Python expression."""
     return repr(of_layers[0] if len(set(of_layers)) == 1 else tuple(of_layers))
 
 
 def turning(method: str, measurement: Measurement) -> dict[str, Any]:
-    """Radians per token of each pair of the method's main rope at the target, those of training, and the factor."""
+    """Return the frequencies of the method's main rope at the target and in training, and the attention factor."""
     rope, length = main_rope(measurement.positions[method].ropes), measurement.protocol.target
     if rope is None:
         return {"inv_freq": None, "inv_freq_unscaled": None, "attention_factor": 1.0}
@@ -194,38 +193,24 @@ def turning(method: str, measurement: Measurement) -> dict[str, Any]:
 
 
 def shared_sentences(measurement: Measurement) -> list[str]:
-    """Which methods were measured once for two, and where they differ all the same."""
+    """Return one sentence for each method that shares the numbers of a different one."""
     sentences = []
     for method, first in measurement.same_as.items():
-        sentence = f"{method} turns by the same frequencies as {first} at this length: measured once."
+        sentence = f"{method} has the same frequencies as {first} at this length: measured once."
         sentences.append(" ".join(filter(None, (sentence, METHODS[method].when_shared))))
     return sentences
 
 
-def recommendation(verdict: Verdict, measurement: Measurement) -> dict[str, Any]:
-    """The keys that records had before they had a verdict, filled from it."""
-    best = next(iter(Evidence(measurement.losses()).candidates), None)
-    over = next((c for c in verdict.evidence if (c.name, c.method) == (BEATS_CROP, best)), None)
-    return {
-        "reason": verdict.sentence,
-        "best_name": best,
-        "over_crop": None if over is None else over.difference,
-        "over_crop_ci": None if over is None else over.interval,
-        "beats_crop": None if over is None else over.result == "shown",
-        "crop_sentence": "",
-    }
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis:
-    """What the doctor found of one model.
+    """The doctor's measurement of one model, and its verdict.
 
     - `name`: the model's. `measurement`: losses by method, window and block, in nats.
-    - `verdict`: what to do with it, and what shows it.
-    - `audits`: what each rope says without running the model. `findings`: known traps in its config.
-    - `retrieval`: accuracies of the retrieval tasks, where they were asked for.
-    - `use`: what distant tokens are worth to plain, the best method and crop, where it was measured.
-    - `reading`: whether the model was trained with its scaling, where that had to be measured.
+    - `verdict`: what to do with it, and why.
+    - `audits`: the properties of each rope, without running the model. `findings`: known traps in its config.
+    - `retrieval`: accuracies of the retrieval tasks, if measured.
+    - `use`: the gain from distant tokens under plain, the best method and crop, if measured.
+    - `reading`: whether the model was trained with its scaling, if that had to be measured.
     - `environment`: versions, machine and settings. `left_out`: what did not fit into the minutes, in sentences.
     """
 
@@ -241,14 +226,14 @@ class Diagnosis:
     left_out: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """The answer in words."""
+        """Return the answer in words."""
         lines = [] if self.reading is None else [self.reading.sentence]
         lines += [*shared_sentences(self.measurement), self.verdict.sentence]
         lines += [] if self.use is None else self.use.sentences()
         return lines if self.retrieval is None else [*lines, *sentences(self.retrieval)]
 
     def table(self) -> str:
-        """Each method's loss within and beyond the trained length, and its differences beyond it, as aligned text."""
+        """Return each method's loss within and beyond the trained length and its differences beyond, as text."""
         heads, rows = standing_rows(self.measurement, self.use)
         cells = [["method", *heads], *([name, *row] for name, row in rows.items())]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -259,10 +244,10 @@ class Diagnosis:
     def next_command(
         self, *, model: str | None = None, trained_length: int | None = None, record: str | Path | None = None
     ) -> str | None:
-        """What to type next; None where there is nothing to run.
+        """Return what to type next; None if there is nothing to run.
 
-        - `model`: as a command names it; None: its name here. `trained_length`: where it had to be given. `record`: the
-          file of this diagnosis, where it was written.
+        - `model`: as a command names it; None: its name here. `trained_length`: if it had to be given. `record`: the
+          file of this diagnosis, if it was written.
         """
         return next_step(
             self.verdict,
@@ -274,7 +259,7 @@ class Diagnosis:
         )
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Every number as one JSON document; also written to `path`, whole or not at all, if one is given."""
+        """Return every number as one JSON document; write it to `path`, completely or not at all, if one is given."""
         content = document(
             self.name,
             self.measurement,
@@ -297,9 +282,9 @@ class Diagnosis:
         return content
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """The report as one HTML page with its figures; also written to `path`, whole or not at all, if one is given.
+        """Return the report as one HTML page with its figures; write it to `path`, completely or not at all, if given.
 
-        Raises `RopeError` without the extra `figures`.
+        Raises `RopeError` if the extra `figures` is not installed.
         """
         page = report_page(self.to_json())
         if path is not None:
@@ -307,9 +292,9 @@ class Diagnosis:
         return page
 
     def figure(self, name: str = "loss") -> Figure:
-        """One figure of the report, of matplotlib: "loss", "use", "retrieval", "frequencies" or "wavelengths".
+        """Return one matplotlib figure of the report: "loss", "use", "retrieval", "frequencies" or "wavelengths".
 
-        Raises `RopeError` for what was not measured, and without the extra `figures`.
+        Raises `RopeError` for what was not measured, and if the extra `figures` is not installed.
         """
         return report_figure(self.to_json(), name)
 
@@ -322,11 +307,10 @@ class Diagnosis:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The verdict, the table and the other sentences, for a notebook; needs no extra."""
+        """Return the verdict, the table and the other sentences for a notebook; needs no extra."""
         heads, rows = standing_rows(self.measurement, self.use)
-        first, others = headline(self.verdict.sentence)
-        following = self.next_command()
-        lines = [f"<p><b>{escape(self.name)}: {escape(first)}</b> {escape(others)}</p>"]
+        verdict, following = self.verdict, self.next_command()
+        lines = [f"<p><b>{escape(self.name)}: {escape(verdict.headline)}</b> {escape(' '.join(verdict.reasons))}</p>"]
         lines += [f"<p>{escape(line)}</p>" for line in self.left_out]
         lines += ["<table><tr>", *(f"<th>{escape(head)}</th>" for head in ("method", *heads))]
         for name, row in rows.items():

@@ -82,7 +82,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text. Raises `RopeError` where the tokenizer has none."""
+        """Return the token that ends a text. Raises `RopeError` if the tokenizer has none."""
         if not self.tokenizer.eos_ids:
             raise RopeError(
                 "RopewalkLM: the tokenizer has no token that begins or ends a text.",
@@ -93,12 +93,12 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context: bos, or the end of text."""
+        """Return the token before a text without context: bos, or the end of text."""
         return self.eot_token_id if self.tokenizer.bos_id is None else self.tokenizer.bos_id
 
     @property
     def tokenizer_name(self) -> str:
-        """A name for the harness's cache of requests."""
+        """Return a name for the harness's cache of requests."""
         return f"ropewalk-{self.tokenizer.vocab_size}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
@@ -119,7 +119,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
         )
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability in nats of each whole text, window by window of `max_length` tokens."""
+        """Return the log-probability in nats of each whole text, window by window of `max_length` tokens."""
         pairs, owners = [], []
         for index, request in enumerate(requests):
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -162,7 +162,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
             return self.reader.continuation_log_probs(pairs, batch=self.batch_size, done=done)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The completion of each context, cut before the first of its `until` texts."""
+        """Return the completion of each context, cut before the first of its `until` texts."""
         found = [""] * len(requests)
         settings = [_generation(request.args[1], self.max_gen_toks) for request in requests]
         order = sorted(range(len(requests)), key=lambda index: (repr(settings[index]), -len(requests[index].args[0])))
@@ -199,7 +199,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
         return [_cut(text, settings["until"]) for text in texts]
 
     def _say_cut(self, tokens: Sequence[int], room: int) -> None:
-        """Say how many inputs, of so many tokens each, lose their beginning because there is room for `room` alone."""
+        """Log how many inputs, with these numbers of tokens, lose their beginning because only `room` tokens fit."""
         longer = [count for count in tokens if count > room]
         if longer:
             _LOG.warning(
@@ -210,7 +210,7 @@ class RopewalkLM(TemplateLM):  # type: ignore[misc]
 
 
 def _generation(given: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """A task's generation settings in `stream`'s words. Raises `RopeError` for those that are not known."""
+    """Return a task's generation settings as arguments of `stream`. Raises `RopeError` for unknown ones."""
     unknown = {name: value for name, value in given.items() if name not in _GENERATION}
     if unknown:
         raise RopeError(
@@ -231,7 +231,7 @@ def _generation(given: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stops.
+    """Return the text before the first of the stops.
 
     >>> _cut("one. two; three", [";", "."])
     'one'
@@ -276,7 +276,7 @@ def _length_of(reader: Reader) -> int:
 
 
 def _stated(rope: RopeConfig) -> list[int]:
-    """Every length, in tokens, that the rope names: the config's, and how far its rule is meant to reach."""
+    """Return every length in tokens that the rope states: the config's, and the one that its rule extends to."""
     found = [rope.max_position_embeddings, rope.trained_length]
     if rope.scaling is not None:
         found.append(rope.scaling.target_length(rope.max_position_embeddings))
@@ -294,7 +294,7 @@ def _whole(name: str, value: int | str) -> int:
 
 
 def _bar(total: int, what: str, disable: bool) -> Any:
-    """The harness's own kind of progress bar."""
+    """Return a progress bar like the harness's own."""
     return need("tqdm", extra="lm-eval").tqdm(total=total, desc=f"ropewalk: {what}", disable=disable)
 
 

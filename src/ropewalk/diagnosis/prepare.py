@@ -1,4 +1,4 @@
-"""From what was asked to a run: the model loaded, everything checked, the lengths, windows and methods chosen."""
+"""Prepare a run: load the model, check the settings, and choose lengths, windows and methods."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def prepare(
     *,
     clock: Clock = time.perf_counter,
 ) -> DoctorRun:
-    """Load the model and check everything that was asked, before any work; arguments as for `doctor`.
+    """Load the model and check all settings, before any work; arguments as for `doctor`.
 
-    Where it is not known whether the model was trained with the scaling in its config, that is measured here: the
-    lengths of all else follow from it.
+    If it is not known whether the model was trained with the scaling in its config, this is measured here, because all
+    lengths follow from it.
     """
     began = clock()
     source, reader = _open(model, settings)
@@ -54,7 +54,7 @@ def prepare(
         raise RopeError(
             "doctor: the model has no tokenizer, so a text cannot be measured.",
             facts={"model": source.name},
-            cure="Put its tokenizer.json beside the weights; with a live model pass tokenizer=...",
+            cure="Put its tokenizer.json next to the weights; with a live model pass tokenizer=...",
         )
     texts = texts_of(settings.text)
     texts = [(name, contents[max(settings.protocol.start_char, 0) :]) for name, contents in texts]
@@ -136,27 +136,27 @@ def prepare(
         trial=trial,
         left_out=left_out,
         frequencies=frequency_losses(tokens, protocol, vocab_size=_vocabulary(tokenizer, tokens)),
-        room=min(map(len, tokens)) // protocol.target,
+        available=min(map(len, tokens)) // protocol.target,
         command=lambda count: doctor_command(model, settings, windows=count, methods=chosen),
     )
 
 
 def _with_crop(methods: Sequence[str], protocol: LossProtocol) -> Sequence[str]:
-    """The methods asked for, and crop, which a verdict needs wherever anything lies beyond the trained length."""
+    """Return the named methods, and crop, which a verdict needs if the target exceeds the trained length."""
     crop = next(name for name, method in METHODS.items() if method.crops)
     extends = protocol.target > protocol.trained_length > 1
     return [*methods, crop] if methods and extends and crop not in methods else methods
 
 
 def _vocabulary(tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> int:
-    """How many token ids there are, those of added tokens included."""
+    """Return the number of token ids, including those of added tokens."""
     return max(tokenizer.vocab_size, *(max(text) + 1 for text in texts if text), 1)
 
 
 def _settle(
     reader: Reader, tokens: Sequence[Sequence[int]], settings: DoctorSettings, progress: Progress | bool | None
 ) -> tuple[Reader, ScalingReading | None]:
-    """The reader with an answer to whether its scaling belongs to it, measured where that is not known."""
+    """Return the reader with its scaling settled: measure whether the model was trained with it if that is unknown."""
     if unsettled(reader.positions) is None:
         return reader, None
     folder = None if settings.state is None else state_folder(settings.state, "") / "reading"
@@ -173,7 +173,7 @@ def _settle(
 
 
 def with_tokenizer(model: object, tokenizer: Any) -> object:
-    """A live model and its tokenizer; raises `RopeError` for a path, which brings its own."""
+    """Return a live model and its tokenizer; raise `RopeError` for a path, which has its own."""
     if isinstance(model, str | Path | tuple):
         raise RopeError(
             "doctor: `tokenizer` belongs to a live model; a path or a pair has its own.",
@@ -184,7 +184,7 @@ def with_tokenizer(model: object, tokenizer: Any) -> object:
 
 
 def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
-    """The model's config, and its reader on its device."""
+    """Return the model's config, and its reader on its device."""
     if not isinstance(model, str | Path):
         given = {name: getattr(settings, name) for name in ("dtype", "device") if settings.changes(name)}
         placed = [name for name in ("device_map", "tp_plan") if name in settings.protocol.changed]
@@ -200,7 +200,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
     source = read_source(model)
     try:
         device = torch.device(settings.device)
-        torch.zeros(1, device=device).item()  # also refuses "meta", which holds no numbers
+        torch.zeros(1, device=device).item()  # also refuses "meta", which has no numbers
     except (RuntimeError, AssertionError) as error:
         raise RopeError(
             "doctor: this device cannot be used.",
@@ -214,7 +214,7 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
 
 
 def _sharded(reader: Reader, settings: DoctorSettings) -> Reader:
-    """The reader, its windows over all processes where that was asked for."""
+    """Return the reader; with shard_window, the one that splits windows over all processes."""
     if not settings.protocol.shard_window:
         return reader
     from ropewalk.readers.sharded import ShardedReader
@@ -223,7 +223,7 @@ def _sharded(reader: Reader, settings: DoctorSettings) -> Reader:
 
 
 def texts_of(text: TextSource) -> list[tuple[str, str]]:
-    """The name and the contents of each text: a file, several, or a list of such pairs; None is Moby Dick.
+    """Return the name and the contents of each text: a file, several, or a list of such pairs; None is Moby Dick.
 
     >>> texts_of([("a", "words")])
     [('a', 'words')]
@@ -235,11 +235,11 @@ def texts_of(text: TextSource) -> list[tuple[str, str]]:
 
 
 def state_folder(state: str | Path | None, key: str) -> Path:
-    """The folder of a run's ledgers. Raises `RopeError` where a file stands in its place."""
+    """Return the folder of a run's ledgers. Raises `RopeError` if it is a file."""
     folder = cache_folder("doctor", key) if state is None else Path(state)
     if folder.exists() and not folder.is_dir():
         raise RopeError(
-            "doctor: the state is a folder, and there is a file of this name.",
+            "doctor: the state is a folder, but a file has this name.",
             facts={"state": str(folder)},
             cure="Name a new folder: --state DIR.",
         )
@@ -254,7 +254,7 @@ def prepare_use(
     tokens: Sequence[Sequence[int]],
     folder: Path | None,
 ) -> UseRun | None:
-    """The measurement of use that the settings ask for, on the protocol's windows; None where they do not ask for it.
+    """Return the measurement of use on the protocol's windows; None if the settings leave it out.
 
     - `texts`, `tokens`: each text's name and contents, and their tokens. `folder`: of its results; None: in memory.
 
@@ -279,7 +279,7 @@ def prepare_use(
 def prepare_retrieval(
     reader: Reader, plan: Plan, settings: DoctorSettings, text: tuple[str, str], folder: Path | None
 ) -> RetrievalRun | None:
-    """The retrieval run that the settings ask for, None for none; crop reads the last trained length of a text.
+    """Return the retrieval run, or None if the settings leave it out; crop processes the last trained length of a text.
 
     Raises `RopeError` for what cannot be measured, before anything is.
     """
@@ -302,7 +302,7 @@ def prepare_retrieval(
         {
             name: reader.under(positions)
             for name, positions in plan.positions.items()
-            # frequencies that follow the length are another method's at the target alone, and texts are shorter
+            # frequencies that follow the length equal those of a different method only at the target; texts are shorter
             if name not in plan.same_as or positions.needs_seq_len
         },
         tokenizer,
@@ -317,7 +317,7 @@ def prepare_retrieval(
 def _tasks(
     names: Sequence[str], tokenizer: Tokenizer, lengths: Sequence[int], text: tuple[str, str]
 ) -> tuple[str, ...]:
-    """The tasks of these names; "all" is every one whose texts fit into the shortest length."""
+    """Return the tasks of these names; "all" stands for those with texts that fit into the shortest length."""
     if tuple(names) != (ALL,):
         return tuple(names)
     fitting = fitting_tasks(tokenizer, min(lengths), text=text)
@@ -331,7 +331,7 @@ def _tasks(
 
 
 def lengths_of(given: Sequence[int] | None, *, trained_length: int, target: int) -> tuple[int, ...]:
-    """The lengths given; else half the trained length, it, and its doubles up to the target.
+    """Return the given lengths; else half the trained length, that length, and its doubles up to the target.
 
     >>> lengths_of(None, trained_length=8192, target=30000)
     (4096, 8192, 16384, 30000)

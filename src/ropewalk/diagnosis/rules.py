@@ -31,17 +31,17 @@ BEATS_CROP_BY_MARGIN = "better than crop by the margin"
 
 
 def forgets(method: str) -> bool:
-    """Whether a method lowers the loss by not seeing distant tokens: a baseline, never recommended."""
+    """Return whether a method lowers the loss by ignoring distant tokens: a baseline, never recommended."""
     return method in METHODS and METHODS[method].forgets
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Every comparison that the rules ask for. With `at_means` each mean counts as certain: intervals have no width.
+    """The comparisons of the rules. With `at_means` each mean counts as certain: intervals have no width.
 
     Intervals are Student's t between windows. Those of gains and costs hold together for all methods, and those against
-    crop for all methods that could be chosen (Bonferroni). The model's fit and plain against crop have an interval for
-    each comparison alone: nothing is chosen among them, since all must be shown.
+    crop for all methods that could be chosen (Bonferroni). The model's fit and plain against crop have
+    uncorrected intervals: all of them must be shown, so nothing is chosen among them.
     """
 
     losses: WindowLosses
@@ -49,33 +49,33 @@ class Evidence:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """All methods but plain."""
+        """Return all methods but plain."""
         return tuple(name for name in self.losses.within if name != PLAIN)
 
     @cached_property
     def candidates(self) -> tuple[str, ...]:
-        """The methods that could be recommended, the lowest mean loss beyond first; none without crop beside them."""
+        """Return the methods that could be recommended, the lowest mean loss beyond first; none without crop."""
         names = [name for name in self.others if CROP in self.losses.beyond and not forgets(name)]
         return tuple(sorted(names, key=self.mean_beyond))
 
     def mean_beyond(self, method: str) -> float:
-        """Mean loss beyond the trained length, in nats per token."""
+        """Return the mean loss beyond the trained length, in nats per token."""
         return math.fsum(self.losses.beyond[method]) / self.losses.windows
 
     @cached_property
     def fit(self) -> Comparison:
-        """Is plain's loss within the trained length below that of token frequencies?"""
+        """Compare plain's loss within the trained length with that of token frequencies."""
         mine = self.losses.within[PLAIN]
         return self._compare(PREDICTS, PLAIN, TOKEN_FREQUENCIES, "within", mine, self.losses.frequencies)
 
     @cached_property
     def holds(self) -> tuple[Comparison, ...]:
-        """Is plain no worse than crop by more than the margin: beyond the trained length, and in each part of it?"""
+        """Compare plain with crop plus the margin: beyond the trained length, and in each part of it."""
         whole = self._beyond(HOLDS, PLAIN, CROP, MARGIN)
         return (whole, *self.stretches(PLAIN)) if len(self.losses.stretches) > 1 else (whole,)
 
     def stretches(self, method: str) -> tuple[Comparison, ...]:
-        """Is a method no worse than crop by more than the margin, in each stretch of positions?"""
+        """Compare a method with crop plus the margin, in each stretch of positions."""
         of = self.losses.by_stretch
         return tuple(
             self._compare(
@@ -91,11 +91,11 @@ class Evidence:
         )
 
     def gain(self, method: str) -> Comparison:
-        """Is a method's loss beyond the trained length below plain's?"""
+        """Compare a method's loss beyond the trained length with plain's."""
         return self._beyond(GAINS, method, PLAIN)
 
     def cost(self, method: str) -> Comparison:
-        """Does a method cost little within the trained length: by the mean, and by the interval's end?"""
+        """Compare a method's cost within the trained length with the tolerated mean and interval's end."""
         within = self.losses.within
         found = self._compare(COSTS_LITTLE, method, PLAIN, "within", within[method], within[PLAIN], TOLERATED_END)
         low, high = found.interval or (None, None)
@@ -107,21 +107,21 @@ class Evidence:
         return dataclasses.replace(found, result=result)
 
     def beats_crop(self, method: str) -> Comparison:
-        """Is a method's loss beyond the trained length below crop's?"""
+        """Compare a method's loss beyond the trained length with crop's."""
         return self._beyond(BEATS_CROP, method, CROP)
 
     def near_crop(self, method: str) -> Comparison:
-        """Is it less than 0.05 nats above crop's?"""
+        """Compare it with crop's plus 0.05 nats."""
         return self._beyond(NEAR_CROP, method, CROP, NEAR)
 
     def beats_crop_by_margin(self, method: str) -> Comparison:
-        """Is it below crop's by more than the margin?"""
+        """Compare it with crop's less the margin."""
         return self._beyond(BEATS_CROP_BY_MARGIN, method, CROP, -MARGIN)
 
     def reach(self, method: str) -> int:
-        """Tokens up to which a method is shown to be no worse than crop by more than the margin, stretch by stretch.
+        """Return the tokens up to which a method is shown to be within the margin of crop, stretch by stretch.
 
-        The stretches are looked at in order until one is not shown: so none of them needs a wider interval for the
+        The stretches are tested in order until one is not shown, so none needs a wider interval for the
         others (a fixed sequence of tests, Maurer, Hothorn and Lehmacher 1995).
         """
         reach = min(self.losses.trained, self.losses.target)
@@ -133,7 +133,7 @@ class Evidence:
         return reach
 
     def windows_for(self, comparison: Comparison, *, most: int = 1000) -> int | None:
-        """How many windows in all would settle a comparison if they vary as these do; None where `most` do not.
+        """Return the number of windows that would settle a comparison if they vary as these do; None if `most` do not.
 
         One window shows no variance: None.
         """
@@ -148,7 +148,7 @@ class Evidence:
         return windows_needed(deviation, abs(comparison.difference - settles_at), comparisons=count, most=most)
 
     def _together(self, method: str, against: str) -> int:
-        """How many comparisons of this kind hold together."""
+        """Return the number of comparisons of this kind that must hold together."""
         if method == PLAIN:
             return 1
         return max(1, len(self.candidates) if against == CROP else len(self.others))
@@ -194,7 +194,7 @@ class Standing:
     """One method's mean losses in nats within and beyond the trained length, and its paired differences.
 
     `within_difference` and `beyond_difference` are those to plain, `crop_difference` that to crop, beyond. Intervals
-    are those of the verdict's evidence. `affordable`: shown to cost little within; by the mean where there is none.
+    are those of the verdict's evidence. `affordable`: shown to cost little within; by the mean if there is no interval.
     """
 
     name: str
@@ -210,7 +210,7 @@ class Standing:
 
 
 def standings(measurement: Measurement) -> dict[str, Standing]:
-    """Every method's standing, by name; one that shares another's numbers has that one's."""
+    """Return every method's standing, by name; methods that share numbers have equal standings."""
     evidence = Evidence(measurement.losses())
     found = {}
     for name in measurement.results:
@@ -237,10 +237,10 @@ def standings(measurement: Measurement) -> dict[str, Standing]:
 def standing_rows(
     measurement: Measurement, use: UseMeasurement | None = None
 ) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-    """Heads, and for each method that was measured on its own its losses, and its differences beyond.
+    """Return the heads, and for each distinct method a row of its losses and its differences beyond.
 
-    With `use` a last column says how far back tokens are shown to be used. Methods that share one's numbers stand in
-    its name: "ntk = dynamic". A column that says nothing of any method is left out.
+    With `use` a last column contains how far back tokens are shown to be used. The label names methods that share
+    numbers: "ntk = dynamic". Empty columns are left out.
     """
     heads = ("within", "beyond", "beyond - plain", "beyond - crop", *(() if use is None else ("far use",)))
     rows = {}
@@ -263,7 +263,7 @@ def standing_rows(
 
 
 def used_in_words(use: UseMeasurement, method: str) -> str:
-    """How far back a method is shown to use tokens, in a few words; empty where it was not measured."""
+    """Return how far back a method is shown to use tokens, in a few words; empty if not measured."""
     if method not in use.methods:
         return ""
     span = span_of(use.shown_at(method), [row.distance for row in use.of(method, "copy")])
@@ -272,22 +272,22 @@ def used_in_words(use: UseMeasurement, method: str) -> str:
 
 @runtime_checkable
 class Use(Protocol):
-    """A measurement of the use of far tokens, as the verdict needs it."""
+    """The part of a measurement of use that the verdict needs."""
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Return the methods that were measured."""
 
     def shows_use(self, method: str) -> bool | None:
-        """Whether a method is shown to use tokens beyond the trained length; None where that was not measured."""
+        """Return whether a method is shown to use tokens beyond the trained length; None if not measured."""
 
     def reach(self, method: str) -> int | None:
-        """The largest length in tokens up to which that is shown."""
+        """Return the largest length in tokens up to which that is shown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """An action, the method where it has one, and the comparisons that it rests on, all of which must be settled."""
+    """An action, its method if it has one, and the comparisons that it rests on, which must all be settled."""
 
     action: Action
     method: str | None = None
@@ -295,7 +295,7 @@ class Decision:
 
 
 def shows_use(use: Use | None, method: str) -> bool | None:
-    """Whether a method is shown to use far tokens; None where nothing was measured.
+    """Return whether a method is shown to use far tokens; None if nothing was measured.
 
     >>> shows_use(None, "yarn") is None
     True
@@ -304,7 +304,7 @@ def shows_use(use: Use | None, method: str) -> bool | None:
 
 
 def apply_rules(evidence: Evidence, use: Use | None = None) -> Decision:
-    """The first action whose comparisons are all settled in its favour; "undecided" where there is none.
+    """Return the first action for which all comparisons are settled; "undecided" if there is none.
 
     In order: unfit, keep, extend, cut. See `decide`.
     """
@@ -321,7 +321,7 @@ def apply_rules(evidence: Evidence, use: Use | None = None) -> Decision:
 
 
 def _extend(evidence: Evidence, use: Use | None) -> Decision | None:
-    """The method of the lowest mean among those that are shown to extend, if none that is open may be far better."""
+    """Return the lowest of the methods that are shown to extend, if no open one may be far better."""
     shown = [name for name in evidence.candidates if all(c.result == "shown" for c in rests_on(name, evidence, use))]
     if not shown:
         return None
@@ -358,14 +358,14 @@ def affordable_methods(evidence: Evidence) -> tuple[str, ...]:
 
 
 def contenders(evidence: Evidence, use: Use | None) -> tuple[str, ...]:
-    """The methods that more windows could still show to extend."""
+    """Return the methods that more windows could still show to extend."""
     return tuple(
         name for name in evidence.candidates if all(c.result != "refuted" for c in rests_on(name, evidence, use))
     )
 
 
 def rests_on(method: str, evidence: Evidence, use: Use | None) -> tuple[Comparison, ...]:
-    """The comparisons that must all be shown for a method to be recommended."""
+    """Return the comparisons that must all be shown for a method to be recommended."""
     crop = evidence.beats_crop(method)
     if crop.result != "shown" and shows_use(use, method):
         crop = evidence.near_crop(method)
@@ -373,11 +373,11 @@ def rests_on(method: str, evidence: Evidence, use: Use | None) -> tuple[Comparis
 
 
 def open_comparisons(evidence: Evidence, use: Use | None, decision: Decision) -> tuple[Comparison, ...]:
-    """What stands between these windows and an action: nothing where there is one.
+    """Return the open comparisons that prevent an action; none if there is an action.
 
-    The open ones among those that the action would rest on if every mean were certain; else all that are open among the
-    methods which could still be recommended. Where the model is not shown to be fit, that. Where only the unknown use
-    of the best affordable method keeps the verdict from `cut`: whether that method is affordable.
+    They are the open ones among those of the action at the means; else all open ones of the methods that could still be
+    recommended. If the model is not shown to be fit, it is that comparison. If only the unknown use of the best
+    affordable method prevents `cut`, it is whether that method is affordable.
     """
     if decision.action == "unfit":
         return _open((evidence.fit,))
@@ -394,7 +394,7 @@ def open_comparisons(evidence: Evidence, use: Use | None, decision: Decision) ->
 
 
 def every_comparison(evidence: Evidence, use: Use | None) -> tuple[Comparison, ...]:
-    """All comparisons that the rules look at, in their order; those of methods by their mean loss beyond."""
+    """Return all comparisons of the rules, in their order; those of methods by their mean loss beyond."""
     if CROP not in evidence.losses.beyond:
         return (evidence.fit,)
     found = [evidence.fit, *evidence.holds, evidence.beats_crop_by_margin(PLAIN)]

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ropewalk.audit.audit import Audit
@@ -28,7 +30,7 @@ from ropewalk.measure.plan import Plan
 from ropewalk.measure.retrieval import RetrievalRun
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS
-from ropewalk.models.precision import chosen_dtype
+from ropewalk.models.precision import chosen_dtype, fast_bfloat16
 from ropewalk.processes import current
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.digest import environment_of
@@ -42,16 +44,16 @@ def conclude(
     use: Use | None = None,
     *,
     command: Callable[[int], str] = plain_command,
-    room: int | None = None,
+    available: int | None = None,
     workers: int = 1,
     further_seconds: float = 0.0,
     library: str = "ropewalk",
 ) -> Verdict:
-    """The verdict on what was measured; `decide` has the rules.
+    """Return the verdict on a measurement; `decide` describes the rules.
 
-    - `use`: what was measured of the use of far tokens. `command`: what measures the same with other windows of each
-      text, of which the shortest holds `room`. `workers`: windows measured at one time. `further_seconds`: of work on
-      these windows besides the losses. `library`: what computed the model.
+    - `use`: the measurement of the use of far tokens. `command`: returns the command that measures the same with other
+      windows of each text; the shortest text contains `available` windows. `workers`: windows measured at one time.
+    - `further_seconds`: of work on these windows besides the losses. `library`: the library that computed the model.
     """
     seconds = further_seconds + sum(
         window.seconds
@@ -59,16 +61,21 @@ def conclude(
         if name not in measurement.same_as
         for window in windows
     )
-    facts = RunFacts(texts=measurement.protocol.texts, room=room, seconds=seconds / workers, command=command)
-    verdict = decide(measurement.losses(), use, facts)
-    if verdict.method is None:
-        return verdict
-    call = at_run_time(verdict.method, measurement, library=library)
-    config = config_changes(verdict.method, measurement)
-    if call is None and config["rope_parameters"] is not None:
-        return dataclasses.replace(verdict, config=measurement.config_form.whole(config))
-    how = f"in Python it is {call}" if call else "it works while the model runs"
-    return dataclasses.replace(verdict, sentence=f"{verdict.sentence} No config.json can express it; {how}.")
+
+    def application(method: str) -> tuple[dict[str, Any] | None, str | None]:
+        call, config = at_run_time(method, measurement, library=library), config_changes(method, measurement)
+        if call is None and config["rope_parameters"] is not None:
+            return measurement.config_form.whole(config), None
+        return None, call
+
+    facts = RunFacts(
+        texts=measurement.protocol.texts,
+        available=available,
+        seconds=seconds / workers,
+        command=command,
+        application=application,
+    )
+    return decide(measurement.losses(), use, facts)
 
 
 def doctor_command(
@@ -81,7 +88,7 @@ def doctor_command(
     >>> from ropewalk.diagnosis import Protocol
     >>> settings = DoctorSettings(methods="yarn,ntk", protocol=Protocol(seed=3))
     >>> doctor_command("tiny", settings, windows=9)
-    'ropewalk doctor tiny --methods yarn,ntk --windows 9 --protocol \'{"seed": 3}\''
+    'ropewalk doctor tiny --methods yarn,ntk --windows 9 --protocol \\'{"seed": 3}\\''
     """
     protocol = dataclasses.replace(settings.protocol, windows=windows)
     settings = settings if methods is None else dataclasses.replace(settings, methods=methods)
@@ -112,13 +119,13 @@ def doctor_command(
 
 
 def _shown(value: object) -> str:
-    """A value as it is typed; of an absolute path the last name."""
+    """Return a value as it is typed; the last name of an absolute path."""
     path = Path(str(value))
     return path.name if path.is_absolute() else str(value)
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a run: `kept` results of its `kind` are in the ledger, and `due` are not."""
+    """Ctrl-C during a run: `kept` results of its `kind` are saved, and `due` are missing."""
 
     def __init__(self, kind: str, kept: int, due: int) -> None:
         super().__init__(f"{kept} {kind} are kept, {due} are due; resume=True continues.")
@@ -127,15 +134,15 @@ class RunInterrupted(KeyboardInterrupt):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorRun:
-    """A run whose settings have been checked and whose model is loaded: what it will do, and the steps that do it.
+    """A prepared run, with checked settings and a loaded model: its work, and the steps that do it.
 
-    - `audits`, `findings`: what the config says. `plan`, `windows`: what will be measured. `resumed`: how many losses
-      were in the ledger already. `retrieval`: the retrieval measurement, where it was asked for.
-    - `use`: the measurement of the use of far tokens, where it was asked for.
-    - `trial`: the model's pace, where it is known already. `left_out`: what did not fit into the minutes, in sentences.
-    - `frequencies`: what token frequencies lose on each window. `room`: windows that the shortest text holds.
-      `command`: what would measure the same with so many windows of each text.
-    - `reading`: whether the model was trained with its scaling, where that had to be measured.
+    - `audits`, `findings`: of the config. `plan`, `windows`: what will be measured. `resumed`: the number of losses
+      that were saved before. `retrieval`: the retrieval measurement, or None.
+    - `use`: the measurement of the use of far tokens, or None.
+    - `trial`: the model's pace, if it is known already. `left_out`: what did not fit into the minutes, in sentences.
+    - `frequencies`: the loss of token frequencies on each window. `available`: windows that the shortest text contains.
+      `command`: returns the command that measures the same with a different number of windows of each text.
+    - `reading`: whether the model was trained with its scaling, if that had to be measured.
     """
 
     settings: DoctorSettings
@@ -152,28 +159,37 @@ class DoctorRun:
     trial: Trial | None = None
     left_out: tuple[str, ...] = ()
     frequencies: tuple[float, ...]
-    room: int
+    available: int
     command: Callable[[int], str]
     reading: ScalingReading | None = None
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
-        """Measure everything that was asked for; `progress` as for `doctor`."""
+        """Measure everything; `progress` as for `doctor`."""
         with self.at_work(), shown("doctor", progress) as display:
             for line in self.left_out:
                 say(display, line)
+            if self.slow_dtype is not None:
+                say(display, f"Computed in bfloat16: {self.slow_dtype}.")
             if self.resumed:
-                say(display, f"Resumed: {self.resumed} measurements were there already.")
+                say(display, f"Resumed: {self.resumed} measurements were saved before.")
             if isinstance(display, Display) and not current().together:  # a trial is one process's
                 display.begin("a short trial", 0)
                 found = self.estimate()
-                say(display, "All is measured already." if found is None else f"This takes {found.sentence}.")
+                say(display, "All results are saved already." if found is None else f"This takes {found.sentence}.")
             losses = self.measure_losses(display)
             use = self.measure_use(losses, display)
             return self.diagnosis(losses, self.measure_retrieval(losses, display), use)
 
+    @property
+    def slow_dtype(self) -> str | None:
+        """Return why the model's dtype is slow on its device, or None."""
+        device = str(self.reader.device)
+        slow = device == "cpu" and self.reader.dtype == torch.bfloat16 and not fast_bfloat16(device)
+        return "no fast instructions for bfloat16 on cpu; float32 is several times faster" if slow else None
+
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """For the time of the block no other process may begin this run again; it may join it."""
+        """Let other processes join this run during the block, but not start it over."""
         ledgers = [self.ledger, *(() if self.use is None else (self.use.ledger,))]
         ledgers += [] if self.retrieval is None else [self.retrieval.ledger]
         with ExitStack() as held:
@@ -183,7 +199,7 @@ class DoctorRun:
 
     @property
     def outlook(self) -> Outlook:
-        """What tells how long this takes."""
+        """Return the estimator of time and memory."""
         return Outlook(
             reader=self.reader,
             plan=self.plan,
@@ -195,7 +211,7 @@ class DoctorRun:
         )
 
     def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
-        """How long the work that is due will take, and its memory, from a short trial; None where all is done."""
+        """Estimate the time and memory of the work that is due from a short trial; None if all is done."""
         due, outlook = self.plan.due(self.ledger, chunk=self.settings.protocol.chunk), self.outlook
         examined = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
         if not due and not outlook.others(examined):
@@ -204,7 +220,7 @@ class DoctorRun:
         return outlook.estimate(due, examined, trial)
 
     def measure_losses(self, progress: Progress) -> Measurement:
-        """The losses of every method on every window."""
+        """Return the losses of every method on every window."""
         due = self.plan.due(self.ledger, chunk=self.settings.protocol.chunk)
         workers = self.outlook.workers(len(due))
         expect(progress, sum(job.tokens for job in due))
@@ -225,7 +241,7 @@ class DoctorRun:
         return dataclasses.replace(measured, frequencies=self.frequencies)
 
     def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
-        """What distant tokens are worth to plain, the best method and crop; None where it was not asked for."""
+        """Return the gain from distant tokens under plain, the best method and crop; None if it is not measured."""
         if self.use is None:
             return None
         models = {name: UseRun.model(name, self.reader, self.plan) for name in examined_methods(losses)}
@@ -238,8 +254,7 @@ class DoctorRun:
             raise RunInterrupted("readings", len(self.use.ledger), len(self.use.due(models))) from stop
 
     def measure_retrieval(self, losses: Measurement, progress: Progress) -> RetrievalMeasurement | None:
-        """The accuracies of the methods that were named, else of plain, the best method and crop; None where they were
-        not asked for."""
+        """Return the accuracies of the named methods, else of plain, the best method and crop; None if not measured."""
         if self.retrieval is None:
             return None
         methods = self.retrieval.asked_methods(self.plan, examined_methods(losses), every=self.settings.names_methods)
@@ -253,9 +268,9 @@ class DoctorRun:
     def diagnosis(
         self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None
     ) -> Diagnosis:
-        """What was found, put together."""
+        """Return the diagnosis."""
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
-        _, choice = chosen_dtype(self.settings.dtype, device)
+        choice = chosen_dtype(self.settings.dtype, device)[1] or self.slow_dtype
         environment = {
             **environment_of(device, self.reader.parameters),
             "library": self.reader.library,
@@ -271,7 +286,7 @@ class DoctorRun:
                 measurement,
                 use,
                 command=self.command,
-                room=self.room,
+                available=self.available,
                 workers=self.outlook.workers(self.plan.protocol.total_windows),
                 further_seconds=0.0 if use is None else sum(use.seconds.values()),
                 library=self.reader.library,
@@ -287,10 +302,10 @@ class DoctorRun:
 
 
 def examined_methods(measurement: Measurement) -> tuple[str, ...]:
-    """The methods whose use of far tokens is measured: plain, the best method, and crop.
+    """Return the methods for which the use of far tokens is measured: plain, the best method, and crop.
 
-    The best has the lowest mean loss beyond the trained length of those that do not forget and whose mean within it is
-    at most 0.05 nats above plain's; it may be plain.
+    The best method has the lowest mean loss beyond the trained length, does not forget, and costs at most 0.05 nats
+    within it by the mean; it may be plain.
     """
     beyond = {name: sum(found) for name in measurement.results if (found := measurement.beyond(name)) is not None}
     most = sum(measurement.within("plain")) + TOLERATED * measurement.protocol.total_windows

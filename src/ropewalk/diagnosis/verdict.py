@@ -1,4 +1,4 @@
-"""`Verdict`: what the doctor concludes, as data; how it is reached is another module's work."""
+"""`Verdict`: what the doctor concludes, as data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN_FREQUENCIES = "token frequencies"
 class Comparison:
     """One comparison that the verdict rests on: is the difference shown to lie below `margin`?
 
-    - `name`: what is asked, in a few words. `method` minus `against` (a method's name, or "token frequencies").
+    - `name`: the question, in a few words. `method` minus `against` (a method's name, or "token frequencies").
     - `where`: "within" or "beyond" the trained length.
     - `difference`: mean over windows in nats per token; below zero, `method` has the lower loss.
     - `interval`: between windows, simultaneous with the others; None for one window. `margin`: nats per token.
@@ -37,9 +37,10 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextRun:
-    """What would settle an open comparison: `windows` of each text in all, and `seconds` more on this machine.
+    """The run that would settle an open comparison.
 
-    `seconds` come from the run's own timings, and are None where they are not known.
+    - `windows`: of each text, in all. `seconds`: further time on this machine, by the run's own timings, or None.
+    - `command`: what to type. `sentence`: what it would settle.
     """
 
     windows: int
@@ -53,30 +54,38 @@ class Verdict:
     """What the doctor concludes of one model on one text.
 
     - `action`: "unfit" (the model does not predict this text), "keep" (it holds as it is), "extend" (by `method`),
-      "cut" (give it the last trained length of tokens) or "undecided" (`next` says what would decide it).
-    - `method`: the method to extend by, None unless the action is "extend".
+      "cut" (give it the last trained length of tokens) or "undecided" (`next` names the run that would decide).
+    - `headline`: the conclusion in one sentence. `reasons`: the sentences that support it.
+    - `method`: the method to extend by; None unless the action is "extend".
     - `config`: the keys of config.json that make a checkpoint use it; None unless the action is "extend" and a config
-      can express the method.
+      can express the method. `call`: otherwise what sets it in Python, if anything does.
     - `reach_loss`: the largest length in tokens up to which `method` (or plain) is shown to lose no more than the
-      margin against crop in every block; None where the model is unfit or not shown to be fit.
-    - `reach_use`: the largest length in tokens up to which far tokens are shown to be used; None where not measured.
-    - `evidence`: every comparison that was looked at, with its interval. `sentence`: all of it in words.
+      margin against crop in every block; None if the model is unfit or not shown to be fit.
+    - `reach_use`: the largest length in tokens up to which far tokens are shown to be used; None if not measured.
+    - `evidence`: every comparison that was made, with its interval.
     """
 
     action: Action
+    headline: str = ""
+    reasons: tuple[str, ...] = ()
     method: str | None = None
     config: dict[str, Any] | None = None
+    call: str | None = None
     reach_loss: int | None = None
     reach_use: int | None = None
     evidence: tuple[Comparison, ...] = ()
     next: NextRun | None = None
-    sentence: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Return the headline and the reasons as one text."""
+        return " ".join((self.headline, *self.reasons))
 
     def to_json(self) -> dict[str, Any]:
-        """As the doctor's document holds it; numbers are finite or null.
+        """Return the verdict as the doctor's document contains it; numbers are finite or null.
 
-        >>> Verdict(action="cut", sentence="Keep the last 512 tokens.").to_json()["action"]
+        >>> Verdict(action="cut", headline="Keep the last 512 tokens.").to_json()["action"]
         'cut'
         """
-        cleaned: dict[str, Any] = finite(dataclasses.asdict(self))
+        cleaned: dict[str, Any] = finite({**dataclasses.asdict(self), "sentence": self.sentence})
         return cleaned

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ropewalk.diagnosis.rules import (
     BEATS_CROP,
@@ -36,27 +37,29 @@ MOST_WINDOWS = 1_000
 
 
 def plain_command(windows: int) -> str:
-    """The command of a run that is all defaults but for its windows."""
+    """Return the command of a run with a number of windows, and defaults otherwise."""
     return f"ropewalk doctor --windows {windows}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a verdict says of the run that it comes from.
+    """The facts of a run that its verdict names.
 
-    - `texts`: their names. `room`: how many windows the shortest text holds; None where that is not known.
-    - `seconds`: of all its windows together; None where they were not timed.
-    - `command`: what measures the same with another number of windows of each text.
+    - `texts`: their names. `available`: windows that the shortest text contains, or None.
+    - `seconds`: of all its windows together; None if they were not timed.
+    - `command`: returns the command that measures the same with a different number of windows of each text.
+    - `application`: returns the config that expresses a method, and the call that sets it otherwise.
     """
 
     texts: tuple[str, ...] = ("this text",)
-    room: int | None = None
+    available: int | None = None
     seconds: float | None = None
     command: Callable[[int], str] = plain_command
+    application: Callable[[str], tuple[dict[str, Any] | None, str | None]] | None = None
 
 
 def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts) -> NextRun | None:
-    """The run that would settle all of these comparisons; None where no number of windows would."""
+    """Return the run that would settle all of these comparisons; None if no number of windows would."""
     texts = evidence.losses.texts
     if evidence.losses.windows == 1:
         windows = FIRST_WINDOWS
@@ -70,7 +73,7 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
         each = "" if texts == 1 else f" of each of the {texts} texts"
         more = windows - evidence.losses.windows // texts
         purpose = f"About {windows} windows{each} ({more} more) would settle it, if they vary as these do."
-    fitting = windows if run.room is None else min(windows, run.room)
+    fitting = windows if run.available is None else min(windows, run.available)
     if fitting < windows:
         others = math.ceil(windows * texts / max(1, fitting)) - texts
         purpose += f" {_holds(run)} for this length: give {others} more text{'s' if others > 1 else ''} with --text."
@@ -80,9 +83,9 @@ def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts)
 
 
 def _holds(run: RunFacts) -> str:
-    """How many windows there are, in words."""
+    """Return the number of windows that the text contains, in words."""
     which = run.texts[0] if len(run.texts) == 1 else "The shortest text"
-    return f"{which} holds {run.room} window{'' if run.room == 1 else 's'}"
+    return f"{which} holds {run.available} window{'' if run.available == 1 else 's'}"
 
 
 def next_step(
@@ -94,11 +97,11 @@ def next_step(
     record: str | None = None,
     library: str = "ropewalk",
 ) -> str | None:
-    """What to type next; None where there is nothing to run.
+    """Return what to type next; None if there is nothing to run.
 
-    - `model`: as a command names it. `trained_length`: where it had to be given.
-    - `record`: the doctor's, as a file; method and lengths are taken from it. `library`: what computed the model: a
-      method that no config can say goes into a live model of another library by `rw.attach`, in Python.
+    - `model`: as a command names it. `trained_length`: if it had to be given.
+    - `record`: the doctor's file, which contains method and lengths. `library`: the library that computed the model;
+      `rw.attach` applies a method that no config can express to a live model of transformers.
 
     >>> next_step(Verdict(action="extend", method="ntk", config={}), "tiny", 1024)
     'ropewalk extend apply tiny --method ntk --target 1024 --out tiny-1024'
@@ -121,7 +124,7 @@ def next_step(
 
 
 def attach_call(method: str, target: int, trained_length: int | None = None) -> str:
-    """The call that puts a live model of transformers under a method.
+    """Return the call that applies a method to a live model of transformers.
 
     >>> attach_call("dca", 1024)
     'rw.attach(model, "dca", target=1024)'
@@ -141,116 +144,106 @@ QUESTIONS = {
 """What is open, by the name of the comparison; the others are "whether plain is ..." and their name."""
 
 
-def sentence(
+def headline_and_reasons(
     decision: Decision, evidence: Evidence, use: Use | None, run: RunFacts, still_open: Sequence[Comparison]
-) -> str:
-    """What was concluded, the intervals that it rests on, and for which texts they hold."""
-    match decision.action:
-        case "unfit":
-            said = _unfit(evidence)
-        case "keep":
-            said = _keep(evidence)
-        case "extend":
-            assert decision.method is not None, "there is one to extend by"
-            said = _extend(decision.method, evidence, use)
-        case "cut":
-            said = _cut(evidence, use)
-        case "undecided":
-            return _undecided(evidence, use, still_open)
-    return f"{said} {_scope(decision, evidence, use, run)}"
+) -> list[str]:
+    """Return the headline, then the reasons: the intervals behind the decision, and the texts for which they hold."""
+    if decision.action == "undecided":
+        return _undecided(evidence, use, still_open)
+    if decision.action == "extend":
+        assert decision.method is not None, "there is one to extend by"
+        sentences = _extend(decision.method, evidence, use)
+    else:
+        sentences = {"unfit": _unfit, "keep": _keep, "cut": _cut}[decision.action](evidence)
+    return [*sentences, _scope(decision, evidence, use, run)]
 
 
-def with_next(said: str, still_open: Sequence[Comparison], next_run: NextRun | None) -> str:
-    """The sentence, and what would settle what is open."""
-    if next_run is not None:
-        return f"{said} {next_run.sentence}"
-    return f"{said} It is too small a difference for any number of windows." if still_open else said
-
-
-def _unfit(evidence: Evidence) -> str:
+def _unfit(evidence: Evidence) -> list[str]:
     fit, losses = evidence.fit, evidence.losses
     shown = "does not predict" if fit.result == "refuted" else "is not shown to predict"
-    return (
-        f"Nothing can be concluded: the model {shown} this text better than token frequencies do. Within "
-        f"{min(losses.trained, losses.target):,} tokens its loss is {_mean(losses.within[PLAIN]):.3f} nats per token, "
-        f"theirs {_mean(losses.frequencies):.3f}: difference {_of(fit)}."
-    )
+    return [
+        f"Nothing can be concluded: the model {shown} this text better than token frequencies do.",
+        f"Within {min(losses.trained, losses.target):,} tokens its loss is {_mean(losses.within[PLAIN]):.3f} nats per "
+        f"token, theirs {_mean(losses.frequencies):.3f}: difference {_of(fit)}.",
+    ]
 
 
-def _keep(evidence: Evidence) -> str:
+def _keep(evidence: Evidence) -> list[str]:
     losses = evidence.losses
     if not losses.beyond:
-        return (
+        return [
             f"Keep the model as it is: {losses.target:,} tokens lie within its trained length of {losses.trained:,}, "
-            "so nothing has to be extended. Its loss differs from that of token frequencies by "
-            f"{_of(evidence.fit)} nats per token."
-        )
-    return (
+            "so nothing has to be extended.",
+            f"Its loss differs from that of token frequencies by {_of(evidence.fit)} nats per token.",
+        ]
+    return [
         f"Keep the model as it is: up to {losses.target:,} tokens, it loses no more than {MARGIN} nats per token to "
-        f"crop, which reads only the last {losses.trained:,} tokens. Beyond the trained length plain differs from crop "
-        f"by {_of(evidence.holds[0])}."
-    )
+        f"crop, which reads only the last {losses.trained:,} tokens.",
+        f"Beyond the trained length plain differs from crop by {_of(evidence.holds[0])}.",
+    ]
 
 
-def _extend(method: str, evidence: Evidence, use: Use | None) -> str:
+def _extend(method: str, evidence: Evidence, use: Use | None) -> list[str]:
     losses = evidence.losses
-    used = {
-        None: f"Whether it uses tokens beyond the trained length {_unknown(use, method)}.",
-        True: "It is shown to use tokens beyond the trained length.",
-        False: "It is not shown to use tokens beyond the trained length.",
-    }[shows_use(use, method)]
-    return (
-        f"Extend with {method} to {losses.target:,} tokens. Beyond the trained length of {losses.trained:,} its loss "
-        f"differs from plain's by {_of(evidence.gain(method))} nats per token, and by "
-        f"{_of(evidence.beats_crop(method))} from that of crop, which reads only the last {losses.trained:,} tokens; "
-        f"within the trained length it differs from plain's by {_of(evidence.cost(method))}. {used}"
-    )
+    return [
+        f"Extend with {method} to {losses.target:,} tokens.",
+        f"Beyond the trained length of {losses.trained:,} its loss differs from plain's by "
+        f"{_of(evidence.gain(method))} nats per token, and by {_of(evidence.beats_crop(method))} from that of crop, "
+        f"which reads only the last {losses.trained:,} tokens; within the trained length it differs from plain's by "
+        f"{_of(evidence.cost(method))}.",
+        {
+            None: f"Whether it uses tokens beyond the trained length {_unknown(use, method)}.",
+            True: "It is shown to use tokens beyond the trained length.",
+            False: "It is not shown to use tokens beyond the trained length.",
+        }[shows_use(use, method)],
+    ]
 
 
-def _cut(evidence: Evidence, use: Use | None) -> str:
+def _cut(evidence: Evidence) -> list[str]:
     losses, best = evidence.losses, affordable_methods(evidence)[0]
     dear = [name for name in evidence.candidates if evidence.mean_beyond(name) < evidence.mean_beyond(best)]
     costs = ", ".join(f"{name} ({_of(evidence.cost(name))})" for name in dear)
-    return (
+    return [
         f"Give the model only the last {losses.trained:,} tokens, as crop does: no method measured lowers the loss of "
-        f"crop by more than {MARGIN} nats per token{' at a small cost within the trained length' if dear else ''}. The "
-        f"lowest, {best}, differs from crop by {_of(evidence.beats_crop_by_margin(best))}. "
-        + (f"Lower, but too costly within the trained length: {costs}. " if dear else "")
-        + f"{best} is not shown to use far tokens. What stands further back is lost."
-    )
+        f"crop by more than {MARGIN} nats per token{' at a small cost within the trained length' if dear else ''}.",
+        f"The lowest, {best}, differs from crop by {_of(evidence.beats_crop_by_margin(best))}.",
+        *([f"Lower, but too costly within the trained length: {costs}."] if dear else []),
+        f"{best} is not shown to use far tokens. Tokens further back are lost.",
+    ]
 
 
-def _undecided(evidence: Evidence, use: Use | None, still_open: Sequence[Comparison]) -> str:
+def _undecided(evidence: Evidence, use: Use | None, still_open: Sequence[Comparison]) -> list[str]:
     losses = evidence.losses
     if losses.windows == 1:
         lowest = min([PLAIN, *evidence.candidates], key=evidence.mean_beyond) if losses.beyond else None
-        named = "" if lowest is None else f" Crop apart, {lowest} has the lowest loss beyond the trained length."
-        return f"Not decided: one window gives no interval.{named}"
+        named = [f"Crop apart, {lowest} has the lowest loss beyond the trained length."] if lowest is not None else []
+        return ["Not decided: one window gives no interval.", *named]
     if losses.beyond and CROP not in losses.beyond:
-        return "Not decided: crop was not measured, so a lower loss may come from forgetting."
+        return ["Not decided: crop was not measured, so a lower loss may come from forgetting."]
     waiting = awaits_use(evidence, use) if losses.beyond and evidence.fit.result == "shown" else None
-    missing = "" if waiting is None else f" Whether {waiting} uses far tokens {_unknown(use, waiting)}."
+    missing = [] if waiting is None else [f"Whether {waiting} uses far tokens {_unknown(use, waiting)}."]
     if not still_open:
         best = affordable_methods(evidence)[0]
         if missing:
-            return (
+            return [
                 f"Not decided: no affordable method lowers the loss of crop by more than {MARGIN} nats per token, "
-                f"which speaks for the last {losses.trained:,} tokens only, unless the best method uses far tokens."
-                f"{missing}"
-            )
-        return (
+                f"which speaks for the last {losses.trained:,} tokens only, unless the best method uses far tokens.",
+                *missing,
+            ]
+        return [
             f"Not decided by the loss: {best} is shown to use far tokens, and loses {_of(evidence.near_crop(best))} "
-            "nats per token to crop. Which of the two matters more depends on the task; --retrieval measures one."
-        )
+            "nats per token to crop.",
+            "Which of the two matters more depends on the task; --retrieval measures one.",
+        ]
     slowest = max(still_open, key=lambda one: evidence.windows_for(one) or math.inf)
     question = QUESTIONS.get(slowest.name, f"whether {{method}} is {slowest.name}").format(method=slowest.method)
     more = len(still_open) - 1
     others = "" if more == 0 else f", and {more} more comparison{'s' if more > 1 else ''}"
-    return f"Not decided: {question} is open ({_of(slowest)} nats per token){others}.{missing}"
+    return [f"Not decided: {question} is open ({_of(slowest)} nats per token){others}.", *missing]
 
 
 def _scope(decision: Decision, evidence: Evidence, use: Use | None, run: RunFacts) -> str:
-    """For which texts it holds: only several allow words about others."""
+    """Return for which texts the decision holds: only several allow words about others."""
     losses = evidence.losses
     if losses.windows == 1:
         return "One window gives no interval."
@@ -275,12 +268,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _of(comparison: Comparison) -> str:
-    """A difference with its interval."""
+    """Return a difference with its interval."""
     return signed(comparison.difference, comparison.interval)
 
 
 def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = None) -> Verdict:
-    """What to do with a model, from its losses: the first action of these whose comparisons are settled in its favour.
+    """Decide what to do with a model: the first of these actions for which all comparisons are settled.
 
     1. "unfit": its loss within the trained length is not below that of token frequencies.
     2. "keep": plain is shown to be no worse than crop by more than 0.02 nats per token, in each stretch up to the
@@ -293,12 +286,11 @@ def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = 
     5. "undecided": `next` says what would settle it.
 
     **Arguments:**
-    - `losses`: each method's, window by window; crop among them wherever anything lies beyond the trained length.
-    - `use`: what was measured of the use of far tokens; None: nothing. `run`: names and times for the sentences.
+    - `losses`: each method's, window by window; crop among them if the target exceeds the trained length.
+    - `use`: the measurement of the use of far tokens, or None. `run`: names, times and functions for the sentences.
 
-    **Returns:** a `Verdict` without `config`. "Shown" is always said of an interval between windows, so that one window
-    gives "undecided" or "unfit". A loss within that lies below that of token frequencies, but is not shown to, is
-    "undecided".
+    **Returns:** a `Verdict`. "Shown" always refers to an interval between windows, so that one window gives "undecided"
+    or "unfit". A loss within that is below that of token frequencies by its mean only gives "undecided".
 
     >>> flat = [3.0, 3.1, 2.9, 3.0]
     >>> decide(WindowLosses(trained=8, target=8, within={"plain": flat}, frequencies=[6.0, 6.0, 6.1, 6.1])).action
@@ -308,14 +300,26 @@ def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = 
     decision = apply_rules(evidence, use)
     still_open = open_comparisons(evidence, use, decision)
     settling = next_run(evidence, still_open, run) if still_open else None
-    said = sentence(decision, evidence, use, run, still_open)
+    headline, *reasons = headline_and_reasons(decision, evidence, use, run, still_open)
+    config = call = None
+    if decision.method is not None and run.application is not None:
+        config, call = run.application(decision.method)
+        how = f"in Python it is {call}" if call else "it works while the model runs"
+        reasons += [] if config is not None else [f"No config.json can express it; {how}."]
+    if settling is not None:
+        reasons.append(settling.sentence)
+    elif still_open:
+        reasons.append("It is too small a difference for any number of windows.")
     judged, fit = decision.method or PLAIN, evidence.fit.result == "shown"
     return Verdict(
         action=decision.action,
+        headline=headline,
+        reasons=tuple(reasons),
         method=decision.method,
+        config=config,
+        call=call,
         reach_loss=evidence.reach(judged) if fit else None,
         reach_use=None if use is None or not fit else use.reach(judged),
         evidence=every_comparison(evidence, use),
         next=settling,
-        sentence=with_next(said, still_open, settling),
     )

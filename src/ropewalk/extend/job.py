@@ -294,7 +294,7 @@ def export(
     - `source`: the model's path or name. Its config.json is kept except for the rope's keys, and its other files are
       copied. For a GGUF file, ropewalk's own folders and None they are written from the model.
     - `dtype`: of the weights; defaults to the model's own.
-    - `native`: write ropewalk's own form, which holds every method and which only `ropewalk.load` opens.
+    - `native`: write ropewalk's own form, which expresses every method, but which only `ropewalk.load` opens.
     - `more_files`: called with the result; returns more files of the folder by name: README.md, extend.json, ...
     - `shard_bytes`: the largest weight file; beyond it there are several, and an index.
 
@@ -465,43 +465,38 @@ class ExtendJob:
         windows = self.held_out.windows
         self.variants += measure(reader, windows, plan, names, self.work.losses, progress=self.progress)
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.source.stored if self.settings.dtype is None else dtype_named(self.settings.dtype)
-
     def export(self, final: TunableReader) -> Extended:
         """Write the folder; it appears when it is complete."""
         records: list[dict[str, Any]] = []
+        settings = self.settings
 
         def more_files(exported: Exported) -> dict[str, str | bytes]:
-            records.append(self._record(exported))
+            records.append(
+                record(
+                    model=self.source.name,
+                    method=settings.method,
+                    protocol=None if self.held_out is None else self.held_out.protocol,
+                    variants=self.variants,
+                    config=exported.config,
+                    tuning=self.tuning,
+                    environment=environment_of(self.device, self.source.reader.parameters),
+                    unscaled_tokens=self.reach.unscaled_tokens,
+                )
+            )
             return self._files(records[0])
 
-        settings = self.settings
         exported = export(
             final.to(device="cpu"),
             self.out,
             method=settings.method,
             reach=self.reach,
             source=self.source.place,
-            dtype=self._dtype,
+            dtype=self.source.stored if settings.dtype is None else dtype_named(settings.dtype),
             overwrite=self.overwrite,
             native=settings.native,
             more_files=more_files,
         )
         return Extended(exported=exported, record=records[0])
-
-    def _record(self, exported: Exported) -> dict[str, Any]:
-        return record(
-            model=self.source.name,
-            method=self.settings.method,
-            protocol=None if self.held_out is None else self.held_out.protocol,
-            variants=self.variants,
-            config=exported.config,
-            tuning=self.tuning,
-            environment=environment_of(self.device, self.source.reader.parameters),
-            unscaled_tokens=self.reach.unscaled_tokens,
-        )
 
     def _files(self, document: Mapping[str, Any]) -> dict[str, str | bytes]:
         """Return README.md; if there are any, also extend.json, the figure and the log of the tuning."""

@@ -17,17 +17,7 @@ from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_g
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
-from ropewalk.extend.job import (
-    Draw,
-    Exported,
-    Extended,
-    ExtendJob,
-    Model,
-    SourceModel,
-    hub_of,
-    reach_of,
-    tuning_record,
-)
+from ropewalk.extend.job import Draw, Exported, Extended, ExtendJob, Model, SourceModel, hub_of, reach_of, tuning_record
 from ropewalk.extend.measurement import record as record_of
 from ropewalk.extend.settings import ApplySettings, TrainingSettings, TuneSettings
 from ropewalk.extend.tunable import decoder_of, outline_of_gguf
@@ -119,10 +109,7 @@ class Choice:
         if digest != self.digest:
             raise RopeError(
                 "extend: the record was measured on another model.",
-                facts={
-                    "model": f"{name}, digest {digest}",
-                    "record": f"{self.model}, digest {self.digest}",
-                },
+                facts={"model": f"{name}, digest {digest}", "record": f"{self.model}, digest {self.digest}"},
                 cure="Pass the model that the doctor measured, or measure this one.",
             )
 
@@ -224,8 +211,18 @@ def apply_gguf(
             cure="Leave them out, or write a folder: --out DIR.",
         )
     refuse_inexpressible(settings.method)
-    original = _file_of(model)
-    _check_place(place, original, overwrite)
+    path = find(model) if isinstance(model, str | os.PathLike) else None
+    original = path if path is not None and path.is_file() and builds(path) else None  # a file of our own families
+    if original is not None and place.exists() and original.resolve() == place.resolve():
+        raise RopeError(
+            "extend: --out is the file of the model itself.", facts={"out": str(place)}, cure="Pass another."
+        )
+    if place.exists() and not (overwrite and place.is_file()):
+        raise RopeError(
+            "extend: the output file exists already.",
+            facts={"out": str(place)},
+            cure="Pass another name, or --overwrite to replace it.",
+        )
     if original is not None and settings.quantization is not None:
         raise RopeError(
             "extend: the blocks of a .gguf file are copied, not quantised again.",
@@ -275,27 +272,6 @@ def apply_gguf(
             unscaled_tokens=0,
         ),
     )
-
-
-def _file_of(model: Model) -> Path | None:
-    """Return the GGUF file of a model, if its architecture is built here; else None."""
-    if not isinstance(model, str | os.PathLike):
-        return None
-    path = find(model)
-    return path if path.is_file() and builds(path) else None
-
-
-def _check_place(place: Path, original: Path | None, overwrite: bool) -> None:
-    if original is not None and place.exists() and original.resolve() == place.resolve():
-        raise RopeError(
-            "extend: --out is the file of the model itself.", facts={"out": str(place)}, cure="Pass another."
-        )
-    if place.exists() and not (overwrite and place.is_file()):
-        raise RopeError(
-            "extend: the output file exists already.",
-            facts={"out": str(place)},
-            cure="Pass another name, or --overwrite to replace it.",
-        )
 
 
 def tune(

@@ -55,10 +55,7 @@ class OutputSettings:
     """
 
     target: int | None = setting(
-        "Length wanted, in tokens [default: four times the trained length].",
-        default=None,
-        unit="tokens",
-        group=METHOD,
+        "Length wanted, in tokens [default: four times the trained length].", default=None, unit="tokens", group=METHOD
     )
     trained_length: int | None = setting(
         "Trained length in tokens [default: that of the config or of its family].",
@@ -316,7 +313,5 @@ def check_at_least(values: Mapping[str, int | None], *, least: int) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise RopeError(
-                f"extend: `{name}` must be at least {least}.",
-                facts={name: value},
-                cure=f"Set it to {least} or more.",
+                f"extend: `{name}` must be at least {least}.", facts={name: value}, cure=f"Set it to {least} or more."
             )

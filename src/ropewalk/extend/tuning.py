@@ -113,12 +113,7 @@ class TuningRecipe(TrainingSettings):
 class TuningTask(LanguageModelTask):
     """The training of a copy of a model on windows of text; checkpoints contain only the trained tensors."""
 
-    def __init__(
-        self,
-        source: TunableReader,
-        recipe: TuningRecipe,
-        housekeeping: Housekeeping | None = None,
-    ) -> None:
+    def __init__(self, source: TunableReader, recipe: TuningRecipe, housekeeping: Housekeeping | None = None) -> None:
         super().__init__(cast(WindowSettings, recipe), housekeeping)
         self.source, self.recipe = source, recipe
         self.copy = source

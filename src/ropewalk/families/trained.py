@@ -31,7 +31,7 @@ class Trained:
 class Fact:
     """A fact about the checkpoints of some families.
 
-    - `families`, `rules`: names separated by blanks; rules are `rope_type`s, "default" where there is no scaling.
+    - `families`, `rules`: names separated by blanks; rules are `rope_type`s, "default" without scaling.
     - `where`: required values of the config's keys.
     - `length_key`: required key of the config that states the trained length.
     """
@@ -50,7 +50,7 @@ class Fact:
 
 
 DYNAMIC = Trained(False, source="dynamic NTK changes nothing up to max_position_embeddings")
-FINETUNED = "the config says `finetuned`"
+FINETUNED = "the config contains `finetuned`"
 _QWEN = (
     "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text qwen3 qwen3_moe qwen3_vl_text "
     "qwen3_vl_moe_text qwen3_omni_moe_text qwen3_next qwen3_5_text qwen3_5_moe_text"

@@ -95,7 +95,7 @@ class RetrievalProtocol:
 class Answer(NamedTuple):
     """Whether one answer was found, among how many choices.
 
-    `found` by the calibrated log-probabilities, `raw` by those as they are. `depth` is the part of the text before the
+    `found` by calibrated log-probabilities, `raw` by uncalibrated ones. `depth` is the part of the text before the
     needle; `distance` the tokens from there to the end of the question.
     """
 
@@ -108,7 +108,7 @@ class Answer(NamedTuple):
 
 LEAST = 20
 """Answers in a cell of a map or a step of a curve: with fewer, neighbours are put together."""
-_DEPTHS, _DISTANCES = 5, 8  # at most so many parts
+_DEPTHS, _DISTANCES = 5, 8  # the largest numbers of parts
 Texts = Sequence[Sequence[Answer]]
 """The answers after each text."""
 
@@ -129,17 +129,17 @@ class Accuracy:
 
     @classmethod
     def independent(cls, correct: int, n: int, chance: float) -> Accuracy:
-        """Of answers that are each of a text of its own."""
+        """Return the accuracy of answers that each have a text of their own."""
         return cls(((1, 1),) * correct + ((0, 1),) * (n - correct), chance)
 
     @property
     def correct(self) -> int:
-        """Answers that were found."""
+        """Return the number of answers that were found."""
         return sum(found for found, _ in self.texts)
 
     @property
     def n(self) -> int:
-        """Answers that were looked for."""
+        """Return the number of answers that were asked for."""
         return sum(of for _, of in self.texts)
 
     @property
@@ -153,7 +153,7 @@ class Accuracy:
         return share_of_clusters(self.texts)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the accuracy as JSON."""
         interval = self.interval
         return {
             "asked": self.n,
@@ -174,7 +174,7 @@ class RetrievalMeasurement:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods in the order in which they were given."""
+        """Return the methods in the given order."""
         return tuple(self.answers)
 
     def accuracy(
@@ -186,8 +186,8 @@ class RetrievalMeasurement:
         where: Callable[[Answer], bool] | None = None,
         raw: bool = False,
     ) -> Accuracy | None:
-        """All answers of a method together, or those of one length or task, or those of which `where` is true; None
-        where there are none. `raw`: by the log-probabilities as they are."""
+        """Return the accuracy over all answers of a method, of one length or task, or for which `where` is true; None
+        if there are none. `raw`: by uncalibrated log-probabilities."""
         texts, chances = [], []
         for answers in self._texts(method, length, task):
             chosen = [answer for answer in answers if where is None or where(answer)]
@@ -199,7 +199,7 @@ class RetrievalMeasurement:
         return Accuracy(tuple(texts), sum(chances) / len(chances))
 
     def effective_length(self, method: str, threshold: float = THRESHOLD) -> int | None:
-        """The longest measured length up to which the accuracy over all tasks stays at or above `threshold`.
+        """Return the longest measured length up to which the accuracy over all tasks is at least `threshold`.
 
         None where it is below at the shortest. RULER's bar is 0.856, for its own 13 tasks scored by words.
         """
@@ -242,7 +242,7 @@ class RetrievalMeasurement:
         return rows
 
     def details(self) -> dict[str, Any]:
-        """All that the rows leave out: the protocol, means by length and task, distances, reaches and costs."""
+        """Return what the rows leave out: the protocol, means by length and task, distances, reaches and costs."""
         means, distances = [], []
         for method in self.methods:
             for length in self.protocol.lengths:
@@ -282,7 +282,7 @@ class RetrievalMeasurement:
 
 
 def even_edges(rows: Sequence[Sequence[float]], end: float, most: int) -> tuple[float, ...]:
-    """The edges of the most even parts of 0 .. end, at most `most`, that each hold 20 numbers of every row, or of one.
+    """Return the edges of at most `most` even parts of 0 .. end that each contain 20 numbers of every row, or of one.
 
     >>> even_edges([[n / 48 for n in range(48)]], 1.0, 5)
     (0.0, 0.5, 1.0)
@@ -304,7 +304,7 @@ def _counts(row: Sequence[float], edges: Sequence[float]) -> list[int]:
 
 
 def _part(value: float, edges: Sequence[float]) -> int:
-    """The part that holds a value; the last one holds its end as well."""
+    """Return the part that contains a value; the last part includes its end."""
     return min(bisect_right(edges, value), len(edges) - 1) - 1
 
 
@@ -321,7 +321,7 @@ def _parts(
 
 
 def accuracy_rows(measurement: RetrievalMeasurement, task: str | None = None) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: each method's accuracy with its interval at each length, over all tasks or for one of them."""
+    """Return heads and rows: each method's accuracy with its interval at each length, over all tasks or for one."""
     heads = ["method", *(f"{length:,}" for length in measurement.protocol.lengths)]
     rows = [
         [method, *(_cell(measurement.accuracy(method, length=at, task=task)) for at in measurement.protocol.lengths)]
@@ -331,7 +331,7 @@ def accuracy_rows(measurement: RetrievalMeasurement, task: str | None = None) ->
 
 
 def sentences(measurement: RetrievalMeasurement, threshold: float = THRESHOLD) -> Iterator[str]:
-    """What chance finds, how far each method reaches, whether any is distinguishable from guessing, and the cost."""
+    """Return the chance level, how far each method reaches, whether any differs from guessing, and the cost."""
     protocol = measurement.protocol
     of_tasks = [found for task in protocol.tasks if (found := measurement.accuracy(measurement.methods[0], task=task))]
     low, high = (end(found.chance for found in of_tasks) for end in (min, max))
@@ -352,7 +352,7 @@ def sentences(measurement: RetrievalMeasurement, threshold: float = THRESHOLD) -
 
 
 def _cells(measurement: RetrievalMeasurement) -> list[Accuracy]:
-    """Each task at each length, of the first method."""
+    """Return each task at each length, of the first method."""
     found = [
         measurement.accuracy(measurement.methods[0], length=length, task=task)
         for length in measurement.protocol.lengths
@@ -362,7 +362,7 @@ def _cells(measurement: RetrievalMeasurement) -> list[Accuracy]:
 
 
 def _costs(measurement: RetrievalMeasurement) -> Iterator[str]:
-    """How many answers a text gave, and what an answer took."""
+    """Return the number of answers for each text, and the time of an answer."""
     found = [one for method in measurement.methods if (one := measurement.accuracy(method)) is not None]
     answers, texts, seconds = sum(one.n for one in found), sum(len(one.texts) for one in found), measurement.seconds
     if seconds:
@@ -377,7 +377,7 @@ def _doubt(found: Accuracy) -> str:
 
 
 def _cell(found: Accuracy | None) -> str:
-    """An accuracy with its interval: 0.90 (0.60 to 0.98); without one: 0.90."""
+    """Return an accuracy with its interval, 0.90 (0.60 to 0.98), or without one, 0.90."""
     if found is None:
         return "\u2013"
     if found.interval is None:

@@ -32,7 +32,7 @@ class Workload:
 
     @classmethod
     def of(cls, tokens: int, *, chunk: int = CHUNK, first: int = 1) -> Workload:
-        """One text of so many tokens, in chunks, whose tokens from `first` on are scored."""
+        """Return the work of one text of `tokens` tokens, in chunks; tokens from `first` on are scored."""
         return cls(-(-tokens // chunk), tokens, tokens * (tokens + 1) / 2, max(0, tokens - first))
 
     def __add__(self, other: Workload) -> Workload:
@@ -41,7 +41,7 @@ class Workload:
         )
 
     def without(self, beginning: Workload) -> Workload:
-        """The rest of one text whose beginning is there already; its last token was scored with it."""
+        """Return the rest of one text after a finished beginning, which includes the score of its last token."""
         ends = beginning.scored + (1 if beginning.tokens else 0)
         return Workload(
             self.calls - beginning.calls,
@@ -51,12 +51,12 @@ class Workload:
         )
 
     def times(self, count: int) -> Workload:
-        """So many of them."""
+        """Return this work several times."""
         return Workload(count * self.calls, count * self.tokens, count * self.pairs, count * self.scored)
 
     @property
     def parts(self) -> tuple[int, int, float, int]:
-        """The four numbers."""
+        """Return the four numbers."""
         return self.calls, self.tokens, self.pairs, self.scored
 
 
@@ -95,7 +95,7 @@ def run_jobs(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> None:
-    """Measure every job that is due and keep its result in the ledger as soon as it is there.
+    """Measure every job that is due, and save each result as it is computed.
 
     **Arguments:**
     - `measure`: returns a job's result, a JSON object; called in a worker's thread. The engine adds `seconds`: those of

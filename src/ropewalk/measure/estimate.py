@@ -52,7 +52,7 @@ class Pace:
     per_score: float
 
     def seconds(self, work: Workload) -> float:
-        """The seconds of some work.
+        """Return the seconds of some work.
 
         >>> Pace(0.0, 1e-3, 0.0, 0.0).seconds(Workload.of(2000))
         2.0
@@ -63,14 +63,14 @@ class Pace:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial found: the pace, and the bytes that one worker needs beside the weights and the cache."""
+    """The result of a trial: the pace, and the bytes that one worker needs besides the weights and the cache."""
 
     pace: Pace
     workspace: int
 
 
 def pace_of(timed: Sequence[tuple[Workload, float]], *, pair_over_token: float, per_call: float) -> Pace:
-    """The pace that fits some timed readings best, no part of it below zero.
+    """Return the pace that fits some timed readings best, without negative parts.
 
     `pair_over_token` is what arithmetic says of the time of a pair over that of a token, and `per_call` about the
     seconds of a forward without tokens: short readings say little of both, and long ones overrule them.
@@ -89,7 +89,7 @@ def pace_of(timed: Sequence[tuple[Workload, float]], *, pair_over_token: float, 
 
 
 def pair_over_token(reader: Reader) -> float:
-    """About the time of one pair of a query and a key over that of a token, of a decoder of this size and depth.
+    """Return the approximate time of one pair of a query and a key over that of a token, for this size and depth.
 
     With L layers of width d, a token costs 24 L d^2 operations and a pair 4 L d, and there are 12 L d^2 parameters.
     """
@@ -112,7 +112,7 @@ def time_trial(
     **Arguments:**
     - `input_ids`: int64 `[tokens]`, a window of the text. `ahead`: the work that the trial is for; a thirtieth of its
       time may be spent, and 1.5 to 12 seconds.
-    - `workers`: how many will read at one time, each on its share of the cores: so many read here.
+    - `workers`: workers at one time, each on its share of the cores; the trial uses the same number.
     - `clock`: seconds.
 
     **Returns:** a `Trial`. Its first, shortest reading is not counted.
@@ -143,14 +143,14 @@ def time_trial(
 
 
 def _lengths(tokens: int) -> Iterator[int]:
-    """Lengths to read, doubling, down from the whole text: the last of them is that."""
+    """Return the lengths to read, doubling up to the whole text."""
     halvings = max(0, (tokens // SHORTEST).bit_length() - 1)
     for number in range(halvings, -1, -1):
         yield tokens >> number
 
 
 def _timed(reader: Reader, input_ids: Tensor, first: int, chunk: int, clock: Clock) -> float:
-    """Seconds of one reading: the middle of three where that is short."""
+    """Return the seconds of one reading: the median of three if that is short."""
     found: list[float] = []
     while len(found) < 3 and sum(found) < AGAIN:
         started = clock()
@@ -161,7 +161,7 @@ def _timed(reader: Reader, input_ids: Tensor, first: int, chunk: int, clock: Clo
 
 @contextmanager
 def _company(reader: Reader, input_ids: Tensor, others: int, cores: int, chunk: int) -> Iterator[None]:
-    """For the time of the block, others read as well: memory and caches are shared as they will be."""
+    """Let other workers read during the block, so that memory and caches are shared as in the run."""
     if others < 1:
         yield
         return
@@ -183,7 +183,7 @@ def _company(reader: Reader, input_ids: Tensor, others: int, cores: int, chunk: 
 
 @contextmanager
 def _peak() -> Iterator[list[int]]:
-    """The largest resident memory during the block, in bytes, as the only entry of the list that it gives."""
+    """Yield a list that contains the largest resident memory during the block, in bytes, after it ends."""
     found, done = [resident_bytes()], threading.Event()
 
     def watch() -> None:
@@ -221,7 +221,7 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        """In words.
+        """Return the estimate in words.
 
         >>> Estimate(seconds=190.0, peak_bytes=1_230_000_000).sentence
         'about 3 min, 1.2 GB'
@@ -231,7 +231,7 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """A time in one or two units, rounded as an estimate deserves.
+    """Return a time in one or two units, rounded for an estimate.
 
     >>> [duration(seconds) for seconds in (0.4, 52, 100, 3000, 8000, 200_000)]
     ['1 s', '50 s', '2 min', '50 min', '2 h 15 min', '56 h']
@@ -253,7 +253,7 @@ def job_seconds(job: Job, pace: Pace) -> float:
 
 
 def seconds_at_once(jobs: Iterable[float], workers: int) -> float:
-    """Seconds until all jobs are done, each begun in order by the first worker that is free.
+    """Return the seconds until all jobs are done, if the first free worker takes the next one.
 
     >>> seconds_at_once([3.0, 1.0, 1.0, 2.0], 2)
     4.0
@@ -266,7 +266,7 @@ def seconds_at_once(jobs: Iterable[float], workers: int) -> float:
 
 
 def estimate_memory(reader: Reader, trial: Trial, target: int, jobs: Sequence[Job], *, workers: int) -> int | None:
-    """Return the largest resident memory of these jobs of losses, so many at one time; None if unknown.
+    """Return the largest resident memory of these jobs of losses with `workers` at one time; None if unknown.
 
     Each worker has a cache of the whole window. Methods that continue plain's beginning of a window keep it next to the
     caches: jobs go window by window, so that there are never more beginnings than workers.
@@ -293,13 +293,13 @@ class Fitted:
 def fit(
     budget: float, *, windows: int, texts: int, methods: Sequence[str], seconds: Callable[[int, Sequence[str]], float]
 ) -> Fitted:
-    """The most of a plan that can be measured in `budget` seconds; plain and crop are always among the methods.
+    """Return the largest part of a plan that fits into `budget` seconds; it always contains plain and crop.
 
     **Arguments:**
     - `windows`: of each text, as planned. `methods`: as planned, in order.
-    - `seconds`: of a run with so many windows of each text and these methods.
+    - `seconds`: returns the seconds of a run with a number of windows of each text and these methods.
 
-    Windows are left out first, down to four in all; then methods by `Method.priority`, down to one beside plain and
+    Windows are left out first, down to four in all; then methods by `Method.priority`, down to one besides plain and
     crop; then further windows; then that method.
 
     **Raises:** `RopeError` where plain and crop on one window of each text do not fit.
@@ -328,7 +328,7 @@ def _rank(name: str) -> tuple[int, int]:
 
 
 def _left_out(windows: int, count: int, methods: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
-    """What is not measured, in sentences."""
+    """Return sentences that name what is not measured."""
     gone = [name for name in methods if name not in named]
     said = (
         [f"Left out to fit the time: {windows - count} of {windows} windows of each text."] if count < windows else []
@@ -337,7 +337,7 @@ def _left_out(windows: int, count: int, methods: Sequence[str], named: Sequence[
 
 
 def likely_methods(methods: Sequence[str]) -> tuple[str, ...]:
-    """Return methods that take as long as those whose use will be measured, before the best one is known.
+    """Return methods that take as long as those for which use will be measured, before the best one is known.
 
     >>> likely_methods(["plain", "dca", "yarn", "crop"])
     ('plain', 'dca', 'crop')
@@ -363,7 +363,7 @@ class Outlook:
     every: bool = False
 
     def workers(self, jobs: int) -> int:
-        """Return how many of so many jobs run at one time."""
+        """Return the number of jobs that run at one time."""
         if self.most_workers is not None:
             return self.most_workers
         return fitting_workers(self.reader, self.plan.protocol.target, jobs)
@@ -374,13 +374,13 @@ class Outlook:
         return time_trial(self.reader, window, ahead=ahead, workers=self._busy(jobs), chunk=self.chunk, clock=clock)
 
     def others(self, examined: Sequence[str]) -> tuple[Job, ...]:
-        """Return what is due besides the losses; `examined`: the methods whose use of far tokens is measured."""
+        """Return the jobs due besides the losses; `examined`: the methods for which use is measured."""
         return (*self._readings(examined), *self._texts(examined))
 
     def seconds(
         self, jobs: Sequence[Job], examined: Sequence[str], trial: Trial, *, windows: int | None = None
     ) -> float:
-        """Return the seconds of these jobs, and of all else that is due; `windows`: only so many in all."""
+        """Return the seconds of these jobs, and of all else that is due; `windows` limits their number."""
         workers = self._busy(jobs)
         readings = [job for job in self._readings(examined) if windows is None or job.window < windows]
         measured = {job.method for job in jobs}
@@ -414,7 +414,7 @@ class Outlook:
     def _retrieval_seconds(self, jobs: Sequence[Job], pace: Pace, workers: int) -> float:
         """Return the seconds of these texts, which are read one by one, on all cores.
 
-        `pace` is that of one of so many `workers`. One text of each kind is made, to count the tokens of its questions.
+        `pace` is that of one of `workers`. One text of each kind is made, to count the tokens of its questions.
         """
         if self.retrieval is None:
             return 0.0
@@ -441,7 +441,7 @@ def fit_minutes(
     began: float,
     clock: Clock,
 ) -> tuple[Fitted, Trial | None]:
-    """Return the part of a plan that fits into so many minutes from `began` on, and the trial.
+    """Return the part of a plan that fits into these minutes from `began` on, and the trial.
 
     - `window`: of the text, for the trial. `folder`, `key`: of the whole plan's results.
 

@@ -67,11 +67,11 @@ class WindowLosses:
 
     @property
     def windows(self) -> int:
-        """Windows of all texts."""
+        """Return the number of windows of all texts."""
         return len(self.within[PLAIN])
 
     def over_texts(self) -> WindowLosses:
-        """The same with one mean for each text in place of its windows."""
+        """Return the same with one mean for each text instead of its windows."""
 
         def means(values: Sequence[float]) -> list[float]:
             return [float(mean) for mean in np.reshape(values, (self.texts, -1)).mean(1)]
@@ -105,11 +105,11 @@ class WindowResult:
 
     @classmethod
     def from_json(cls, result: Mapping[str, Any]) -> WindowResult:
-        """As the ledger has it."""
+        """Return the result that the ledger contains as JSON."""
         return cls(tuple(result["block_sums"]), result["within_sum"], result["seconds"], result["peak_rss_bytes"])
 
     def to_json(self) -> dict[str, Any]:
-        """As the ledger keeps it."""
+        """Return the result as JSON for the ledger."""
         return dataclasses.asdict(self)
 
 
@@ -131,7 +131,7 @@ class Measurement:
     config_form: ConfigForm = dataclasses.field(default_factory=ConfigForm)
 
     def block_means(self, method: str) -> list[list[float]]:
-        """`[window][block]`: mean loss in nats per token."""
+        """Return `[window][block]`, the mean loss in nats per token."""
         counts = _block_counts(self.protocol)
         return [
             [total / count for total, count in zip(result.block_sums, counts, strict=True)]
@@ -139,19 +139,19 @@ class Measurement:
         ]
 
     def within(self, method: str) -> list[float]:
-        """For each window, the mean loss of tokens 1 .. trained_length - 1."""
+        """Return for each window the mean loss of tokens 1 .. trained_length - 1."""
         count = min(self.protocol.trained_length, self.protocol.target) - 1
         return [result.within_sum / count for result in self.results[method]]
 
     def beyond(self, method: str) -> list[float] | None:
-        """For each window, the mean loss of tokens from trained_length on; None where there are none."""
+        """Return for each window the mean loss of tokens from trained_length on; None if there are none."""
         count = self.protocol.target - self.protocol.trained_length
         if count <= 0:
             return None
         return [(sum(result.block_sums) - result.within_sum) / count for result in self.results[method]]
 
     def stretches(self) -> tuple[tuple[int, int], ...]:
-        """`[start, end)` of at most three parts of the positions beyond the trained length, each of whole blocks."""
+        """Return `[start, end)` of at most three parts beyond the trained length, each of whole blocks."""
         trained = self.protocol.trained_length
         ends = [end for _, end in self.protocol.blocks if end > trained]
         parts = min(MOST_STRETCHES, len(ends))
@@ -159,7 +159,7 @@ class Measurement:
         return tuple(pairwise(cuts))
 
     def by_stretch(self, method: str) -> list[list[float]]:
-        """`[window][stretch]`: mean loss in nats per token."""
+        """Return `[window][stretch]`, the mean loss in nats per token."""
         ends = [end for _, end in self.protocol.blocks]
         rows = []
         for result in self.results[method]:
@@ -169,7 +169,7 @@ class Measurement:
         return rows
 
     def losses(self) -> WindowLosses:
-        """What a verdict is made of: every method that was measured on its own, and crop.
+        """Return the losses for a verdict: those of every distinct method, and crop.
 
         Raises `RopeError` where token frequencies were not counted.
         """
@@ -194,7 +194,7 @@ class Measurement:
 
 
 def _block_counts(protocol: LossProtocol) -> list[int]:
-    """Losses in each block: the first token of a window has none."""
+    """Return the number of losses in each block: the first token of a window has none."""
     return [end - max(start, 1) for start, end in protocol.blocks]
 
 
@@ -208,7 +208,7 @@ def peak_memory() -> int:
 
 
 def frequency_losses(texts: Sequence[Sequence[int]], protocol: LossProtocol, *, vocab_size: int) -> tuple[float, ...]:
-    """For each window the mean loss, within the trained length, of token frequencies counted outside the window.
+    """Return for each window the mean loss within the trained length of token frequencies counted outside the window.
 
     A token that occurs c times among the N tokens of its text outside the window, T of them distinct, has the
     probability (c + T / V) / (N + T): with the weight T / (N + T) for a token that is new, spread evenly over the V
@@ -243,7 +243,7 @@ def frequency_losses(texts: Sequence[Sequence[int]], protocol: LossProtocol, *, 
     return tuple(losses)
 
 
-KEPT_BYTES = 2**30  # of all beginnings that wait at one time; what does not fit is read again
+KEPT_BYTES = 2**30  # of all kept beginnings together; what does not fit is computed again
 
 
 class Beginnings:
@@ -266,7 +266,7 @@ class Beginnings:
         self._lock = threading.Lock()
 
     def read_plain(self, ids: Tensor, window: int, *, advance: Advance) -> Losses:
-        """Plain's losses of a window, its beginning kept where others want it and there is room."""
+        """Return plain's losses of a window; keep its beginning if other methods need it and memory allows."""
         keep = max(self._wanted.get(window, ()), default=0)
         if not keep or self.plain.cache_bytes(keep) > KEPT_BYTES:
             return self.plain.window_losses(ids, chunk=self.chunk, advance=advance)
@@ -284,7 +284,7 @@ class Beginnings:
     def read(
         self, variant: ReadingOn, method: str, ids: Tensor, window: int, *, advance: Advance
     ) -> tuple[Losses, float]:
-        """A method's losses of a window, and the seconds that others spent on what it took over."""
+        """Return a method's losses of a window, and the seconds that other methods spent on the reused part."""
         tokens = self.shared[method]
         with self._lock:
             beginning = self._kept.get(window)
@@ -318,9 +318,9 @@ def run(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Measurement:
-    """Do every job of the plan that is due, keeping each result in the ledger as soon as it is there, and gather them.
+    """Run every job of the plan that is due, save each result as it is computed, and gather all results.
 
-    `workers` jobs go on at once, each on its share of the cores. Jobs that another process has leased are waited for.
+    `workers` jobs run at once, each on its share of the cores. Jobs that another process has leased are waited for.
     A KeyboardInterrupt passes through: what
     was done is in the ledger. Raises `RopeError` where a loss is not finite.
     """
@@ -362,10 +362,10 @@ def run(
 
 
 def _beginning(plain: Reader | None, ids: Tensor, protocol: LossProtocol, chunk: int) -> Losses | None:
-    """The losses of a window's first tokens as plain's pass over all of it finds them, to the bit: by whole chunks.
+    """Return the losses of a window's first tokens, equal to the bit to those of plain's whole pass: by whole chunks.
 
     So crop's numbers do not depend on which process has read plain. The token after the last chunk is read for the loss
-    of its last row alone.
+    of its last row only.
     """
     whole = -(-protocol.trained_length // chunk) * chunk
     if plain is None:
@@ -381,7 +381,7 @@ def _sums(losses: Losses, protocol: LossProtocol, seconds: float) -> WindowResul
 
 
 def gather(plan: Plan, ledger: Ledger) -> Measurement:
-    """The measurement of a finished plan, each method under its own name."""
+    """Return the measurement of a finished plan, each method under its own name."""
     results = {
         name: tuple(
             WindowResult.from_json(ledger[plan.key(plan.same_as.get(name, name), window)])

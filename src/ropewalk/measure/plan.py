@@ -28,10 +28,10 @@ MOST_WINDOWS = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossProtocol:
-    """One protocol of measurement; every length is in tokens, `start_char` in characters of each text.
+    """What was measured of losses; every length is in tokens, `start_char` in characters of each text.
 
-    `windows` are taken of each text, disjoint, at places drawn from `seed`. The first `unscaled_tokens` of a window
-    keep their angles under every method that changes frequencies (LongRoPE's n-hat).
+    `windows` of each text are disjoint, at places drawn from `seed`. `unscaled_tokens` is the number of leading tokens
+    left unscaled (LongRoPE's n-hat).
 
     The loss of a token given all tokens before it in its window belongs to the block of its own position: so
     the first token of a window has none, and the first block holds one loss fewer.
@@ -103,9 +103,9 @@ class LossProtocol:
         unscaled_tokens: int = 0,
         tokens: int | None = None,
     ) -> LossProtocol:
-        """Fill in what was not asked for: target 4x (3x, 2x where the shortest text's `tokens` hold no more), block and
-        stride a quarter of the trained length, and as many windows (16 at most) as those tokens hold and as keep a
-        method within 65,536 tokens.
+        """Fill in defaults: target 4x (3x or 2x if the shortest text's `tokens` are fewer), block and stride a quarter
+        of the trained length, and as many windows (16 at most) as fit into those tokens and into 65,536 tokens for each
+        method.
 
         >>> found = LossProtocol.choose(trained_length=512, text="moby_dick")
         >>> found.target, found.block, found.windows
@@ -131,21 +131,21 @@ class LossProtocol:
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """`[start, end)` of each block of positions; the last may be shorter."""
+        """Return `[start, end)` of each block of positions; the last may be shorter."""
         return tuple((start, min(start + self.block, self.target)) for start in range(0, self.target, self.block))
 
     @property
     def total_windows(self) -> int:
-        """Windows of all texts."""
+        """Return the number of windows of all texts."""
         return self.windows * len(self.texts)
 
     def starts(self, tokens: int, text: int = 0) -> tuple[int, ...]:
-        """The first token of each window in the text of that number: disjoint, with gaps drawn at random.
+        """Return the first token of each window in the text with that number: disjoint, with random gaps.
 
         >>> LossProtocol.choose(trained_length=4, text="t", target=8, windows=3, seed=1).starts(30)
         (3, 11, 21)
         """
-        room = tokens - self.windows * self.target
+        spare = tokens - self.windows * self.target
         if tokens < self.windows * self.target:
             raise RopeError(
                 "protocol: the text is too short for the windows.",
@@ -158,11 +158,11 @@ class LossProtocol:
                 },
                 cure="Give a longer --text, fewer --windows, a smaller start_char or a shorter --target.",
             )
-        gaps = np.sort(np.random.default_rng([self.seed, text]).integers(0, room + 1, self.windows))
+        gaps = np.sort(np.random.default_rng([self.seed, text]).integers(0, spare + 1, self.windows))
         return tuple(int(gap) + index * self.target for index, gap in enumerate(gaps))
 
     def sentence(self) -> str:
-        """The protocol in words."""
+        """Return the protocol in words."""
         several = f"{self.windows} disjoint windows" if self.windows > 1 else "one window"
         texts = self.texts[0] if len(self.texts) == 1 else f"each of {', '.join(self.texts)}"
         return (
@@ -183,7 +183,7 @@ class LossProtocol:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The protocol as JSON holds it, with its sentence."""
+        """Return the protocol as JSON, with its sentence."""
         return {**dataclasses.asdict(self), "confidence": CONFIDENCE, "sentence": self.sentence()}
 
 
@@ -193,11 +193,11 @@ KIND = "losses"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The methods of a run in order, each one's positions, and who shares whose numbers.
+    """The methods of a run in order, the positions of each, and the methods that share numbers.
 
-    `same_as` names, for a method whose frequencies equal an earlier one's at this length, that earlier method; `own`
-    are the model's positions as it was given. `crop_seq_len`: the length whose frequencies crop's windows have,
-    where it is not their own. `config_form`: where the model's config says its ropes.
+    `same_as` maps a method to an earlier one with equal frequencies at this length. `own` are the model's positions.
+    `crop_seq_len`: the length for the frequencies of crop's windows, if not their own. `config_form`: the form in
+    which the model's config contains its ropes.
     """
 
     protocol: LossProtocol
@@ -209,11 +209,11 @@ class Plan:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods in order, `plain` first."""
+        """Return the methods in order, `plain` first."""
         return tuple(self.positions)
 
     def key(self, method: str, window: int) -> str:
-        """A job's key in the ledger, with a digest of the method's positions: another form of it is another key."""
+        """Return a job's key in the ledger, which contains a digest of the method's positions."""
         at = "" if self.crop_seq_len is None or not METHODS[method].crops else f"@{self.crop_seq_len}"
         return f"{method}/{_digest_of(self.positions[method])}{at}/{window}"
 
@@ -247,7 +247,7 @@ def _digest_of(positions: Positions) -> str:
 
 
 def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) -> Plan:
-    """What there is to do: `plain` always (differences are paired to it), each distinct form of the model once.
+    """Plan the measurement: `plain` always (differences are paired with it), each distinct form of the model once.
 
     Raises `RopeError` for a method that is unknown or does not apply.
     """
@@ -273,7 +273,7 @@ def plan(reader: Reader, protocol: LossProtocol, methods: Sequence[str] | None) 
 
 
 def _angles(positions: Positions, seq_len: int) -> object:
-    """What makes two methods the same computation: each layer's frequencies and attention factor at this length."""
+    """Return what defines a method's computation: each layer's frequencies and attention factor at this length."""
     distinct = {
         rope: (columns_of(rope, seq_len), first_columns_of(rope), attention_factor_of(rope, seq_len))
         for rope in positions.present_ropes
@@ -282,7 +282,7 @@ def _angles(positions: Positions, seq_len: int) -> object:
 
 
 def shared_tokens(method: str, protocol: LossProtocol, chunk: int) -> int:
-    """Tokens at the beginning of each window, in whole chunks, that a method other than crop reads as `plain` does."""
+    """Return the leading tokens of a window, in whole chunks, for which a method other than crop equals `plain`."""
     if METHODS[method].crops:
         return 0
     reach = Reach(protocol.trained_length, protocol.target, protocol.unscaled_tokens)
@@ -290,7 +290,7 @@ def shared_tokens(method: str, protocol: LossProtocol, chunk: int) -> int:
 
 
 def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int:
-    """Tokens that go through the model for one window; where it can, crop reuses the plain pass's beginning."""
+    """Return the tokens that the model processes for one window; with `reuse`, crop starts from plain's beginning."""
     if not METHODS[method].crops:
         return protocol.target
     steps = crop_steps(protocol.target, protocol.trained_length, protocol.stride)
@@ -298,7 +298,7 @@ def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int
 
 
 def workload_of(method: str, protocol: LossProtocol, *, chunk: int, reuse: bool = True) -> Workload:
-    """What a method reads of one window; `reuse`: it has the beginning from plain, where it can."""
+    """Return the work of a method on one window; `reuse`: it starts from plain's beginning if it can."""
     if not METHODS[method].crops:
         whole = Workload.of(protocol.target, chunk=chunk)
         shared = shared_tokens(method, protocol, chunk) if reuse else 0
@@ -323,10 +323,10 @@ def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: Loss
 
 
 def trained_length_of(reader: Reader, given: int | None) -> int:
-    """The length to hold methods against: `given`, or what the model was trained to.
+    """Return the trained length: `given`, or the model's own.
 
-    Raises `RopeError` where the model has no rope at all, does not say its length and none is given, or carries a
-    scaling of which it is not known whether it was trained with it.
+    Raises `RopeError` if the model has no rope, if its length is unknown and none is given, or if it has a scaling of
+    unknown training status.
     """
     ropes = reader.positions.present_ropes
     if not ropes:
@@ -358,6 +358,6 @@ def trained_length_of(reader: Reader, given: int | None) -> int:
 
 
 def fingerprint(reader: Reader, windows: Tensor, protocol: LossProtocol) -> str:
-    """A short hash of all that a run's numbers depend on: the model, the windows' tokens and the protocol."""
+    """Return a short hash of what a run's numbers depend on: the model, the windows' tokens and the protocol."""
     ids = windows.to(torch.int64).contiguous().numpy().tobytes()
     return hash_of(FORMAT, torch.__version__, reader.digest(), protocol, ids)

@@ -57,7 +57,7 @@ NAMES = tuple(_CITIES.split())
 
 Ids = tuple[int, ...]
 GROUP = 12
-"""Questions whose answers are each other's candidates: chance is 1 in 12."""
+"""Questions that share their answers as candidates: chance is 1 in 12."""
 MOST = 96
 """Most questions after one text."""
 FEWEST = 4
@@ -74,7 +74,7 @@ NOISE = (
 _TRIES = 40
 _STOPS = ".!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964"  # and those of Chinese, Japanese, Arabic, Urdu and Hindi
 _CLOSING = "\"'\u201d\u2019)_\u300d\u300f\uff09"  # quotes, brackets and underscores that may follow a stop
-_NEAR = 0.05  # of the filler: so near the end of a sentence must be for a needle to stand there
+_NEAR = 0.05  # of the filler: a needle moves to the end of a sentence within this distance
 _WORD = 20  # characters: where words are longer on average the text is not written with spaces between them
 _PIECE = 8  # characters of a unit in such a text
 _LINE, _NEAR_END = (
@@ -89,14 +89,14 @@ _TEXT = "The text goes here."
 class Haystack:
     """Filler in units (sentences of noise, or words of a text), endless: after the last unit comes the first again.
 
-    `glue` stands between units: nothing in texts without spaces between words, whose units are a few characters.
+    `glue` joins units. It is empty for texts without spaces between words, which have units of a few characters.
     """
 
     units: tuple[str, ...]
     glue: str = " "
 
     def take(self, start: int, count: int) -> list[str]:
-        """`count` units from unit `start` on.
+        """Return `count` units from unit `start` on.
 
         >>> Haystack(("a", "b.", "c")).take(2, 4)
         ['c', 'a', 'b.', 'c']
@@ -104,17 +104,17 @@ class Haystack:
         return [self.units[(start + index) % len(self.units)] for index in range(count)]
 
     def text(self, start: int, count: int) -> str:
-        """All that `take` gives, as one text; what repeats itself stands there once."""
+        """Return the units of `take` as one text; repetitions of the whole filler appear once."""
         return self.glue.join(self.take(start, min(count, len(self.units) + 1)))
 
 
 def noise() -> Haystack:
-    """The five sentences of the passkey test."""
+    """Return the five sentences of the passkey test."""
     return Haystack(NOISE)
 
 
 def passage(text: str) -> Haystack:
-    """The words of a text, any white space between them; pieces of 8 characters where no spaces stand between words.
+    """Return the words of a text, or pieces of 8 characters if the text has no spaces between words.
 
     Raises `RopeError` for a text without words.
     """
@@ -132,7 +132,7 @@ def passage(text: str) -> Haystack:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The different words of 4 to 8 small letters in a text, in order of the alphabet.
+    """Return the different words of 4 to 8 lower-case letters in a text, sorted.
 
     >>> words_of("Some whales, whales; don't swim.")
     ('swim', 'whales')
@@ -188,21 +188,20 @@ def hide(units: Sequence[str], needles: Sequence[tuple[float, str]], glue: str =
 
 
 def _nearest(places: Sequence[int], offsets: Sequence[int], asked: float) -> int:
-    """Which of the places, in rising order, has the offset nearest to `asked`; of two the first."""
+    """Return the place with the offset nearest to `asked`; the first of two. `places` are in rising order."""
     right = bisect_left(places, asked, key=offsets.__getitem__)
     return min(places[max(0, right - 1) : right + 1], key=lambda place: abs(offsets[place] - asked))
 
 
 def number(rng: Random, digits: int) -> str:
-    """A number of so many digits, the first not 0."""
+    """Return a number with `digits` digits, the first not 0."""
     return str(rng.randrange(10 ** (digits - 1), 10**digits))
 
 
 def alike(tokenizer: Tokenizer, count: int, draw: Callable[[], str], *, beside: str = "") -> list[str]:
-    """`count` different texts from `draw`, with as many tokens each where 40 draws for each of them give that many.
+    """Draw `count` different texts, all with the same number of tokens if 40 draws for each of them allow it.
 
-    What stands in `beside`, also as a part of something longer, is drawn again. Raises `RopeError` where so many draws
-    give too few.
+    Substrings of `beside` are drawn again. Raises `RopeError` if the draws give too few.
     """
     by_tokens: dict[int, list[str]] = defaultdict(list)
     drawn: dict[str, None] = {}
@@ -225,9 +224,9 @@ def alike(tokenizer: Tokenizer, count: int, draw: Callable[[], str], *, beside: 
 
 
 def draw_names(names: Sequence[str], count: int, text: str, rng: Random) -> list[str]:
-    """`count` different names that the text does not hold, also as a part of something longer.
+    """Draw `count` different names that are no substrings of the text.
 
-    Raises `RopeError` where there are not so many.
+    Raises `RopeError` if there are too few.
 
     >>> draw_names(("Oslo", "Paris"), 1, "She came from Paris.", Random(0))
     ['Oslo']
@@ -292,7 +291,7 @@ class Frame(NamedTuple):
     between: str | None = None
 
     def question(self, wording: Wording, name: str) -> str:
-        """The question and the beginning of its answer, as they follow the text."""
+        """Return the question and the beginning of its answer, as they follow the text."""
         if self.between is None:
             return wording.question(name)
         return f"{wording.ask.format(name=name)}{self.between}{wording.lead.format(name=name)}"
@@ -303,9 +302,9 @@ PLAIN = Frame()
 
 
 def chat_frame(tokenizer: Tokenizer) -> Frame:
-    """The frame that the tokenizer's chat template puts around one message of the user; run in jinja2's sandbox.
+    """Return the frame of the tokenizer's chat template around one message of the user; jinja2's sandbox runs it.
 
-    Raises `RopeError` where there is no template, or it does not hold the message as it is.
+    Raises `RopeError` if there is no template, or if it changes the message.
     """
     template = getattr(tokenizer, "chat_template", None)
     if template is None:
@@ -352,10 +351,10 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is read after the text (it may be nothing), and the candidates that may follow.
+    """The tokens after the text (possibly none), and the candidates that may follow.
 
-    `candidates` are the numbers of those whose log-probability is taken: candidates of one number are one candidate, in
-    whatever question. `continuations` are their token ids after this question.
+    `candidates` are numbers that identify candidates in all questions of a text. `continuations` are their token ids
+    after this question.
     """
 
     input_ids: Ids
@@ -365,32 +364,32 @@ class Question:
 
     @property
     def answers(self) -> tuple[Ids, ...]:
-        """The token ids of each answer that is looked for."""
+        """Return the token ids of each wanted answer."""
         by_candidate = dict(zip(self.candidates, self.continuations, strict=True))
         return tuple(by_candidate[one.answer] for one in self.wanted)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionSet:
-    """A text as token ids, read once, and what is asked after it."""
+    """A text as token ids, processed once, and the questions after it."""
 
     input_ids: Ids
     questions: tuple[Question, ...]
 
     @property
     def tokens(self) -> int:
-        """Tokens of the text with the longest question and its longest candidate: what frequencies are fixed for."""
+        """Return the tokens of the text with the longest question and candidate; they fix the frequencies."""
         return len(self.input_ids) + max(
             len(one.input_ids) + max(map(len, one.continuations)) for one in self.questions
         )
 
     def cropped(self, tokens: int) -> QuestionSet:
-        """The text's end alone, so that it has at most `tokens` with what is put after it; the rest is forgotten."""
+        """Return the text's end only, at most `tokens` together with the longest question and candidate."""
         kept = max(1, tokens - (self.tokens - len(self.input_ids)))
         return dataclasses.replace(self, input_ids=self.input_ids[-kept:])
 
     def beyond(self, tokens: int) -> QuestionSet:
-        """Return the same text, asked only for answers whose needle lies more than so many tokens back."""
+        """Return the same text with only the answers for which the needle is more than `tokens` tokens back."""
         kept = []
         for question in self.questions:
             wanted = tuple(one for one in question.wanted if one.distance > tokens)
@@ -400,7 +399,7 @@ class QuestionSet:
 
 
 class Hidden(NamedTuple):
-    """An answer in a draft: its candidate's number, those that it is held against, and the needle's first character."""
+    """An answer in a draft: its candidate's number, those of its rivals, and the needle's first character."""
 
     answer: int
     others: tuple[int, ...]
@@ -425,8 +424,8 @@ class QuestionDraft(NamedTuple):
 
 
 def ask_after(tokenizer: Tokenizer, draft: QuestionDraft) -> QuestionSet:
-    """The draft as token ids: what all questions begin with belongs to the text, and what all candidates of a question
-    begin with belongs to the question."""
+    """Return the draft as token ids: the common beginning of all questions belongs to the text, and that of all
+    candidates of a question to the question."""
     ids = tokenizer.encode_prompt(draft.text)
     kept, tails = continued(tokenizer, draft.text, ids, _tails(draft))
     same = shared_prefix(tails)
@@ -460,7 +459,7 @@ def _tails(draft: QuestionDraft) -> list[str]:
 
 
 def fill_text(tokenizer: Tokenizer, length: int, render: Callable[[int], QuestionDraft], *, task: str) -> QuestionSet:
-    """The set with the most filler whose text has at most `length` tokens with any question and candidate."""
+    """Return the set with the most filler that has at most `length` tokens with any question and candidate."""
     bare = render(0)
     kept, tails = continued(tokenizer, bare.text, tokenizer.encode_prompt(bare.text), _tails(bare))
     after = max(map(len, tails)) + kept - len(tokenizer.encode_prompt(bare.text))
@@ -470,33 +469,33 @@ def fill_text(tokenizer: Tokenizer, length: int, render: Callable[[int], Questio
 
     count = fill(length, size, task=task)
     while (found := ask_after(tokenizer, render(count))).tokens > length and count:
-        count -= 1  # where the end of the filler and the questions are tokenised together
+        count -= 1  # if the end of the filler and the questions are tokenised together
     return found
 
 
 def how_many(length: int, tokens: int, *, group: int = GROUP, most: int = MOST, task: str) -> int:
-    """How many questions a text of `length` tokens holds, where each needs so many tokens of needles: whole groups, or
-    fewer than one group; at most `most`.
+    """Return the number of questions for a text of `length` tokens if each needle takes `tokens` tokens: whole groups,
+    or less than one group; at most `most`.
 
-    Raises `RopeError` where there is room for too few.
+    Raises `RopeError` if too few fit.
 
     >>> how_many(16_384, 13, task="numbers"), how_many(2048, 13, task="numbers"), how_many(512, 13, task="numbers")
     (96, 24, 6)
     """
-    room, fewest = min(length // (_SHARE * tokens), most), min(FEWEST, group)
-    if room >= group:
-        return room - room % group
+    fitting, fewest = min(length // (_SHARE * tokens), most), min(FEWEST, group)
+    if fitting >= group:
+        return fitting - fitting % group
     if fewest * tokens > length // 2:
         raise RopeError(
             f"retrieval: `{task}` does not fit into this length.",
             facts={"length": length, "tokens needed": 2 * fewest * tokens},
             cure="Ask for longer inputs, or leave this task out.",
         )
-    return max(room, fewest)
+    return max(fitting, fewest)
 
 
 def groups_of(count: int, size: int) -> list[list[int]]:
-    """The numbers 0 .. count - 1 in groups of about `size`, each spread over all of them.
+    """Return the numbers 0 .. count - 1 in groups of about `size`, each spread over all of them.
 
     >>> groups_of(6, 3)
     [[0, 2, 4], [1, 3, 5]]
@@ -506,7 +505,7 @@ def groups_of(count: int, size: int) -> list[list[int]]:
 
 
 def shared_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """How many tokens all rows begin with alike.
+    """Return the number of leading tokens that all rows share.
 
     >>> shared_prefix([[1, 2, 3], [1, 2, 4, 5]])
     2
@@ -516,7 +515,7 @@ def shared_prefix(rows: Sequence[Sequence[int]]) -> int:
 
 
 def places(tokenizer: Tokenizer, text: str, tokens: int) -> Callable[[int], int]:
-    """From a character of a text that has so many tokens to the token that holds it."""
+    """Return a function from a character of a text with `tokens` tokens to the token that contains it."""
     ends = [end for _, end in tokenizer.tokenizer.encode(text, add_special_tokens=False).offsets]
     before = tokens - len(ends)
     return lambda character: before + bisect_right(ends, character)
@@ -550,10 +549,10 @@ def fill(length: int, size: Callable[[int], int], *, task: str) -> int:
 
 
 def continued(tokenizer: Tokenizer, text: str, ids: list[int], tails: Sequence[str]) -> tuple[int, list[list[int]]]:
-    """How many of the text's `ids` stay whatever tail follows, and each tail's ids after those.
+    """Return the number of the text's `ids` that no tail changes, and each tail's ids after those.
 
-    Only the end of the text is tokenised again, from a line or a word on, where that end alone has the tokens that it
-    has in the text, but for a mark that some tokenizers put before every text.
+    Only the end of the text is tokenised again, from a line or a word on, if that end has the same tokens as in the
+    text, except for a mark that some tokenizers put before every text.
     """
     end = text[_cut(text) :]
     of_end = tokenizer.encode(end)
@@ -569,7 +568,7 @@ def continued(tokenizer: Tokenizer, text: str, ids: list[int], tails: Sequence[s
 
 
 def _cut(text: str) -> int:
-    """Where the last line begins, with the break before it; in a long line a word some way before its end."""
+    """Return the start of the last line, including the break before it; in a long line, of a word near its end."""
     line = text.rfind("\n", 0, len(text) - 1)
     if line >= len(text) - _LINE:
         return line if line >= 0 else 0
@@ -636,8 +635,8 @@ def make_tasks(
     **Arguments:**
     - `names`: from `TASKS`.
     - `haystack`: "noise" (five repeated sentences) or "text"; None: noise for `passkey`, text for `numbers`.
-    - `frame`: of a chat, around the questions; None: plain text. `shortest`: the shortest length that is asked for, in
-      tokens: questions after longer texts have no more candidates than fit into it.
+    - `frame`: of a chat, around the questions; None: plain text. `shortest`: the shortest length in tokens; questions
+      after longer texts have no more candidates than fit into it.
 
     **Raises:** `RopeError` for unknown names or a text without words.
 

@@ -1,4 +1,4 @@
-"""Measure retrieval: make texts, ask each method's model, and keep each text's answers as soon as they are there."""
+"""Measure retrieval: make texts, ask each method's model, and save each text's answers as they are computed."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from ropewalk.readers.reader import CHUNK, Advance, Reader
 def candidate_log_probs(
     reader: Reader, asked: QuestionSet, *, chunk: int = CHUNK, advance: Advance | None = None
 ) -> list[list[float]]:
-    """For each question the log-probability in nats of each of its candidates, the sum over its tokens.
+    """Return for each question the log-probability in nats of each candidate, summed over its tokens.
 
     The text goes through a cache once, `chunk` tokens at a time, `advance` called with their number; every question is
-    asked as if it alone had been read after it. Frequencies that depend on length are those of `asked.tokens`.
+    asked as if it were the only one. Frequencies that depend on length are those of `asked.tokens`.
     """
     prefix = reader.prefix(asked.input_ids, seq_len=asked.tokens, chunk=chunk, advance=advance)
     return prefix.ask([(question.input_ids, question.continuations) for question in asked.questions])
 
 
 def calibrated(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list[dict[int, float]]:
-    """For each question, by candidate, its log-probability minus its mean over all questions that have it.
+    """Return for each question each candidate's log-probability minus its mean over all questions that have it.
 
-    So a number that the model likes after any question gains nothing by it. One question has nothing to compare with:
-    there the log-probabilities stay as they are.
+    This removes the advantage of numbers that are likely after any question. A single question stays uncalibrated.
     """
     raw = [
         dict(zip(one.candidates, values, strict=True)) for one, values in zip(asked.questions, log_probs, strict=True)
@@ -57,7 +56,7 @@ def calibrated(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list
 
 
 def answers_of(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list[Answer]:
-    """Every answer that the questions look for: found or not. Raises `RopeError` for NaN."""
+    """Return every wanted answer, found or not. Raises `RopeError` for NaN."""
     answers = []
     for question, values, fair in zip(asked.questions, log_probs, calibrated(asked, log_probs), strict=True):
         raw = dict(zip(question.candidates, values, strict=True))
@@ -69,7 +68,7 @@ def answers_of(asked: QuestionSet, log_probs: Sequence[Sequence[float]]) -> list
 
 
 def choose(log_probs: list[float]) -> bool:
-    """Whether the first, the answer's, is above all others; a tie is no find. Raises `RopeError` for NaN.
+    """Return whether the first, the answer's, is above all others; a tie is no find. Raises `RopeError` for NaN.
 
     >>> choose([-1.0, -2.0]), choose([-1.0, -1.0])
     (True, False)
@@ -91,7 +90,7 @@ def score(
     chunk: int = CHUNK,
     advance: Advance | None = None,
 ) -> list[Answer]:
-    """Return what the model answers after one text; with `crop` it reads only the text's last so many tokens."""
+    """Return the model's answers after one text, or after its last `crop` tokens."""
     asked = asked if crop is None else asked.cropped(crop)
     return answers_of(asked, candidate_log_probs(reader, asked, chunk=chunk, advance=advance))
 
@@ -127,9 +126,9 @@ def measure_retrieval(
     - `text`: (name, contents), as `read_text` gives it; None: Moby Dick. `haystack`: as for `make_tasks`.
     - `chat`: put the questions into the frame of the tokenizer's chat template.
     - `trained_length`: tokens; only named in the protocol, for figures.
-    - `crop`: methods that read only the last so many tokens, with the question: needles further back cannot be found.
-    - `state`: a folder that keeps each text's answers as soon as they are there; None: in memory. With `resume` its
-      results are reused, and other processes may do the same at the same time; else it begins again.
+    - `crop`: by method, the number of last tokens that it processes, with the question; it cannot find other needles.
+    - `state`: a folder that saves each text's answers as they are computed; None: in memory. With `resume` its results
+      are reused, and several processes may share it; else it starts over.
     - `chunk`: tokens of one forward. `progress`: each cell with texts due, and its tokens.
 
     **Raises:** `RopeError` if a task does not fit into the shortest length, for a state of another run, and for
@@ -245,7 +244,7 @@ class RetrievalRun:
         return f"{method}/{self.models[method]}/{cell.task}/{at}/{sample}"
 
     def asked_methods(self, plan: Plan, examined: Sequence[str], *, every: bool) -> tuple[str, ...]:
-        """Return the methods that are asked: all of the run if `every`, else those whose use is examined."""
+        """Return the methods to ask: all of the run if `every`, else the examined ones."""
         if every:
             return tuple(self.readers)
         return tuple(dict.fromkeys(name if name in self.readers else plan.same_as[name] for name in examined))
@@ -253,9 +252,9 @@ class RetrievalRun:
     def measure(
         self, progress: Progress | None = None, *, methods: Sequence[str] | None = None
     ) -> RetrievalMeasurement:
-        """Ask what is due, keep each text's answers as soon as they are there, and gather all of them.
+        """Ask what is due, save each text's answers as they are computed, and gather all of them.
 
-        - `methods`: those of the run that are asked; None: all.
+        - `methods`: the methods to ask; None: all of the run.
         """
         asked = tuple(self.readers) if methods is None else tuple(methods)
 
@@ -315,7 +314,7 @@ def _fits(tokenizer: Tokenizer, task: HiddenNumbers, length: int) -> bool:
 
 
 def fitting_tasks(tokenizer: Tokenizer, length: int, *, text: tuple[str, str] | None = None) -> tuple[str, ...]:
-    """Return the tasks whose texts fit into `length` tokens with a tenth to spare.
+    """Return the tasks for which texts fit into `length` tokens with a tenth to spare.
 
     >>> from ropewalk.checkpoints.load import load
     >>> fitting_tasks(load("tiny").tokenizer, 256)

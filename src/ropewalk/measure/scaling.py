@@ -1,7 +1,7 @@
-"""Which frequencies the weights know: those with the scaling in the config, or those without it.
+"""The frequencies that the weights were trained with: those with the scaling in the config, or those without it.
 
-Where the table of families does not say, both are measured within the length before the scaling, where each of them is
-defined: the weights have the lower loss under the frequencies that they were trained with.
+If the table of families does not contain the answer, both are measured within the length before the scaling: the
+weights have the lower loss under the frequencies that they were trained with.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ScalingReading:
 
     @property
     def with_scaling(self) -> bool | None:
-        """Whether the weights were trained with the scaling; None where the interval holds 0."""
+        """Return whether the weights were trained with the scaling; None if the interval contains 0."""
         _, interval = self.difference
         if interval is None or interval[0] <= 0 <= interval[1]:
             return None
@@ -58,25 +58,25 @@ class ScalingReading:
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens: with the scaling where that is shown, else without it."""
+        """Return the trained length in tokens: with the scaling if that is shown, else without it."""
         return self.scaled_length if self.with_scaling else self.original_length
 
     @property
     def sentence(self) -> str:
-        """The answer in words, with its numbers."""
+        """Return the answer in words, with its numbers."""
         found = signed(*self.difference)
         measured = f"scaled minus unscaled is {found} nats per token in windows of {self.length:,} tokens"
         if self.with_scaling is None:
             return (
-                f"Whether the weights were trained with the {self.rule} scaling is open: {measured}. It is taken for "
-                "an option of inference; --trained-length says otherwise."
+                f"Whether the weights were trained with the {self.rule} scaling is open: {measured}. It is treated as "
+                "an option of inference; --trained-length overrides this."
             )
         how = "with" if self.with_scaling else "without"
         length = "" if self.trained_length is None else f" to {self.trained_length:,} tokens"
         return f"The weights were trained {how} the {self.rule} scaling{length}: {measured}."
 
     def to_json(self) -> dict[str, Any]:
-        """As the doctor's document holds it: losses in nats per token, lengths in tokens."""
+        """Return the reading as the doctor's document contains it: losses in nats per token, lengths in tokens."""
         mean, interval = self.difference
         return {
             **dataclasses.asdict(self),
@@ -98,7 +98,7 @@ def settle_reading(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[Reader, ScalingReading | None]:
-    """The reader with an answer to whether its scaling belongs to it, and the measurement, where one was needed.
+    """Return the reader with its scaling settled, and the measurement if one was needed.
 
     **Arguments:**
     - `tokens`: of each text; windows are drawn from all of them by `seed`.

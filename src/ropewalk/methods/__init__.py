@@ -1,8 +1,7 @@
-"""The extension methods: one file for each, one record that describes it, and the registry that lists them."""
+"""The extension methods: their table, the ropes that they give a model, and the choice of methods for a run."""
 
 from __future__ import annotations
 
-from ropewalk.methods.choose import chosen_methods, default_methods, named_methods
 from ropewalk.methods.method import Look, Method
 from ropewalk.methods.ropes import (
     ConfigForm,
@@ -20,7 +19,7 @@ from ropewalk.methods.ropes import (
     unscaled,
     unsettled,
 )
-from ropewalk.methods.table import METHODS, method_named
+from ropewalk.methods.table import METHODS, chosen_methods, default_methods, method_named, named_methods
 
 __all__ = [
     "METHODS",

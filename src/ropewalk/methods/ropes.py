@@ -1,4 +1,4 @@
-"""The ropes of a model before and after an extension, and where its config states them."""
+"""The ropes of a model before and after an extension, and their places in its config."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ropewalk.rope.values import as_whole
 class Reach:
     """The lengths of an extension, in tokens.
 
-    - `trained`: what the model was trained to, with the scaling that belongs to it. `target`: the length wanted.
-    - `unscaled_tokens`: so many first tokens keep their angles under methods that scale frequencies (LongRoPE's n-hat,
+    - `trained`: the trained length, with the scaling that belongs to the model. `target`: the wanted length.
+    - `unscaled_tokens`: number of leading tokens left unscaled by methods that scale frequencies (LongRoPE's n-hat,
       Ding et al. 2024, arXiv:2402.13753, section 3.2).
 
-    Raises `RopeError` for lengths that are not whole numbers of at least 1.
+    **Raises:** `RopeError` for lengths that are not whole numbers of at least 1.
 
     >>> Reach(8192, 32768).factor
     4.0
@@ -48,22 +48,22 @@ class Reach:
 
     @property
     def factor(self) -> float:
-        """target / trained."""
+        """Return target / trained."""
         return self.target / self.trained
 
     @property
     def extends(self) -> bool:
-        """Whether the target lies beyond the trained length."""
+        """Return whether the target is longer than the trained length."""
         return self.target > self.trained
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigForm:
-    """Where a config says the rope of each layer.
+    """The places of the layers' ropes in a config.
 
-    - `names`: of each layer's block, None for a layer without; None: one block describes all layers.
-    - `ropes`: of each named block, also of one that no layer has.
-    - `part`: the key of config.json under which the language model's keys lie; None: they lie at the top.
+    - `names`: of each layer's block, None for a layer without; None if one block describes all layers.
+    - `ropes`: of each named block, including blocks that no layer uses.
+    - `part`: the key of config.json that contains the language model's keys; None if they are at the top.
     """
 
     names: tuple[str | None, ...] | None = None
@@ -71,26 +71,26 @@ class ConfigForm:
     part: str | None = None
 
     def whole(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys of the language model as config.json holds them."""
+        """Return keys of the language model in the nesting of config.json."""
         return dict(keys) if self.part is None else {self.part: dict(keys)}
 
 
 def ropes_of_names(
     names: Sequence[str | None], own: Sequence[RopeConfig | None], ropes: Sequence[RopeConfig | None]
 ) -> dict[str | None, RopeConfig | None] | None:
-    """The rope of each block; None where layers of one block have different ropes.
+    """Return the rope of each block, or None if layers of one block have different ropes.
 
-    - `names`: of each layer's block. `own`: each layer's rope before; a layer without one belongs to no block.
+    - `names`: of each layer's block. `own`: each layer's previous rope; a layer without one belongs to no block.
 
     >>> rope = RopeConfig(8, interleaved=False)
     >>> list(ropes_of_names(("full", "linear"), (rope, None), (rope, None)))
     ['full']
     """
-    found: dict[str | None, RopeConfig | None] = {}
+    blocks: dict[str | None, RopeConfig | None] = {}
     for name, before, rope in zip(names, own, ropes, strict=True):
-        if before is not None and found.setdefault(name, rope) != rope:
+        if before is not None and blocks.setdefault(name, rope) != rope:
             return None
-    return found
+    return blocks
 
 
 def rope_parameters(
@@ -99,11 +99,11 @@ def rope_parameters(
     ropes: Sequence[RopeConfig | None],
     block_of: Callable[[RopeConfig], Mapping[str, Any] | None],
 ) -> dict[str, Any] | None:
-    """What `rope_parameters` must hold for the layers to have these ropes; None where it cannot.
+    """Return the `rope_parameters` that give the layers these ropes, or None if there are none.
 
-    - `own`, `ropes`: of each layer, before and now. `block_of`: a rope's block, or None.
+    - `own`, `ropes`: of each layer, before and now. `block_of`: returns a rope's block, or None.
 
-    With a block for each layer type the result has all of them: transformers reads DeepSeek-V4's together or not.
+    If each layer type has a block, the result has all of them, because transformers requires all of DeepSeek-V4's.
 
     >>> rope, other = RopeConfig(8, interleaved=False), RopeConfig(8, interleaved=False, theta=100.0)
     >>> rope_parameters(ConfigForm(), (rope, rope), (other, other), RopeConfig.to_hf)
@@ -126,14 +126,14 @@ def rope_parameters(
 
 
 def unscaled(rope: RopeConfig) -> RopeConfig:
-    """The rope as it was before any length scaling; a proportional rope keeps its unrotated pairs."""
+    """Return the rope without any length scaling; a proportional rope keeps its unrotated pairs."""
     return dataclasses.replace(rope, scaling=None if rope.scaling is None else rope.scaling.unscaled())
 
 
 def extended(base: RopeConfig, rule: Scaling, *, trained: int, length: int) -> RopeConfig:
-    """A rope as it was trained, under one more rule, which starts from the frequencies as they are.
+    """Return a rope as it was trained, with one more rule applied to its frequencies.
 
-    - `trained`: the length in tokens that the base was trained to. `length`: the config's max_position_embeddings.
+    - `trained`: the trained length of `base` in tokens. `length`: the config's max_position_embeddings.
 
     >>> from ropewalk.families import Trained
     >>> from ropewalk.rope.scaling import Linear
@@ -148,7 +148,7 @@ def extended(base: RopeConfig, rule: Scaling, *, trained: int, length: int) -> R
 
 
 def divisors_of(rope: RopeConfig, length: int) -> tuple[float, ...]:
-    """By what the rope's frequencies at a length lie below those of theta alone, pair by pair.
+    """Return theta's unscaled frequencies divided by the rope's frequencies at a length, pair by pair.
 
     >>> from ropewalk.rope.scaling import Linear
     >>> divisors_of(RopeConfig(4, interleaved=False, scaling=Linear(8.0)), 64)
@@ -159,11 +159,11 @@ def divisors_of(rope: RopeConfig, length: int) -> tuple[float, ...]:
 
 
 def with_unscaled_tokens(base: RopeConfig, rope: RopeConfig, reach: Reach) -> RopeConfig:
-    """The frequencies of `rope` as LongRoPE's divisors of `base`, but the first `reach.unscaled_tokens` keep base's.
+    """Return the frequencies of `rope` as LongRoPE's divisors of `base`, except in the first `reach.unscaled_tokens`.
 
     **Arguments:**
-    - `base`: as it was trained. `rope`: it under a method; its divisors at the trained length become the short list, at
-      the target the long one, and its attention factor at the target that of both.
+    - `base`: the rope as it was trained. `rope`: the rope under a method. Its divisors at the trained length become the
+      short list, those at the target the long list, and its attention factor at the target applies to both.
 
     **Source:** Ding et al. 2024, arXiv:2402.13753, section 3.2: the first n-hat tokens without interpolation.
 
@@ -188,10 +188,10 @@ def with_unscaled_tokens(base: RopeConfig, rope: RopeConfig, reach: Reach) -> Ro
 
 
 def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any] | None:
-    """The `longrope` block with every number in it: one divisor for each pair, of theta's frequencies.
+    """Return a complete `longrope` block: one divisor of theta's frequencies for each pair.
 
-    It says any rule whose frequencies do not depend on the length, by two equal lists. `trained`: tokens at which the
-    lists change, where the rope has no such length of its own. None where divisors cannot say the frequencies.
+    Two equal lists express any rule with frequencies that do not depend on the length. `trained`: tokens at which the
+    lists switch, unless the rope has such a length. Returns None if divisors cannot express the frequencies.
 
     >>> from ropewalk.rope.scaling import Linear
     >>> longrope_block(RopeConfig(4, interleaved=False, scaling=Linear(4.0)), 16, 64)["long_factor"]
@@ -216,13 +216,13 @@ def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any
 
 
 def main_rope(ropes: Sequence[RopeConfig | None]) -> RopeConfig | None:
-    """The rope that reaches furthest: the first scaled one, or else the first; None where there is none."""
+    """Return the rope that reaches furthest: the first scaled one, else the first, else None."""
     present = [rope for rope in ropes if rope is not None]
     return next((rope for rope in present if rope.scaling is not None), present[0] if present else None)
 
 
 def unsettled(positions: Positions) -> RopeConfig | None:
-    """The first rope with a length scaling of which it is not known whether the model was trained with it, or None.
+    """Return the first rope with a scaling of unknown training status, or None.
 
     >>> from ropewalk.rope.scaling import Linear
     >>> rope = RopeConfig(8, interleaved=False, scaling=Linear(2.0))
@@ -233,23 +233,23 @@ def unsettled(positions: Positions) -> RopeConfig | None:
 
 
 def is_unsettled(rope: RopeConfig) -> bool:
-    """Whether the rope carries a length scaling of which that is not known."""
+    """Return whether it is unknown if the model was trained with the rope's length scaling."""
     return rope.scaling_is_trained is None and rope.unscaled() != rope
 
 
 def settle(rope: RopeConfig, with_scaling: bool, source: str) -> RopeConfig:
-    """The rope with the answer, where it was not known; `source` says where the answer comes from."""
+    """Return the rope with a known training status if it was unknown; `source` is the evidence for it."""
     return replace(rope, trained=Trained(with_scaling, source=source)) if is_unsettled(rope) else rope
 
 
 def settled(positions: Positions, with_scaling: bool, source: str) -> Positions:
-    """The same positions, every rope with the answer where it was not known."""
+    """Return the same positions after `settle` for every rope."""
     ropes = tuple(None if rope is None else settle(rope, with_scaling, source) for rope in positions.ropes)
     return replace(positions, ropes=ropes)
 
 
 def settled_by_length(rope: RopeConfig, length: int) -> bool | None:
-    """What a trained length that somebody states says of the scaling; None where both readings have one length.
+    """Return whether a stated trained length implies training with the scaling; None if it does not tell.
 
     >>> from ropewalk.rope.scaling import YaRN
     >>> rope = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16), max_position_embeddings=64)
@@ -263,7 +263,7 @@ def settled_by_length(rope: RopeConfig, length: int) -> bool | None:
 
 
 def trained_length_of(positions: Positions) -> int | None:
-    """Tokens that the model was trained to, as the rope that reaches furthest says, or else the first that says it.
+    """Return the trained length in tokens of the rope that reaches furthest, else of the first rope that has one.
 
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
     >>> trained_length_of(Positions((None, rope), (None, None), (None, None)))

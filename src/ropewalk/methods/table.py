@@ -1,9 +1,10 @@
-"""The table of extension methods: the only place that describes a method, in the order of tables and reports."""
+"""The table of extension methods, the only description of each method, and the choice of methods for a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from ropewalk.attention.extensions import (
@@ -18,149 +19,152 @@ from ropewalk.attention.extensions import (
     StreamingLLM,
 )
 from ropewalk.errors import RopeError
-from ropewalk.methods.method import DROPS_TOKENS, IN_ATTENTION, NO_COST, TWO_PASSES, Look, Method
+from ropewalk.methods.method import Look, Method
 from ropewalk.methods.ropes import Reach, divisors_of
+from ropewalk.models.config import Positions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import smallest_theta
 from ropewalk.rope.scaling import ABF, NTK, CoPE, DynamicNTK, Linear, Llama3, MrRoPE, Proportional, Resonance, YaRN
 
+ALL = "all"
+DROPS_TOKENS = "it drops tokens at run time, and the checkpoint does not change"
+
 
 def _abf(base: RopeConfig, reach: Reach) -> ABF:
-    """The smallest theta for the target."""
+    """Return the rule with the smallest theta for the target."""
     divisors = None if base.scaling is None else divisors_of(base, reach.target)
     return ABF(smallest_theta(base.ladders[0].dim, reach.target, at_least=base.theta, divisors=divisors))
 
 
 def _cope(rope: RopeConfig, reach: Reach) -> CoPE:
-    """The same share of the pairs as the authors clip."""
+    """Return the rule with the authors' share of clipped pairs."""
     return CoPE(max(2, round(20 / 64 * (rope.rotary_dim or rope.head_dim) / 2)))
 
 
 def _self_extend(reach: Reach) -> SelfExtend:
-    """A quarter of the trained length as it is; groups that keep the largest distance within two thirds of it."""
+    """Return a window of a quarter of the trained length, and groups that keep distances within two thirds of it."""
     window = max(1, reach.trained // 4)
     group = math.ceil(3 * (reach.target - window) / max(1, 2 * reach.trained - 3 * window))
     return SelfExtend(group=max(1, group), window=window)
 
 
 def _string(reach: Reach) -> STRING:
-    """A third of the trained length as it is, or as much more as keeps every distance within it."""
+    """Return a shift of a third of the trained length, or more if that keeps every distance within it."""
     window = max(1, min(128, reach.trained // 64))
     shift = max(reach.trained // 3, reach.target - reach.trained + window)
     return STRING(shift=max(window, min(reach.trained, shift)), window=window)
 
 
+_frequencies = partial(Method, costs="nothing: the tables hold other angles")
+_in_attention = partial(
+    Method,
+    costs="two passes, over near and far keys; cached keys are rotated again for each token",
+    not_in_config="it clips or regroups positions inside attention, which no config.json describes",
+    nearest="yarn",
+)
+
 METHOD_TABLE: tuple[Method, ...] = (
-    # The model as it was trained: what every difference is paired to.
+    # The model as it was trained, to which every difference is paired.
     Method(
         name="plain",
-        changes="Nothing: the model as it was trained, a scaling for inference removed.",
+        changes="Nothing: the model as it was trained, without a scaling for inference.",
         costs="nothing",
         config="default",
         look=Look("#222222", "-", "o"),
     ),
-    # The scaling for inference that a checkpoint carries; one that it was trained with is `plain` already.
+    # The scaling for inference in a checkpoint; a scaling that it was trained with belongs to `plain`.
     Method(
         name="as-is",
         priority=0,
-        changes="Nothing: the scaling for inference that the checkpoint carries.",
+        changes="Nothing: keeps the checkpoint's scaling for inference.",
         costs="nothing",
-        config="as it is",
+        config="unchanged",
         keeps_own=True,
         look=Look("#56b4e9", "-", "P"),
     ),
     # Position interpolation (Chen et al. 2023, arXiv:2306.15595, eq. 4).
-    Method(
+    _frequencies(
         name="pi",
         changes="Divides every frequency by the factor.",
-        costs=NO_COST,
         config="linear",
         source="2306.15595",
         scaling=lambda rope, reach: Linear(reach.factor),
         look=Look("#e69f00", "--", "s"),
     ),
     # NTK-aware scaling (bloc97 2023; Peng et al. 2023, arXiv:2309.00071, section 3.1).
-    Method(
+    _frequencies(
         name="ntk",
         priority=3,
-        changes="Raises theta: slow pairs are slowed by the factor, fast ones hardly.",
-        costs=NO_COST,
+        changes="Raises theta: slows slow pairs by the factor, fast ones hardly.",
         config="a larger rope_theta",
         scaling=lambda rope, reach: NTK(reach.factor),
         look=Look("#009e73", "-.", "^"),
     ),
-    # Dynamic NTK (emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3). Its factor is 1, so that at
-    # the length of a window it stretches by exactly target / trained, as `ntk` does.
+    # Dynamic NTK (emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3). With factor 1 it stretches a window
+    # of the target length by exactly target / trained, as `ntk` does.
     Method(
         name="dynamic",
-        changes="As ntk, by the length at hand: short texts stay as they are.",
+        changes="As ntk, by the current length: short texts do not change.",
         costs="cached keys are computed again when the length grows",
         config="dynamic",
-        when_shared="In use it leaves texts within the trained length as they are.",
+        when_shared="In use it does not change texts within the trained length.",
         scaling=lambda rope, reach: DynamicNTK(1.0),
         look=Look("#009e73", ":", "v"),
     ),
     # YaRN (Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4).
-    Method(
+    _frequencies(
         name="yarn",
         priority=1,
         changes="Divides slow pairs by the factor, leaves fast ones, blends between; sharpens the logits a little.",
-        costs=NO_COST,
         config="yarn",
         source="2309.00071",
         scaling=lambda rope, reach: YaRN(reach.factor, reach.trained),
         look=Look("#0072b2", "-", "D"),
     ),
     # Llama 3.1's scaling (Grattafiori et al. 2024, arXiv:2407.21783).
-    Method(
+    _frequencies(
         name="llama3",
         priority=5,
         changes="Divides slow pairs by the factor, leaves fast ones, blends between.",
-        costs=NO_COST,
         config="llama3",
         source="2407.21783",
         scaling=lambda rope, reach: Llama3(reach.factor, 1.0, 4.0, reach.trained),
         look=Look("#cc79a7", "--", "X"),
     ),
-    # Adjusted base frequency (Xiong et al. 2023, arXiv:2309.16039, section 4.1). Theta is the smallest one,
-    # never below the checkpoint's, whose sum of cosines stays above zero up to the target: of the frequencies
-    # as they are, under a scaling that the model was trained with.
-    Method(
+    # Adjusted base frequency (Xiong et al. 2023, arXiv:2309.16039, section 4.1). Theta is the smallest one of at least
+    # the checkpoint's that keeps the sum of cosines above zero up to the target. A scaling that the model was trained
+    # with is included in the sum.
+    _frequencies(
         name="abf",
         changes="Raises theta until the sum of cos(m theta) stays positive up to the target.",
-        costs=NO_COST,
         config="a larger rope_theta",
         source="2309.16039",
         scaling=_abf,
         look=Look("#8c6d1f", "-.", "<"),
     ),
     # Resonance YaRN (Wang et al. 2024, arXiv:2403.00071).
-    Method(
+    _frequencies(
         name="resonance",
-        changes="As yarn, with the wavelength of every pair rounded to whole tokens.",
-        costs=NO_COST,
+        changes="As yarn, with every pair's wavelength rounded to whole tokens.",
         config="its factors, as longrope",
         source="2403.00071",
         scaling=lambda rope, reach: Resonance(YaRN(reach.factor, reach.trained)),
         look=Look("#0072b2", ":", ">"),
     ),
     # MrRoPE-Pro (arXiv:2601.22181).
-    Method(
+    _frequencies(
         name="mrrope",
-        changes="As yarn, with divisors in a geometric row between the bounds.",
-        costs=NO_COST,
+        changes="As yarn, with divisors in a geometric sequence between the bounds.",
         config="its factors, as longrope",
         source="2601.22181",
         scaling=lambda rope, reach: MrRoPE(reach.factor, reach.trained),
         on_request=True,
         look=Look("#0072b2", "--", "*"),
     ),
-    # p-RoPE (Barbero et al. 2024, arXiv:2410.06205): three quarters of the pairs turn, as in the paper's best
-    # model.
-    Method(
+    # p-RoPE (Barbero et al. 2024, arXiv:2410.06205): three quarters of the pairs rotate, as in the paper's best model.
+    _frequencies(
         name="p-rope",
-        changes="Stops the slowest quarter of the pairs: they carry no position any more. Needs tuning.",
-        costs=NO_COST,
+        changes="Stops the slowest quarter of the pairs, so that they carry no position. Needs tuning.",
         config="proportional",
         source="2410.06205",
         scaling=lambda rope, reach: Proportional(0.75),
@@ -168,60 +172,47 @@ METHOD_TABLE: tuple[Method, ...] = (
         look=Look("#cc79a7", "-.", "H"),
     ),
     # CoPE-clip (arXiv:2602.05258): the slowest 20 of 64 pairs, or as many in proportion.
-    Method(
+    _frequencies(
         name="cope",
-        changes="Slows the slowest third of the pairs, the last to a standstill. Meant for tuning.",
-        costs=NO_COST,
-        not_in_config="a pair that stands still beside others that are slowed is no rule of transformers",
+        changes="Slows the slowest third of the pairs and stops the last. Meant for tuning.",
+        not_in_config="transformers has no rule that stops one pair and slows others",
         nearest="p-rope",
         source="2602.05258",
         scaling=_cope,
         needs_tuning=True,
         look=Look("#cc79a7", ":", "h"),
     ),
-    # ReRoPE (Su 2023): distances are cut at a window of a quarter of the trained length.
-    Method(
+    # ReRoPE (Su 2023): distances are clipped at a window of a quarter of the trained length.
+    _in_attention(
         name="rerope",
-        changes="Distances beyond a window all count as the window; sharpens logits as the text grows.",
-        costs=TWO_PASSES,
-        not_in_config=IN_ATTENTION,
-        nearest="yarn",
+        changes="Clips distances at a window; sharpens logits as the text grows.",
         extension=lambda reach: ReRoPE(window=max(1, reach.trained // 4), log_n=reach.trained),
         equal_below=lambda reach: max(1, reach.trained // 4),
         look=Look("#332288", "-.", "d"),
     ),
     # Self-Extend (Jin et al. 2024, arXiv:2401.01325).
-    Method(
+    _in_attention(
         name="self-extend",
         priority=4,
-        changes="Near tokens as they are, farther ones by positions in groups.",
-        costs=TWO_PASSES,
-        not_in_config=IN_ATTENTION,
-        nearest="yarn",
+        changes="Near tokens unchanged, farther ones by positions in groups.",
         source="2401.01325",
         extension=_self_extend,
         equal_below=lambda reach: max(1, reach.trained // 4),
         look=Look("#44aa99", "--", "v"),
     ),
-    # STRING (An et al. 2024, arXiv:2410.18745): reaches twice the trained length at most.
-    Method(
+    # STRING (An et al. 2024, arXiv:2410.18745): reaches at most twice the trained length.
+    _in_attention(
         name="string",
-        changes="Shifts far positions back to smaller ones; beyond twice the trained length they are new.",
-        costs=TWO_PASSES,
-        not_in_config=IN_ATTENTION,
-        nearest="yarn",
+        changes="Shifts far positions back to smaller ones; beyond twice the trained length they are untrained.",
         source="2410.18745",
         extension=_string,
         on_request=True,
         look=Look("#117733", "-.", "8"),
     ),
-    # LaMPE (arXiv:2508.02308), in the shares of its released code for 4,096 tokens.
-    Method(
+    # LaMPE (arXiv:2508.02308), with the shares in its released code for 4,096 tokens.
+    _in_attention(
         name="lampe",
-        changes="Near tokens as they are; farther ones are mapped onto three eighths of the trained length.",
-        costs=TWO_PASSES,
-        not_in_config=IN_ATTENTION,
-        nearest="yarn",
+        changes="Near tokens unchanged; farther ones are mapped onto three eighths of the trained length.",
         source="2508.02308",
         extension=lambda reach: LaMPE(
             window=max(1, reach.trained // 8), mapped=max(1, 3 * reach.trained // 8), length=reach.target
@@ -229,14 +220,10 @@ METHOD_TABLE: tuple[Method, ...] = (
         on_request=True,
         look=Look("#117733", ":", "P"),
     ),
-    # Jet-Long (arXiv:2604.13010) with a fixed group: a sixteenth of the trained length is exact, as 2,048 of
-    # 32,768.
-    Method(
+    # Jet-Long (arXiv:2604.13010) with a fixed group: a sixteenth of the trained length is exact, as 2,048 of 32,768.
+    _in_attention(
         name="jet-long",
-        changes="Near tokens as they are, all others by positions in groups, without a shift between.",
-        costs=TWO_PASSES,
-        not_in_config=IN_ATTENTION,
-        nearest="yarn",
+        changes="Near tokens unchanged, all others by positions in groups, without a shift between.",
         source="2604.13010",
         extension=lambda reach: JetLong(
             group=math.ceil(reach.target / reach.trained), window=max(1, reach.trained // 16)
@@ -244,15 +231,12 @@ METHOD_TABLE: tuple[Method, ...] = (
         on_request=True,
         look=Look("#44aa99", ":", "1"),
     ),
-    # Dual chunk attention (An et al. 2024, arXiv:2402.17463), in chunks of three quarters of the trained
-    # length.
-    Method(
+    # Dual chunk attention (An et al. 2024, arXiv:2402.17463), in chunks of three quarters of the trained length.
+    _in_attention(
         name="dca",
         priority=2,
-        changes="Dual chunk attention: positions count from 0 again in each chunk.",
-        costs="three passes over parts of the keys; cached keys are turned again for each token",
-        not_in_config=IN_ATTENTION,
-        nearest="yarn",
+        changes="Dual chunk attention: positions restart at 0 in each chunk.",
+        costs="three passes over parts of the keys; cached keys are rotated again for each token",
         source="2402.17463",
         extension=lambda reach: DualChunk(chunk=max(1, 3 * reach.trained // 4), trained_length=reach.trained),
         equal_below=lambda reach: reach.trained,
@@ -263,19 +247,18 @@ METHOD_TABLE: tuple[Method, ...] = (
         name="log-n",
         changes="Logits grow with the logarithm of the position.",
         costs="one multiplication per query",
-        not_in_config="it scales each query by its own position, and a config has one factor for all",
+        not_in_config="it scales each query by its position, and a config has one factor for all",
         nearest="yarn",
         source="2202.12172",
         extension=lambda reach: LogN(trained_length=reach.trained),
         equal_below=lambda reach: reach.trained,
         look=Look("#767676", ":", "x"),
     ),
-    # StreamingLLM (Xiao et al. 2023, arXiv:2309.17453): four sinks, and the latest tokens up to the trained
-    # length.
+    # StreamingLLM (Xiao et al. 2023, arXiv:2309.17453): four sinks, and the latest tokens up to the trained length.
     Method(
         name="streaming",
-        changes="Sees the first few tokens and the latest: keeps a stream going, does not extend.",
-        costs="less than plain: a bounded number of keys, turned again for each token",
+        changes="Sees only the first few tokens and the latest: bounded memory, no longer context.",
+        costs="less than plain: a bounded number of keys, rotated again for each token",
         not_in_config=DROPS_TOKENS,
         source="2309.17453",
         extension=lambda reach: StreamingLLM(window=max(1, reach.trained - 4), sinks=4),
@@ -283,12 +266,12 @@ METHOD_TABLE: tuple[Method, ...] = (
         equal_below=lambda reach: reach.trained,
         look=Look("#999933", "--", "+"),
     ),
-    # DroPE (Gelberg et al. 2025, arXiv:2512.12167): the rotation is taken out, and the model tuned without it.
+    # DroPE (Gelberg et al. 2025, arXiv:2512.12167): the rotation is removed, and the model is tuned without it.
     Method(
         name="drope",
-        changes="Takes the rotation out, after tuning without it.",
+        changes="Removes the rotation, after tuning without it.",
         costs="less than plain: nothing is rotated",
-        not_in_config="it turns no pair and scales the logits by length, for which the model families have no key",
+        not_in_config="it rotates no pair and scales logits by length, for which the model families have no key",
         nearest="yarn",
         source="2512.12167",
         extension=lambda reach: DroPE(factor=reach.factor),
@@ -300,7 +283,7 @@ METHOD_TABLE: tuple[Method, ...] = (
     # The baseline that only forgets: fresh windows of the trained length.
     Method(
         name="crop",
-        changes="Nothing: reads windows of the trained length, and forgets what is older.",
+        changes="Nothing: reads windows of the trained length, and forgets older tokens.",
         costs="each window is read again from its beginning",
         not_in_config=DROPS_TOKENS,
         crops=True,
@@ -323,3 +306,55 @@ def method_named(name: str) -> Method:
     if name not in METHODS:
         raise RopeError("methods: unknown method.", facts={"method": name}, cure=f"Choose from {', '.join(METHODS)}.")
     return METHODS[name]
+
+
+def named_methods(asked: Sequence[str] | None) -> list[str]:
+    """Return the single names in `asked`; raise `RopeError` for a name that no method has.
+
+    >>> named_methods(["yarn, dca", "all"])
+    ['yarn', 'dca', 'all']
+    """
+    words = [word.strip() for given in asked or () for word in given.split(",") if word.strip()]
+    unknown = sorted(set(words) - {ALL, *METHODS})
+    if unknown:
+        raise RopeError(
+            "methods: unknown method.",
+            facts={"method": ", ".join(unknown)},
+            cure=f"Choose from all, {', '.join(METHODS)}.",
+        )
+    return words
+
+
+def chosen_methods(asked: Sequence[str] | None, positions: Positions, reach: Reach) -> tuple[str, ...]:
+    """Return the names of a run's methods in table order, always with `plain`, to which differences are paired.
+
+    - `asked`: names of methods, single or separated by commas. "all" is every method that works without tuning,
+      including those in attention. None or no names: `default_methods`.
+    """
+    words = named_methods(asked)
+    if not words:
+        return default_methods(positions, reach)
+    named = {"plain", *words} - {ALL}
+    if ALL in words:
+        named |= set(default_methods(positions, reach))
+        if reach.extends:
+            named |= {name for name, method in METHODS.items() if method.in_attention and not method.needs_tuning}
+            if all(rope.can_be_extended for rope in positions.present_ropes):
+                named |= {name for name, method in METHODS.items() if method.scales_frequencies}
+    return tuple(name for name in METHODS if name in named)
+
+
+def default_methods(positions: Positions, reach: Reach) -> tuple[str, ...]:
+    """Return `plain`, `crop`, and every method that config.json can express and that is not measured only on request.
+
+    `as-is` is included if the checkpoint has an extension, or a scaling that it was not trained with. If the target is
+    within the trained length, only `plain` and `as-is` remain.
+    """
+    scaled = any(rope.as_trained() != rope for rope in positions.present_ropes) or any(positions.extensions)
+    fixed = any(not rope.can_be_extended for rope in positions.present_ropes)
+    kept = {"plain"} | ({name for name, method in METHODS.items() if method.keeps_own} if scaled else set())
+    if reach.extends:
+        kept |= {name for name, method in METHODS.items() if method.crops}
+        if not fixed:
+            kept |= {name for name, method in METHODS.items() if method.scales_frequencies and not method.on_request}
+    return tuple(name for name in METHODS if name in kept)

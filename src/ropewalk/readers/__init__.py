@@ -1,4 +1,4 @@
-"""What a measurement needs of a model, and the adapters that provide it."""
+"""The interface of models that can be measured, and the adapters that provide it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter of our `Decoder`: losses, a cached prefix and its continuations."""
+"""The adapter of our `Decoder`: losses, cached prefixes and log-probabilities of continuations."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matri
 
 
 class DecoderPrefix:
-    """Tokens that have gone through a decoder once; see `ropewalk.readers.reader.Prefix`.
+    """Tokens in a decoder's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
-    - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist for the last token alone.
+    - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist only for the last token.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, *, chunk: int) -> None:
@@ -49,12 +49,10 @@ class DecoderPrefix:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it holds."""
         return self._tokens
 
     @torch.inference_mode()
     def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
-        """Put more tokens at the end, at least one."""
         check_read(input_ids, self._tokens)
         ids = torch.tensor(list(input_ids), device=self.cache.device)
         for start in range(0, len(ids), self.chunk):
@@ -66,24 +64,22 @@ class DecoderPrefix:
         self._tokens += len(ids)
 
     def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
-        """The log-probability in nats of each continuation, the sum over its tokens; the prefix stays as it was."""
         return self.ask([((), continuations)])[0]
 
     @torch.inference_mode()
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
-        """For each question, read after the prefix, the log-probability of each of its continuations.
+        """Return for each question the log-probability in nats of each of its continuations.
 
-        The tokens of all questions go through the model as branches of one row, 256 at a time: what continuations begin
-        with alike is read once, and the prefix is neither copied nor changed.
+        The tokens of all questions go through the model as branches of one row, 256 at a time: common beginnings of
+        continuations are read once, and the prefix is neither copied nor changed.
         """
         check_questions(questions)
         trees = [_Tree(question, continuations) for question, continuations in questions]
-        found: list[list[float]] = []
-        for first, last in _together([len(tree.tokens) for tree in trees], ASK_TOKENS):
-            found += self._ask_at_once(trees[first:last])
-        return found
+        runs = _runs([len(tree.tokens) for tree in trees], ASK_TOKENS)
+        return [answers for first, last in runs for answers in self._ask_trees(trees[first:last])]
 
-    def _ask_at_once(self, trees: Sequence[_Tree]) -> list[list[float]]:
+    def _ask_trees(self, trees: Sequence[_Tree]) -> list[list[float]]:
+        """Return the log-probabilities of the continuations of some questions, from one forward."""
         tokens = [token for tree in trees for token in tree.tokens]
         starts = [0, *itertools.accumulate(len(tree.tokens) for tree in trees)]
         wanted = [
@@ -112,12 +108,10 @@ class DecoderPrefix:
         return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
 
     def top(self, count: int) -> list[tuple[int, float]]:
-        """The `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
         return likeliest(self._next, count)
 
     @torch.inference_mode()
     def fork(self) -> DecoderPrefix:
-        """A copy that can be read on independently."""
         cache = self.model.new_cache(seq_len=self.cache.seq_len, capacity=self.cache.capacity, dtype=self.cache.dtype)
         cache.replace([0], self.cache)
         other = DecoderPrefix(self.model, cache, chunk=self.chunk)
@@ -126,9 +120,10 @@ class DecoderPrefix:
 
 
 class _Tree:
-    """A question and its continuations as a tree of tokens: `parents` as in `Branches`, numbered from this tree's own.
+    """A question and its continuations as a tree of tokens.
 
-    `lines` are, for each continuation, the node after which each of its tokens comes (-1: the prefix), and the token.
+    - `parents`: as in `Branches`, numbered within this tree.
+    - `lines`: for each continuation, each of its tokens with the node that it comes after (-1: the prefix).
     """
 
     def __init__(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
@@ -140,23 +135,19 @@ class _Tree:
             line: list[tuple[int, int]] = []
             for token in continuation:
                 if line:
-                    node = self._node(after, *line[-1])
+                    parent, before = line[-1]
+                    node = after.setdefault((parent, before), len(self.tokens))  # shared by equal beginnings
+                    if node == len(self.tokens):
+                        self.tokens.append(before)
+                        self.parents.append(parent)
                 line.append((node, token))
             self.lines.append(line)
 
-    def _node(self, after: dict[tuple[int, int], int], parent: int, token: int) -> int:
-        """The node of `token` after `parent`: one for all continuations that begin so."""
-        if (parent, token) not in after:
-            after[parent, token] = len(self.tokens)
-            self.tokens.append(token)
-            self.parents.append(parent)
-        return after[parent, token]
 
+def _runs(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Yield runs (first, last) of a list with a total size of at most `most`; a larger item is a run of its own.
 
-def _together(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Cuts a list into runs (first, last) whose sizes are together at most `most`; a larger one stands alone.
-
-    >>> list(_together([3, 4, 2, 9, 1], 7))
+    >>> list(_runs([3, 4, 2, 9, 1], 7))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
     first, total = 0, 0
@@ -170,18 +161,18 @@ def _together(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _log_probs_at(hidden: Tensor, weight: Tensor, *, nodes: Tensor, targets: Tensor) -> Tensor:
-    """The log-probability of each target after its node, float32; the logits of few nodes exist at a time."""
+    """Return the log-probability of each target after its node, float32; the logits of few nodes exist at a time."""
     likely = torch.empty(len(nodes), dtype=torch.float32, device=hidden.device)
-    asked, index = torch.unique(nodes, return_inverse=True)
-    one_of_each = targets.new_empty(len(asked)).scatter_reduce_(0, index, targets, "amin", include_self=False)
-    for part, logits in logit_slices(hidden[0, asked], weight, one_of_each):
+    distinct, index = torch.unique(nodes, return_inverse=True)
+    one_of_each = targets.new_empty(len(distinct)).scatter_reduce_(0, index, targets, "amin", include_self=False)
+    for part, logits in logit_slices(hidden[0, distinct], weight, one_of_each):
         here = (index >= part.start) & (index < part.stop)
         likely[here] = logits.log_softmax(-1)[index[here] - part.start, targets[here]]
     return likely
 
 
 def _last_log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The log-probability of every token after the last one, `[vocab]`."""
+    """Return the log-probability of every token after the last one, `[vocab]`."""
     return all_log_probs(hidden[0, -1], weight)
 
 
@@ -197,13 +188,13 @@ def continuation_log_probs(
     chunk: int = CHUNK,
     done: Callable[[int, tuple[float, bool]], None] | None = None,
 ) -> list[tuple[float, bool]]:
-    """For each (context, continuation): its log-probability, and whether greedy decoding would give it.
+    """Return for each (context, continuation) its log-probability, and whether greedy decoding would give it.
 
     **Arguments:**
     - `pairs`: token ids, at least one in each context and each continuation.
-    - `batch`: rows that go through the model together, of like lengths; each comes out as it would alone.
-    - `chunk`: tokens of a row in one forward. Logits exist for the continuations alone, 256 tokens at a time.
-    - `done`: called with a pair's index and result as soon as it is there.
+    - `batch`: rows of similar lengths in one forward; a row's result does not depend on the others.
+    - `chunk`: tokens of a row in one forward. Logits exist only for the continuations, 256 tokens at a time.
+    - `done`: called with a pair's index and result when it is computed.
 
     **Returns:** (nats, summed over the continuation's tokens; greedy or not) in the order of `pairs`. Frequencies that
     depend on length are those of the tokens that each row reads: all but its last.
@@ -212,24 +203,24 @@ def continuation_log_probs(
     >>> from ropewalk.checkpoints.load import load
     >>> model = load("tiny")
     >>> ids = model.tokenizer.encode("The old man and the sea")
-    >>> [(found, greedy)] = continuation_log_probs(model, [(ids[:3], ids[3:])])
-    >>> found < 0, greedy
+    >>> [(log_prob, greedy)] = continuation_log_probs(model, [(ids[:3], ids[3:])])
+    >>> log_prob < 0, greedy
     (True, False)
     """
     check_pairs(pairs, batch, chunk)
-    found: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
+    results: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
     order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
         for index, result in zip(rows, _batch(model, [pairs[index] for index in rows], chunk), strict=True):
-            found[index] = result
+            results[index] = result
             if done is not None:
                 done(index, result)
-    return found
+    return results
 
 
 def _batch(model: Decoder, pairs: Sequence[Pair], chunk: int) -> list[tuple[float, bool]]:
-    """One batch, padded on the right; the last token of each row is predicted and not read."""
+    """Return the results of one batch, padded on the right; the last token of each row is predicted, not read."""
     device = model.embed_tokens.weight.device
     inputs = [[*context, *continuation][:-1] for context, continuation in pairs]
     lengths = torch.tensor([len(row) for row in inputs])
@@ -258,24 +249,22 @@ def _batch(model: Decoder, pairs: Sequence[Pair], chunk: int) -> list[tuple[floa
 
 
 def _add_chunk(hidden: Tensor, weight: Tensor, *, targets: Tensor, totals: Tensor, greedy: Tensor) -> None:
-    """Add what one chunk has of the continuations; the logits of few tokens exist at a time."""
+    """Add the continuations' log-probabilities in one chunk to their rows, and note tokens that are not the likeliest.
+
+    The logits of few tokens exist at a time.
+    """
     rows, places = (targets >= 0).nonzero(as_tuple=True)
     wanted = targets[rows, places]
     for part, logits in logit_slices(hidden[rows, places], weight, wanted):
-        _add(logits, wanted[part], rows[part], totals, greedy)
-
-
-def _add(logits: Tensor, targets: Tensor, rows: Tensor, totals: Tensor, greedy: Tensor) -> None:
-    """Add each target's log-probability to its row, and note where it is not the likeliest token."""
-    likely, rows = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1), rows.cpu()
-    totals.index_add_(0, rows, likely.cpu().double())
-    greedy[rows[(logits.argmax(-1) != targets).cpu()]] = False
+        likely = logits.log_softmax(-1).gather(-1, wanted[part].unsqueeze(-1)).squeeze(-1)
+        totals.index_add_(0, rows[part].cpu(), likely.cpu().double())
+        greedy[rows[part].cpu()[(logits.argmax(-1) != wanted[part]).cpu()]] = False
 
 
 class DecoderReader:
-    """Our decoder as a reader: fast, in bounded memory; see `ropewalk.readers.reader.Reader`.
+    """A reader of our decoder; `ropewalk.readers.reader.Reader` describes its members.
 
-    - `name`: what reports call it.
+    - `name`: of the model in reports.
 
     >>> from ropewalk.checkpoints.load import load_decoder
     >>> reader = DecoderReader(load_decoder("tiny"), "tiny")
@@ -288,64 +277,51 @@ class DecoderReader:
 
     @property
     def name(self) -> str:
-        """What the model is called in reports."""
         return self._name
 
     @property
     def library(self) -> str:
-        """What computes it."""
         return "ropewalk"
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer, or None."""
         return self.model.tokenizer
 
     @property
     def positions(self) -> Positions:
-        """What each layer knows of positions."""
         return self.model.config.positions
 
     @property
     def config_form(self) -> ConfigForm:
-        """The families that are built here have one block of rope parameters for all layers."""
+        """Return the form of all our families: one block of rope parameters for all layers."""
         return ConfigForm()
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens that it was trained to, as the rope that reaches furthest says, or else the first that says it."""
         return trained_length_of(self.positions)
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
         return self.model.embed_tokens.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
         return self.model.embed_tokens.weight.dtype
 
     @property
     def parameters(self) -> int:
-        """How many numbers were learned."""
         return self.model.num_parameters()
 
     def digest(self) -> str:
-        """A short hash of its config and of every bit of every weight."""
         return model_digest(self.model)
 
     def under(self, positions: Positions) -> DecoderReader:
-        """The same model, weights shared, with these positions in its layers."""
         model = self.model.with_positions(rope=positions.ropes, extension=positions.extensions)
         return DecoderReader(model, self._name)
 
     def cache_bytes(self, tokens: int) -> int:
-        """The bytes of keys and values of so many tokens."""
         config = self.model.config
-        head_dim = config.head_dim or 0
-        per_token = 2 * config.num_hidden_layers * config.kv_heads * head_dim * self.dtype.itemsize
-        return per_token * tokens
+        return 2 * config.num_hidden_layers * config.kv_heads * (config.head_dim or 0) * self.dtype.itemsize * tokens
 
     def window_losses(
         self,
@@ -356,7 +332,6 @@ class DecoderReader:
         chunk: int = CHUNK,
         advance: Advance | None = None,
     ) -> Losses:
-        """Nats of every token of one window from token `first` on, each given all tokens before it."""
         return window_losses(self.model, input_ids, first=first, seq_len=seq_len, chunk=chunk, advance=advance)
 
     def reading_on(
@@ -369,13 +344,12 @@ class DecoderReader:
         chunk: int = CHUNK,
         advance: Advance | None = None,
     ) -> Losses:
-        """Nats of every token of a window but the first, with a beginning taken over or kept; as `window_losses`."""
+        """Return the losses of a window from token 1 on, and reuse or keep its beginning."""
         return window_losses(self.model, input_ids, chunk=chunk, advance=advance, after=after, keep=keep, kept=kept)
 
     def prefix(
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None
     ) -> DecoderPrefix:
-        """Read tokens into a cache with room for `seq_len` in all, at the frequencies of that length."""
         cache = self.model.new_cache(seq_len=seq_len, capacity=seq_len + ASK_TOKENS)
         prefix = DecoderPrefix(self.model, cache, chunk=chunk)
         prefix.read(input_ids, advance=advance)
@@ -384,7 +358,6 @@ class DecoderReader:
     def top_after(
         self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK
     ) -> list[Top]:
-        """For each n of `lengths`: the `count` likeliest tokens after the first n, from one pass."""
         return top_after(self.model, input_ids, lengths, count=count, seq_len=seq_len, chunk=chunk)
 
     def continuation_log_probs(
@@ -395,7 +368,6 @@ class DecoderReader:
         chunk: int = CHUNK,
         done: Callable[[int, tuple[float, bool]], None] | None = None,
     ) -> list[tuple[float, bool]]:
-        """For each (context, continuation): its log-probability, and whether greedy decoding would give it."""
         return continuation_log_probs(self.model, pairs, batch=batch, chunk=chunk, done=done)
 
     def generate(
@@ -407,27 +379,25 @@ class DecoderReader:
         is_done: IsDone | None = None,
         **options: Any,
     ) -> list[list[int]]:
-        """The new tokens of each prompt; `options` are those of `ropewalk.generate`."""
         rows: list[list[int]] = [[] for _ in prompts]
-        going = set(range(len(rows)))
+        unfinished = set(range(len(rows)))
         ids = [list(prompt) for prompt in prompts]
         for row, token in self.stream(ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options):
-            if row not in going:
+            if row not in unfinished:
                 continue
             rows[row].append(token)
             if is_done is not None and is_done(row, rows[row]):
-                going.discard(row)
-                if not going:
+                unfinished.discard(row)
+                if not unfinished:
                     break
         return rows
 
     def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
-        """(row, token) for each new token as it comes; arguments as for `ropewalk.generate`."""
         return stream(self.model, prompts, **options)
 
 
 def adapt(model: object, name: str | None) -> DecoderReader | None:
-    """A reader of a Decoder; None for anything else."""
+    """Return a reader of a Decoder; None for anything else."""
     if not isinstance(model, Decoder):
         return None
     return DecoderReader(model) if name is None else DecoderReader(model, name)

@@ -1,4 +1,4 @@
-"""What a measurement's numbers depend on: a digest of the model, and the environment of the run."""
+"""Digests of models, and the environment of a run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _DIGESTS = cast(MutableMapping[torch.Tensor, tuple[int, bytes]], WeakTensorKeyDi
 
 
 def model_digest(model: Decoder) -> str:
-    """A short hash of a model: its config, and every bit of every weight; models that share weights read them once."""
+    """Return a short hash of a model's config and every bit of every weight."""
     return digest_of(repr(model.config), model.named_parameters())
 
 
 def digest_of(config: str, weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """A short hash of a description and of every bit of some weights with their names."""
+    """Return a short hash of a description and of every bit of the named weights; shared weights are hashed once."""
     digest = hashlib.sha256(config.encode())
     for name, weight in weights:
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode() + _weight_digest(weight))
@@ -30,18 +30,18 @@ def digest_of(config: str, weights: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def _weight_digest(weight: torch.Tensor) -> bytes:
-    """The SHA-256 of a weight's bytes, kept until the weight is changed in place or gone."""
+    """Return the SHA-256 of a weight's bytes, cached until the weight is changed in place or deleted."""
     version = weight._version
-    kept = _DIGESTS.get(weight)
-    if kept is None or kept[0] != version:
-        whole: torch.Tensor = getattr(weight, "full_tensor", lambda: weight)()  # of a DTensor a process has a part
+    cached = _DIGESTS.get(weight)
+    if cached is None or cached[0] != version:
+        whole: torch.Tensor = getattr(weight, "full_tensor", lambda: weight)()  # a process has only a part of a DTensor
         flat = whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        kept = _DIGESTS[weight] = (version, hashlib.sha256(flat.numpy().data).digest())
-    return kept[1]
+        cached = _DIGESTS[weight] = (version, hashlib.sha256(flat.numpy().data).digest())
+    return cached[1]
 
 
 def environment_of(device: str, parameters: int) -> dict[str, Any]:
-    """Versions, machine, threads, and the model's size."""
+    """Return versions, machine, device, threads, and the model's number of parameters."""
     return {
         "ropewalk": __version__,
         "torch": torch.__version__,

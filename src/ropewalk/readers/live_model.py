@@ -1,4 +1,4 @@
-"""A live transformers model for reading: its layers and head apart, its cache, and continuations of a cached prefix."""
+"""A live transformers model: its layers and head called separately, its cache, and cached prefixes."""
 
 from __future__ import annotations
 
@@ -16,130 +16,119 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from ropewalk.attention.norm import HALF
 from ropewalk.errors import RopeError
 from ropewalk.models.precision import to_float64
-from ropewalk.readers.losses import likeliest, target_losses
+from ropewalk.readers.losses import likeliest, target_losses, wide_product
 from ropewalk.readers.reader import Advance, QuestionIds, check_questions, check_read
 
 _REPLACING = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Layers whose update makes new tensors and leaves the former ones as they were."""
+"""Layers that make new tensors in an update and do not change the old ones."""
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """A layer over all tokens whose keys and values are views of one tensor each, made for `capacity` tokens."""
+class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
+    """A cache layer for all tokens, with keys and values that are views of one buffer each, for `capacity` tokens."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self.capacity = max(1, capacity)
-        self._room: tuple[Tensor, Tensor] | None = None
+        self._buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append tokens `[batch, heads, tokens, features]`; returns all keys and values."""
+        """Append tokens `[batch, heads, tokens, features]`, and return all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         held = self.get_seq_length()
         stop = held + key_states.shape[-2]
-        if self._room is None or stop > self._room[0].shape[-2]:
-            self._make_room(max(stop, self.capacity), key_states, value_states, held)
-        assert self._room is not None
-        for room, states in zip(self._room, (key_states, value_states), strict=True):
-            room[..., held:stop, :] = states
-        self.keys, self.values = (room[..., :stop, :] for room in self._room)
+        if self._buffers is None or stop > self._buffers[0].shape[-2]:
+            self._allocate(max(stop, self.capacity), key_states, value_states)
+        assert self._buffers is not None
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[..., held:stop, :] = states
+        self.keys, self.values = (buffer[..., :stop, :] for buffer in self._buffers)
         return self.keys, self.values
 
-    def _make_room(self, tokens: int, key_states: Tensor, value_states: Tensor, held: int) -> None:
-        rooms = []
-        for states, kept in ((key_states, self.keys), (value_states, self.values)):
-            room = states.new_empty(*states.shape[:-2], tokens, states.shape[-1])
+    def _allocate(self, tokens: int, key_states: Tensor, value_states: Tensor) -> None:
+        """Make buffers for `tokens` tokens of the shape of these states, and copy the tokens so far into them."""
+        held, buffers = self.get_seq_length(), []
+        for states, old in ((key_states, self.keys), (value_states, self.values)):
+            buffer = states.new_empty(*states.shape[:-2], tokens, states.shape[-1])
             if held:
-                room[..., :held, :] = kept
-            rooms.append(room)
-        self._room = (rooms[0], rooms[1])
+                buffer[..., :held, :] = old
+            buffers.append(buffer)
+        self._buffers = (buffers[0], buffers[1])
+        if held:
+            self.keys, self.values = (buffer[..., :held, :] for buffer in buffers)
 
-    def copied(self) -> RoomyLayer:
-        """The same tokens in tensors of its own."""
-        other = RoomyLayer(self.capacity)
-        if self.is_initialized and self._room is not None:
-            other.lazy_initialization(self.keys, self.values)
-            held = self.get_seq_length()
-            other._make_room(self._room[0].shape[-2], self.keys, self.values, 0)
-            assert other._room is not None
-            for room, states in zip(other._room, (self.keys, self.values), strict=True):
-                room[..., :held, :] = states
-            other.keys, other.values = (room[..., :held, :] for room in other._room)
+    def copied(self) -> PreallocatedLayer:
+        """Return a layer with the same tokens in its own buffers."""
+        other = copy.copy(self)
+        if self.is_initialized and self._buffers is not None:
+            other._allocate(self._buffers[0].shape[-2], self.keys, self.values)
         return other
 
 
 def new_cache(config: Any, capacity: int) -> Any:
-    """The cache that transformers makes for a config, with room for `capacity` tokens in its full layers."""
+    """Return transformers' cache for a config, with full layers that are allocated for `capacity` tokens."""
     cache = DynamicCache(config=config)
-    cache.layers = [RoomyLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 def copied(cache: Any) -> Any:
-    """A cache with the same tokens that goes on by itself."""
+    """Return an independent cache with the same tokens."""
     other = copy.copy(cache)
-    other.layers = [layer.copied() if isinstance(layer, RoomyLayer) else _kept(layer) for layer in cache.layers]
+    other.layers = [
+        layer.copied() if isinstance(layer, PreallocatedLayer) else _snapshot(layer) for layer in cache.layers
+    ]
     return other
 
 
 @contextmanager
-def taken_back(cache: Any) -> Iterator[None]:
-    """What is appended within is gone afterwards."""
-    before = [
-        (layer.keys, layer.values, layer.is_initialized) if isinstance(layer, RoomyLayer) else _kept(layer)
-        for layer in cache.layers
-    ]
+def restored(cache: Any) -> Iterator[None]:
+    """Remove from the cache what is appended inside the block."""
     layers = list(cache.layers)
+    before = [
+        (layer.keys, layer.values, layer.is_initialized) if isinstance(layer, PreallocatedLayer) else _snapshot(layer)
+        for layer in layers
+    ]
     try:
         yield
     finally:
-        for index, kept in enumerate(before):
-            layer = layers[index]
-            if isinstance(layer, RoomyLayer):
-                layer.keys, layer.values, layer.is_initialized = kept
+        for index, (layer, state) in enumerate(zip(layers, before, strict=True)):
+            if isinstance(layer, PreallocatedLayer):
+                layer.keys, layer.values, layer.is_initialized = state
                 cache.layers[index] = layer
             else:
-                cache.layers[index] = kept
+                cache.layers[index] = state
 
 
 def held_bytes(cache: Any) -> list[tuple[int, int | None]]:
-    """For each layer the bytes of its keys and values (or states), and the tokens that it holds at most, or None."""
-    found = []
+    """Return for each layer the bytes of its tensors, and the most tokens that it holds (None: no limit)."""
+    sizes = []
     for layer in cache.layers:
-        tensors = (value for value in _tensors(vars(layer)))
+        own = [value for name, value in vars(layer).items() if name not in ("_buffers", "_sliding_window_tensor")]
+        values = [one for value in own for one in (value if isinstance(value, list | tuple) else (value,))]
         window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-        found.append((sum(tensor.numel() * tensor.element_size() for tensor in tensors), window))
-    return found
+        sizes.append((sum(one.numel() * one.element_size() for one in values if isinstance(one, Tensor)), window))
+    return sizes
 
 
-def _tensors(values: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that a layer holds, views of others left out."""
-    for name, value in values.items():
-        several = value if isinstance(value, list | tuple) else (value,)
-        if name not in ("_room", "_sliding_window_tensor"):
-            yield from (one for one in several if isinstance(one, torch.Tensor))
-
-
-def _kept(layer: Any) -> Any:
-    """A layer that is not changed by what is appended to the original."""
+def _snapshot(layer: Any) -> Any:
+    """Return a layer that does not change when tokens are appended to the original."""
     return copy.copy(layer) if type(layer) in _REPLACING else copy.deepcopy(layer)
 
 
 LOGITS = 2**24  # float32 logits that exist at one time: 64 MiB
-WIDENED_ROWS = 4096  # rows of the head that are float32 at one time
 CHECKED = 6  # tokens of the check, read in two chunks
 
 
 class LiveModel:
-    """The halves of a causal language model of transformers, whose modules stay as they are.
+    """The layers and the head of a causal language model of transformers, called separately; modules are not changed.
 
-    `hidden` goes through the model's own layers and cache; `logits` through its own `forward`, in which the layers
-    are replaced by the hidden states: so soft caps, scales and whatever else follows the head are the model's.
-    Of half types, logits are computed in float32 from the rounded hidden states and weights. Losses of a head on the
-    CPU with nothing behind it are `ropewalk.readers.losses.target_losses`, whose product is of the half type: a third
-    of the time.
+    `hidden` calls the model's own layers with its cache. `logits` calls its own `forward` with hidden states in place
+    of the layers, so soft caps, scales and other steps after the head are the model's. For half types, logits are
+    computed in float32 from the rounded hidden states and weights. If nothing follows the head and it is on the CPU,
+    losses are `ropewalk.readers.losses.target_losses`, with a product in the half type: a third of the time.
 
-    Raises `RopeError` for a model without a head for the next token, and where the halves disagree with the whole.
+    **Raises:** `RopeError` for a model without a head for the next token.
     """
 
     def __init__(self, model: Any) -> None:
@@ -147,33 +136,33 @@ class LiveModel:
         self.base, self._shell, self._wide = _halves(model)
 
     def new_cache(self, capacity: int) -> Any:
-        """The model's own cache with room for so many tokens."""
+        """Return the model's own cache for `capacity` tokens."""
         return new_cache(self.model.config, capacity)
 
     @property
     def device(self) -> torch.device:
-        """Where its embeddings are."""
-        found: torch.device = self.model.get_input_embeddings().weight.device
-        return found
+        """Return the device of the embeddings."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
 
     def hidden(self, input_ids: Tensor, cache: Any, first: int) -> Tensor:
-        """The last hidden states `[rows, tokens, hidden]` of tokens from position `first` on; cache None: no cache."""
+        """Return the last hidden states `[rows, tokens, hidden]` of tokens from position `first` on."""
         rows, tokens = input_ids.shape
         positions = torch.arange(first, first + tokens, device=input_ids.device)[None].expand(rows, -1)
-        given = {} if cache is None else {"past_key_values": cache}
+        cached = {} if cache is None else {"past_key_values": cache}
         out = self.base(
-            input_ids=input_ids, position_ids=positions, use_cache=cache is not None, return_dict=True, **given
+            input_ids=input_ids, position_ids=positions, use_cache=cache is not None, return_dict=True, **cached
         )
-        found: Tensor = out.last_hidden_state
-        return found
+        hidden: Tensor = out.last_hidden_state
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 `[tokens, vocab]` after hidden states `[tokens, hidden]`."""
+        """Return logits, float32 `[tokens, vocab]`, from hidden states `[tokens, hidden]`."""
         return _after(self._shell, hidden)
 
     def target_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Nats of each target, float32 `[tokens]`, after hidden states `[tokens, hidden]`."""
-        targets, weight = targets.to(hidden.device), self._weight_alone
+        """Return the nats of each target, float32 `[tokens]`, from hidden states `[tokens, hidden]`."""
+        targets, weight = targets.to(hidden.device), self._plain_weight
         if weight is not None and weight.is_cpu and hidden.dtype == weight.dtype:
             return target_losses(hidden, weight, targets)
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
@@ -182,11 +171,11 @@ class LiveModel:
         return losses
 
     @cached_property
-    def _weight_alone(self) -> Tensor | None:
-        """The head's weight, of a half type, where the model does nothing to hidden states but multiply by it.
+    def _plain_weight(self) -> Tensor | None:
+        """Return the half-precision weight of the head if the model only multiplies hidden states by it, else None.
 
-        Asked of the model: its forward has to hand a stand-in for the head what it was given, and to return unchanged
-        what the stand-in answers. So soft caps, scales, a bias and whatever a model may do else are found.
+        The model's forward must pass the hidden states unchanged to a stand-in for the head, and return the
+        stand-in's logits unchanged. Soft caps, scales, a bias and other steps would be seen.
         """
         head = None if self._wide is None else self._shell._modules[self._wide]
         if head is None or head.bias is not None or head.hook is not None:
@@ -201,7 +190,7 @@ class LiveModel:
         return head.weight if same else None
 
     def logit_slices(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The logits of a few tokens after the other: which they are, and float32 `[of them, vocab]`."""
+        """Yield a slice of few tokens and their logits, float32 `[tokens of the slice, vocab]`."""
         rows = max(1, LOGITS // self.model.get_output_embeddings().weight.shape[0])
         for start in range(0, len(hidden), rows):
             part = slice(start, min(start + rows, len(hidden)))
@@ -209,19 +198,18 @@ class LiveModel:
 
     @torch.inference_mode()
     def check(self) -> list[tuple[int, int | None]]:
-        """Hold the halves, in two chunks through the cache, against the whole; returns `held_bytes` of one token."""
+        """Compare logits from two chunks with the model's own forward, and return `held_bytes` of one token."""
         vocab = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(CHECKED, device=self.device) * 7 + 5)[None] % vocab
         whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
         cache, half = self.new_cache(CHECKED), CHECKED // 2
         parts = [self.hidden(ids[:, :half], cache, 0), self.hidden(ids[:, half:], cache, half)]
-        found = self.logits(torch.cat(parts, 1)[0])
+        logits = self.logits(torch.cat(parts, 1)[0])
         most = float(whole.abs().max())
-        allowed = (0.05 if found.shape == whole.shape and self.model.dtype in HALF else 1e-4) * max(1.0, most)
-        if found.shape != whole.shape or not float((found - whole).abs().max()) <= allowed:
-            difference = float((found - whole).abs().max()) if found.shape == whole.shape else float("nan")
+        difference = float((logits - whole).abs().max()) if logits.shape == whole.shape else float("nan")
+        if not difference <= (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most):
             raise RopeError(
-                "transformers: read in chunks this model does not give the logits of its own forward.",
+                "transformers: in chunks, this model does not give the logits of its own forward.",
                 facts={"model": type(self.model).__name__, "largest difference": difference, "largest logit": most},
                 cure="It cannot be measured here.",
             )
@@ -229,9 +217,10 @@ class LiveModel:
 
 
 class _Given(nn.Module):
-    """Stands in place of the layers: what it is given as embeddings are the hidden states, everything else is theirs.
+    """A stand-in for the layers that returns its input embeddings as hidden states.
 
-    A forward may ask the layers for a number: Falcon-H1 for the scale of its logits, Chameleon for its image tokens.
+    Other attributes are those of the layers: Falcon-H1's forward uses the scale of its logits, Chameleon's its image
+    tokens.
     """
 
     def __init__(self, base: nn.Module) -> None:
@@ -246,7 +235,7 @@ class _Given(nn.Module):
 
 
 class _Outputs:
-    """What a model's head takes from its layers: hidden states, and None for everything else."""
+    """Outputs of a model's layers: hidden states, and None for everything else."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -260,7 +249,7 @@ class _Outputs:
 
 
 class _WideHead(nn.Module):
-    """A head of half precision whose products are float32; accelerate's hook on it, if any, brings its weight."""
+    """A half-precision head with float32 products, which calls accelerate's hook on it, if there is one."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -268,31 +257,30 @@ class _WideHead(nn.Module):
 
     @property
     def hook(self) -> Any:
-        """What accelerate put at the head: it may lie on another device, or be fetched for each call."""
+        """Return accelerate's hook on the head, which may move the weight from a different device for each call."""
         return getattr(self._linear[0], "_hf_hook", None)
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias of the head, as it is."""
+        """Return the head's own bias."""
         return self._linear[0].bias
 
     @property
     def weight(self) -> Tensor:
-        """The weight of the head, as it is."""
+        """Return the head's own weight."""
         return self._linear[0].weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """float32 `[..., vocab]`."""
+        """Return logits, float32 `[..., vocab]`."""
         if self.hook is not None:
             (hidden,), _ = self.hook.pre_forward(self._linear[0], hidden)
-        wide = hidden.float()
-        logits = torch.cat([F.linear(wide, rows.float()) for rows in torch.split(self.weight, WIDENED_ROWS)], -1)
+        logits = wide_product(hidden, self.weight)
         logits = logits if self.bias is None else logits + self.bias.float()
         return logits if self.hook is None else self.hook.post_forward(self._linear[0], logits)
 
 
 class _Answers(nn.Module):
-    """Stands in place of the head: keeps what it is given, and answers with logits that it was made with."""
+    """A stand-in for the head that keeps its input as `given` and returns fixed logits."""
 
     def __init__(self, weight: Tensor, logits: Tensor) -> None:
         super().__init__()
@@ -300,7 +288,7 @@ class _Answers(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight of the head in whose place it stands."""
+        """Return the weight of the head that it replaces."""
         return self._weight[0]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -309,21 +297,21 @@ class _Answers(nn.Module):
 
 
 def _after(shell: Any, hidden: Tensor) -> Tensor:
-    """float32 `[tokens, vocab]`: what a model whose layers are replaced makes of hidden states `[tokens, hidden]`."""
+    """Return logits, float32 `[tokens, vocab]`, of a model with replaced layers, from hidden states."""
     out = type(shell).forward(shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
-    found: Tensor = out.logits[0].float()
-    return found
+    logits: Tensor = out.logits[0].float()
+    return logits
 
 
 def _halves(model: Any) -> tuple[Any, Any, str | None]:
-    """The layers of a model, the model with hidden states in their place, and the name of a head made wide."""
+    """Return a model's layers, the model with a stand-in for them, and the name of a head made wide, or None."""
     head, base = model.get_output_embeddings(), model.base_model
     name = model.base_model_prefix
     if model.config.is_encoder_decoder or head is None or base is model or name not in model._modules:
         raise RopeError(
-            "transformers: this is no causal language model, and nothing else can be measured.",
+            "transformers: this is not a causal language model, and nothing else can be measured.",
             facts={"model": type(model).__name__, "encoder and decoder": bool(model.config.is_encoder_decoder)},
-            cure="Load it by AutoModelForCausalLM.",
+            cure="Load it with AutoModelForCausalLM.",
         )
     shell = copy.copy(model)
     shell._modules = dict(model._modules)
@@ -337,9 +325,9 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
 
 
 class LivePrefix:
-    """Tokens that have gone through a live model once; see `ropewalk.readers.reader.Prefix`.
+    """Tokens in a live model's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
-    - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist for the last token alone.
+    - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist only for the last token.
     """
 
     def __init__(self, live: LiveModel, cache: Any, *, chunk: int) -> None:
@@ -349,17 +337,15 @@ class LivePrefix:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it holds."""
         return self._tokens
 
     @property
     def next_log_probs(self) -> Tensor:
-        """The log-probability of every token after the last one, float32 `[vocab]`."""
+        """Return the log-probability of every token after the last one, float32 `[vocab]`."""
         return self._next
 
     @torch.inference_mode()
     def read(self, input_ids: Sequence[int], *, advance: Advance | None = None) -> None:
-        """Put more tokens at the end, at least one."""
         check_read(input_ids, self._tokens)
         last = torch.empty(0)
         for start in range(0, len(input_ids), self.chunk):
@@ -371,50 +357,48 @@ class LivePrefix:
         self._next = self.live.logits(last)[0].log_softmax(-1)
 
     def log_probs(self, continuations: Sequence[Sequence[int]]) -> list[float]:
-        """The log-probability in nats of each continuation, the sum over its tokens; the prefix stays as it was."""
         return self.ask([((), continuations)])[0]
 
     @torch.inference_mode()
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
-        """For each question, read after the prefix, the log-probability of each of its continuations.
+        """Return for each question the log-probability in nats of each of its continuations.
 
-        Questions are read one after the other and taken back: the prefix is neither copied nor changed.
+        Questions are appended one after the other and removed again: the prefix is neither copied nor changed.
         """
         check_questions(questions)
         return [self._answers(list(question), continuations) for question, continuations in questions]
 
     def _answers(self, question: list[int], continuations: Sequence[Sequence[int]]) -> list[float]:
-        """The log-probabilities of the continuations of one question."""
-        with taken_back(self.cache):
+        """Return the log-probabilities of the continuations of one question."""
+        with restored(self.cache):
             first = self._next
             if question:
                 first = self.live.logits(self._hidden(question, self._tokens)[-1:])[0].log_softmax(-1)
             start = self._tokens + len(question)
-            found = to_float64(first[torch.tensor([one[0] for one in continuations], device=first.device)]).tolist()
+            starts = torch.tensor([one[0] for one in continuations], device=first.device)
+            log_probs: list[float] = to_float64(first[starts]).tolist()
             for index, continuation in enumerate(continuations):
                 if len(continuation) > 1:
-                    found[index] += self._following(list(continuation), start)
-        return [float(one) for one in found]
+                    log_probs[index] += self._following(list(continuation), start)
+        return log_probs
 
     def _following(self, tokens: list[int], start: int) -> float:
-        """The log-probability of the tokens after the first, each given those before it."""
-        with taken_back(self.cache):
+        """Return the log-probability of the tokens after the first, each given those before it."""
+        with restored(self.cache):
             logits = self.live.logits(self._hidden(tokens[:-1], start))
         targets = torch.tensor(tokens[1:], device=logits.device)
         likely = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
         return float(to_float64(likely).sum())
 
     def _hidden(self, tokens: list[int], start: int) -> Tensor:
-        """Hidden states `[tokens, hidden]` of tokens that are appended."""
+        """Append tokens to the cache and return their hidden states `[tokens, hidden]`."""
         return self.live.hidden(torch.tensor([tokens], device=self.live.device), self.cache, start)[0]
 
     def top(self, count: int) -> list[tuple[int, float]]:
-        """The `count` likeliest next tokens and their log-probabilities in nats, the likeliest first."""
         return likeliest(self._next, count)
 
     @torch.inference_mode()
     def fork(self) -> LivePrefix:
-        """A copy that can be read on independently."""
         other = LivePrefix(self.live, copied(self.cache), chunk=self.chunk)
         other._tokens, other._next = self._tokens, self._next
         return other

@@ -1,4 +1,4 @@
-"""Losses of every token of a window, in chunks through the cache, and logits of few tokens at a time."""
+"""Losses of every token of a window, computed in chunks through the cache with logits of few tokens at a time."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ropewalk.models.precision import to_float64
 from ropewalk.readers.reader import CHUNK, Advance, Beginning, Losses, Reader, check_window
 
 HEAD_ROWS = 256  # tokens of one product with the head
-CACHED = 2**19  # logits that a CPU widens and sums up at one time: within its caches that takes a third of the time
-WIDENED_ROWS = 4096  # rows of the head that are float32 at one time, for the logits of a single token
+CACHED = 2**19  # logits that a CPU widens and sums at one time: inside its caches it takes a third of the time
+WIDENED_ROWS = 4096  # rows of the head that are float32 at one time
 
 
 def logit_slices(hidden: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """The logits of a few tokens after the other: which they are, and float32 `[of them, vocab]`.
+    """Yield a slice of few tokens and their logits, float32 `[tokens of the slice, vocab]`.
 
     **Arguments:**
     - `hidden`: `[tokens, hidden]`, in the head's dtype. `weight`: `[vocab, hidden]`. `targets`: int64 `[tokens]`.
 
-    **Numerics:** of half types, a product that is summed in float32 is rounded: a logit of 20 by up to 0.06. So all
-    logits of a token are given less one number, the nearest to its target's: differences that matter to its loss are
-    then small, and so is what rounding takes from them (on SmolLM2 the loss of a token is off by 0.002 nats instead of
-    0.026, root mean square). Softmax does not see the difference.
+    **Numerics:** products of half types are summed in float32 and then rounded: a logit of 20 by up to 0.06.
+    Therefore about the target's logit is subtracted from all logits of a token, which softmax ignores. The logits that
+    matter to the loss are then small, and so are their rounding errors: on SmolLM2 0.002 nats instead of 0.026, root
+    mean square.
 
     >>> [(part, logits)] = logit_slices(torch.ones(1, 2), torch.eye(3, 2), torch.tensor([1]))
     >>> logits
@@ -42,8 +42,8 @@ def logit_slices(hidden: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tu
     for start in range(0, len(targets), HEAD_ROWS):
         part, wanted = hidden[start : start + HEAD_ROWS], targets[start : start + HEAD_ROWS]
         if weight.dtype in HALF:
-            near = _near(part, weight[wanted]).expand(-1, len(weight))
-            logits = torch.addmm(near, part, weight.t(), beta=-1)
+            near = (part.float() * weight[wanted].float()).sum(-1, keepdim=True).to(weight.dtype)
+            logits = torch.addmm(near.expand(-1, len(weight)), part, weight.t(), beta=-1)
         else:
             logits = F.linear(part, weight)
         for first in range(0, len(logits), step):
@@ -59,17 +59,17 @@ def target_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
-def _near(hidden: Tensor, wanted: Tensor) -> Tensor:
-    """About the logit of each token's target, `[tokens, 1]`: their difference to it is what matters of the others."""
-    return (hidden.float() * wanted.float()).sum(-1, keepdim=True).to(wanted.dtype)
-
-
 def all_log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The log-probability of every token after one, float32 `[vocab]`, from its hidden state `[hidden]`."""
+    """Return the log-probability of every next token, float32 `[vocab]`, from a hidden state `[hidden]`."""
     if weight.dtype not in HALF:
         return F.linear(hidden[None], weight)[0].float().log_softmax(-1)
-    logits = [F.linear(hidden.float(), rows.float()) for rows in torch.split(weight, WIDENED_ROWS)]
-    return torch.cat(logits).log_softmax(-1)
+    return wide_product(hidden, weight).log_softmax(-1)
+
+
+def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return float32 logits `[..., vocab]` from half-precision values, widening few rows of the head at a time."""
+    wide = hidden.float()
+    return torch.cat([F.linear(wide, rows.float()) for rows in torch.split(weight, WIDENED_ROWS)], -1)
 
 
 def window_losses(
@@ -84,19 +84,12 @@ def window_losses(
     keep: int = 0,
     kept: Callable[[Beginning], None] | None = None,
 ) -> Losses:
-    """Nats of every token from `first` on, each given all tokens before it.
+    """Return the losses from token `first` on, each given all tokens before it.
 
-    **Arguments:**
-    - `input_ids`: int64 `[tokens]`, at positions 0, 1, ...
-    - `first`: the first token that is scored, at least 1: nothing comes before token 0.
-    - `seq_len`: tokens, for ropes whose frequencies depend on the length; default the number of tokens.
-    - `chunk`: tokens of one forward; `advance` is called with their number after each.
-    - `after`: a beginning that was read before, and how many of its tokens are taken from there instead of read.
-    - `keep`: so many tokens, whole chunks, are given to `kept` as a beginning once they are read.
-
-    **Returns:** float64 `[tokens - first]`; entry i belongs to token `first + i`.
+    **Arguments:** as `Reader.window_losses` and `ReadingOn.reading_on`.
+    **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
     **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
-    **Numerics:** the model's dtype within, softmax in float32, equal to one full forward up to rounding.
+    **Numerics:** the model's dtype inside, softmax in float32, equal to one full forward up to rounding.
     """
     check_window(input_ids, first, chunk)
     tokens = len(input_ids)
@@ -104,11 +97,12 @@ def window_losses(
     with torch.inference_mode():
         ids = input_ids.to(model.embed_tokens.weight.device)
         cache = model.new_cache(seq_len=tokens if seq_len is None else seq_len, capacity=tokens)
-        there = 0 if after is None else after[1]
+        reused = 0
         if after is not None:
-            after[0].put(model, cache, there)
-            losses[1 : there + 1] = after[0].losses[:there]
-        for start in range(there, tokens, chunk):
+            beginning, reused = after
+            beginning.put(model, cache, reused)
+            losses[1 : reused + 1] = beginning.losses[:reused]
+        for start in range(reused, tokens, chunk):
             stop = min(start + chunk, tokens)
             scored = max(start, first - 1), min(stop, tokens - 1)
             of_chunk = model(
@@ -125,14 +119,14 @@ def window_losses(
 
 
 def losses_of_rows(hidden: Tensor, weight: Tensor, *, targets: Tensor, first: int) -> Tensor:
-    """Nats of `targets` after the tokens from `first` on, float32."""
+    """Return the nats of `targets` after the tokens from `first` on, float32."""
     return target_losses(hidden[0, first : first + len(targets)], weight, targets)
 
 
 def crop_steps(tokens: int, trained_length: int, stride: int, *, first: int = 1) -> list[tuple[int, int, int]]:
-    """The fresh windows that `crop` needs beyond the first window: (start, end, first token scored).
+    """Return the fresh windows of `crop` after the first window: (start, end, first token scored).
 
-    `first`: the first token whose loss is wanted; windows that hold none of them are left out.
+    - `first`: the first token to score; windows without such tokens are left out.
 
     >>> crop_steps(11, 4, 2)
     [(2, 6, 4), (4, 8, 6), (6, 10, 8), (7, 11, 10)]
@@ -159,16 +153,17 @@ def cropped_losses(
     chunk: int = CHUNK,
     advance: Advance | None = None,
 ) -> Losses:
-    """Nats of every token from `first` on, each given at most the last `trained_length` - 1 tokens.
+    """Return the losses from token `first` on, each given at most the last `trained_length` - 1 tokens.
 
-    Token t is scored in a fresh window of `trained_length` tokens, at positions from 0, whose end lies less than
-    `stride` behind it: so beyond the first window it sees between trained_length - stride and trained_length - 1
-    tokens. Windows that hold no scored token are not read.
+    Token t is scored in a fresh window of `trained_length` tokens, at positions from 0, that ends less than `stride`
+    tokens after t. So after the first window it sees between trained_length - stride and trained_length - 1 tokens.
 
-    **Arguments:** as `window_losses`; `beginning` are the losses of the first `trained_length` tokens (from token 1),
-    where a plain pass over the same window has them already: they are the same. `seq_len`: as `window_losses`, for
-    every fresh window; default its own tokens.
-    **Returns:** float64 `[tokens - first]`.
+    **Arguments:** as `window_losses`.
+    - `beginning`: losses of the first `trained_length` tokens (from token 1), if a plain pass over the same window
+      has computed them.
+    - `seq_len`: for every fresh window; defaults to its number of tokens.
+
+    **Returns:** nats, float64 `[tokens - first]`.
     """
     tokens = len(input_ids)
     if trained_length < 2 or not 1 <= stride <= trained_length - 1:
@@ -179,7 +174,7 @@ def cropped_losses(
         )
     if not 1 <= first < tokens:
         raise RopeError(
-            "cropped_losses: `first` must be one of the window's tokens after the first.",
+            "cropped_losses: `first` must be one of the window's tokens, but not token 0.",
             facts={"input_ids": input_ids, "first": first},
             cure="Pass 1 <= first < tokens.",
         )
@@ -196,25 +191,25 @@ def cropped_losses(
 
 
 Top = list[tuple[int, float]]
-"""Tokens and their log-probabilities in nats, the likeliest first."""
+"""Tokens with their log-probabilities in nats, the likeliest first."""
 
 
 @torch.inference_mode()
 def top_after(
     model: Decoder, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int
 ) -> list[Top]:
-    """See `ropewalk.readers.reader.Reader.top_after`."""
+    """Return the likeliest tokens after several lengths; see `Reader.top_after`."""
     cache = model.new_cache(seq_len=seq_len, capacity=lengths[-1])
     ids = torch.tensor(list(input_ids[: lengths[-1]]), device=cache.device)
-    found: list[Top] = []
+    tops: list[Top] = []
     for start in range(0, len(ids), chunk):
         part = ids[start : start + chunk]
         rows = [length - 1 - start for length in lengths if start < length <= start + len(part)]
         if rows:
-            found += model(part[None], cache=cache, head_fn=partial(_top_of_rows, rows=rows, count=count))
+            tops += model(part[None], cache=cache, head_fn=partial(_top_of_rows, rows=rows, count=count))
         else:
             model(part[None], cache=cache, head_fn=only_hidden)
-    return found
+    return tops
 
 
 def _top_of_rows(hidden: Tensor, weight: Tensor, *, rows: Sequence[int], count: int) -> list[Top]:
@@ -222,7 +217,7 @@ def _top_of_rows(hidden: Tensor, weight: Tensor, *, rows: Sequence[int], count: 
 
 
 def likeliest(log_probs: Tensor, count: int) -> Top:
-    """The `count` largest of log-probabilities `[vocab]`, the largest first.
+    """Return the `count` largest of log-probabilities `[vocab]`, the largest first.
 
     >>> likeliest(torch.tensor([-2.0, -0.5, -1.0]), 2)
     [(1, -0.5), (2, -1.0)]

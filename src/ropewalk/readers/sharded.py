@@ -1,8 +1,8 @@
-"""One window over several processes: each has a part of its rows, and every layer's keys and values are gathered.
+"""One window on several processes: each has a part of the rows, and every layer's keys and values are gathered.
 
-A method is defined for each query row by its index and the keys before it, so a row's result does not depend on which
-process computes it. Each process goes through the layers with its own rows and holds one layer's keys and values at a
-time, where a reader alone keeps those of all layers. `window_bytes` says what that takes.
+A method defines each query row by its index and the keys before it, so the result does not depend on the process.
+Each process computes the layers for its own rows and holds the keys and values of one layer at a time; a reader in one
+process keeps those of all layers. `window_bytes` returns the memory of a process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ropewalk.readers.losses import losses_of_rows
 from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader, check_window
 
 Span = tuple[int, int]
-"""Tokens `start .. stop - 1` of a window; empty where both are the same."""
+"""Tokens `start .. stop - 1` of a window; empty if both are equal."""
 
 
 @contextmanager
 def sharing_windows(on: bool) -> Iterator[None]:
-    """For the time of the block all processes of the launch compute each job together, if `on`.
+    """Make all processes of the launch compute each job together inside the block, if `on`.
 
-    Raises `RopeError` where there is one process alone.
+    Raises `RopeError` if there is only one process.
     """
     if not on:
         yield
@@ -45,7 +45,7 @@ def sharing_windows(on: bool) -> Iterator[None]:
     launch = current()
     if not launch.several:
         raise RopeError(
-            "doctor: --shard-window and --tp-plan compute each window on several processes, and this is one alone.",
+            "doctor: --shard-window and --tp-plan compute each window on several processes, but there is only one.",
             cure="Start it with torchrun --nproc-per-node N -m ropewalk doctor ..., or leave them out.",
         )
     with process_group(launch), all_together():
@@ -53,10 +53,10 @@ def sharing_windows(on: bool) -> Iterator[None]:
 
 
 def rounds(tokens: int, chunk: int, ranks: int) -> list[list[Span]]:
-    """Which tokens each rank has, round by round: chunks one after the other, every second round the other way.
+    """Return the tokens of each rank, round by round: successive chunks, in reverse order in every second round.
 
-    So causal attention costs each rank about the same. A chunk is shorter than `chunk` where the window has fewer than
-    two for each rank. The rounds cover the window; in the last one a rank may have nothing.
+    Thus causal attention costs each rank about the same. A chunk is shorter than `chunk` if the window has fewer than
+    two for each rank. The rounds cover the window; in the last one a rank may have no tokens.
 
     >>> rounds(10, 2, 2)
     [[(0, 2), (2, 4)], [(6, 8), (4, 6)], [(8, 10), (10, 10)]]
@@ -69,7 +69,7 @@ def rounds(tokens: int, chunk: int, ranks: int) -> list[list[Span]]:
 
 
 def window_bytes(config: DecoderConfig, tokens: int, ranks: int, itemsize: int, chunk: int = CHUNK) -> dict[str, int]:
-    """What one process holds beside the weights for a window of so many tokens, in bytes.
+    """Return the bytes that one process holds for a window of `tokens` tokens, without the weights.
 
     "keys and values": of one layer, of all tokens. "hidden": of its own rows, float32 for half types. "gathered": the
     buffers of one round.
@@ -90,30 +90,30 @@ def window_bytes(config: DecoderConfig, tokens: int, ranks: int, itemsize: int, 
 
 
 class ShardedReader(DecoderReader):
-    """Our decoder over all processes of a launch, for losses of windows: each call is made by all of them alike.
+    """Our decoder on all processes of a launch, for losses of windows; all processes make the same calls.
 
-    Losses equal one process's up to rounding. Raises `RopeError` for what needs a cache of all layers.
+    Losses equal those of one process up to rounding. Methods that need a cache of all layers raise `RopeError`.
     """
 
-    reading_on = None  # type: ignore[assignment]  # no beginning of a window is kept: its layers are not
+    reading_on = None  # type: ignore[assignment]  # the cache of one layer cannot keep the beginning of a window
 
     @classmethod
     def of(cls, reader: Reader) -> ShardedReader:
-        """The same model, sharded. Raises `RopeError` for one that another library computes."""
+        """Return the same model, sharded; raise `RopeError` for a model that another library computes."""
         if not isinstance(reader, DecoderReader):
             raise RopeError(
                 "doctor: --shard-window needs a model that ropewalk computes.",
                 facts={"model": reader.name, "computed by": reader.library},
-                cure="Leave --shard-window out: windows are then shared out whole, one to each process.",
+                cure="Leave out --shard-window: each process then measures whole windows.",
             )
         return cls(reader.model, reader.name)
 
     def under(self, positions: Positions) -> ShardedReader:
-        """The same model, weights shared, with these positions in its layers."""
+        """Return the same model with shared weights and these positions in its layers."""
         return ShardedReader.of(super().under(positions))
 
     def cache_bytes(self, tokens: int) -> int:
-        """The bytes of one layer's keys and values of so many tokens."""
+        """Return the bytes of one layer's keys and values of `tokens` tokens."""
         return super().cache_bytes(tokens) // self.model.config.num_hidden_layers
 
     def window_losses(
@@ -125,19 +125,16 @@ class ShardedReader(DecoderReader):
         chunk: int = CHUNK,
         advance: Advance | None = None,
     ) -> Losses:
-        """Nats of every token of one window from token `first` on; the same on every process."""
+        """Return the losses of one window from token `first` on, the same on every process."""
         check_window(input_ids, first, chunk)
-        return (
-            sharded_losses(self.model, input_ids, seq_len=seq_len, chunk=chunk, advance=advance)[first:]
-            .double()
-            .numpy()
-        )
+        losses = sharded_losses(self.model, input_ids, seq_len=seq_len, chunk=chunk, advance=advance)
+        return losses[first:].double().numpy()
 
     def prefix(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: a prefix is the keys and values of all layers."""
+        """Raise `RopeError`: a prefix needs the keys and values of all layers."""
         raise RopeError(
-            "doctor: --shard-window measures losses, and this asks questions after a cached prefix.",
-            cure="Leave --shard-window or --retrieval out.",
+            "doctor: --shard-window measures only losses, but this needs a cached prefix.",
+            cure="Leave out --shard-window or --retrieval.",
         )
 
     continuation_log_probs = generate = stream = prefix
@@ -146,9 +143,9 @@ class ShardedReader(DecoderReader):
 def sharded_losses(
     model: Decoder, input_ids: Tensor, *, seq_len: int | None, chunk: int, advance: Advance | None = None
 ) -> Tensor:
-    """Nats of every token, float32 `[tokens]` on the CPU, 0 for the first; called by all with the same tokens.
+    """Return the nats of every token, float32 `[tokens]` on the CPU, 0 for the first.
 
-    Arguments as `readers.losses.window_losses`.
+    All processes call it with the same tokens. Arguments as `Reader.window_losses`.
     """
     tokens, rank, ranks = len(input_ids), dist.get_rank(), dist.get_world_size()
     device, layers = model.embed_tokens.weight.device, model.config.num_hidden_layers
@@ -181,16 +178,17 @@ def sharded_losses(
                 rows = model.norm(x).to(model.embed_tokens.weight.dtype)
                 of_rows = partial(losses_of_rows, targets=targets, first=0)
                 tied = model.embed_tokens.weight
-                scored = of_rows(rows, tied) if model.lm_head is None else model.lm_head(rows, of_rows)
-                losses[start + 1 : stop + 1] = scored
-        dist.all_reduce(losses)  # each token's loss is one process's, and 0 on all others
+                losses[start + 1 : stop + 1] = (
+                    of_rows(rows, tied) if model.lm_head is None else model.lm_head(rows, of_rows)
+                )
+        dist.all_reduce(losses)  # one process computes each token's loss; it is 0 on all others
     return losses.cpu()
 
 
 class _GatheredLayer(KVCache):
-    """Keys and values of one layer and all tokens: what a process has written of a round, the others' gathered to it.
+    """Keys and values of one layer for all tokens: a process writes its part of a round and gathers the others'.
 
-    One buffer serves layer after layer: a round's rows see keys of this layer from earlier rounds alone.
+    All layers use one buffer, because the rows of a round only see keys of the same layer.
     """
 
     def __init__(self, model: Decoder, tokens: int, seq_len: int, rank: int) -> None:
@@ -213,18 +211,18 @@ class _GatheredLayer(KVCache):
         self._round: Sequence[Span] = ()
 
     def inputs(self, of_round: Sequence[Span]) -> ForwardInputs:
-        """What a layer needs to know of this process's rows of a round: they follow all tokens before them."""
+        """Return the layers' inputs for this process's rows of a round, which follow all tokens before them."""
         start, stop = of_round[self.rank]
         self._round, self._lengths = of_round, [start]
         return ForwardInputs.of(torch.empty(1, stop - start, 0, dtype=self.dtype, device=self.device), cache=self)
 
     def held(self, layer: int, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-        """All keys and values up to this process's last row, those of the round's other processes gathered first."""
+        """Gather the round's keys and values, and return all of them up to this process's last row."""
         self.gather(layer, self._round)
         return super().held(layer, layout)
 
     def gather(self, layer: int, of_round: Sequence[Span]) -> None:
-        """Give this process's keys and values of a round to all, and put theirs in their places."""
+        """Exchange the keys and values of a round between all processes."""
         size, (start, stop) = max(end - begin for begin, end in of_round), of_round[self.rank]
         buffers = self._keys[layer], self._values[layer]
         mine = torch.zeros(2, self.num_key_value_heads, size, self.head_dim, dtype=self.dtype, device=self.device)

@@ -1,4 +1,4 @@
-"""The adapter of a live transformers model, whatever its family."""
+"""The adapter of live transformers models of any family."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 class TransformersReader:
-    """A causal language model of transformers as a reader; see `ropewalk.readers.reader.Reader`.
+    """A reader of a causal language model of transformers; `ropewalk.readers.reader.Reader` describes its members.
 
     - `model`: a `PreTrainedModel` with a head for the next token; it is not changed.
-    - `tokenizer`: one of transformers with a fast backend, one of `tokenizers`, or one of ours. `name`: in reports.
+    - `tokenizer`: of transformers with a fast backend, of `tokenizers`, or a `TextTokenizer`. `name`: in reports.
 
-    Windows are read in chunks through the model's own cache, and the head serves a few tokens at a time, so that
-    memory is bounded, whatever the length. It reads through a copy that shares every weight and rotates by exact tables
-    (`ropewalk.attach`) where these can be attached; where not, the model's own rotation is all that can be measured.
-    When it is made, six tokens are read in two chunks and compared with the model's own forward.
+    Windows are processed in chunks through the model's own cache, with the head applied to few tokens at a time, so
+    that memory is bounded. The reader uses a copy that shares every weight and, if `ropewalk.attach` supports the
+    model, rotates with exact tables; otherwise only the model's own rotation can be measured. The constructor compares
+    six tokens in two chunks with the model's own forward.
 
-    Raises `RopeError` for a model that is no causal language model, or whose rotation is not known.
+    **Raises:** `RopeError` for a model that is not a causal language model, or has an unknown rotation.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, name: str | None = None) -> None:
@@ -50,7 +50,7 @@ class TransformersReader:
         from ropewalk.readers.loading import text_tokenizer
 
         self.model, self._refused = _twin(model), None
-        LiveModel(self.model)  # is a causal language model
+        LiveModel(self.model)  # raises if it is not a causal language model
         if attachment_of(self.model) is None:
             self._own: Positions = positions_of(self.model, text_config_of(self.model))
             try:
@@ -65,63 +65,53 @@ class TransformersReader:
 
     @property
     def name(self) -> str:
-        """What the model is called in reports."""
         return self._name
 
     @property
     def library(self) -> str:
-        """What computes: transformers, its version, and the class."""
+        """Return "transformers", its version, and the model's class."""
         return f"transformers {sys.modules['transformers'].__version__}, {type(self.model).__name__}"
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer, or None."""
         return self._tokenizer
 
     @property
     def positions(self) -> Positions:
-        """What each layer knows of positions."""
         handle = attachment_of(self.model)
         return self._own if handle is None else handle.positions
 
     @property
     def config_form(self) -> ConfigForm:
-        """Where its config says each layer's rope."""
         return config_form_of(self.model.config, text_config_of(self.model))
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens that it was trained to, as the rope that reaches furthest says, or else the first that says it."""
         return trained_length_of(self.positions)
 
     @property
     def device(self) -> torch.device:
-        """Where its embeddings are."""
         return self.live.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
-        found: torch.dtype = self.model.dtype
-        return found
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def parameters(self) -> int:
-        """How many numbers were learned."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     def digest(self) -> str:
-        """A short hash of its config, of its positions, and of every bit of every weight."""
         described = f"{type(self.model).__name__} {self.model.config.to_json_string()} {self.positions!r}"
         return digest_of(described, self.model.state_dict(keep_vars=True).items())
 
     def under(self, positions: Positions) -> TransformersReader:
-        """The same model, weights shared, with these positions in its layers."""
         if positions == self.positions:
             return self
         if self._refused is not None:
             raise RopeError(
-                "transformers: this model's rotation cannot be replaced, so that it can be measured as it is alone.",
+                "transformers: this model's rotation cannot be replaced, so it can only be measured unchanged.",
                 facts={"model": type(self.model).__name__, "reason": self._refused.rule},
                 cure="Pass --methods plain,crop.",
             ) from self._refused
@@ -130,13 +120,13 @@ class TransformersReader:
         return self.with_model(model)
 
     def with_model(self, model: Any) -> TransformersReader:
-        """The same reader of another copy of its model."""
+        """Return the same reader with a different copy of its model."""
         other = copy.copy(self)
         other.model, other.live, other._frozen = model, type(self.live)(model), _Frozen(model)
         return other
 
     def cache_bytes(self, tokens: int) -> int:
-        """The bytes of keys and values of so many tokens; layers with a window hold no more than that."""
+        """Return the bytes of the keys and values of `tokens` tokens; layers with a window hold no more than it."""
         return sum(size * min(tokens, window or tokens) for size, window in self._per_token)
 
     @torch.inference_mode()
@@ -149,7 +139,6 @@ class TransformersReader:
         chunk: int = CHUNK,
         advance: Advance | None = None,
     ) -> Losses:
-        """Nats of every token of one window from token `first` on, each given all tokens before it."""
         check_window(input_ids, first, chunk)
         tokens, live = len(input_ids), self._at(len(input_ids) if seq_len is None else seq_len)
         losses = torch.empty(tokens, dtype=torch.float32)
@@ -169,7 +158,6 @@ class TransformersReader:
     def prefix(
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None
     ) -> LivePrefix:
-        """Read tokens into a cache with room for `seq_len` in all, at the frequencies of that length."""
         from ropewalk.readers.live_model import LivePrefix
 
         live = self._at(seq_len)
@@ -181,15 +169,14 @@ class TransformersReader:
     def top_after(
         self, input_ids: Sequence[int], lengths: Sequence[int], *, count: int, seq_len: int, chunk: int = CHUNK
     ) -> list[Top]:
-        """For each n of `lengths`: the `count` likeliest tokens after the first n, from one pass."""
         live = self._at(seq_len)
-        cache, found, last = live.new_cache(seq_len), list[Top](), lengths[-1]
+        cache, tops, last = live.new_cache(seq_len), list[Top](), lengths[-1]
         for start in range(0, last, chunk):
             part = torch.tensor([list(input_ids[start : min(start + chunk, last)])], device=live.device)
             hidden = live.hidden(part, cache, start)[0]
             rows = [length - 1 - start for length in lengths if start < length <= start + len(hidden)]
-            found += [likeliest(live.logits(hidden[row : row + 1])[0].log_softmax(-1), count) for row in rows]
-        return found
+            tops += [likeliest(live.logits(hidden[row : row + 1])[0].log_softmax(-1), count) for row in rows]
+        return tops
 
     @torch.inference_mode()
     def continuation_log_probs(
@@ -200,9 +187,8 @@ class TransformersReader:
         chunk: int = CHUNK,
         done: Callable[[int, tuple[float, bool]], None] | None = None,
     ) -> list[tuple[float, bool]]:
-        """For each (context, continuation): its log-probability, and whether greedy decoding would give it."""
         check_pairs(pairs, batch, chunk)
-        found = []
+        results = []
         for index, (context, continuation) in enumerate(pairs):
             ids = torch.tensor([*context, *continuation][:-1], device=self.device)
             live = self._at(len(ids))
@@ -216,10 +202,10 @@ class TransformersReader:
                     of_part = targets[wanted - begin + part.start : wanted - begin + part.stop].to(logits.device)
                     total -= float(F.cross_entropy(logits, of_part, reduction="sum"))
                     greedy = greedy and bool((logits.argmax(-1) == of_part).all())
-            found.append((total, greedy))
+            results.append((total, greedy))
             if done is not None:
-                done(index, found[-1])
-        return found
+                done(index, results[-1])
+        return results
 
     def generate(
         self,
@@ -230,19 +216,18 @@ class TransformersReader:
         is_done: IsDone | None = None,
         **options: Any,
     ) -> list[list[int]]:
-        """The new tokens of each prompt; `options` are those of `ropewalk.generate`."""
         ids = [list(prompt) for prompt in prompts]
-        rows = self._rows(ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options)
-        found: list[list[int]] = [[] for _ in ids]
-        for row, tokens in enumerate(rows):
+        rows: list[list[int]] = [[] for _ in ids]
+        streams = self._rows(ids, max_new_tokens=max_new_tokens, seq_len=seq_len, **options)
+        for row, tokens in enumerate(streams):
             for token in tokens:
-                found[row].append(token)
-                if is_done is not None and is_done(row, found[row]):
+                rows[row].append(token)
+                if is_done is not None and is_done(row, rows[row]):
                     break
-        return found
+        return rows
 
     def stream(self, prompts: Prompts, **options: Any) -> Iterator[tuple[int, int]]:
-        """(row, token) for each new token as it comes, row after row; arguments as for `ropewalk.generate`."""
+        """Yield (row, token) for each new token, row after row; arguments as for `ropewalk.generate`."""
         rows = self._rows(prompts, **options)
         return ((row, token) for row, tokens in enumerate(rows) for token in tokens)
 
@@ -258,7 +243,7 @@ class TransformersReader:
         seed: int | None = None,
         seq_len: int | None = None,
     ) -> list[Iterator[int]]:
-        """The new tokens of each row, as they come; everything is checked before."""
+        """Return an iterator over each row's new tokens, after checking all arguments."""
         check_sampling(max_new_tokens, temperature, top_k, top_p)
         ids = token_lists(prompts, self.tokenizer, self.model.get_input_embeddings().weight.shape[0])
         ends = stop_tokens
@@ -279,12 +264,12 @@ class TransformersReader:
         return [new_tokens(prompt, draw) for prompt, draw in zip(ids, draws_of(seed, len(ids)), strict=True)]
 
     def _at(self, seq_len: int) -> LiveModel:
-        """The model at the frequencies of this length."""
+        """Return the model at the frequencies of this length."""
         if not self.positions.needs_seq_len:
             return self.live
         if self._refused is not None:
             raise RopeError(
-                "transformers: frequencies that depend on the length change while this model reads in chunks.",
+                "transformers: this model's frequencies depend on the length and change from chunk to chunk.",
                 facts={"model": type(self.model).__name__, "reason": self._refused.rule},
                 cure="It cannot be measured here.",
             ) from self._refused
@@ -292,9 +277,9 @@ class TransformersReader:
 
 
 class _Frozen:
-    """A model's twins at the frequencies of single lengths: threads that read other lengths do not meet.
+    """Copies of a model at the frequencies of fixed lengths, so that threads with different lengths are independent.
 
-    The last few are kept; a length that gives the same frequencies gives the same twin.
+    The last few are kept; lengths with the same frequencies share a copy.
     """
 
     KEPT = 4
@@ -304,7 +289,7 @@ class _Frozen:
         self._twins: dict[object, LiveModel] = {}
 
     def at(self, seq_len: int) -> LiveModel:
-        """The twin for a length in tokens."""
+        """Return the copy for a length in tokens."""
         from ropewalk.readers.live_model import LiveModel
 
         ropes = set(_handle(self._model).positions.present_ropes)
@@ -320,32 +305,32 @@ class _Frozen:
 
 
 def _handle(model: Any) -> Attachment:
-    """The handle of an attached model."""
+    """Return the handle of an attached model."""
     handle = attachment_of(model)
     assert handle is not None, "the model was attached"
     return handle
 
 
 def adapt(model: object, name: str | None) -> TransformersReader | None:
-    """A reader of a transformers model, or of a pair (model, tokenizer); None for anything else."""
+    """Return a reader of a transformers model, or of a pair (model, tokenizer); None for anything else."""
     tokenizer = None
     if isinstance(model, tuple) and len(model) == 2:
         model, tokenizer = model
     if "transformers" not in sys.modules:
         return None
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft: its adapters stay in it
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # peft's adapters stay in it
     if not isinstance(model, sys.modules["transformers"].PreTrainedModel):
         return None
     return TransformersReader(model, tokenizer, name)
 
 
 def _twin(model: Any) -> Any:
-    """A copy in eval mode that shares every weight."""
+    """Return a copy in eval mode that shares every weight."""
     memo: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
     return copy.deepcopy(model, memo).eval()
 
 
 def _name_of(model: Any) -> str:
-    """The last part of where it was loaded from, or its class."""
+    """Return the last part of the path that the model was loaded from, or its class."""
     path = str(getattr(model.config, "_name_or_path", "") or "").rstrip("/")
     return path.rpartition("/")[2] or type(model).__name__

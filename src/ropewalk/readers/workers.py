@@ -1,4 +1,4 @@
-"""Jobs of one ledger, several at a time, each on its share of the processor's cores."""
+"""Concurrent jobs of one ledger, each on its share of the processor's cores."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ropewalk.processes import current
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.readers.reader import Reader
 
-CACHE_BYTES = 2 * 2**30  # caches of all measurements that go on at one time
-POLL_SECONDS = 0.5  # between two looks at jobs that another process has leased
+CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
+POLL_SECONDS = 0.5  # between two checks of jobs that another process has leased
 JobT = TypeVar("JobT")
 
 
 class Stopped(Exception):
-    """Raised in a worker at its next step once the others are to stop as well."""
+    """The exception that ends a worker's job after another worker has failed or the run was interrupted."""
 
 
 class _Shares:
-    """The processor's cores, in equal parts for the workers that have a job: the last one gets all of them."""
+    """The processor's cores in equal shares for the workers that have a job."""
 
     def __init__(self, cores: int) -> None:
         self.cores, self._busy, self._lock = cores, 0, threading.Lock()
 
     @contextmanager
     def job(self) -> Iterator[None]:
-        """While this worker has a job."""
+        """Count this worker inside the block, and give it its share."""
         with self._lock:
             self._busy += 1
         _HERE.shares = self
@@ -46,20 +46,20 @@ class _Shares:
                 self._busy -= 1
 
     def take(self) -> None:
-        """Compute with this worker's part from now on; it finds the same numbers."""
+        """Set this thread's number of cores to its current share, which does not change its results."""
         share = max(1, self.cores // max(1, self._busy))
         if share != torch.get_num_threads():
             torch.set_num_threads(share)
 
 
 _HERE = threading.local()
-"""Of a worker's thread: the `shares` that it takes its part of."""
+"""The `shares` of a worker's thread."""
 
 
 class WorkersProgress:
-    """How several workers report to one `Progress`: one at a time, their pieces numbered, none after `stop` is set.
+    """The `Progress` of several workers, with numbered pieces of work, which raises `Stopped` after `stop` is set.
 
-    - `pieces`: how many there will be.
+    - `pieces`: their number.
     """
 
     def __init__(self, progress: Progress | None, stop: threading.Event, *, pieces: int) -> None:
@@ -67,15 +67,15 @@ class WorkersProgress:
         self._begun, self._one_at_a_time = 0, threading.Lock()
 
     def begin(self, description: str, tokens: int) -> None:
-        """A piece of work begins, for which so many tokens will go through the model."""
+        """Begin a piece of work in which `tokens` tokens go through the model."""
         with self._one_at_a_time:
             self._begun += 1
             self.progress.begin(f"[{self._begun}/{self.pieces}] {description}", tokens)
 
     def advance(self, tokens: int) -> None:
-        """So many more tokens have gone through the model: called in the worker's thread, whose cores it shares out.
+        """Count `tokens` that have gone through the model, and update the cores of the worker's thread.
 
-        Raises `Stopped` once the work is to end.
+        Raises `Stopped` after `stop` is set.
         """
         if self.stop.is_set():
             raise Stopped
@@ -87,9 +87,10 @@ class WorkersProgress:
 
 
 def fitting_workers(reader: Reader, target: int, jobs: int) -> int:
-    """As many as there are cores, jobs, and room for caches of `target` tokens in 2 GiB; one on an accelerator.
+    """Return the number of workers: at most the cores, the jobs, and the caches of `target` tokens that fit 2 GiB.
 
-    A worker for each core spends nothing on threads that wait for each other, and finds the same numbers.
+    On an accelerator it is 1. One worker for each core spends no time on threads that wait for each other, and does not
+    change results.
     """
     if reader.device.type != "cpu" or current().together:
         return 1
@@ -105,14 +106,16 @@ def complete(
     workers: int = 1,
     stop: threading.Event | None = None,
 ) -> None:
-    """Have every job's result in the ledger: measured here, or by another process that has leased it.
+    """Complete the ledger: measure every job here, or wait for another process that has leased it.
 
     **Arguments:**
-    - `key`: the job's key in the ledger. `measure`: its result, a JSON object; called in a worker's thread.
+    - `key`: returns a job's key in the ledger. `measure`: returns its result, a JSON object, in a worker's thread.
     - `stop`: set when an error or Ctrl-C ends the run; `measure` should then raise `Stopped` soon.
 
-    Jobs that another process holds come last: they are waited for, and taken over where that process is gone. Every
-    result is kept as soon as it is there. **Raises:** `RopeError` for `workers` below 1, and what `measure` raises.
+    Jobs of other processes come last, and are measured here if their process is gone. Results are saved as they are
+    computed.
+
+    **Raises:** `RopeError` for `workers` below 1, and the exceptions of `measure`.
     """
     if workers < 1:
         raise RopeError("doctor: `workers` must be at least 1.", facts={"workers": workers}, cure="Give 1 or more.")
@@ -122,7 +125,7 @@ def complete(
         with ledger.lease(key(job)) as ours:
             if not ours:
                 return
-            ledger.refresh()  # another process may have measured it just before
+            ledger.refresh()  # another process may have just measured it
             if key(job) not in ledger:
                 ledger.add(key(job), measure(job))
 
@@ -140,7 +143,7 @@ def complete(
 
 
 def _at_once(jobs: Sequence[JobT], attempt: Callable[[JobT], None], *, workers: int, stop: threading.Event) -> None:
-    """Attempt every job in a pool; what ends one of them sets `stop`, and is raised once all have ended."""
+    """Attempt every job in a pool; the first exception sets `stop`, and is raised after all jobs have ended."""
     all_cores = torch.get_num_threads()
     shares = _Shares(all_cores)
 
@@ -158,4 +161,4 @@ def _at_once(jobs: Sequence[JobT], attempt: Callable[[JobT], None], *, workers: 
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
     finally:
-        torch.set_num_threads(all_cores)  # what a worker sets is also where every later thread begins
+        torch.set_num_threads(all_cores)  # a worker's setting is also the default of later threads

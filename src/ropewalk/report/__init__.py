@@ -1,1 +1,1 @@
-"""The doctor's record as a page that stands alone: tables, sentences and figures made from the JSON document."""
+"""Pages in one file: the doctor's report, made from its JSON document, and the explorer."""

@@ -37,8 +37,8 @@ from ropewalk.methods.method import Method
 from ropewalk.methods.ropes import Reach
 from ropewalk.models.generation import generate
 from ropewalk.report.explorer_model import packed_model
-from ropewalk.report.interactive import css_look, embedded, record_entry
-from ropewalk.report.record import Document, read_record, short_name, understood
+from ropewalk.report.inline import css_look, embedded, record_entry
+from ropewalk.report.record import read_record, short_name, understood
 from ropewalk.rope.config import RopeConfig, ropes_of_layer_types
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -375,7 +375,7 @@ def _pairing_entry(name: str) -> dict[str, Any]:
 
 
 def explorer_data(
-    source: Source | None = None, record: Document | None = None, *, site: str | None = None
+    source: Source | None = None, record: Mapping[str, Any] | None = None, *, site: str | None = None
 ) -> dict[str, Any]:
     """Return everything that the page reads, as JSON values.
 

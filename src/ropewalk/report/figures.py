@@ -39,7 +39,7 @@ MOST_BANDS = 7  # bands of more methods would hide each other
 
 def loss(document: Document) -> Iterator[Drawing]:
     """Yield the loss by position."""
-    from ropewalk.figures.loss import loss_by_position
+    from ropewalk.figures.results import loss_by_position
 
     losses, intervals = loss_curves(document)
     trained, shown = document["trained_length"], recommended_label(document)
@@ -102,7 +102,7 @@ def loss_curves(document: Document) -> tuple[Curves, dict[str, list[tuple[float,
     return losses, intervals
 
 
-def ratios(method: dict[str, Any]) -> list[float | None]:
+def ratios(method: Mapping[str, Any]) -> list[float | None]:
     """Return each pair's new over unscaled frequency (None: not rotated); empty if the method changes none.
 
     >>> ratios({"inv_freq": [1.0, 0.0], "inv_freq_unscaled": [2.0, 0.1]}), ratios({"inv_freq": None})
@@ -132,13 +132,13 @@ def frequencies(document: Document) -> Iterator[Drawing]:
     )
 
 
-def wavelengths_of(inv_freq: Sequence[float]) -> list[float | None]:
+def wavelengths_of(inv_freq: Sequence[float] | None) -> list[float | None]:
     """Return the tokens per turn of each pair; None for a pair that is not rotated.
 
     >>> wavelengths_of([3.141592653589793, 0.0])
     [2.0, None]
     """
-    return [2 * math.pi / value if value else None for value in inv_freq]
+    return [2 * math.pi / value if value else None for value in inv_freq or ()]
 
 
 def turns(document: Document) -> Iterator[Drawing]:
@@ -276,7 +276,7 @@ def _tokens(value: float | None) -> str:
     return "not rotated" if value is None else f"{value:,.1f}"
 
 
-def _difference(method: dict[str, Any], where: str) -> str:
+def _difference(method: Mapping[str, Any], where: str) -> str:
     value, interval = method[f"difference_{where}"], method[f"difference_{where}_ci"]
     return "" if value is None else signed(value, interval)
 

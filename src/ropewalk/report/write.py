@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,36 +26,21 @@ from ropewalk.report.figures import (
     use_table,
     used_span,
 )
-from ropewalk.report.inline import inline_svg, night_colors
-from ropewalk.report.interactive import program
-from ropewalk.report.record import Document, labels, method_of, printable, short_name
+from ropewalk.report.inline import inline_svg, night_colors, program
+from ropewalk.report.record import (
+    Document,
+    MethodEntry,
+    VerdictEntry,
+    checked,
+    labels,
+    method_of,
+    printable,
+    short_name,
+)
 from ropewalk.statistics import signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-_FIRST = re.compile(r"(.+?[.:])\s+(?=[A-Z`])", re.DOTALL)
-
-
-def verdict_of(document: Document) -> dict[str, Any]:
-    """The document's verdict; one without an action for a record of the first version, which had none."""
-    found = document.get("verdict")
-    if found is not None:
-        return dict(found)
-    reason = " ".join(filter(None, (document["recommendation"].get(key) for key in ("reason", "crop_sentence"))))
-    said = f"This record was made before the doctor gave verdicts. What it recommended then: {reason}"
-    return {"action": None, "method": document["recommended"], "sentence": said}
-
-
-def headline(sentence: str) -> tuple[str, str]:
-    """The first sentence, and the others.
-
-    >>> headline("Extend with dca to 1,024 tokens. Beyond 256 it changes the loss by -0.5 [-0.6, -0.4].")
-    ('Extend with dca to 1,024 tokens.', 'Beyond 256 it changes the loss by -0.5 [-0.6, -0.4].')
-    """
-    first = _FIRST.match(sentence)
-    return (sentence, "") if first is None else (first[1], sentence[first.end() :])
 
 
 def reaches(verdict: Mapping[str, Any], trained_length: int, target: int, used: str = "") -> list[tuple[str, str]]:
@@ -82,11 +66,11 @@ def evidence_table(document: Document) -> Table | None:
             one["name"],
             f"{one['method']} - {one['against']}",
             one["where"],
-            signed(one["difference"], None if one["interval"] is None else tuple(one["interval"])),
+            signed(one["difference"], None if one["interval"] is None else (one["interval"][0], one["interval"][1])),
             f"{one['margin']:+.2f}",
             one["result"],
         ]
-        for one in verdict_of(document).get("evidence", [])
+        for one in document["verdict"]["evidence"]
     ]
     if not rows:
         return None
@@ -108,12 +92,11 @@ def render(document: Document, figures: Sequence[Pictures]) -> str:
     Its program makes two figures interactive; the page is complete without scripts.
 
     **Arguments:**
-    - `document`: the result of `ropewalk.diagnosis.document.document` or `read_record`.
+    - `document`: what `checked` returns.
     - `figures`: each drawing with its SVG files; sections without a figure have only their tables.
 
-    **Returns:** the page's text.
-    **Raises:** `RopeError` if jinja2 is missing; KeyError and the like for a malformed document (`read_record` and
-    `understood` turn them into `RopeError`).
+    **Returns:** the page's text .
+    **Raises:** `RopeError` if jinja2 is missing.
     """
     jinja2 = need("jinja2", extra="figures")
     environment = jinja2.Environment(
@@ -144,21 +127,20 @@ def _code(sentence: str) -> Any:
 
 def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]:
     """Return the variables of the template."""
-    found, retrieval = verdict_of(document), retrieval_details(document)
+    found, retrieval = document["verdict"], retrieval_details(document)
     chosen = method_of(document, document["recommended"])
-    first, others = headline(str(found["sentence"]))
     call = _call(chosen)
     return {
         "model": printable(str(document["model"])),
         "title": short_name(document),
         "action": found["action"] or "old",
-        "headline": first,
-        "others": others,
+        "headline": found["headline"],
+        "others": " ".join(found["reasons"]),
         "reaches": reaches(
             found, document["trained_length"], document["target"], used_span(document, found["method"] or "plain")
         ),
         "evidence": evidence_table(document),
-        "next": found.get("next"),
+        "next": found["next"],
         "left_out": document.get("left_out") or [],
         "recommended": document["recommended"],
         "config": _config(found, chosen),
@@ -203,15 +185,15 @@ def _in_config(name: str) -> bool:
     return name not in METHODS or METHODS[name].config is not None
 
 
-def _call(chosen: dict[str, Any] | None) -> str:
+def _call(chosen: MethodEntry | None) -> str:
     """Return the call of a method that no config can express; empty for others."""
-    found = chosen or {}
-    if found.get("at_run_time"):
-        return str(found["at_run_time"])
-    return f"model.with_positions(extension={found['extension']})" if found.get("extension") else ""
+    if chosen is None:
+        return ""
+    extension = chosen.get("extension")
+    return chosen.get("at_run_time") or (f"model.with_positions(extension={extension})" if extension else "")
 
 
-def _config(verdict: Mapping[str, Any], chosen: dict[str, Any] | None) -> str:
+def _config(verdict: VerdictEntry, chosen: MethodEntry | None) -> str:
     """Return the block for config.json, of the verdict or of an old record; empty if there is none."""
     if verdict["action"] is not None:
         config = verdict["config"]
@@ -244,23 +226,24 @@ def check_folder(folder: Path) -> None:
         check_writable(folder / name, new_folder=True)
 
 
-def write_report(folder: Path, document: Document) -> Path:
+def write_report(folder: Path, record: Mapping[str, Any]) -> Path:
     """Write index.html, report.json and every figure as .svg and .png into `folder`; return the page's path.
 
     Everything is rendered before the first file is written. Raises `RopeError` if a package is missing or the folder
     cannot be written.
     """
-    files, page = report_files(document)
+    files, page = report_files(record)
     for name, content in [*files, (PAGE, page)]:
         write_whole(folder / name, content)
     return folder / PAGE
 
 
-def report_files(document: Document) -> tuple[Sequence[tuple[str, str | bytes]], str]:
+def report_files(record: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str | bytes]], str]:
     """Return the record and figures by file name, and the page's text, without writing them."""
     from ropewalk.figures.style import render as drawn
 
-    files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(document, indent=1, allow_nan=False) + "\n")]
+    document = checked(record)
+    files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")]
     figures = _figures(document)
     with _missing_glyphs():
         for drawing, svg, _ in figures:
@@ -268,21 +251,22 @@ def report_files(document: Document) -> tuple[Sequence[tuple[str, str | bytes]],
     return files, render(document, figures)
 
 
-def report_page(document: Document) -> str:
+def report_page(record: Mapping[str, Any]) -> str:
     """Return only the page; raise `RopeError` if a package is missing."""
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
+    document = checked(record)
     return render(document, _figures(document))
 
 
-def report_figure(document: Document, name: str) -> Figure:
+def report_figure(record: Mapping[str, Any], name: str) -> Figure:
     """Return one figure of the report by its name; raise `RopeError` as `drawing_named`.
 
     A notebook displays it, also without matplotlib's inline backend.
     """
     from ropewalk.figures.style import render as drawn
 
-    figure: Any = drawing_named(document, name).figure
+    figure: Any = drawing_named(checked(record), name).figure
     _as_written(figure)
     figure._repr_png_ = lambda: drawn(figure, "png")
     return cast("Figure", figure)

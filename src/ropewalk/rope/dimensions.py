@@ -164,13 +164,17 @@ def rotary_dim_of(
     if family.axial and not family.halves:
         return _axial_dim(fields, block, family, name, head_dim)
     in_block = _first(block, "partial_rotary_factor")
-    fractions = {
-        "partial_rotary_factor": in_block or _first(fields, "partial_rotary_factor"),
-        "rotary_pct": _first(fields, "rotary_pct"),
-    }
-    stated = {key: int(head_dim * number(value[1], key)) for key, value in fractions.items() if value is not None}
+    entries = (in_block or _first(fields, "partial_rotary_factor"), _first(fields, "rotary_pct"))
+    fractions = dict(entry for entry in entries if entry is not None)
+    stated = {key: int(head_dim * number(fraction, key)) for key, fraction in fractions.items()}
     if family.mla:
-        return _slice(fields, family, name, head_dim, stated, fractions)
+        heads = (_whole(fields, "qk_nope_head_dim") or 0) + head_dim, _whole(fields, "head_dim") or 0
+        for key, fraction in fractions.items():
+            of_heads = [int(dim * float(fraction)) for dim in heads]
+            if stated[key] != head_dim and (family.partial is not None or head_dim not in of_heads):
+                facts = {key: fraction, "qk_rope_head_dim": head_dim}
+                raise _contradicts(key, stated[key], name, head_dim, facts)
+        return head_dim
     dim = _whole(fields, "rotary_dim")
     if dim is not None:
         stated["rotary_dim"] = dim
@@ -215,25 +219,6 @@ def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Fami
             cure="Check hidden_size and num_heads.",
         )
     return 2 * axes * (head_dim // (2 * axes))
-
-
-def _slice(
-    fields: Mapping[str, Any],
-    family: Family,
-    name: str,
-    width: int,
-    stated: Mapping[str, int],
-    fractions: Mapping[str, tuple[str, Any] | None],
-) -> int:
-    """Return the width of the rotated slice; raise if a stated fraction contradicts it."""
-    for key, count in stated.items():
-        fraction = fractions[key]
-        whole = (_whole(fields, "qk_nope_head_dim") or 0) + width, _whole(fields, "head_dim") or 0
-        of_whole = [] if fraction is None else [int(head_dim * float(fraction[1])) for head_dim in whole]
-        if count != width and (family.partial is not None or width not in of_whole):
-            facts = {key: None if fraction is None else fraction[1], "qk_rope_head_dim": width}
-            raise _contradicts(key, count, name, width, facts)
-    return width
 
 
 def axes_of(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...] | None:

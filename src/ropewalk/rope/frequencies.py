@@ -185,8 +185,8 @@ def smallest_theta(
     - `divisors`: divisors of the frequencies, one for each pair, from a scaling that remains; None is no scaling.
 
     **Returns:** `at_least`, or the least 10^(k/400) above it, for which sum_i cos(m theta^(-2i/rotary_dim)) >= 0 (each
-    frequency divided by its divisor) for every m < tokens. A larger base can fail where a smaller one suffices, so the
-    grid is searched in order.
+    frequency divided by its divisor) for every m < tokens. A larger base can fail although a smaller one suffices, so
+    the grid is searched in order.
     **Raises:** `RopeError` for an odd dimension, a length below 1, or a length that no base up to 1e15 reaches.
     **Numerics:** float64; the grid's steps are 0.58 %.
     **Source:** Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591, eq. 8.

@@ -88,7 +88,7 @@ def scaling_of(
 
 # --- the block of each layer type
 
-Blocks = dict[str, dict[str, Any] | None]  # by layer type; None where its layers do not rotate
+Blocks = dict[str, dict[str, Any] | None]  # by layer type; None: its layers do not rotate
 _SHARED = ("rope_theta", "partial_rotary_factor")  # defaults next to nested blocks
 _NOT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")

@@ -1,4 +1,4 @@
-"""Training a decoder from scratch: texts to windows, the loop, and runs that continue bit for bit after a kill."""
+"""Training of a decoder from scratch: windows of text, the loop, and runs that resume bit for bit after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of tokens to train on: which ones depends on the seed and the window's number only."""
+"""Windows of tokens to train on, which depend only on the seed and the window's number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ropewalk.errors import RopeError
 
 
 def split_text(text: str, fraction: float) -> tuple[str, str]:
-    r"""Training part and the last `fraction` of the characters, cut after a line's end where one is near.
+    r"""Return the training part and the last `fraction` of the characters, cut after the end of a line if one is near.
 
     >>> split_text("one\ntwo\nthree\nfour\n", 0.3)
     ('one\ntwo\nthree\n', 'four\n')
@@ -31,7 +31,7 @@ def split_text(text: str, fraction: float) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Documents end to end: `tokens` int64 `[tokens]`, and `starts` int64 `[documents]`, where each begins."""
+    """Documents end to end: `tokens` int64 `[tokens]`, and `starts` int64 `[documents]`, the index of each start."""
 
     tokens: Tensor
     starts: Tensor
@@ -52,15 +52,19 @@ class TokenStream:
         return len(self.tokens)
 
     def documents_at(self, indices: Tensor) -> Tensor:
-        """Which document each index belongs to."""
+        """Return the number of each index's document."""
         return torch.searchsorted(self.starts, indices, right=True) - 1
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids `inputs` and next tokens `targets`, int64 `[windows, seq]`; `document_ids` (same shape) only where a
-    window spans two documents, else None. `position_ids` (same shape) where positions skip, and `seq_len`, the length
-    in tokens that they belong to; None: they count from 0 in each document, and the length is the window's."""
+    """A batch of windows; all tensors are int64 `[windows, seq]`.
+
+    - `inputs`: token ids. `targets`: the next tokens.
+    - `document_ids`: None if every window lies within one document.
+    - `position_ids`: None if positions count from 0 in each document. `seq_len`: the length in tokens that positions
+      belong to if they skip; None for the length of the window.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -70,11 +74,11 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are predicted."""
+        """Return the number of tokens that are predicted."""
         return self.targets.numel()
 
     def to(self, device: str) -> Batch:
-        """The batch on another device."""
+        """Return the batch on another device."""
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -83,21 +87,21 @@ class Batch:
 
 @runtime_checkable
 class Windows(Protocol):
-    """An endless sequence of training windows over a stream, of which any part can be asked for at any time."""
+    """An endless sequence of training windows over a stream, with access to any part of it."""
 
     stream: TokenStream
     windows_per_epoch: int
 
     def batch(self, first: int, count: int) -> Batch:
-        """Windows number `first` to `first + count`."""
+        """Return windows number `first` to `first + count`."""
 
 
 class WindowSampler:
-    """Shuffled windows over a stream, epoch after epoch; which ones depends on `seed` and the window's number alone.
+    """Shuffled windows over a stream, epoch after epoch, which depend only on `seed` and the window's number.
 
-    The stream is read as a ring. Each epoch shifts the grid of windows by a random amount below `seq_len`, so that cuts
-    fall elsewhere, and visits its ceil(tokens / seq_len) windows in a random order: every token is a target at least
-    once an epoch. Nothing is stored between calls, so a resumed run sees what an uninterrupted one sees.
+    The end of the stream joins its beginning. Each epoch shifts the grid of windows by a random number of tokens below
+    `seq_len`, and visits its ceil(tokens / seq_len) windows in a random order: every token is a target at least once an
+    epoch. No state is kept between calls, so a resumed run has the same windows as an uninterrupted one.
 
     >>> stream = TokenStream(torch.arange(10), torch.tensor([0]))
     >>> sampler = WindowSampler(stream, seq_len=4, seed=0)
@@ -117,14 +121,14 @@ class WindowSampler:
         self._epoch: tuple[int, np.ndarray, int] | None = None
 
     def _order(self, epoch: int) -> tuple[np.ndarray, int]:
-        """The epoch's order of windows, and its shift in tokens."""
+        """Return the epoch's order of windows, and its shift in tokens."""
         if self._epoch is None or self._epoch[0] != epoch:
             random = np.random.Generator(np.random.PCG64([self.seed, epoch]))
             self._epoch = (epoch, random.permutation(self.windows_per_epoch), int(random.integers(self.seq_len)))
         return self._epoch[1], self._epoch[2]
 
     def batch(self, first: int, count: int) -> Batch:
-        """Windows number `first` to `first + count` of the endless sequence."""
+        """Return windows number `first` to `first + count` of the endless sequence."""
         starts = []
         for number in range(first, first + count):
             epoch, index = divmod(number, self.windows_per_epoch)
@@ -135,9 +139,9 @@ class WindowSampler:
 
 
 def cut_batch(stream: TokenStream, indices: Tensor) -> Batch:
-    """The batch whose rows are the tokens at `indices` `[windows, seq + 1]`."""
+    """Return the batch with the tokens at `indices` `[windows, seq + 1]`."""
     tokens = stream.tokens[indices]
-    # A wrapped row ends in the first document again: an id of its own keeps its tokens apart from an earlier part.
+    # A wrapped row ends in the first document again: a different id separates these tokens from an earlier part.
     documents = stream.documents_at(indices)[:, :-1]
     wrapped = indices[:, :-1] < indices[:, :1]
     documents = documents + wrapped * len(stream.starts)
@@ -146,9 +150,9 @@ def cut_batch(stream: TokenStream, indices: Tensor) -> Batch:
 
 
 def validation_batches(stream: TokenStream, *, seq_len: int, limit: int, batch_size: int) -> list[Batch]:
-    """Up to `limit` windows that overlap in no target and lie within one document each, evenly spread, in batches.
+    """Return up to `limit` windows, evenly spread, in batches; no target occurs twice, and no window spans documents.
 
-    Raises `RopeError` where no document holds a whole window.
+    Raises `RopeError` if no document contains a whole window.
     """
     ends = [*stream.starts[1:].tolist(), len(stream)]
     starts = [
@@ -160,7 +164,7 @@ def validation_batches(stream: TokenStream, *, seq_len: int, limit: int, batch_s
         raise RopeError(
             "train: no validation text is as long as one window.",
             facts={"tokens": len(stream), "window + 1": seq_len + 1},
-            cure="Pass --validation FILE, a larger --validation-fraction, or --validation-fraction 0 for none.",
+            cure="Pass --validation FILE, or set validation_fraction to a larger part, or to 0 for no validation.",
         )
     count = min(limit, len(starts))
     chosen = torch.tensor([starts[i * len(starts) // count] for i in range(count)])
@@ -169,12 +173,12 @@ def validation_batches(stream: TokenStream, *, seq_len: int, limit: int, batch_s
 
 
 LEAST = 8  # tokens of the shortest block; the longest is a quarter of the window
-TEXT_BLOCKS = 0.5  # this share of the blocks repeats text of the window, the others are of random words
+TEXT_BLOCKS = 0.5  # the share of the blocks that repeat text of the window; the others are random words
 _WORD = re.compile(r"[^\W\d_]+")
 
 
 def word_tokens(texts: Iterable[str], encode: Callable[[str], list[int]]) -> list[list[int]]:
-    """The tokens of every distinct word in the texts, with a space before it, in alphabetical order.
+    """Return the tokens of every distinct word in the texts, with a space before it, in alphabetical order.
 
     >>> word_tokens(["a rose, a Rose"], lambda text: list(text.encode()))[0]
     [32, 82, 111, 115, 101]
@@ -183,21 +187,20 @@ def word_tokens(texts: Iterable[str], encode: Callable[[str], list[int]]) -> lis
     if not words:
         raise RopeError(
             "train: the text has no words to draw repeated blocks from.",
-            cure="Pass a text with letters in it, or leave out --repeat-share.",
+            cure="Pass a text with letters in it, or leave out `repeat_share`.",
         )
     return [encode(" " + word) for word in words]
 
 
 class RepeatSampler:
-    """The windows of a `WindowSampler`, in a share of which blocks occur twice.
+    """The windows of a `WindowSampler`, some of them with blocks that occur twice.
 
-    Each window is changed with probability `share`, by a random generator of its own, which depends on `seed` and the
-    window's number alone. A changed window is cut into slots of one length, drawn from 8 tokens to a quarter of the
-    window (short ones more often). A random number of disjoint pairs of slots is drawn, and the later slot of each pair
-    repeats the earlier. With probability 1/2 the earlier one is first overwritten by random words, drawn from `words`,
-    each as often as any other. Windows that span two documents stay as they are.
+    Each window is changed with probability `share`, by a random generator that depends only on `seed` and the window's
+    number. A changed window is cut into slots of one length, drawn from 8 tokens to a quarter of the window (short ones
+    more often). A random number of disjoint pairs of slots is drawn, and the later slot of each pair repeats the
+    earlier. With probability 1/2 the earlier one is first overwritten by random words, drawn uniformly from `words`.
+    Windows that span two documents do not change.
 
-    >>> from ropewalk.training.data import TokenStream
     >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=16, seed=0)
     >>> RepeatSampler(windows, [[200], [201, 202]], share=1.0, seed=0).batch(0, 1).targets.unique().numel() < 16
     True
@@ -208,7 +211,7 @@ class RepeatSampler:
         self.stream, self.windows_per_epoch = windows.stream, windows.windows_per_epoch
 
     def batch(self, first: int, count: int) -> Batch:
-        """Windows number `first` to `first + count` of the endless sequence."""
+        """Return windows number `first` to `first + count` of the endless sequence."""
         batch = self.windows.batch(first, count)
         tokens = torch.cat((batch.inputs, batch.targets[:, -1:]), 1)
         for row in range(count):
@@ -217,7 +220,7 @@ class RepeatSampler:
             whole = documents is None or bool((documents == documents[0]).all())
             if random.random() < self.share and whole:
                 self._repeat(tokens[row].numpy(), random)
-        return Batch(tokens[:, :-1], tokens[:, 1:], batch.document_ids)  # the windows of a WindowSampler do not skip
+        return Batch(tokens[:, :-1], tokens[:, 1:], batch.document_ids)
 
     def _repeat(self, window: np.ndarray, random: np.random.Generator) -> None:
         """Write repeated blocks into a window, `int64 [tokens]`, in place."""
@@ -234,7 +237,7 @@ class RepeatSampler:
             window[late : late + length] = window[early : early + length]
 
     def _random_words(self, length: int, random: np.random.Generator) -> list[int]:
-        """`length` tokens of random words; the last word may be cut."""
+        """Return `length` tokens of random words; the last word may be cut."""
         tokens: list[int] = []
         while len(tokens) < length:
             tokens += self.words[int(random.integers(len(self.words)))]
@@ -242,13 +245,12 @@ class RepeatSampler:
 
 
 class CopyWarmup:
-    """Another sampler's windows, the first `count` of them filled with one block of random tokens, again and again.
+    """The windows of another sampler, the first `count` of them filled with repeats of one block of random tokens.
 
     The block's length is log-uniform from 8 tokens to half the window, and its tokens are uniform below `vocab_size`:
-    after the first period each token can be known, by copying alone. Which tokens depends on `seed` and the window's
-    number alone. The other windows, and the numbers of all, are those of `windows`.
+    after the first period each token can be predicted by copying. They depend only on `seed` and the window's number.
+    The other windows, and the numbers of all, are those of `windows`.
 
-    >>> from ropewalk.training.data import TokenStream
     >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=16, seed=0)
     >>> CopyWarmup(windows, vocab_size=50, count=1, seed=0).batch(0, 1).inputs.unique().numel()
     8
@@ -259,7 +261,7 @@ class CopyWarmup:
         self.stream, self.windows_per_epoch = windows.stream, windows.windows_per_epoch
 
     def batch(self, first: int, count: int) -> Batch:
-        """Windows number `first` to `first + count` of the endless sequence."""
+        """Return windows number `first` to `first + count` of the endless sequence."""
         batch = self.windows.batch(first, count)
         filled = max(0, min(count, self.count - first))
         if not filled:
@@ -274,7 +276,7 @@ class CopyWarmup:
         return Batch(tokens[:, :-1], tokens[:, 1:], documents)
 
     def _periodic(self, number: int, length: int) -> Tensor:
-        """Window `number`, int64 `[length]`."""
+        """Return window `number`, int64 `[length]`."""
         random = np.random.Generator(np.random.PCG64([self.seed, number, 2]))
         longest = max(1, (length - 1) // 2)
         shortest = min(LEAST, longest)
@@ -283,16 +285,15 @@ class CopyWarmup:
 
 
 class SkipSampler:
-    """Another sampler's windows, cut in two: the positions of the second part begin up to `seq_len` - window later.
+    """The windows of another sampler in two parts: positions of the second begin up to `seq_len` - window later.
 
-    The text stays as it is. Where it is cut, and how far positions skip, is uniform and depends on `seed` and the
-    window's number alone, so that a resumed run sees what an uninterrupted one sees. A window that spans two documents
-    skips as well: distances within each are what they are under the window's positions.
+    The text does not change. The cut and the skip are uniform and depend only on `seed` and the window's number, so a
+    resumed run has the same windows as an uninterrupted one. A window that spans two documents skips, too: distances
+    within each follow the window's positions.
 
     Source: Zhu et al. 2023, arXiv:2309.10400 (PoSE), section 3.2, with two chunks and the text in one piece.
-    **Raises:** `RopeError` where the windows are longer than `seq_len`.
+    **Raises:** `RopeError` if the windows are longer than `seq_len`.
 
-    >>> from ropewalk.training.data import TokenStream, WindowSampler
     >>> windows = WindowSampler(TokenStream(torch.arange(99), torch.tensor([0])), seq_len=4, seed=0)
     >>> SkipSampler(windows, seq_len=16, seed=0).batch(0, 1).position_ids.tolist()
     [[0, 1, 2, 12]]
@@ -303,12 +304,12 @@ class SkipSampler:
         self.stream, self.windows_per_epoch = windows.stream, windows.windows_per_epoch
 
     def batch(self, first: int, count: int) -> Batch:
-        """Windows number `first` to `first + count` of the endless sequence."""
+        """Return windows number `first` to `first + count` of the endless sequence."""
         batch = self.windows.batch(first, count)
         window = batch.inputs.shape[1]
         if window > self.seq_len:
             raise RopeError(
-                "train: positions cannot skip in windows that are longer than the length wanted.",
+                "train: positions cannot skip in windows that are longer than the target length.",
                 facts={"window": window, "seq_len": self.seq_len},
                 cure="Pass a shorter window.",
             )
@@ -316,7 +317,7 @@ class SkipSampler:
         return dataclasses.replace(batch, position_ids=positions, seq_len=self.seq_len)
 
     def _positions(self, number: int, window: int) -> Tensor:
-        """Of window `number`, int64 `[window]`."""
+        """Return the positions of window `number`, int64 `[window]`."""
         random = np.random.Generator(np.random.PCG64([self.seed, number, 3]))
         cut = int(random.integers(1, window)) if window > 1 else 0
         skip = int(random.integers(self.seq_len - window + 1))

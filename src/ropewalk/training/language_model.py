@@ -1,4 +1,4 @@
-"""Language models on windows of tokens, and `train`: a decoder from scratch, from texts to a Hugging Face folder."""
+"""The training of language models on windows of tokens, and `train`, which trains a decoder from scratch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from ropewalk.training.settings import DTYPES, Event, Housekeeping, Report, Trai
 
 
 @runtime_checkable
-class Asked(Protocol):
-    """The settings that say which tokenizer."""
+class TokenizerSettings(Protocol):
+    """The settings of the tokenizer."""
 
     @property
     def tokenizer(self) -> str: ...
@@ -47,8 +47,8 @@ class Asked(Protocol):
     def vocab_size(self) -> int: ...
 
 
-def make_tokenizer(settings: Asked, texts: Sequence[str]) -> TextTokenizer:
-    """The tokenizer that the settings ask for: trained on the texts, bytes, or read from a tokenizer.json."""
+def make_tokenizer(settings: TokenizerSettings, texts: Sequence[str]) -> TextTokenizer:
+    """Return the tokenizer of the settings: trained on the texts, bytes, or a tokenizer.json."""
     if settings.tokenizer == "bpe":
         return TextTokenizer.train(texts, settings.vocab_size)
     if settings.tokenizer == "bytes":
@@ -67,7 +67,7 @@ def make_tokenizer(settings: Asked, texts: Sequence[str]) -> TextTokenizer:
 
 @runtime_checkable
 class WindowSettings(LoopSettings, Protocol):
-    """What a language model's task reads of its settings; see `TrainSettings` for what each means."""
+    """The settings of a language model's task; see `TrainSettings`."""
 
     @property
     def text(self) -> tuple[str, ...]: ...
@@ -94,9 +94,9 @@ class WindowSettings(LoopSettings, Protocol):
 
 
 class LanguageModelTask(ABC):
-    """A decoder on windows of text: all but where tokenizer and model come from, and how weights are stored.
+    """The training of a decoder on windows of text, without the sources of tokenizer and model and the form of weights.
 
-    See `TrainingTask` for what each method gives.
+    See `TrainingTask` for the methods.
     """
 
     tokenizer: Tokenizer
@@ -109,14 +109,14 @@ class LanguageModelTask(ABC):
 
     @abstractmethod
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> Tokenizer:
-        """The tokenizer; `begun` says that `folder` holds a run to continue."""
+        """Return the tokenizer; `begun` is True if `folder` contains a run to resume."""
 
     @abstractmethod
     def make_model(self, vocab_size: int) -> Decoder:
-        """The model before its first update, in float32; what requires a gradient is trained."""
+        """Return the model before its first update, in float32; parameters that require gradients are trained."""
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
-        """The windows of `stream`, which holds the tokens of `texts`, in the order in which they are trained on."""
+        """Return the windows of `stream`, the tokens of `texts`, in the order of training."""
         return WindowSampler(stream, seq_len=self.settings.seq_len, seed=self.settings.seed)
 
     @abstractmethod
@@ -185,7 +185,7 @@ class LanguageModelTask(ABC):
 
     @property
     def positions(self) -> Positions:
-        """Each layer's rope and extension."""
+        """Return each layer's rope and extension."""
         return self.model.config.positions
 
     def rotations(self) -> list[str]:
@@ -198,7 +198,7 @@ class LanguageModelTask(ABC):
         return self.batch_loss(self.sampler.batch(number, settings.batch_size).to(settings.device))
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a batch, nats per token: a float32 scalar to call `backward` on."""
+        """Return the mean loss of a batch in nats per token: a float32 scalar to call `backward` on."""
         return next_token_loss(self.model, batch, precision=self.settings.precision)
 
     def progress(self, step: int) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class LanguageModelTask(ABC):
 
 
 MODEL = "model"
-"""The folder of the weights, within a checkpoint."""
+"""The folder of the weights in a checkpoint."""
 
 
 def train(
@@ -240,16 +240,19 @@ def train(
     housekeeping: Housekeeping | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Train a decoder from scratch, or continue the run that `out` holds; returns `out`, a Hugging Face folder.
+    """Train a decoder from scratch, or resume the run in `out`.
 
-    - `settings`: what to compute. `out`: the run's folder; a run with equal settings in it is continued from its last
-      checkpoint, to the same bits as one that was never stopped (same machine, same number of threads).
-    - `resume`: insist that there is a run to continue. `restart`: throw the run in `out` away first.
+    **Arguments:**
+    - `settings`: what to compute.
+    - `out`: the run's folder. A run with equal settings in it is resumed from its last checkpoint, to the same bits as
+      one that was never stopped (same machine, same number of threads).
+    - `resume`: raise `RopeError` if there is no run to resume. `restart`: discard the run in `out` first.
     - `dtype`: of the finished model's weights, "bfloat16", "float32" or "float16"; training weights are float32.
-    - `report`: called with each `Event`.
+    - `housekeeping`: how often to log, validate and write checkpoints. `report`: called with each `Event`.
 
-    Ctrl-C writes a checkpoint and raises KeyboardInterrupt. Raises `RopeError` for bad texts or settings, for a run
-    with other settings in `out`, and where the loss or a gradient is not finite.
+    **Returns:** `out`, which is a Hugging Face folder.
+    **Raises:** `RopeError` for bad texts or settings, for a run with other settings in `out`, and if the loss or a
+    gradient is not finite. Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
     """
     if dtype not in DTYPES:
         raise RopeError("train: unknown `dtype`.", facts={"dtype": dtype, "known": DTYPES}, cure="Pass one of these.")
@@ -267,7 +270,7 @@ def train(
 
 
 class FromScratch(LanguageModelTask):
-    """A decoder with random weights, and the tokenizer that the settings ask for."""
+    """A decoder with random weights, and the tokenizer of the settings."""
 
     def __init__(
         self,
@@ -280,15 +283,15 @@ class FromScratch(LanguageModelTask):
         self.train_settings, self.dtype = settings, dtype
 
     def make_tokenizer(self, texts: Sequence[str], folder: Path, *, begun: bool) -> TextTokenizer:
-        """The tokenizer of the run that continues, or a new one."""
+        """Return the tokenizer of the run that is resumed, or a new one."""
         return TextTokenizer.from_folder(folder) if begun else make_tokenizer(self.train_settings, texts)
 
     def make_model(self, vocab_size: int) -> Decoder:
-        """Random weights, by torch's generator."""
+        """Return a model with random weights, by torch's generator."""
         return Decoder(self.train_settings.decoder_config(vocab_size))
 
     def make_windows(self, stream: TokenStream, texts: Sequence[str]) -> Windows:
-        """Windows of the text, some with repeated blocks if `repeat_share`, after periodic ones if `copy_warmup`."""
+        """Return windows of text, some with repeated blocks (`repeat_share`), after periodic ones (`copy_warmup`)."""
         settings = self.train_settings
         plain = WindowSampler(stream, seq_len=settings.seq_len, seed=settings.seed)
         windows: Windows = plain
@@ -301,19 +304,19 @@ class FromScratch(LanguageModelTask):
         return windows
 
     def loss(self, step: int, part: int) -> Tensor:
-        """The base's; without dropout while the model learns to copy, which needs every layer at once."""
+        """Return the base's loss, without dropout during `copy_warmup`, which needs every layer."""
         self.model.train(step >= self.train_settings.copy_warmup)
         return super().loss(step, part)
 
     def write_weights(self, folder: Path) -> None:
-        """The whole model, as a Hugging Face folder in float32."""
+        """Write the whole model as a Hugging Face folder in float32."""
         save(self.model, folder / MODEL)
 
     def read_weights(self, folder: Path) -> None:
         self.model.load_state_dict(load(folder / MODEL, dtype=torch.float32).state_dict())
 
     def write_model(self, folder: Path) -> None:
-        """The model in the dtype asked for, with its tokenizer."""
+        """Write the model in its final dtype, with its tokenizer."""
         cast = Decoder(self.model.config)
         cast.load_state_dict(self.model.state_dict())
         assert isinstance(self.tokenizer, TextTokenizer)

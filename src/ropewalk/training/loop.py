@@ -1,4 +1,4 @@
-"""The training loop of every task: updates, validation, log and checkpoints."""
+"""The training loop of every task, and what it needs of a task: updates, validation, log and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ropewalk.training.settings import Event, Housekeeping, Report
 
 @runtime_checkable
 class LoopSettings(Protocol):
-    """What the loop reads of any task's settings; see `TrainSettings` for what each means."""
+    """The settings of any task that the loop uses; see `TrainSettings`."""
 
     @property
     def lr(self) -> float: ...
@@ -44,88 +44,88 @@ class LoopSettings(Protocol):
     @property
     def device(self) -> str: ...
     def to_json(self) -> dict[str, Any]:
-        """All that decides what the run computes."""
+        """Return all values that determine what the run computes."""
 
 
 @runtime_checkable
 class TrainingTask(Protocol):
-    """What is trained, on what, and how it is validated and stored. The loop and the run's folder are not its concern.
+    """A model, its training data, its validation and its storage, for the loop.
 
-    Three tasks exist: a language model from scratch, tuning a checkpoint (`ropewalk.extend.tune`), and a classifier.
-    The loop calls `read`, then `build`, then once for each update `loss`, and `validate` now and then.
+    There are three tasks: a language model from scratch, tuning a checkpoint (`ropewalk.extend.tune`), and a
+    classifier. The loop calls `read`, then `build`, then `loss` for each batch, and `validate` from time to time.
     """
 
     @property
     def settings(self) -> LoopSettings:
-        """Learning rate, clipping, device, and whatever else decides the numbers."""
+        """Return learning rate, clipping, device, and whatever else determines the numbers."""
 
     @property
     def housekeeping(self) -> Housekeeping:
-        """How often to log, validate and checkpoint; read after `build`."""
+        """Return how often to log, validate and write checkpoints; the loop calls it after `build`."""
 
     @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
-        """Paths of the files that the numbers depend on, as "text" and "validation"."""
+        """Return the paths of the files that the numbers depend on, as "text" and "validation"."""
 
     def read(self) -> None:
-        """Read and check the files. Raises `RopeError` for what cannot be trained on."""
+        """Load and check the files; raise `RopeError` if training on them is impossible."""
 
     def build(self, folder: Path, *, begun: bool) -> None:
         """Make the tokenizer, the model before its first update (by the seed, in float32) and the batches.
 
-        `begun` says that `folder` holds a run to continue, with its tokenizer.
+        `begun` is True if `folder` contains a run to resume, with its tokenizer.
         """
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; there after `build`."""
+        """Return the tokenizer, after `build`."""
 
     @property
     def model(self) -> nn.Module:
-        """The model in training mode; there after `build`. Parameters that require gradients are trained."""
+        """Return the model in training mode, after `build`. Parameters that require gradients are trained."""
 
     @property
     def steps(self) -> int:
-        """Updates at most."""
+        """Return the largest number of updates."""
 
     @property
     def accumulation(self) -> int:
-        """Batches of one update."""
+        """Return the number of batches of one update."""
 
     @property
     def validates(self) -> bool:
-        """Whether there is anything to validate on."""
+        """Return whether there is anything to validate on."""
 
     @property
     def ended(self) -> bool:
-        """Whether training ends before its last step: validation has stopped improving."""
+        """Return whether training ends before its last step because validation has stopped improving."""
 
     def run_facts(self) -> dict[str, Any]:
-        """Sizes for run.json and for the "start" event: JSON values."""
+        """Return sizes for run.json and for the "start" event: JSON values."""
 
     def rotations(self) -> list[str]:
-        """What each layer makes of positions, in words: no tensor of a checkpoint holds it, so checkpoints name it."""
+        """Return a description of each layer's rotation: checkpoints store it because no tensor contains it."""
 
     def loss(self, step: int, part: int) -> Tensor:
-        """The mean loss of batch `part` of update `step` (from 0), nats: a float32 scalar to call `backward` on."""
+        """Return the mean loss of batch `part` of update `step` (from 0) in nats: a float32 scalar for `backward`."""
 
     def progress(self, step: int) -> dict[str, Any]:
-        """How far a run has come after `step` updates, for its log: tokens, or epochs."""
+        """Return the progress of a run after `step` updates, for its log: tokens, or epochs."""
 
     def speed(self, updates: int, seconds: float) -> dict[str, float]:
-        """How fast it trains, for its log; {} where the task has no unit for it."""
+        """Return the speed of the training, for its log; {} if the task has no unit for it."""
 
     def validate(self, step: int) -> dict[str, Any]:
-        """Validate after `step` updates; the scores, for the log."""
+        """Validate after `step` updates; return the scores, for the log."""
 
     def carried(self) -> dict[str, Any]:
-        """What a checkpoint carries besides tensors and the loop's own state: JSON values."""
+        """Return what a checkpoint stores besides tensors and the loop's own state: JSON values."""
 
     def restore(self, carried: Mapping[str, Any]) -> None:
-        """Take back what `carried` gave."""
+        """Restore what `carried` returned."""
 
     def write_weights(self, folder: Path) -> None:
-        """Write the model's weights, and other tensors to carry, into a checkpoint's folder."""
+        """Write the model's weights, and other tensors of the state, into a checkpoint's folder."""
 
     def read_weights(self, folder: Path) -> None:
         """Restore what `write_weights` wrote."""
@@ -134,11 +134,11 @@ class TrainingTask(Protocol):
         """Write the finished model as a folder of its own; `folder` does not exist yet."""
 
     def outcome(self, step: int) -> dict[str, Any]:
-        """What run.json says of the run that finished after `step` updates: JSON values."""
+        """Return facts for run.json about the run that finished after `step` updates: JSON values."""
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: float = 0.1) -> float:
-    """The learning rate of update `step`, counted from 0.
+    """Return the learning rate of update `step`, counted from 0.
 
     It rises linearly over `warmup` updates to `peak`, then falls along half a cosine to `final` * peak at the last of
     `steps` updates.
@@ -155,7 +155,7 @@ def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: flo
 
 
 def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.AdamW:
-    """Fused AdamW over what is trained; weight decay on matrices alone, not on norms and biases.
+    """Return fused AdamW over the trained parameters, with weight decay on matrices only.
 
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
     """
@@ -167,7 +167,10 @@ def make_optimizer(model: nn.Module, settings: LoopSettings) -> torch.optim.Adam
 
 @contextmanager
 def polite_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM set a flag, so that the step in hand ends whole; a second one acts at once."""
+    """Let Ctrl-C and SIGTERM set a flag, so that the current step can finish; a second one acts at once.
+
+    Yields a function that returns the flag.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
@@ -191,18 +194,18 @@ def polite_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 class Clock:
-    """Seconds on the wall, and of the processors (all threads of this process), which other work does not lengthen."""
+    """Seconds of wall time, and of processor time (all threads of this process), which other programs do not change."""
 
     def __init__(self, seconds: float = 0.0, cpu_seconds: float = 0.0) -> None:
         self._before = seconds, cpu_seconds
         self._started: tuple[float, float] | None = None
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start to count."""
         self._started = time.perf_counter(), time.process_time()
 
     def read(self) -> dict[str, float]:
-        """`seconds` and `cpu_seconds` until now, those of earlier starts included."""
+        """Return `seconds` and `cpu_seconds` until now, including earlier starts."""
         wall, cpu = self._before
         if self._started is not None:
             wall, cpu = wall + time.perf_counter() - self._started[0], cpu + time.process_time() - self._started[1]
@@ -210,10 +213,10 @@ class Clock:
 
 
 class Run:
-    """One run of a task, and its place on disk.
+    """One run of a task, and its folder.
 
-    `prepare`, then `train`, then `finish`; or `train` alone where what was trained is used in this process. `report`
-    is called with each `Event`. The caller holds `folder.locked()`.
+    Call `prepare`, then `train`, then `finish`; leave out `finish` if only this process uses the trained model.
+    `report` is called with each `Event`. The caller holds `folder.locked()`.
     """
 
     def __init__(self, task: TrainingTask, folder: RunFolder, report: Report | None = None) -> None:
@@ -225,7 +228,7 @@ class Run:
         """The content of run.json."""
 
     def prepare(self, *, resume: bool, restart: bool) -> bool:
-        """Read the files, find or begin the run, build the model; False where the run is finished already."""
+        """Load the files, find or begin the run, and build the model; return False if the run is finished already."""
         task, folder = self.task, self.folder
         task.read()
         asked = {
@@ -254,10 +257,10 @@ class Run:
         return True
 
     def _begin(self, *, restart: bool) -> None:
-        """Make the folder that of a new run: not before everything that could be refused has been accepted."""
+        """Turn the folder into that of a new run, after every check has passed."""
         if restart:
             self.folder.clear()
-        self.folder.remove_checkpoints()  # of a run that was being thrown away when it was killed
+        self.folder.remove_checkpoints()  # of a run that was killed while it was discarded
         self.task.tokenizer.save(self.folder.path)
         self.folder.write_run(self.record)
 
@@ -272,7 +275,7 @@ class Run:
         }
 
     def train(self) -> None:
-        """Update until the last step, or until the task has ended."""
+        """Update until the last step, or until the task ends."""
         task, keeping = self.task, self.task.housekeeping
         often = max(50, task.steps // 20)
         validate_every, checkpoint_every = keeping.validate_every or often, keeping.checkpoint_every or often
@@ -302,7 +305,7 @@ class Run:
                     raise KeyboardInterrupt(f"stopped at step {self.step} of {task.steps}; the checkpoint is written")
 
     def _update(self) -> tuple[float, float]:
-        """One optimizer update; the mean loss of its batches, and the learning rate used."""
+        """Make one optimizer update; return the mean loss of its batches, and the learning rate."""
         task, settings = self.task, self.task.settings
         rate = learning_rate(self.step, peak=settings.lr, warmup=self.warmup, steps=task.steps, final=settings.final_lr)
         loss = 0.0
@@ -324,7 +327,7 @@ class Run:
             return
         checkpoints = self.folder.checkpoints()
         raise RopeError(
-            f"train: the {name} is not finite, so the run stops before the weights are spoiled.",
+            f"train: the {name} is not finite; the run stops before the weights are updated.",
             facts={
                 name: value,
                 "step": self.step + 1,

@@ -1,4 +1,4 @@
-"""The bytes that one process holds in a training step, by formula."""
+"""The bytes of one process in a training step, by formula."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ropewalk.errors import RopeError
 from ropewalk.models.config import DecoderConfig
 
 SINGLE, HALF = 4, 2  # bytes of float32 and of bfloat16
-HEAD_ROWS = 512  # tokens whose logits exist at one time
+HEAD_ROWS = 512  # number of tokens with logits at the same time
 
 
 class TrainingBytes(NamedTuple):
     """Bytes of one rank.
 
     - `parameters`, `gradients`, `states`: float32, sharded; AdamW's states are two numbers for each parameter.
-    - `unsharded`: bfloat16 parameters of two layers, or of the embedding or head, that FSDP2 has gathered.
-    - `activations`: under activation checkpointing each layer's float32 input, and what one layer or the head keeps.
+    - `unsharded`: bfloat16 parameters of two layers, or of the embedding or head, that FSDP2 gathers.
+    - `activations`: with activation checkpointing: each layer's float32 input, and what one layer or the head keeps.
     - `keys_and_values`: bfloat16, of one layer and the whole sequence, gathered over the context-parallel ranks.
     """
 
@@ -30,7 +30,7 @@ class TrainingBytes(NamedTuple):
 
 
 def training_bytes(config: DecoderConfig, tokens: int, *, dp: int = 1, cp: int = 1, tp: int = 1) -> TrainingBytes:
-    """Estimate what one rank holds while it trains on one sequence for each data-parallel rank.
+    """Estimate the memory of one rank that trains on one sequence for each data-parallel rank.
 
     The layers are Llama's: RMSNorm, SwiGLU, no biases. FSDP2 shards parameters, gradients and states over dp x cp;
     tensor parallelism shards matrices over tp. Nothing is allocated.

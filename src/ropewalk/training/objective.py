@@ -1,4 +1,4 @@
-"""The next-token loss: head and cross-entropy in one pass, without keeping the logits."""
+"""The next-token loss: head and cross-entropy in one pass, without an array of all logits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ropewalk.models.layers import HeadFunction, ResultT
 from ropewalk.models.precision import to_float64
 from ropewalk.training.data import Batch
 
-CACHED = 2**19  # logits that a CPU turns into gradients at one time
-CHUNK = 512  # tokens whose logits exist at one time: with 4,096 tokens in the vocabulary 8 MiB, within a cache
+CACHED = 2**19  # number of logits that a CPU converts to gradients at a time
+CHUNK = 512  # number of tokens with logits at the same time: 8 MiB for 4,096 tokens in the vocabulary
 
 
 class _HeadCrossEntropy(torch.autograd.Function):
-    """Cross-entropy per token; the gradients of its mean are formed in forward, chunk by chunk."""
+    """Cross-entropy per token; forward computes the gradients of its mean, chunk by chunk."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -43,8 +43,8 @@ def _mean_in_chunks(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     grad_hidden = torch.empty_like(hidden)
     # a frozen head needs no gradient, which would be as large as the head
-    grad_weight = _room(weight, torch.float32, *weight.shape).zero_() if ctx.needs_input_grad[1] else None
-    logits, of_chunk = _room(hidden, hidden.dtype, min(CHUNK, tokens), len(head)), None
+    grad_weight = _empty(weight, torch.float32, *weight.shape).zero_() if ctx.needs_input_grad[1] else None
+    logits, of_chunk = _empty(hidden, hidden.dtype, min(CHUNK, tokens), len(head)), None
     for start in range(0, tokens, CHUNK):
         part = slice(start, min(start + CHUNK, tokens))
         few = logits[: part.stop - start]
@@ -52,7 +52,7 @@ def _mean_in_chunks(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -
         total += _into_gradients(few, targets[part], tokens)
         grad_hidden[part] = few @ head
         if grad_weight is not None:
-            of_chunk = _room(head, head.dtype, *head.shape) if of_chunk is None else of_chunk
+            of_chunk = _empty(head, head.dtype, *head.shape) if of_chunk is None else of_chunk
             grad_weight += torch.mm(few.t(), hidden[part], out=of_chunk)
     ctx.save_for_backward(grad_hidden, grad_weight)
     return total / tokens
@@ -61,7 +61,7 @@ def _mean_in_chunks(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -
 def _into_gradients(logits: Tensor, targets: Tensor, tokens: int) -> Tensor:
     """Return the sum of the losses; overwrite the logits `[some, vocab]` by the gradient of the mean over `tokens`.
 
-    Exponentials are float32, of so few logits at a time that a CPU's caches hold them.
+    Exponentials are float32, of a number of logits that fits into a CPU's caches.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
     step = max(1, CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
@@ -78,20 +78,20 @@ def _into_gradients(logits: Tensor, targets: Tensor, tokens: int) -> Tensor:
     return total
 
 
-def _room(beside: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
-    """Memory for a result, on the CPU in huge pages: a first touch of small ones takes longer than the sums."""
-    room = torch.empty(rows, columns, dtype=dtype, device=beside.device)
-    return room if torch.compiler.is_compiling() or not room.is_cpu else fresh(room)
+def _empty(like: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+    """Return an empty matrix on the device of `like`; on a CPU in huge pages, whose first use costs less."""
+    matrix = torch.empty(rows, columns, dtype=dtype, device=like.device)
+    return matrix if torch.compiler.is_compiling() or not matrix.is_cpu else fresh(matrix)
 
 
 def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy, nats, of `hidden @ weight.T` against `targets`; a float32 scalar.
+    """Return the mean cross-entropy in nats of `hidden @ weight.T` and `targets`: a float32 scalar.
 
     - `hidden`: `[tokens, hidden]`, float32 or bfloat16: the dtype of the products. Sums and exponentials are float32.
     - `weight`: `[vocab, hidden]`, float32. `targets`: int64 `[tokens]`.
 
-    The logits of 512 tokens exist at a time, and are overwritten by their gradient: no second pass, no
-    `[tokens, vocab]` array. It forms gradients in any case; `token_losses` is for validation. For 4,096 tokens of
+    The logits of 512 tokens exist at a time and are overwritten by their gradient: there is no second pass and no
+    `[tokens, vocab]` array. It always computes gradients; use `token_losses` for validation. For 4,096 tokens of
     `tiny` torch 2.13's `linear_cross_entropy` takes 1.1 times as long (in chunks, float32), or 1.3 (whole, bfloat16).
 
     >>> head_cross_entropy(torch.zeros(5, 3), torch.zeros(7, 3), torch.arange(5)).exp().round().item()
@@ -102,7 +102,7 @@ def head_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """The context in which matrix products run in `precision`."""
+    """Return the context in which matrix products run in `precision`."""
     if precision == "bfloat16":
         context: AbstractContextManager[None] = torch.autocast(device.type, dtype=torch.bfloat16)
         return context
@@ -119,7 +119,7 @@ def next_token_loss(model: Decoder, batch: Batch, *, precision: str = "float32")
 
 @torch.no_grad()
 def token_losses(model: Decoder, batch: Batch, *, precision: str = "float32") -> Tensor:
-    """Loss of each token, nats, float32 `[windows, seq]`."""
+    """Return the loss of each token in nats, float32 `[windows, seq]`."""
     with autocast(precision, batch.inputs.device):
         return _read(model, batch, partial(_token_losses, targets=batch.targets))
 
@@ -152,7 +152,7 @@ def _token_losses(hidden: Tensor, weight: Tensor, *, targets: Tensor) -> Tensor:
 
 
 def _read(model: Decoder, batch: Batch, head_fn: HeadFunction[ResultT]) -> ResultT:
-    """One forward of a batch; frequencies that depend on length are those of `batch.seq_len`, or of the window."""
+    """Run the model on a batch; frequencies that depend on length use `batch.seq_len`, or else the window's length."""
     length = (batch.seq_len or batch.inputs.shape[1]) if model.config.needs_seq_len else None
     result: ResultT = model(
         batch.inputs,

@@ -1,4 +1,4 @@
-"""A run on disk: what was asked for, its log, and checkpoints from which it continues bit for bit."""
+"""The folder of a run: its settings, its log, and checkpoints from which it resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _STAGING = ".model.new"
 class RunFolder:
     """The folder of one run: run.json, training-log.jsonl, checkpoints/step-*/, and the finished model.
 
-    A checkpoint is a folder that was renamed into place when all of it was on the disk: it is whole or it is not there.
-    It holds state.json and what the run puts beside it. `results` names files that are made from the finished model, or
-    folders that are part of it, and go with the run when it is thrown away.
+    A checkpoint is a folder that is renamed to its name when all of it is on the disk, so it is never incomplete. It
+    contains state.json and the files of the task. `results` names files that are made from the finished model, or
+    folders that are part of it; they are removed with the run.
     """
 
     def __init__(self, out: str | Path, *, results: tuple[str, ...] = ()) -> None:
@@ -39,7 +39,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder for one run; the system releases the lock when the process ends.
 
-        Removes the files that this call made if the block fails before anything was trained.
+        Removes the files that this call made if the block raises before anything was trained.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RopeError(
@@ -63,7 +63,7 @@ class RunFolder:
                 yield
             except BaseException:
                 if empty and not self.log.exists() and not self.checkpoints():
-                    with suppress(RopeError):  # the error that is on its way says more
+                    with suppress(RopeError):  # the first error is more specific
                         self.remove_leftovers()
                         self.clear()
                 if (empty or new_lock) and self.begun() is None:
@@ -77,15 +77,15 @@ class RunFolder:
             os.close(handle)
 
     def begun(self) -> dict[str, Any] | None:
-        """What run.json says, or None where no run was begun."""
+        """Return the content of run.json, or None if the folder contains no run."""
         path = self.path / RUN
         return read_json(path) if path.is_file() else None
 
     def find(self, asked: Mapping[str, Any], *, resume: bool, restart: bool) -> dict[str, Any] | None:
-        """run.json of the run to continue, or None to begin one; `RopeError` where the folder holds another run."""
+        """Return run.json of the run to resume, or None to begin one; raise `RopeError` if there is another run."""
         if restart and resume:
             raise RopeError(
-                "train: --resume continues a run and --restart throws it away.",
+                "train: `resume` and `restart` are mutually exclusive.",
                 facts={"out": str(self.path)},
                 cure="Pass one of them.",
             )
@@ -96,30 +96,30 @@ class RunFolder:
             raise RopeError(
                 "train: there is no run to resume.",
                 facts={"out": str(self.path)},
-                cure="Leave out --resume to begin one, or pass the --out of the run.",
+                cure="Leave out `resume` to begin one, or pass the folder of the run.",
             )
         elif not restart:
             self.check_free()
         return begun
 
     def write_run(self, run: Mapping[str, Any]) -> None:
-        """Write run.json: from now on the folder holds a run."""
+        """Write run.json, which makes the folder that of a run."""
         write_json(self.path / RUN, dict(run))
 
     def check_free(self) -> None:
-        """Refuse a folder that holds somebody's model or checkpoints but no run."""
+        """Raise `RopeError` if the folder contains a model or checkpoints but no run."""
         present = [name for name in ("config.json", "model.safetensors") if (self.path / name).exists()]
         present += [f"{CHECKPOINTS}/{path.name}" for path in self.checkpoints() if not (path / STATE).is_file()]
         if present:
             raise RopeError(
-                "train: the output folder holds a model that no run here made, and would replace it.",
+                "train: the output folder contains a model of no run, which would be replaced.",
                 facts={"out": str(self.path), "files": present},
                 cure="Pass a new folder: --out DIR.",
             )
 
     def clear(self) -> None:
-        """Remove the run's files (its model and results with them), nothing else."""
-        (self.path / RUN).unlink(missing_ok=True)  # first: what is left after a kill is no run
+        """Remove only the run's files, with its model and results."""
+        (self.path / RUN).unlink(missing_ok=True)  # first: a kill leaves no run
         self.remove_checkpoints()
         for name in (LOG, *_MODEL, *self.results):
             if (self.path / name).is_dir():
@@ -127,7 +127,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def check_same(self, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Refuse to continue with other settings or texts than the run began with; the message names them."""
+        """Raise `RopeError`, which names them, if settings or texts differ from those of the run."""
         old, new = begun.get("settings", {}), now["settings"]
         differ = {key: (old.get(key), new[key]) for key in new if old.get(key) != new[key]}
         for kind in ("text", "validation"):
@@ -136,17 +136,17 @@ class RunFolder:
                 differ[f"{kind} (contents)"] = (before, sums)
         if differ:
             raise RopeError(
-                "train: the output folder holds a run with other settings.",
+                "train: the output folder contains a run with other settings.",
                 facts={"out": str(self.path), **{key: f"{was!r} -> {is_!r}" for key, (was, is_) in differ.items()}},
-                cure="Give the same arguments to continue, another --out, or --restart to begin again.",
+                cure="Pass the same arguments to resume, another --out, or --restart to begin again.",
             )
 
     def checkpoints(self) -> list[Path]:
-        """Whole checkpoints, oldest first."""
+        """Return the complete checkpoints, oldest first."""
         return sorted((self.path / CHECKPOINTS).glob("step-*"))
 
     def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint of a step is, or would be."""
+        """Return the path of the checkpoint of a step, which may not exist."""
         return self.path / CHECKPOINTS / f"step-{step:08d}"
 
     def remove_checkpoints(self, *, keep: int = 0) -> None:
@@ -154,7 +154,7 @@ class RunFolder:
         checkpoints = self.checkpoints()
         for checkpoint in checkpoints[: len(checkpoints) - keep]:
             remove_folder(checkpoint)
-        with suppress(OSError):  # it is not there, or holds something else
+        with suppress(OSError):  # it does not exist, or contains something else
             (self.path / CHECKPOINTS).rmdir()
 
     def write_checkpoint(
@@ -162,8 +162,8 @@ class RunFolder:
     ) -> Path:
         """Write checkpoint `step`, then remove all but the newest `keep`.
 
-        `write` puts the tensors into the folder that it is given; `state` becomes state.json. Raises `RopeError` where
-        an old checkpoint cannot be removed.
+        `write` writes the tensors into a folder; `state` becomes state.json. Raises `RopeError` if an old checkpoint
+        cannot be removed.
         """
         target = self.checkpoint(step)
         if target.exists():
@@ -176,7 +176,7 @@ class RunFolder:
         return target
 
     def remove_leftovers(self) -> None:
-        """Remove what a kill during a save left behind: temporary names, which all begin with a dot."""
+        """Remove the temporary files that a kill during a save left, which all begin with a dot."""
         for folder in (self.path / CHECKPOINTS).glob(".step-*"):
             remove_folder(folder)
         for pattern in (_STAGING, f".{_STAGING}.*"):
@@ -192,33 +192,33 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def read_log(self) -> list[dict[str, Any]]:
-        """The log's whole lines, oldest first; [] where there is no log."""
+        """Return the log's complete lines, oldest first; [] without a log."""
         lines: list[dict[str, Any]] = []
         if self.log.is_file():
             for line in self.log.read_text(encoding="utf-8").splitlines():
                 try:
                     lines.append(json.loads(line))
                 except ValueError:
-                    break  # the line that a kill cut short
+                    break  # a kill cut this line short
         return lines
 
     def cut_log(self, step: int) -> None:
-        """Keep the log's whole lines up to `step`: what came after the checkpoint will be written again."""
+        """Keep the log's complete lines up to `step`: the run writes the later ones again."""
         if self.log.is_file():
             kept = [line for line in self.read_log() if line["step"] <= step]
             write_whole(self.log, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write_model(self, write: Callable[[Path], None]) -> None:
-        """Put the finished model into the folder: `write` writes it into the path that it is given.
+        """Put the finished model, which `write` writes into a temporary folder, into this folder.
 
-        Its files are moved into place one by one; config.json comes last, and makes the folder a model.
+        Its files are renamed one by one, config.json last.
         """
         staging = self.path / _STAGING
         remove_folder(staging)
         write(staging)
         for file in sorted(staging.iterdir(), key=lambda path: path.name == "config.json"):
             if file.is_dir():
-                remove_folder(self.path / file.name)  # of a run that was killed here
+                remove_folder(self.path / file.name)  # of a run that was killed at this line
             os.replace(file, self.path / file.name)
         staging.rmdir()
 
@@ -229,7 +229,7 @@ def _lock(handle: int, lock: Path) -> None:
         if lock_descriptor(handle, blocking=False) and os.path.samestat(os.fstat(handle), lock.stat()):
             return
     except FileNotFoundError:
-        pass  # another run failed, and removed what it had made
+        pass  # another run failed, and removed its files
     except OSError as error:
         raise RopeError(
             "train: the output folder cannot be locked.",
@@ -243,10 +243,16 @@ def _lock(handle: int, lock: Path) -> None:
     )
 
 
-def add_adapters(model: nn.Module, rank: int, targets: Sequence[str]) -> None:
-    """Put adapters of `rank`, weighted by 2, on the linear layers whose names end so; all other weights are frozen.
+# The tensors of a checkpoint
 
-    They begin at zero, so that the model computes what it did; their other matrix is drawn by torch's generator.
+OPTIMIZER = "optimizer.safetensors"
+TRAINED = "trained.safetensors"
+
+
+def add_adapters(model: nn.Module, rank: int, targets: Sequence[str]) -> None:
+    """Add LoRA adapters of `rank` with weight 2 to the linear layers whose names end with `targets`; freeze the rest.
+
+    One matrix is zero, so the model computes the same as before; torch's generator draws the other.
     Source: Hu et al. 2021, arXiv:2106.09685.
     """
     kit = need("peft", extra="tune")
@@ -255,16 +261,12 @@ def add_adapters(model: nn.Module, rank: int, targets: Sequence[str]) -> None:
 
 
 def merge_adapters(model: nn.Module) -> None:
-    """Add the adapters to the weights, in place, and take them out."""
+    """Add the adapters to the weights, in place, and remove them."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if hasattr(child, "lora_A") and hasattr(child, "get_base_layer"):
                 child.merge(safe_merge=True)  # type: ignore[operator]
                 setattr(module, name, child.get_base_layer())  # type: ignore[operator]
-
-
-OPTIMIZER = "optimizer.safetensors"
-TRAINED = "trained.safetensors"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -275,7 +277,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint; `RopeError` where it is missing or damaged."""
+    """Return the tensors of one file of a checkpoint; raise `RopeError` if it is missing or damaged."""
     read = need("safetensors.torch").load_file
     try:
         tensors: dict[str, Tensor] = read(path)
@@ -283,13 +285,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise RopeError(
             "train: a checkpoint cannot be read.",
             facts={"file": str(path), "error": str(error)},
-            cure="Remove this checkpoint's folder: the run continues from the one before it.",
+            cure="Remove this checkpoint's folder: the run resumes from the one before it.",
         ) from error
     return tensors
 
 
 def write_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write AdamW's state by parameter (`exp_avg.NAME`, ...) and torch's generators' into a checkpoint's folder."""
+    """Write the state of AdamW (`exp_avg.NAME`, ...) and of torch's generators into a checkpoint's folder."""
     tensors = {
         f"{kind}.{name}": value
         for name, parameter in model.named_parameters()
@@ -303,7 +305,7 @@ def write_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.
 
 
 def read_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what `write_training_state` wrote. Call it last: making or loading a model draws random numbers."""
+    """Restore what `write_training_state` wrote. Call it last: creating a model draws random numbers."""
     tensors = read_tensors(folder / OPTIMIZER)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -316,7 +318,7 @@ def read_training_state(folder: Path, model: nn.Module, optimizer: torch.optim.O
 
 
 def write_trained(folder: Path, model: nn.Module) -> None:
-    """Write the parameters that are trained: enough for a model whose frozen rest comes from elsewhere."""
+    """Write only the parameters that are trained; the frozen ones come from the source."""
     write_tensors(
         folder / TRAINED, {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     )
@@ -324,24 +326,24 @@ def write_trained(folder: Path, model: nn.Module) -> None:
 
 @torch.no_grad()
 def read_trained(folder: Path, model: nn.Module) -> None:
-    """Put into the model what `write_trained` wrote; raises `RopeError` where it was another model's."""
+    """Load what `write_trained` wrote into the model; raise `RopeError` if it was a different model's."""
     tensors = read_tensors(folder / TRAINED)
     wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {name: tuple(parameter.shape) for name, parameter in wanted.items()}:
         raise RopeError(
-            "train: the checkpoint holds other tensors than the model trains.",
+            "train: the checkpoint contains other tensors than the model trains.",
             facts={"only in one of them": sorted(shapes.keys() ^ wanted.keys())[:4]},
-            cure="Begin again (--restart), or continue with the settings that the run began with.",
+            cure="Begin again (--restart), or pass the settings of the run.",
         )
     for name, parameter in wanted.items():
         parameter.copy_(tensors[name])
 
 
 def check_rotations(checkpoint: Path, stored: Sequence[str] | None, now: Sequence[str]) -> None:
-    """Refuse to go on with other ropes than the checkpoint was trained under; None is said by older checkpoints.
+    """Raise `RopeError` if the ropes differ from those of the checkpoint; older checkpoints have None.
 
-    No tensor tells them apart: without this a model under another YaRN factor would be trained on silently.
+    No tensor shows the difference: without this check a run would silently resume under another YaRN factor.
     """
     if stored is None or list(stored) == list(now):
         return
@@ -350,5 +352,5 @@ def check_rotations(checkpoint: Path, stored: Sequence[str] | None, now: Sequenc
     raise RopeError(
         "train: the checkpoint was trained under another rope than the model has now.",
         facts={"checkpoint": str(checkpoint), "layer": layer, "in the checkpoint": was, "now": is_},
-        cure="Continue with the rope that the run began with, or begin again (--restart).",
+        cure="Resume with the rope of the run, or begin again (--restart).",
     )

@@ -1,4 +1,4 @@
-"""Open the engine that a caller names: a server's URL, transformers, or llama.cpp."""
+"""The engines that `verify` starts or connects to: transformers, llama.cpp, or a server by its URL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTEXT = 8192  # tokens of a llama.cpp server's context
 def open_engine(
     engine: object, model: str | Path, tokenizer: Tokenizer, *, served_name: str | None = None
 ) -> AbstractContextManager[Engine]:
-    """Return an engine for the time of a `with` block.
+    """Open an engine for a `with` block.
 
     **Arguments:**
     - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", a live transformers
@@ -51,10 +51,10 @@ def open_engine(
 
 
 class TransformersEngine:
-    """Run a causal language model of transformers in this process; see `ropewalk.verification.engine.Engine`.
+    """A causal language model of transformers in this process; see `ropewalk.verification.engine.Engine`.
 
     **Arguments:**
-    - `model`: in eval mode, with its own weights, dtype and device.
+    - `model`: in eval mode, in its own dtype and on its own device.
     - `tokenizer`: transformers' own, or None.
     """
 
@@ -65,15 +65,15 @@ class TransformersEngine:
 
     @classmethod
     def load(cls, source: str | Path) -> TransformersEngine:
-        """Load a Hugging Face folder in the dtype that it is stored in; nothing is downloaded.
+        """Load a Hugging Face folder in the dtype of its weights; nothing is downloaded.
 
-        **Raises:** `RopeError` for a file, and if transformers cannot load the folder.
+        **Raises:** `RopeError` for a file, or if transformers cannot load the folder.
         """
         path = find(source)
         transformers = need("transformers", extra="transformers")
         if not path.is_dir():
             raise RopeError(
-                "verify: transformers is started from a Hugging Face folder.",
+                "verify: transformers loads a Hugging Face folder.",
                 facts={"model": str(path)},
                 cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
             )
@@ -93,7 +93,7 @@ class TransformersEngine:
         return cls(model.eval(), tokenizer)
 
     def token_ids(self, text: str) -> list[int] | None:
-        """Return the ids by transformers' tokenizer; None without one."""
+        """Return the ids by transformers' tokenizer, or None without one."""
         if self.tokenizer is None:
             return None
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -123,20 +123,20 @@ def llama_cpp_server(
     threads: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Engine]:
-    """Start a server of a .gguf file on a free port of this machine, with the llama.cpp of `xllamacpp` (PyPI).
+    """Start a llama.cpp server (of the package `xllamacpp`) with a .gguf file, on a free port.
 
     **Arguments:**
     - `context`: tokens.
-    - `threads`: None takes as many as torch does.
-    - `options`: more fields of llama.cpp's parameters, such as `rope_freq_base`, `rope_freq_scale`, `yarn_orig_ctx`.
-      Without any, the file's own rope applies.
+    - `threads`: defaults to torch's number.
+    - `options`: further fields of llama.cpp's parameters, such as `rope_freq_base`, `rope_freq_scale`,
+      `yarn_orig_ctx`. Without any, the file's own rope applies.
 
-    **Raises:** `RopeError` for anything but a .gguf file, without the package, and if the server does not start.
+    **Raises:** `RopeError` for anything but a .gguf file, if the package is missing, or if the server does not start.
     """
     path = find(source)
     if path.suffix != ".gguf":
         raise RopeError(
-            "verify: llama.cpp is started from a .gguf file.",
+            "verify: llama.cpp loads a .gguf file.",
             facts={"model": str(path)},
             cure="Pass the file, or --engine transformers for a Hugging Face folder.",
         )

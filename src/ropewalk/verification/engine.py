@@ -1,4 +1,4 @@
-"""Define what `verify` needs of something that runs a model, and offer our own decoder in that form."""
+"""The interface of an engine for `verify`, and our own decoder as such an engine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LEAST, MOST = -1e6, 1.0  # nats: vLLM writes -9999 for minus infinity; rounding 
 
 @dataclass(frozen=True)
 class NextTokens:
-    """Hold an engine's answer: log-probabilities of the next token in nats by token id, and the prompt's length.
+    """An engine's answer: log-probabilities of the next token in nats by token id, and the prompt's length.
 
     **Arguments:**
     - `top`: at least two tokens.
-    - `prompt_tokens`: how many tokens the engine has read; None if it does not report that.
+    - `prompt_tokens`: the number of tokens that the engine processed; None if it does not report that.
 
-    **Raises:** `RopeError` for ids and numbers that cannot be right. Every engine's answer passes this check.
+    **Raises:** `RopeError` for impossible ids and numbers. Every engine's answer passes this check.
     """
 
     top: Mapping[int, float]
@@ -41,14 +41,14 @@ class NextTokens:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Run a model: a server on the network, or a library in this process."""
+    """A program that runs a model: a server on the network, or a library in this process."""
 
     @property
     def name(self) -> str:
-        """Return the name that reports use, without keys and folders."""
+        """Return the name for reports, without keys and folders."""
 
     def token_ids(self, text: str) -> list[int] | None:
-        """Return the ids of a text without special tokens, by the engine's own tokenizer; None if it offers none.
+        """Return the ids of a text without special tokens, by the engine's own tokenizer, or None if it offers none.
 
         **Raises:** `RopeError` if the engine cannot be reached.
         """
@@ -70,7 +70,7 @@ class NoAnswer(RopeError):
 
 
 class OurEngine:
-    """Offer a `Decoder` as an `Engine`, for examples and tests. The positions of `model` are those that it applies."""
+    """A `Decoder` as an `Engine`, for examples and tests. It applies the positions of `model`."""
 
     name = "ropewalk"
 

@@ -1,4 +1,4 @@
-"""List what an engine may apply, each as positions that our own decoder takes; what it should apply comes first."""
+"""The hypotheses: what an engine may apply to a model, each as positions of our own decoder; the expected one first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HORIZON = 2**21  # tokens: hypotheses that agree up to this length are the same
 
 @dataclass(frozen=True)
 class ClampedPositions(Extension):
-    """Hold every position from `length` on at `length - 1`, as a table of cos and sin that is too short does."""
+    """Positions that stop at `length - 1`, as with a table of cos and sin that is too short."""
 
     length: int
 
@@ -42,7 +42,7 @@ class ClampedPositions(Extension):
 
 @dataclass(frozen=True)
 class RestartedPositions(Extension):
-    """Begin positions at 0 again after every `length` tokens, as an engine that numbers each chunk separately does.
+    """Positions that restart at 0 after every `length` tokens, as in an engine that numbers each chunk separately.
 
     Keys stay visible across the border, at the distance that their positions give.
     """
@@ -57,13 +57,13 @@ class RestartedPositions(Extension):
 
 
 def _all_keys(rule: Rule) -> tuple[Region, ...]:
-    """Return one region of every earlier key, with positions by this rule for queries and keys."""
+    """Return one region of all earlier keys, with positions by this rule for queries and keys."""
     return (Region(rule, rule, zero_index, next_index),)
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Name one thing that an engine may apply, with each layer's positions.
+    """One thing that an engine may apply: its name, and each layer's positions.
 
     `unchanged_below`: the number of tokens at the beginning of a prompt that its extension does not change.
     """
@@ -73,7 +73,7 @@ class Hypothesis:
     unchanged_below: int = 0
 
     def at(self, length: int) -> tuple[object, ...]:
-        """Return all that decides what the model computes for a prompt of `length` tokens, to compare hypotheses by."""
+        """Return everything that decides the model's output for a prompt of `length` tokens, to compare hypotheses."""
         if length not in self._at:
             self._at[length] = tuple(
                 (None if rope is None else _numbers(rope, length), extension if length > self.unchanged_below else None)
@@ -107,7 +107,7 @@ def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
 
 
 def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
-    """Return the shortest prompt in tokens, next to a border of either, for which the two differ; None if none does.
+    """Return the shortest prompt in tokens, next to a border of either, at which the two differ; None if none does.
 
     >>> from ropewalk.rope.scaling import DynamicNTK
     >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
@@ -120,7 +120,7 @@ def first_difference(one: Hypothesis, other: Hypothesis) -> int | None:
 
 
 def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
-    """Return every hypothesis that answers are compared with, the expected one first; no two are the same.
+    """Return the different hypotheses to compare answers with, the expected one first.
 
     The set depends on `expected`: its factor, halved and doubled, its lengths, its layers.
 
@@ -130,15 +130,16 @@ def hypotheses(expected: Positions, *, trained: int) -> list[Hypothesis]:
     """
     extended = any(extension is not None for extension in expected.extensions)  # it may act from the first token on
     first = Hypothesis("as expected", expected, 0 if extended else trained)
-    found = {_key(first): first}
+    different = {_key(first): first}
     for hypothesis in _all(expected, trained):
-        same = found.setdefault(_key(hypothesis), hypothesis)
+        same = different.setdefault(_key(hypothesis), hypothesis)
         if same is not hypothesis and same.name == "scaling twice":  # two factors of 2 equal one of 4
-            found[_key(same)] = dataclasses.replace(same, name=f"{same.name}, which is {hypothesis.name}")
-    return list(found.values())
+            different[_key(same)] = dataclasses.replace(same, name=f"{same.name}, which is {hypothesis.name}")
+    return list(different.values())
 
 
 def _key(hypothesis: Hypothesis) -> tuple[object, ...]:
+    """Return a key that equal hypotheses share."""
     lengths = sorted({2, _HORIZON, *(border + 1 for border in hypothesis.borders)})
     # the values on both sides of a border distinguish a rule that changes only there from a constant one
     return (
@@ -149,6 +150,7 @@ def _key(hypothesis: Hypothesis) -> tuple[object, ...]:
 
 
 def _all(expected: Positions, trained: int) -> Iterator[Hypothesis]:
+    """Yield every hypothesis except the expected one; some may be the same."""
     bare = dataclasses.replace(expected, extensions=(None,) * expected.num_layers)
     unscaled = _mapped(bare, RopeConfig.unscaled)
     yield Hypothesis("no scaling", unscaled)
@@ -156,24 +158,21 @@ def _all(expected: Positions, trained: int) -> Iterator[Hypothesis]:
     yield from _methods(bare, trained)
     for positions, without in ((bare, ""), (unscaled, "no scaling, ")):
         yield from _thetas(positions, without)
-        yield Hypothesis(f"{without}the other pairing", _mapped(positions, _other_pairing))
+        swapped = _mapped(positions, lambda rope: dataclasses.replace(rope, interleaved=not rope.interleaved))
+        yield Hypothesis(f"{without}the other pairing", swapped)
     yield Hypothesis("no rotation", dataclasses.replace(bare, ropes=(None,) * bare.num_layers))
     yield from _positions(expected, trained)
 
 
-def _other_pairing(rope: RopeConfig) -> RopeConfig:
-    return dataclasses.replace(rope, interleaved=not rope.interleaved)
-
-
 def _mapped(positions: Positions, change: Callable[[RopeConfig], RopeConfig]) -> Positions:
-    """Change each layer's rope."""
+    """Return the positions with each layer's rope changed."""
     return dataclasses.replace(
         positions, ropes=tuple(None if rope is None else change(rope) for rope in positions.ropes)
     )
 
 
 def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
-    """Yield the faults of a scaling: applied twice, on some layers, by another formula, from another length."""
+    """Yield faults of a scaling: applied twice, on some layers, by another formula, from another length."""
     scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
     if not scaled:
         return
@@ -197,20 +196,18 @@ def _faults_of_scaling(expected: Positions) -> Iterator[Hypothesis]:
         factor = getattr(scaled[0].scaling, "factor", None)
         if isinstance(factor, int | float) and factor * times > 1.0:
             yield from with_rule(
-                f"{rule} with factor {factor * times:g}",
-                partial(_with_field, field="factor", value=factor * times),
+                f"{rule} with factor {factor * times:g}", partial(_with_field, field="factor", value=factor * times)
             )
     yield from with_rule(f"{rule} by the paper's formula", partial(_with_field, field="variant", value="paper"))
     yield from with_rule(f"{rule} without rounded bounds", partial(_with_field, field="truncate", value=False))
     yield from with_rule("the short factors at every length", lambda rope, rule: _one_list(rule, "short_factor"))
     yield from with_rule("the long factors at every length", lambda rope, rule: _one_list(rule, "long_factor"))
     yield from _some_layers(expected)
-    for rope in scaled[:1]:
-        rule_of = rope.scaling  # frequencies that change with every further token, as those of dynamic NTK do
-        if rule_of is not None and rule_of.needs_seq_len and rule_of.switch_length is None and rope.original_length:
-            for times in (1.5, *FACTORS):
-                length = int(times * rope.original_length)
-                yield Hypothesis(f"dynamic scaling fixed at {length} tokens", _mapped(expected, _fixed_at(length)))
+    rope, scaling = scaled[0], scaled[0].scaling  # dynamic NTK: its frequencies change with every further token
+    if scaling is not None and scaling.needs_seq_len and scaling.switch_length is None and rope.original_length:
+        for times in (1.5, *FACTORS):
+            length = int(times * rope.original_length)
+            yield Hypothesis(f"dynamic scaling fixed at {length} tokens", _mapped(expected, _fixed_at(length)))
 
 
 def _twice(rope: RopeConfig, rule: Scaling) -> Scaling | None:
@@ -293,7 +290,7 @@ def _some_layers(expected: Positions) -> Iterator[Hypothesis]:
 
 
 def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
-    """Yield every method at every factor, from the model as it was trained."""
+    """Yield every method at every factor, from the trained lengths."""
     own = [rope.scaled_length / rope.original_length for rope in expected.present_ropes
            if rope.scaling is not None and rope.scaled_length and rope.original_length]  # fmt: skip
     factors = sorted({factor for factor in (*FACTORS, *(f * x for f in own for x in (0.5, 1.0, 2.0))) if factor > 1.0})
@@ -317,7 +314,7 @@ def _methods(expected: Positions, trained: int) -> Iterator[Hypothesis]:
 
 
 def _known_as(method: str, positions: Positions) -> str:
-    """Return the name in configs and engines if it is different: the theta that the method sets, or its rope_type."""
+    """Return the name in configs and engines if it differs: the theta that the method sets, or its rope_type."""
     rules = {rope.scaling for rope in positions.present_ropes if rope.scaling is not None}
     if len(rules) != 1:
         return ""
@@ -329,7 +326,7 @@ def _known_as(method: str, positions: Positions) -> str:
 
 
 def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
-    """Yield other values of theta: the usual ones, and those near each rope's own, a tenth and ten times of it."""
+    """Yield other values of theta: the usual ones, and some near each rope's own, a tenth and ten times of it."""
     own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
     thetas = {*THETAS, *(theta * x for theta in own for x in (0.1, *NEAR, 10.0))} - own
 
@@ -342,7 +339,7 @@ def _thetas(expected: Positions, prefix: str) -> Iterator[Hypothesis]:
 
 
 def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:
-    """Yield positions held at a length or begun again there, for models without sliding layers and extensions."""
+    """Yield positions that stop or restart at a length, for models without sliding layers and extensions."""
     if any(window is not None for window in expected.sliding_windows) or not expected.present_ropes:
         return
     if any(extension is not None for extension in expected.extensions):
@@ -356,7 +353,7 @@ def _positions(expected: Positions, trained: int) -> Iterator[Hypothesis]:
 
 
 def expected_positions(own: Positions, expect: str | Positions | None, trained: int) -> Positions:
-    """Return the positions that are expected: the checkpoint's own, or those that `expect` names; see `verify`.
+    """Return the expected positions: the checkpoint's own, or those that `expect` names; see `verify`.
 
     **Raises:** `RopeError` for an unknown method, an invalid factor or an invalid block.
 
@@ -384,7 +381,7 @@ def expected_positions(own: Positions, expect: str | Positions | None, trained: 
 
 
 def _of_block(own: Positions, expect: str) -> Positions:
-    """Give every rope the theta and the scaling of a Hugging Face block."""
+    """Return the positions with the theta and the scaling of a Hugging Face block."""
     rope = main_rope(own.ropes)
     try:
         block = json.loads(expect)
@@ -404,15 +401,11 @@ def _of_block(own: Positions, expect: str) -> Positions:
         "rope_parameters": {"rope_theta": rope.theta, **block},
     }
     read = RopeConfig.from_hf(config)
-
-    def changed(old: RopeConfig | None) -> RopeConfig | None:
-        return None if old is None else dataclasses.replace(old, theta=read.theta, scaling=read.scaling, trained=None)
-
-    return dataclasses.replace(own, ropes=tuple(changed(old) for old in own.ropes))
+    return _mapped(own, lambda old: dataclasses.replace(old, theta=read.theta, scaling=read.scaling, trained=None))
 
 
 def length_to_verify(expected: Positions, trained: int) -> int:
-    """Return the tokens that a verdict covers: the trained length, at most 1,024, or more if the scaling acts later.
+    """Return the length in tokens that a verdict covers: the trained one, at most 1,024, or more if scaling acts later.
 
     >>> from ropewalk.rope.scaling import DynamicNTK
     >>> rope = RopeConfig(64, interleaved=False, max_position_embeddings=256, scaling=DynamicNTK(4.0))
@@ -420,11 +413,7 @@ def length_to_verify(expected: Positions, trained: int) -> int:
     384
     """
     usual = min(trained, LONGEST_DEFAULT)
-    without = dataclasses.replace(
-        expected,
-        ropes=tuple(None if rope is None else rope.unscaled() for rope in expected.ropes),
-        extensions=(None,) * expected.num_layers,
-    )
+    without = dataclasses.replace(_mapped(expected, RopeConfig.unscaled), extensions=(None,) * expected.num_layers)
     begins = first_difference(Hypothesis("as expected", expected), Hypothesis("plain", without))
     return usual if begins is None or begins <= usual else begins + max(64, begins // 2 - 1)
 

@@ -1,4 +1,4 @@
-"""Ask a server with OpenAI's `/v1/completions` and `logprobs`: llama.cpp, vLLM, SGLang, and others."""
+"""A server with OpenAI's `/v1/completions` and `logprobs` as an engine: llama.cpp, vLLM, SGLang, and others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOKEN_ID = "token_id:"  # vLLM's prefix of a token that it returns as an id
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """Hold one HTTP answer: its status, its text, and the seconds after which the server wants to be asked again."""
+    """One HTTP answer: its status, its text, and the seconds that the server asks to wait before a retry."""
 
     status: int
     text: str
@@ -41,7 +41,7 @@ class HttpAnswer:
 
     @cached_property
     def content(self) -> Any:
-        """Return the decoded JSON; None if the text is no JSON."""
+        """Return the decoded JSON, or None if the text is no JSON."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError):
@@ -49,15 +49,15 @@ class HttpAnswer:
 
 
 class OpenAIEngine:
-    """Ask a server's completions endpoint; see `ropewalk.verification.engine.Engine`.
+    """The completions endpoint of a server; see `ropewalk.verification.engine.Engine`.
 
     **Arguments:**
-    - `url`: the server's address, with or without "/v1". User and password are refused.
+    - `url`: the server's address, with or without "/v1", without user and password.
     - `tokenizer`: finds the ids of tokens that a server returns as text.
-    - `model`: its name on the server; None takes the first of `/v1/models`.
+    - `model`: its name on the server. Defaults to the first of `/v1/models`.
     - `timeout`: seconds for one request, including its retries.
-    - `name`: the name that reports use; None takes the address.
-    - `key`: sent as a bearer token, shown in no message and no record; None reads the variable OPENAI_API_KEY.
+    - `name`: the name for reports. Defaults to the address.
+    - `key`: a bearer token, never part of a message or a record. Defaults to the variable OPENAI_API_KEY.
 
     **Raises:** `RopeError` for an invalid address or key.
     """
@@ -123,7 +123,7 @@ class OpenAIEngine:
         return None
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens after these ids. The server's tokenizer is not used: ids are sent."""
+        """Return the likeliest next tokens after these ids, which are sent as ids."""
         body = {
             "model": self.model,
             "prompt": list(input_ids),
@@ -152,7 +152,7 @@ class OpenAIEngine:
         return self._next_tokens(answer)
 
     def _next_tokens(self, answer: HttpAnswer) -> NextTokens:
-        """Return the checked numbers of a completion, in the form of OpenAI's completions or of its chat."""
+        """Return the checked numbers of an answer, in the form of OpenAI's completions or of its chat."""
         entries: list[tuple[int | None, Any]] = []
         match answer.content:
             case {"choices": [{"logprobs": {"content": [{"top_logprobs": [*rows]}, *_]}}, *_]}:
@@ -161,12 +161,12 @@ class OpenAIEngine:
                     entries.append((self._id(fields.get("token"), fields.get("id")), fields.get("logprob")))
             case {"choices": [{"logprobs": {"top_logprobs": [{**values}, *_]}}, *_]}:
                 entries = [(self._id(token), value) for token, value in values.items()]
-        for _, value in entries:  # also those of tokens without an id
+        for _, value in entries:  # check also those of tokens without an id
             NextTokens({0: value})
         top = {token: value for token, value in entries if token is not None}
         if len(top) < 2:
             raise NoAnswer(
-                "verify: the server gives no log-probabilities of the likeliest tokens.",
+                "verify: the server returns no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "answer": self._shown(answer.text)},
                 cure="Use an engine that supports `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
             )
@@ -176,7 +176,7 @@ class OpenAIEngine:
         return NextTokens(top)
 
     def _id(self, token: object, given: object = None) -> int | None:
-        """Return the id of a token in an answer; None if its text belongs to several, -1 for an id that is none."""
+        """Return the id of a token in an answer: None if several tokens have its text, -1 for an invalid id."""
         if given is not None:
             return given if type(given) is int else -1
         if not isinstance(token, str):
@@ -188,7 +188,7 @@ class OpenAIEngine:
 
     @cached_property
     def _by_text(self) -> dict[str, int]:
-        """Map each text that belongs to exactly one token to its id."""
+        """Return the ids of tokens by text, without texts that several tokens share."""
         ids: dict[str, int] = {}
         ambiguous = set()
         for token in range(self.tokenizer.vocab_size):
@@ -199,7 +199,7 @@ class OpenAIEngine:
         return {text: token for text, token in ids.items() if text not in ambiguous}
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpAnswer:
-        """Send a request until it is answered, its retries are used up, or its time is."""
+        """Send a request until it is answered, or until its retries or its time are used up."""
         deadline = time.monotonic() + self._timeout
         for attempt in range(RETRIES + 1):
             pause = PAUSE * 2**attempt
@@ -225,13 +225,11 @@ class OpenAIEngine:
         )
 
     def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> HttpAnswer:
-        """Send a request once. At the deadline its socket is shut down, whatever the server is doing."""
+        """Send a request once. At the deadline its socket is shut down, whatever the server does."""
         headers = {"Accept": "application/json", "Connection": "close", "User-Agent": f"ropewalk/{__version__}"}
-        data = None
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        if body is not None:
-            headers["Content-Type"], data = "application/json", json.dumps(body).encode()
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers |= {} if body is None else {"Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
         left = deadline - time.monotonic()
         connection = self._connection(str(self._host), self._port, timeout=min(CONNECTING, left))
         connection.connect()
@@ -255,19 +253,19 @@ class OpenAIEngine:
                 facts={"server": self.root, "bytes, at least": len(content), "encoding": self._shown(encoding)},
                 cure=f"Check the address: an answer takes a few kB, at most {LARGEST >> 20} MiB, uncompressed.",
             )
-        if response.length:  # the connection was closed before its end
+        if response.length:  # the connection was closed too early
             raise http.client.IncompleteRead(content, response.length)
         after = response.getheader("Retry-After", "")
         seconds = float(after) if re.fullmatch("[0-9]{1,9}", after) else 0.0
         return HttpAnswer(response.status, content.decode("utf-8", errors="replace"), seconds)
 
     def _shown(self, text: str) -> str:
-        """Return the beginning of a server's text without the key, in whatever form the text contains it."""
+        """Return the beginning of a server's text without the key, in any encoding of it."""
         if self._key:
             for form in (self._key, json.dumps(self._key)[1:-1], quote(self._key, safe=""), html.escape(self._key)):
                 text = text.replace(form, "***")
             decoded = text
-            for _ in range(4):  # a text quoted within a quoted text
+            for _ in range(4):  # encodings within encodings
                 if _bare(self._key) in _bare(decoded):
                     return "(not shown: it contains the key)"
                 decoded = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), decoded)
@@ -275,7 +273,7 @@ class OpenAIEngine:
         return text[:300]
 
     def _refusal(self, answer: HttpAnswer, rule: str) -> RopeError:
-        """Return the error of a status, with the server's own words."""
+        """Return the error for an answer's status, with the server's text."""
         cures = {
             401: f"Set {KEY} to a key of this server.",
             403: f"Set {KEY} to a key that may use this model.",
@@ -283,17 +281,17 @@ class OpenAIEngine:
         } | dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to.")
         cure = cures.get(answer.status, "See the server's own log.")
         if answer.status in RETRIED and answer.retry_after:
-            cure = f"Run the command again in {answer.retry_after:,.0f} seconds, as the server asks."
+            cure = f"Run the command again in {answer.retry_after:,.0f} seconds: the server asks for that pause."
         facts = {"server": self.root, "model": self._model, "status": answer.status}
         return RopeError(rule, facts=facts | {"answer": self._shown(answer.text)}, cure=cure)
 
 
 def _bare(text: str) -> str:
-    """Return the printable ASCII characters of a text, without spaces and backslashes."""
+    """Remove spaces, backslashes and characters outside printable ASCII."""
     return re.sub(r"[^!-\[\]-~]", "", text)
 
 
 def _shut(connected: socket.socket) -> None:
-    """Shut a socket down, so that reading it ends in another thread."""
+    """Shut a socket down, so that another thread stops waiting for it."""
     with suppress(OSError):
         socket.socket.shutdown(connected, socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Judge how well each hypothesis explains an engine's answers, and hold what a check concludes from that."""
+"""The fit of each hypothesis to an engine's answers, and the conclusion of a check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAME = 1e-3  # nats: the largest difference in float32 of predictions that are t
 
 @dataclass(frozen=True)
 class Probe:
-    """Hold one prompt: its length in tokens, the engine's log-probabilities, and ours under each hypothesis."""
+    """One prompt: its length in tokens, the engine's log-probabilities, and ours under each hypothesis."""
 
     tokens: int
     answer: Mapping[int, float]
@@ -64,10 +64,12 @@ def likelihoods(questions: Sequence[Probe], names: Sequence[str]) -> dict[str, f
 
 @dataclass(frozen=True)
 class Lean:
-    """Hold the position of answers on the line from one hypothesis (0) to another (1).
+    """The position of answers on the line from one hypothesis (0) to another (1).
 
-    `share` is the least-squares estimate, `half` the half width of its interval, and `explained` the part of the
-    first's squared error that it removes. All are None if fewer than three answers distinguish the two.
+    - `share`: the least-squares estimate. `half`: the half width of its interval.
+    - `explained`: the part of the first's squared error that it removes.
+
+    All are None if fewer than three answers distinguish the two hypotheses.
     """
 
     share: float | None = None
@@ -76,22 +78,22 @@ class Lean:
 
     @property
     def refuted(self) -> bool:
-        """Return whether the answers are nearer to the first, by the whole interval."""
+        """Return whether the whole interval is nearer to the first, which refutes the other."""
         return self.share is not None and self.half is not None and self.share + self.half < 0.5
 
     @property
     def leaves(self) -> bool:
-        """Return whether the answers left the first along this line, either way: their error is then no noise."""
+        """Return whether the answers differ from the first along this line: their error is then no noise."""
         if self.share is None or self.half is None or self.explained is None:
             return False
         return self.explained > 0.5 and abs(self.share) > self.half
 
 
 def lean(questions: Sequence[Probe], one: str, other: str, *, comparisons: int) -> Lean:
-    """Return how far the answers lie from `one` towards `other`, over the questions with predictions of both.
+    """Estimate how far the answers lie from `one` towards `other`, over the questions with predictions of both.
 
     The answers' difference from `one` is projected on the line to `other`; errors at right angles to it do not count.
-    Questions with a larger error than the mean count less, because quantised engines err much after a few prompts. The
+    Questions with a large error count less, because quantised engines have large errors after a few prompts. The
     interval is Student's, with one residual for each question and Bonferroni's correction for `comparisons` at 95 %.
     """
     along, across, errors = [], [], []
@@ -118,13 +120,13 @@ def lean(questions: Sequence[Probe], one: str, other: str, *, comparisons: int) 
 
 
 Kind = Literal["as expected", "other", "none", "tokens", "undecided"]
-"""As expected; something else; none of the hypotheses; other tokens; not distinguished."""
+"""As expected, another hypothesis, none of the hypotheses, other tokens, not distinguished."""
 STATUS: dict[Kind, int] = {"as expected": 0, "other": 1, "none": 1, "tokens": 1, "undecided": 2}
 
 
 @dataclass(frozen=True)
 class EngineVerdict:
-    """Hold the conclusion.
+    """The conclusion of a check.
 
     - `kind`: see `Kind`.
     - `expected`: the expected rope in words.
@@ -132,7 +134,7 @@ class EngineVerdict:
     - `applied`: the hypotheses that explain the answers, the best first.
     - `candidates`: for "undecided", those that are not distinguished from the best.
     - `needs`: the length in tokens of prompts that would distinguish them; None if more prompts of this length would.
-    - `detail`: a fact about this kind of conclusion, as a sentence.
+    - `detail`: a sentence with a fact for this kind of conclusion.
     """
 
     kind: Kind
@@ -174,13 +176,13 @@ def _either(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class HypothesisFit:
-    """Hold how well one hypothesis explains the answers.
+    """The fit of one hypothesis to the answers.
 
     - `misfit`: the mean absolute difference in nats.
     - `log_likelihood`: in nats, relative to the best.
     - `lean`, `lean_half`: how far the answers lie from the best towards it (0 to 1), and half its interval.
     - `questions`: the number of prompts with a prediction of it.
-    - `differs_from`: the shortest prompt in tokens for which it and the best differ.
+    - `differs_from`: the shortest prompt in tokens at which it and the best differ.
     """
 
     name: str
@@ -194,14 +196,14 @@ class HypothesisFit:
 
 @dataclass(frozen=True)
 class Verification:
-    """Hold the result of `rw.verify`.
+    """The result of `rw.verify`.
 
     - `model`, `engine`: their names.
     - `outcome`: the conclusion.
     - `standings`: every hypothesis, the best first.
     - `questions`: the prompts and the answers.
     - `noise`: the engine's error in nats on prompts of one token, which no rope changes; None if not measured.
-    - `tokenisation`: how tokens were compared.
+    - `tokenisation`: the comparison of tokens, in words.
     - `left_out`: hypotheses that our side cannot compute for this model.
     - `requests`, `seconds`: the cost.
     """
@@ -226,7 +228,7 @@ class Verification:
         return self.outcome.sentence
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as strict JSON can hold it: no keys, and no prompts except their lengths."""
+        """Return everything as plain data for strict JSON, without API keys; of prompts only the lengths."""
         outcome = self.outcome
         document: dict[str, Any] = finite({
             "kind": "verification",

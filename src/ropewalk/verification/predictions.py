@@ -1,4 +1,4 @@
-"""Compute our own log-probabilities under each hypothesis, and choose the prompts at which hypotheses differ most."""
+"""Our own log-probabilities under each hypothesis, and the choice of the prompts at which hypotheses differ most."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ropewalk.readers.reader import Reader
 from ropewalk.verification.hypotheses import Hypothesis
 from ropewalk.version import __version__
 
-KEPT = 400  # likeliest tokens of a prediction that are saved; each other token counts as the last of them
+KEPT = 400  # likeliest tokens of a prediction that are saved; other tokens get the value of the last one
 DESIGN_TOP = 20  # tokens by which two predictions are compared to choose prompts
 Values = npt.NDArray[np.float64]
 
 
 class Prediction:
-    """Hold the log-probabilities of the likeliest next tokens, in nats."""
+    """The log-probabilities of the likeliest next tokens, in nats."""
 
     def __init__(self, top: Sequence[tuple[int, float]]) -> None:
         self.values = dict(top)
@@ -40,13 +40,13 @@ class Prediction:
 
 
 class Predictions:
-    """Compute predictions of our own model and save them by everything that they depend on.
+    """The predictions of our own model, saved by everything that they depend on.
 
     Hypotheses that agree for a prompt are computed once.
 
     **Arguments:**
     - `reader`: our model.
-    - `folder`: where predictions are saved for the next run; None keeps them in memory.
+    - `folder`: for saved predictions, which the next run reuses; None keeps them in memory.
     """
 
     def __init__(self, reader: Reader, folder: Path | None = None) -> None:
@@ -54,17 +54,17 @@ class Predictions:
         key = "" if folder is None else fingerprint(__version__, KEPT, reader.library, reader.dtype, reader.digest())
         self.ledger = Ledger(None if folder is None else folder / key, kind="verify", key=key)
         self.ledger.resume()
-        self._known = {key: top for found in self.ledger.results.values() for key, top in found.items()}
+        self._known = {key: top for saved in self.ledger.results.values() for key, top in saved.items()}
 
     def of(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> dict[int, Prediction]:
         """Return the prediction after the first n of these ids, for each n in `lengths`, under a hypothesis."""
         keys = {length: self._key(hypothesis, input_ids[:length]) for length in sorted(lengths)}
         due = [length for length, key in keys.items() if key not in self._known]
         if due:
-            read = zip(due, self._read(hypothesis, input_ids, due), strict=True)
-            found = {keys[length]: _packed(top) for length, top in read}
-            self.ledger.add(fingerprint(*found), found)
-            self._known |= found
+            tops = self._compute(hypothesis, input_ids, due)
+            new = {keys[length]: _packed(top) for length, top in zip(due, tops, strict=True)}
+            self.ledger.add(fingerprint(*new), new)
+            self._known |= new
         return {length: Prediction(_unpacked(self._known[key])) for length, key in keys.items()}
 
     @staticmethod
@@ -72,7 +72,7 @@ class Predictions:
         at = hypothesis.at(len(input_ids))
         return fingerprint(at, hypothesis.positions.sliding_windows, list(input_ids))
 
-    def _read(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> list[Top]:
+    def _compute(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> list[Top]:
         """Compute all lengths in one pass over the longest prompt, or one by one if frequencies depend on the length.
 
         **Raises:** `RopeError` if the model returns no finite numbers.
@@ -119,9 +119,9 @@ def candidates(first: int, last: int, count: int = 8) -> list[int]:
 def choose(
     predictions: Mapping[str, Mapping[int, Prediction]], reference: str, lengths: Sequence[int], count: int
 ) -> list[int]:
-    """Choose the lengths at which the hypotheses differ most from `reference`; the closest ones count most.
+    """Choose the lengths at which the hypotheses differ most from `reference`; close hypotheses count most.
 
-    The choice is greedy: each length adds most to the sum over hypotheses of the square root of their distance so far.
+    The choice is greedy: each length adds most to the sum over hypotheses of the square root of their total distance.
     """
     others = [name for name in predictions if name != reference]
     apart = {
@@ -139,7 +139,7 @@ def choose(
 
 
 def stretch(encode: Callable[[str], list[int]], text: str, start: float, tokens: int) -> list[int]:
-    """Return `tokens` token ids of a text from a place in it, where `start` is a share of its length.
+    """Return `tokens` token ids of a text; `start` is the share of the text that precedes them.
 
     **Raises:** `RopeError` if the text is too short.
     """

@@ -1,4 +1,4 @@
-"""Find out which rotary embedding an engine really applies to a model."""
+"""`verify`: which rotary embedding does an engine really apply to a model?"""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def verify(
 
 
 class Check:
-    """Hold one run: its prompts, its answers, and the hypotheses that are left; takes `verify`'s resolved arguments."""
+    """One run of `verify`, with its resolved arguments: the answers, and the hypotheses that are left."""
 
     def __init__(
         self,
@@ -149,17 +149,17 @@ class Check:
         self.expected, self.trained = described(expected), trained
         self.all = {hypothesis.name: hypothesis for hypothesis in hypotheses(expected, trained=trained)}
         self.first = next(iter(self.all.values()))
-        self.left_out = tuple(name for name in self.all if name != self.first.name and not self._readable(name))
+        self.left_out = tuple(name for name in self.all if name != self.first.name and not self._supports(name))
         self.all = {name: hypothesis for name, hypothesis in self.all.items() if name not in self.left_out}
         self.up_to = length_to_verify(expected, trained) if up_to is None else up_to
         self.alive = self._different()
         self.questions: list[Probe] = []
         self.requests = 0
-        self.counted = True  # whether the engine reports the number of tokens that it has read
+        self.counted = True  # whether the engine reports the number of tokens that it processed
         self.noise: float | None = None
         self.limit = max_tokens
 
-    def _readable(self, name: str) -> bool:
+    def _supports(self, name: str) -> bool:
         """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
         try:
             self.reader.under(self.all[name].positions)
@@ -177,7 +177,7 @@ class Check:
         return different
 
     def run(self) -> Verification:
-        """Ask until the expected rope is distinguished from all others, or refuted."""
+        """Send prompts until the expected rope is distinguished from all others, or refuted."""
         say(
             self.progress,
             f"verify: {len(self.alive)} hypotheses, {QUESTIONS + ONE_TOKEN + 1} to "
@@ -202,7 +202,7 @@ class Check:
     # questions
 
     def _rounds(self) -> Iterator[tuple[int, int]]:
-        """Yield the shortest and longest prompt of each round in tokens: as short as may decide what is left."""
+        """Yield the shortest and the longest prompt of each round in tokens, as short as may decide."""
         first, last, longest = FIRST // 4, FIRST, max(self.up_to, self.trained)
         for _ in range(ROUNDS):
             last = min(last, max(longest, first + FIRST // 3), self.limit)
@@ -221,21 +221,21 @@ class Check:
         return first_difference(self.all[self._best()], self.all[name]) or 2
 
     def _ask(self, place: float, first: int, last: int) -> bool:
-        """Ask one round: predict under what is left, choose the prompts that decide most, and send them."""
+        """Run a round: predict under the hypotheses that are left, choose the prompts that decide most, send them."""
         ids = self._prompt(place, last)
         lengths = candidates(first, last, 24 if self.questions else 8)
         begin_stage(self.progress, last * len(self.alive))
-        read = {}
+        predicted = {}
         begun = time.monotonic()
         for number, (name, hypothesis) in enumerate(self.alive.items()):
             self.progress.begin(f"our prediction {number + 1} of {len(self.alive)} for {last:,} tokens: {name}", last)
-            read[name] = self.predictions.of(hypothesis, ids, lengths)
+            predicted[name] = self.predictions.of(hypothesis, ids, lengths)
             self.progress.advance(last)
             if not number:
                 seconds = (time.monotonic() - begun) * len(self.alive)
                 say(self.progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
         best = self._best()
-        chosen = choose(read, best, lengths, LATER_QUESTIONS if self.questions else QUESTIONS)
+        chosen = choose(predicted, best, lengths, LATER_QUESTIONS if self.questions else QUESTIONS)
         for number, length in enumerate(chosen):
             self.progress.begin(f"request {number + 1} of {len(chosen)} to {self.engine.name}: {length:,} tokens", 0)
             try:
@@ -247,7 +247,7 @@ class Check:
                 if not self.questions:
                     raise
                 return False
-            self.questions.append(Probe(length, answer, {name: read[name][length] for name in read}))
+            self.questions.append(Probe(length, answer, {name: tops[length] for name, tops in predicted.items()}))
         best = self._best()
         keep = {name for name in self.alive if name == best or not self._lean(best, name).refuted}
         self.alive = {name: hypothesis for name, hypothesis in self.alive.items() if name in keep}
@@ -258,22 +258,23 @@ class Check:
         return [*self.tokenizer.prefix_ids, *stretch(self.tokenizer.encode, self.text, place, length)][:length]
 
     def _answer(self, ids: list[int]) -> Mapping[int, float]:
+        """Send a prompt and return the log-probabilities; raise `RopeError` if its length changed on the way."""
         answer = self.engine.ask(ids)
         self.requests += 1
         self.counted = self.counted and answer.prompt_tokens is not None
         if answer.prompt_tokens is not None and answer.prompt_tokens != len(ids):
             raise RopeError(
-                "verify: the engine has read a different number of tokens than it was sent.",
-                facts={"engine": self.engine.name, "sent": len(ids), "read": answer.prompt_tokens},
-                cure="It adds or cuts tokens: switch that off, or use an engine that takes token ids unchanged.",
+                "verify: the engine processed a different number of tokens than it was sent.",
+                facts={"engine": self.engine.name, "sent": len(ids), "processed": answer.prompt_tokens},
+                cure="It adds or cuts tokens: disable that, or use an engine that leaves token ids unchanged.",
             )
         return answer.top
 
     def _confirmed(self, outcome: EngineVerdict) -> EngineVerdict:
-        """Ask prompts of the length that the verdict covers, and return the verdict with the length that they show.
+        """Send prompts of the length that the verdict covers, and return the verdict with the length that they show.
 
-        An engine that does not report how many tokens it has read may keep only the end of a prompt. Our predictions
-        for ends of each prompt (`ENDS`) show which of these the answers exclude.
+        An engine that does not report its number of tokens may keep only the end of a prompt. Our predictions for ends
+        of each prompt (`ENDS`) show which of these the answers exclude.
         """
         name, shorter, last = self.first.name, self._longest, min(self.up_to, self.limit)
         if self.counted and shorter >= last:
@@ -300,7 +301,7 @@ class Check:
         self.questions += [Probe(probe.tokens, probe.answer, {name: ours[probe.tokens]}) for probe in probes]
         leans = {end: lean(probes, name, str(end), comparisons=len(ends)) for end in ends}
         error = misfit(probes, name)
-        if error > self._allowed or (error > EXACT and any(found.leaves for found in leans.values())):
+        if error > self._allowed or (error > EXACT and any(one.leaves for one in leans.values())):
             detail = (
                 f"{self.expected} explains {len(self.questions) - len(probes)} prompts, but misses {len(probes)} more, "
                 f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average: does the engine "
@@ -313,7 +314,7 @@ class Check:
             cut = (f"{self.expected} on the ends of prompts",)
             return dataclasses.replace(outcome, kind="undecided", candidates=cut)
         if ends:
-            detail = "The engine does not report how many tokens it reads, so it may cut longer prompts."
+            detail = "The engine does not report the number of tokens, so it may cut longer prompts."
             return dataclasses.replace(outcome, up_to=min(shown, excluded[-1]), detail=detail)
         return dataclasses.replace(outcome, up_to=shown)
 
@@ -323,7 +324,7 @@ class Check:
         return max((question.tokens for question in self.questions), default=1)
 
     def _tokenisation(self) -> tuple[str, str]:
-        """Return how tokens were compared, and what differs (empty if nothing does)."""
+        """Compare tokens; return the comparison in words, and the difference (empty if there is none)."""
         words = self.text[len(self.text) // 3 :][:CHECKED]
         theirs, ours = self.engine.token_ids(words), self.tokenizer.encode(words)
         if theirs is None:
@@ -340,7 +341,7 @@ class Check:
         )
 
     def _one_token(self) -> float:
-        """Return the engine's error in nats on prompts of a single token, which no rope changes."""
+        """Return the engine's error in nats on prompts of a single token, for which the rope does not matter."""
         ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[:ONE_TOKEN]
         errors, refused = [], None
         for token in ids:
@@ -367,6 +368,7 @@ class Check:
         return self.first.name if self.first.name in self.alive and all(same) else best
 
     def _lean(self, one: str, other: str) -> Lean:
+        """Return the lean of the answers to the questions for which the two hypotheses differ."""
         telling = [question for question in self.questions if not self._same(one, other, question.tokens)]
         return lean(telling, one, other, comparisons=max(1, len(self.all) - 1))
 
@@ -374,7 +376,7 @@ class Check:
         return self.all[one].at(tokens) == self.all[other].at(tokens)
 
     def _open(self) -> set[str]:
-        """Return what is not distinguished from the best yet."""
+        """Return the hypotheses that are not distinguished from the best yet."""
         return set(self.alive) - {self._best()}
 
     @property
@@ -383,6 +385,7 @@ class Check:
         return NOISE * max(self.noise or 0.0, LEAST_NOISE)
 
     def _outcome(self) -> EngineVerdict:
+        """Return the conclusion from the answers so far."""
         best, left = self._best(), self._open()
         applied = (best, *sorted(left, key=lambda name: misfit(self.questions, name)))
         named = tuple(self.expected if name == self.first.name else name for name in applied)
@@ -411,8 +414,9 @@ class Check:
         return outcome("undecided", applied=named[:1], candidates=named[1:], needs=length)
 
     def _result(self, outcome: EngineVerdict, tokenisation: str) -> Verification:
-        read = [name for name in self.all if any(name in question.predictions for question in self.questions)]
-        likely = likelihoods(self.questions, read) if read else {}
+        """Return the result with the fit of every hypothesis, the likeliest first."""
+        predicted = [name for name in self.all if any(name in question.predictions for question in self.questions)]
+        likely = likelihoods(self.questions, predicted) if predicted else {}
         best = self._best()
         standings = [self._standing(name, best, likely.get(name)) for name in self.all]
         standings.sort(
@@ -432,14 +436,15 @@ class Check:
         )
 
     def _standing(self, name: str, best: str, likely: float | None) -> HypothesisFit:
-        read = [question for question in self.questions if name in question.predictions]
-        found = self._lean(best, name) if read and name != best else None
+        """Return the fit of one hypothesis, compared with the best."""
+        predicted = [question for question in self.questions if name in question.predictions]
+        leaning = self._lean(best, name) if predicted and name != best else None
         return HypothesisFit(
             name=name,
-            misfit=misfit(self.questions, name) if read else None,
+            misfit=misfit(self.questions, name) if predicted else None,
             log_likelihood=likely,
-            lean=None if found is None else found.share,
-            lean_half=None if found is None else found.half,
-            questions=len(read),
+            lean=None if leaning is None else leaning.share,
+            lean_half=None if leaning is None else leaning.half,
+            questions=len(predicted),
             differs_from=None if name == best else first_difference(self.all[best], self.all[name]),
         )

@@ -179,8 +179,8 @@ def test_everything_is_refused_before_training(data: str, test_file: str, tmp_pa
     for settings, test, message in (
         (small(data), unknown, r"(?s)not among those trained on.*'sky'"),
         (small(data, validation=unknown), None, r"(?s)not among those trained on.*'sky'"),
-        (small(one), None, "one class only"),
-        (small(data, encoding="xpos"), None, "XPos: it is for causal attention"),
+        (small(one), None, "only one class"),
+        (small(data, encoding="xpos"), None, "XPos: attention must be causal"),
         (small(data, encoding="nosuch"), None, "unknown encoding"),
         (small(data, tokenizer="nowhere.json"), None, "unknown tokenizer"),
     ):

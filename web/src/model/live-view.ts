@@ -105,7 +105,7 @@ export class LiveView {
     const left = result.leftOut ? ` Of a longer text, the last ${grouped(count)} are read.` : "";
     const change = `The largest change of a logit after the last token is ${significant(result.largestChange, 2)}.`;
     const only = setting.shift > 0 && setting.angles === "exact" && different.length === 1;
-    const why = only ? " Queries and keys meet by their distance alone, so a shift changes nothing but the last digits." : "";
+    const why = only ? " A score depends only on the distance of query and key, so a shift changes only the last digits." : "";
     return `${grouped(count)} tokens${long}, read in ${(result.milliseconds / 1000).toFixed(2)} s.${left} ${different.length ? change + why : ""}`.trim();
   }
 

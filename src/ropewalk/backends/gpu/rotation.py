@@ -53,8 +53,8 @@ def row_offsets(batch, heads, tokens, strides, C: tl.constexpr):
 def features_of(number, SECTION: tl.constexpr, C: tl.constexpr):
     """Return features by their `number` in a section, and whether they exist; unrotated ones surround the window.
 
-    Section 0 is the window. The other features form sections of 2 * block, the last filled by the mask, in the same pairs.
-    So every section has the same threads, without an exchange between them.
+    Section 0 is the window. The other features form sections of 2 * block, the last filled by the mask, in the same
+    pairs. So every section has the same threads, without an exchange between them.
     """
     END: tl.constexpr = 2 * C.pairs if SECTION == 0 else C.head_dim - 2 * C.pairs
     if SECTION == 0:

@@ -122,7 +122,8 @@ class Scaling(ABC):
     @property
     def original_length(self) -> int | None:
         """Return the length before scaling, in tokens, or None if the rule does not state it."""
-        return None
+        length: int | None = getattr(self, TRAINED_KEY, None)
+        return length
 
     @property
     def switch_length(self) -> int | None:
@@ -148,7 +149,8 @@ class Scaling(ABC):
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:
         """Return the tokens that the rule extends to, or None if its numbers do not state it."""
-        return None
+        trained, factor = getattr(self, TRAINED_KEY, None), getattr(self, "factor", None)
+        return None if trained is None else int((factor or 1) * trained)
 
     @property
     def trained_part(self) -> Scaling | None:

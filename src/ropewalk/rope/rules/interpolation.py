@@ -201,10 +201,3 @@ class Llama3(Scaling):
             kept = ramp(rotations, self.low_freq_factor, self.high_freq_factor)
             scaled.append(f / self.factor * (1 - kept) + f * kept)
         return scaled
-
-    @property
-    def original_length(self) -> int | None:
-        return self.original_max_position_embeddings
-
-    def target_length(self, max_position_embeddings: int | None) -> int | None:
-        return int(self.factor * self.original_max_position_embeddings)

@@ -87,19 +87,12 @@ class LongRoPE(Scaling):
                 )
 
     @property
-    def original_length(self) -> int | None:
-        return self.original_max_position_embeddings
-
-    @property
     def switch_length(self) -> int:
         return self.original_max_position_embeddings
 
     @property
     def first_tokens(self) -> int:
         return self.unscaled_tokens
-
-    def target_length(self, max_position_embeddings: int | None) -> int | None:
-        return int((self.factor or 1) * self.original_max_position_embeddings)
 
     def written_out(self, max_position_embeddings: int | None) -> Scaling:
         if self.factor is not None or max_position_embeddings is None:

@@ -92,13 +92,6 @@ class YaRN(Scaling):
             return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
         return yarn_mscale(self.factor, 1.0)
 
-    @property
-    def original_length(self) -> int | None:
-        return self.original_max_position_embeddings
-
-    def target_length(self, max_position_embeddings: int | None) -> int | None:
-        return int(self.factor * self.original_max_position_embeddings)
-
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:
         """Return the rule as transformers reads it: a null factor is the ratio of lengths, a beta of 0 its default."""
@@ -172,13 +165,6 @@ class MrRoPE(Scaling):
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
         return yarn_mscale(self.factor, 1.0) if self.attention_factor is None else float(self.attention_factor)
-
-    @property
-    def original_length(self) -> int | None:
-        return self.original_max_position_embeddings
-
-    def target_length(self, max_position_embeddings: int | None) -> int | None:
-        return int(self.factor * self.original_max_position_embeddings)
 
 
 def _bounds(rule: YaRN | MrRoPE, ladder: Ladder) -> tuple[float, float]:

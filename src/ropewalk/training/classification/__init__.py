@@ -1,4 +1,4 @@
-"""Texts to classes: CSV files, the training of a classifier, its scores beside a baseline's."""
+"""Text classification: CSV files, the training of a classifier, and its scores next to those of a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled texts from CSV files, a validation part with every class in it, and batches of like length."""
+"""Labelled texts from CSV files, a validation part with every class, and batches of similar length."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ropewalk.builtin.texts import decoded
 from ropewalk.errors import RopeError
 
 FIELD_LIMIT = 2**27
-"""Characters of one cell: the csv module's own limit, 131,072, is below a long document."""
+"""Characters of one cell: the csv module's own limit, 131,072, is less than a long document."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one CSV file: texts, their labels (empty where the file was read without), and their lines in it."""
+    """The rows of one CSV file: texts, their labels (empty if the file has no label column), and their lines in it."""
 
     path: str
     texts: tuple[str, ...]
@@ -33,17 +33,19 @@ class Rows:
         return len(self.texts)
 
     def take(self, chosen: Sequence[int]) -> Rows:
-        """The rows of these indices."""
+        """Return the rows with these indices."""
         labels = tuple(self.labels[i] for i in chosen) if self.labels else ()
         return Rows(self.path, tuple(self.texts[i] for i in chosen), labels, tuple(self.lines[i] for i in chosen))
 
 
 def read_rows(path: str | Path, *, text_column: str = "text", label_column: str | None = "label") -> Rows:
-    """The rows of a UTF-8 CSV file with a header line; `label_column` None reads the texts alone.
+    """Return the rows of a UTF-8 CSV file with a header line; without labels if `label_column` is None.
 
-    Space around texts and labels is taken away, empty lines are skipped. Raises `RopeError` that names the file and the
-    line: no such file, not UTF-8, not CSV, a row with other cells than the header, a column that is not there, an empty
-    text or label, no rows.
+    Space around texts and labels is removed, and empty lines are skipped.
+
+    **Raises:** `RopeError` that names the file and the line, for a missing file or column, bytes that are not UTF-8,
+    malformed CSV, a row with a different number of cells than the header, an empty text or label, and a file without
+    rows.
     """
     path = Path(path)
     wanted = [text_column] if label_column is None else [text_column, label_column]
@@ -69,9 +71,9 @@ def read_rows(path: str | Path, *, text_column: str = "text", label_column: str 
     for line, cells in body:
         if len(cells) != len(header):
             raise RopeError(
-                "classify: a row has another number of cells than the header.",
+                "classify: a row has a different number of cells than the header.",
                 facts={"file": str(path), "line": line, "cells": len(cells), "columns": header},
-                cure='Put quotes around a text that holds commas: "like this, for example". ',
+                cure='Put quotes around a text with commas: "like this, for example".',
             )
         values = [cells[place].strip() for place in places]
         for name, value in zip(wanted, values, strict=True):
@@ -89,7 +91,7 @@ def read_rows(path: str | Path, *, text_column: str = "text", label_column: str 
 
 
 def _cells(path: Path) -> list[tuple[int, list[str]]]:
-    """Every row with the line that it ends on; empty lines are left out."""
+    """Return every row with the line that it ends on, without empty lines."""
     limit = csv.field_size_limit(FIELD_LIMIT)
     line = 0
     try:
@@ -117,19 +119,19 @@ def _cells(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def classes_of(rows: Rows) -> tuple[str, ...]:
-    """The labels that occur, sorted; a `RopeError` where there is one alone."""
+    """Return the labels, sorted; raise `RopeError` if there is only one."""
     classes = tuple(sorted(set(rows.labels)))
     if len(classes) < 2:
         raise RopeError(
-            "classify: there is one class only, so there is nothing to learn.",
+            "classify: there is only one class, so there is nothing to learn.",
             facts={"file": rows.path, "label": classes[0], "rows": len(rows)},
-            cure="Give rows of two classes or more; is --label-column the right one?",
+            cure="Give rows of at least two classes, and check --label-column.",
         )
     return classes
 
 
 def check_known(rows: Rows, classes: Sequence[str], trained_on: str) -> None:
-    """Refuse labels that training never saw."""
+    """Raise `RopeError` for labels that the training rows do not have."""
     known = set(classes)
     unknown = [(line, label) for line, label in zip(rows.lines, rows.labels, strict=True) if label not in known]
     if unknown:
@@ -140,7 +142,7 @@ def check_known(rows: Rows, classes: Sequence[str], trained_on: str) -> None:
                 "file": rows.path,
                 "line": line,
                 "label": label,
-                "such rows": len(unknown),
+                "rows with such labels": len(unknown),
                 "trained on": trained_on,
             },
             cure="Correct the label, leave the rows out, or train with rows of this class.",
@@ -148,19 +150,19 @@ def check_known(rows: Rows, classes: Sequence[str], trained_on: str) -> None:
 
 
 def split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Training and validation part: `fraction` of each class, at least one row, drawn by `seed`; order is kept.
+    """Return the training and the validation part: `fraction` of each class, at least one row, drawn by `seed`.
 
-    Raises `RopeError` for a class with one row: one part would be without it.
+    The order is kept. Raises `RopeError` for a class with one row, which only one part could have.
     """
     of_class = defaultdict(list)
     for index, label in enumerate(rows.labels):
         of_class[label].append(index)
-    alone = [label for label, indices in of_class.items() if len(indices) < 2]
-    if alone:
+    single = [label for label, indices in of_class.items() if len(indices) < 2]
+    if single:
         raise RopeError(
             "classify: a class with one row cannot be in training and in validation.",
-            facts={"file": rows.path, "labels": alone, "line": rows.lines[of_class[alone[0]][0]]},
-            cure="Add rows of it, leave it out, give --validation FILE, or pass --validation-fraction 0.",
+            facts={"file": rows.path, "labels": single, "line": rows.lines[of_class[single[0]][0]]},
+            cure="Add rows of it, leave it out, give --validation FILE, or set validation_fraction = 0.",
         )
     generator = np.random.default_rng(seed)
     held_out: set[int] = set()
@@ -173,12 +175,12 @@ def split(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def joined(first: Rows, second: Rows) -> Rows:
-    """The rows of both, named after the first file."""
+    """Return the rows of both, named after the first file."""
     return Rows(first.path, first.texts + second.texts, first.labels + second.labels, first.lines + second.lines)
 
 
 def balanced_weights(labels: Sequence[str], classes: Sequence[str]) -> list[float]:
-    """rows / (classes * rows of the class), so that each class has the same part in the loss.
+    """Return rows / (classes * rows of the class) for each class, which gives all the same part in the loss.
 
     >>> balanced_weights(["a", "b", "b", "b"], ["a", "b"])
     [2.0, 0.6666666666666666]
@@ -188,11 +190,11 @@ def balanced_weights(labels: Sequence[str], classes: Sequence[str]) -> list[floa
 
 
 POOL = 32
-"""Batches whose texts are sorted by length together: padding is rare, and an epoch's order still random."""
+"""Number of batches that are sorted by length together: padding is rare, and the order is still random."""
 
 
 def epoch_order(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int) -> list[list[int]]:
-    """Every index once, in batches of like length and in random order: a function of seed and epoch alone.
+    """Return every index once, in batches of similar length and random order, which depend only on seed and epoch.
 
     >>> sorted(sum(epoch_order([5, 1, 4, 2, 3], 2, seed=0, epoch=0), []))
     [0, 1, 2, 3, 4]
@@ -208,13 +210,13 @@ def epoch_order(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: in
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Every index once, shortest text first, for predictions."""
+    """Return every index once, in batches, the shortest texts first."""
     order = np.argsort(np.asarray(lengths), kind="stable").tolist()
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
 def pad(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-    """Ids and mask, int64 and bool `[batch, longest]`, padded on the right; the mask is None where nothing is."""
+    """Return ids and mask, int64 and bool `[batch, longest]`, padded on the right; the mask is None without padding."""
     lengths = torch.tensor([len(text) for text in texts])
     longest = int(lengths.max())
     ids = torch.zeros(len(texts), longest, dtype=torch.int64)
@@ -225,7 +227,7 @@ def pad(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
 
 
 def leave_out(texts: Sequence[list[int]], probability: float) -> list[list[int]]:
-    """The texts without some of their tokens: each is left out with this probability, but one of each text stays."""
+    """Return the texts without some of their tokens: each is left out with this probability, but one per text stays."""
     if not probability:
         return list(texts)
     drawn = torch.rand(sum(len(text) for text in texts)).tolist()
