@@ -1,4 +1,4 @@
-"""The cells of the comparison: the package is called, or its source is read, where the version named is there."""
+"""Cells of the comparison: these tests call the package or search its source if the version named is installed."""
 
 from __future__ import annotations
 
@@ -19,28 +19,25 @@ if not PAGE.exists():
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")]
         for line in PAGE.read_text().splitlines() if line.startswith("|")]  # fmt: skip
 HEADS = ["ropewalk", "transformers", "rotary-embedding-torch", "x-transformers", "flash-attention", "Liger"]
-MODULES = {"transformers": "transformers", "rotary-embedding-torch": "rotary_embedding_torch",
-           "x-transformers": "x_transformers", "Liger": "liger_kernel"}  # fmt: skip
-NAMES = {"Liger": "liger-kernel"}
 TABLE = {row[0]: dict(zip(HEADS, row[1:], strict=True)) for row in ROWS[2:]}
 
 
 def source(head, *files):
-    """The text of a package's files, all of them without a name; skips where the version on the page is not there."""
+    """Return the text of a package's files, by default of all; skip if the version on the page is not installed."""
     wanted = next(cell for cell in ROWS[0] if cell.startswith(head)).split(" ")[1]
     try:
-        found = version(NAMES.get(head, head))
+        installed = version(head)
     except PackageNotFoundError:
         pytest.skip(f"{head} is not installed")
-    if found != wanted:
-        pytest.skip(f"{head} is {found}, the page speaks of {wanted}")
-    [folder] = importlib.util.find_spec(MODULES[head]).submodule_search_locations
+    if installed != wanted:
+        pytest.skip(f"{head} is {installed}, and the page is about {wanted}")
+    [folder] = importlib.util.find_spec(head.replace("-", "_")).submodule_search_locations
     paths = [Path(folder, name) for name in files] or sorted(Path(folder).rglob("*.py"))
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 def test_the_page_has_the_columns_and_rows_that_are_tested():
-    """A new column or row needs its test."""
+    """A new column or row needs a test."""
     assert [cell.split(" ")[0] for cell in ROWS[0][1:]] == HEADS
     assert set(TABLE) == {
         "pairing of features", "any position for each token", "scaling rules", "reads a published config.json",
@@ -51,7 +48,7 @@ def test_the_page_has_the_columns_and_rows_that_are_tested():
 
 
 def test_ropewalk():
-    """Our own column."""
+    """Check our own column."""
     from ropewalk.attention.extensions import Extension
     from ropewalk.rope.scaling import Scaling
 
@@ -68,12 +65,11 @@ def test_ropewalk():
     assert {"rerope", "self-extend", "dca"} <= set(__import__("ropewalk.methods").methods.METHODS)
     assert len(Extension.registry) >= 3
     assert set(inspect.signature(rw.rotate).parameters) >= {"interleaved", "interleaved_out"}
-    for name in ("grid_positions", "mrope_positions", "attach", "doctor"):
-        assert callable(getattr(rw, name))
+    assert all(map(callable, (rw.positions.grid_positions, rw.positions.mrope_positions, rw.attach, rw.doctor)))
 
 
 def test_transformers():
-    """Its rules by name, what a cast does to its angles, how its models pair features."""
+    """Check its rules by name, the effect of a cast on its angles, and the pairing of its models."""
     text = source("transformers", "modeling_rope_utils.py")
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
@@ -95,12 +91,12 @@ def test_transformers():
 
 @pytest.mark.thorough
 def test_no_method_in_attention_in_transformers():
-    """None of its files names one."""
+    """None of its files contains the name of one."""
     assert not re.search(r"self_?extend|dual_?chunk|rerope|streaming_?llm", source("transformers"), re.IGNORECASE)
 
 
 def test_rotary_embedding_torch():
-    """Its source; and it is called where it can be imported."""
+    """Search its source, and call it if it can be imported."""
     text = source("rotary-embedding-torch")
     assert "'... (d r) -> ... d r'" in text
     assert "interpolate_factor" in text
@@ -119,32 +115,3 @@ def test_rotary_embedding_torch():
     exact = RotaryEmbedding(32).rotate_queries_or_keys(x)
     assert list(inspect.signature(RotaryEmbedding.rotate_queries_or_keys).parameters)[1:4] == ["t", "seq_dim", "offset"]
     assert float((RotaryEmbedding(32).rotate_queries_or_keys(x.bfloat16()).float() - exact).abs().max()) > 0.1
-
-
-def test_x_transformers():
-    """Its class of rotary embeddings, by its source; its frequencies are a buffer, which a cast rounds."""
-    text = source("x-transformers", "x_transformers.py")
-    rotary = re.search(r"^class RotaryEmbedding.*?(?=^def rotate_half)", text, re.DOTALL | re.MULTILINE)[0]
-    assert "self.register_buffer('inv_freq', inv_freq)" in rotary
-    assert "t.type_as(self.inv_freq)" in rotary
-    assert "if t.ndim == 1" in rotary
-    assert "interpolation_factor" in rotary
-    assert "base_rescale_factor" in rotary
-    assert "'... (d r) -> ... d r'" in text
-    for name in ("alibi_pos_bias", "rel_pos_bias", "rotary_xpos"):
-        assert name in text
-    everything = source("x-transformers")
-    assert not re.search(r"yarn|longrope|llama3|mrope|from_pretrained|config\.json", everything, re.IGNORECASE)
-    assert not re.search(r"self_?extend|dual_?chunk|rerope|triton", everything, re.IGNORECASE)
-
-
-def test_liger():
-    """Its kernel takes tables; `position_ids` is not read, and the pairing is half-split."""
-    text = source("Liger", "ops/rope.py")
-    assert "second_half_q_offsets = first_half_q_offsets + (rd // 2)" in text
-    assert not re.search(r"position_ids\W*[\[.*+]", text)
-    assert "import triton" in text
-    assert "mrope" in source("Liger", "ops/qwen2vl_mrope.py")
-    everything = source("Liger")
-    assert not re.search(r"yarn|longrope|self_?extend|dual_?chunk|rerope|alibi", everything, re.IGNORECASE)
-    assert "apply_rotary_pos_emb = liger_rotary_pos_emb" in everything
