@@ -12,8 +12,7 @@ import nbformat
 from mkdocs.structure.files import File
 
 import ropewalk as rw
-from ropewalk import encodings, scaling
-from ropewalk import positions as distributed
+from ropewalk import encodings, processes, scaling
 from ropewalk.attention.extensions import Extension
 from ropewalk.methods import METHODS
 from ropewalk.report.explorer import explorer_data, explorer_page
@@ -82,7 +81,8 @@ def method_table() -> str:
 def names_of(subpackages: str) -> str:
     """Return mkdocstrings entries for every public name of these subpackages.
 
-    Four more groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions` and `distributed`.
+    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, and the public
+    modules as `rw.positions`, `rw.fused`, `rw.rotation` and `rw.models`.
     """
     entries: list[tuple[str, Any]] = []
     for group in subpackages.split():
@@ -91,9 +91,12 @@ def names_of(subpackages: str) -> str:
             entries += [(f"rw.scaling.{name}", getattr(scaling, name)) for name in rules]
         elif group == "encodings":
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
-        elif group == "distributed":
-            things = ((name, getattr(distributed, name)) for name in distributed.__all__)
-            entries += [(f"rw.distributed.{name}", thing) for name, thing in things if callable(thing)]
+        elif group == "processes":
+            entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
+        elif group.startswith("rw_"):
+            module = getattr(rw, group.removeprefix("rw_"))
+            things = {name: getattr(module, name) for name in module.__all__ if name not in rw.__all__}
+            entries += [(f"{group.replace('_', '.')}.{name}", thing) for name, thing in things.items() if callable(thing)]
         elif group == "extensions":
             entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in Extension.registry.items()]
         else:

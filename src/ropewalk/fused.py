@@ -15,6 +15,8 @@ from ropewalk.errors import RopeError
 from ropewalk.rotation.checks import Layout, are_apart, check_both, extents_meet, overlaps_itself
 from ropewalk.shapes import Float
 
+__all__ = ["Store", "qk_norm_rotate", "rotate_store"]
+
 _CACHES = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2))
 """The dtypes of a cache for keys of up to 32 bits."""
 
