@@ -108,7 +108,10 @@ def test_every_setting_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["train", "--data", "nowhere.csv", "--out", "run"], "cannot be read"),
         (["train", "--data", "TRAIN", "--out", "run"], "no such column"),
-        (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--encoding", "xpos"], "XPos: attention must be causal"),
+        (
+            ["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--encoding", "xpos"],
+            "XPos: attention must be causal",
+        ),
         (["train", "--data", "TRAIN", "--out", "run", *COLUMNS, "--epochs", "0"], "`epochs` must be at least 1"),
         (["predict", "nowhere", "TRAIN"], "no such folder"),
         (["predict", "MODEL", "nowhere.csv"], "cannot be read"),
