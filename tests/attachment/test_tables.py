@@ -64,13 +64,19 @@ BLOCKS = {
 """The `rope_parameters` of transformers that a method with target 4 x 64 is."""
 
 
-@pytest.mark.parametrize("method", BLOCKS)
-@pytest.mark.parametrize("name", ["llama", "glm4", "deepseek_v3"])
+# under a yarn block DeepSeek's class also scales the softmax by the block's mscale, which no rope describes
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        (name, method)
+        for name in ("llama", "glm4", "deepseek_v3")
+        for method in BLOCKS
+        if (name, method) != ("deepseek_v3", "yarn")
+    ],
+)
 @torch.no_grad()
 def test_methods_are_those_of_transformers(name, method):
     """A plain model under a method gives the logits of transformers' own model with that rope block."""
-    if name == "deepseek_v3" and method == "yarn":
-        pytest.skip("its class scales the softmax by a yarn block's mscale as well, which no rope says")
     plain = small_model(name)
     theta = plain.config.rope_parameters["rope_theta"]
     partial = plain.config.rope_parameters.get("partial_rotary_factor")
