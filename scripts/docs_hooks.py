@@ -81,8 +81,8 @@ def method_table() -> str:
 def names_of(subpackages: str) -> str:
     """Return mkdocstrings entries for every public name of these subpackages.
 
-    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, and the public
-    modules as `rw.positions`, `rw.fused`, `rw.rotation` and `rw.models`.
+    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, and the
+    public modules: `rw_positions`, `rw_fused`, `rw_rotation`, `rw_models`.
     """
     entries: list[tuple[str, Any]] = []
     for group in subpackages.split():
@@ -95,8 +95,8 @@ def names_of(subpackages: str) -> str:
             entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
         elif group.startswith("rw_"):
             module = getattr(rw, group.removeprefix("rw_"))
-            things = {name: getattr(module, name) for name in module.__all__ if name not in rw.__all__}
-            entries += [(f"{group.replace('_', '.')}.{name}", thing) for name, thing in things.items() if callable(thing)]
+            things = [(name, getattr(module, name)) for name in module.__all__ if name not in rw.__all__]
+            entries += [(f"{group.replace('_', '.')}.{name}", thing) for name, thing in things if callable(thing)]
         elif group == "extensions":
             entries += [(f"rw.attention.extensions.{name}", kind) for name, kind in Extension.registry.items()]
         else:

@@ -66,7 +66,7 @@ class UseRow:
     tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the JSON form."""
         found: dict[str, Any] = finite(dataclasses.asdict(self))
         return found
 
@@ -79,7 +79,7 @@ class Control:
     interval: Interval
 
     def shows(self, least: float, share: float = SHARE) -> bool:
-        """Whether it is shown to be above `least` and known to within `share` of itself."""
+        """Return whether it is shown to exceed `least` and known to within `share` of itself."""
         return self.interval is not None and self.interval[0] > max(least, share * self.gain)
 
 
@@ -108,22 +108,22 @@ class UseMeasurement:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods measured at the target, in order."""
+        """Return the methods measured at the target, in order."""
         return tuple(dict.fromkeys(row.method for row in self.rows if not row.control))
 
     @property
     def windows(self) -> int:
-        """How many windows were read."""
+        """Return the number of windows."""
         return max((row.windows for row in self.rows), default=0)
 
     def of(self, method: str, test: str) -> list[UseRow]:
-        """The rows of a method and test at the target, the nearest distance first."""
+        """Return the rows of a method and test at the target, the nearest distance first."""
         found = [row for row in self.rows if (row.method, row.test, row.control) == (method, test, False)]
         return sorted(found, key=lambda row: row.distance)
 
     @property
     def can_copy(self) -> bool:
-        """Whether the copy test's control works: within the trained length the gain is clear and well known."""
+        """Return whether the control works: within the trained length the gain is clear and well known."""
         control = self.controls.get("copy")
         return control is not None and control.shows(LEAST_COPY_GAIN)
 
@@ -133,7 +133,7 @@ class UseMeasurement:
         return SHARE * self.controls["copy"].gain if self.can_copy else None
 
     def reach(self, method: str) -> int | None:
-        """The largest distance in tokens up to which the copy test shows use.
+        """Return the largest distance in tokens up to which the copy test shows use.
 
         At it and at every nearer distance measured the interval lies above half of the gain within the trained length.
         None where the control does not work, or not even the nearest distance shows it.
@@ -146,7 +146,7 @@ class UseMeasurement:
         return reached
 
     def shown_at(self, method: str) -> tuple[int, ...]:
-        """The distances in tokens at which the copy test's interval lies above half of the gain within."""
+        """Return the distances in tokens at which the interval lies above half of the gain within."""
         needed = self.needed
         if needed is None:
             return ()
@@ -154,7 +154,7 @@ class UseMeasurement:
         return tuple(row.distance for row in found if row.interval is not None and row.interval[0] > needed)
 
     def shows_use(self, method: str) -> bool | None:
-        """Whether the method uses tokens that lie beyond the trained length.
+        """Return whether the method uses tokens beyond the trained length.
 
         True if at a distance beyond the trained length the gain is shown to be above half of that within, False if at
         every such distance it is shown to be below, None if the control does not work or the windows are too few.
@@ -171,7 +171,7 @@ class UseMeasurement:
         return False if refuted else None
 
     def sentences(self) -> list[str]:
-        """What was found, in words."""
+        """Describe the result in sentences."""
         return [*_copy_lines(self), *self.notes]
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ class UseMeasurement:
 
 
 def span_of(shown: Sequence[int], measured: Sequence[int]) -> str:
-    """At which of the measured distances, in order, use is shown, in a few words; empty for none.
+    """Describe the measured distances at which use is shown, in order; empty for none.
 
     >>> span_of([128, 240], [128, 240, 464]), span_of([240, 464], [128, 240, 464]), span_of([464], [128, 240, 464])
     ('to 240', '240 to 464', 'at 464')
@@ -198,7 +198,7 @@ def span_of(shown: Sequence[int], measured: Sequence[int]) -> str:
 
 
 def _copy_lines(found: UseMeasurement) -> Iterator[str]:
-    """The control of the copy test, and how far each method's use reaches."""
+    """Describe the control of the copy test, and how far each method's use reaches."""
     control = found.controls.get("copy")
     if control is None:
         return
@@ -225,7 +225,7 @@ def _copy_lines(found: UseMeasurement) -> Iterator[str]:
 
 
 def _where_half_is_shown(found: UseMeasurement, method: str) -> str:
-    """At which distances the copy test's interval lies above half of the control's gain."""
+    """Return the distances at which the copy test's interval lies above half of the control's gain."""
     rows, shown = found.of(method, "copy"), list(found.shown_at(method))
     if not shown:
         return "at no distance"
@@ -236,7 +236,7 @@ def _where_half_is_shown(found: UseMeasurement, method: str) -> str:
 
 
 def _listed(distances: list[int]) -> str:
-    """Distances in a sentence: 1, 2 and 3."""
+    """Join distances for a sentence: 1, 2 and 3."""
     *most, last = [f"{distance:,}" for distance in distances]
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -246,7 +246,7 @@ LossesOf = Callable[[str, Reading, int], Losses]
 
 
 def copy_gains(design: CopyDesign, blocks: Sequence[ClosingBlock], losses: Mapping[Half, Losses]) -> dict[int, float]:
-    """For each distance, the mean over its blocks of loss(absent) - loss(present), in nats per token.
+    """Return for each distance the mean over its blocks of loss(absent) - loss(present), in nats per token.
 
     `losses` are those of all closing tokens in the two readings, nats `[closing]`.
     """
@@ -301,7 +301,7 @@ def _row(
     *,
     comparisons: int,
 ) -> UseRow:
-    """The mean of the windows' values, with an interval that holds together with so many (Bonferroni)."""
+    """Return the mean of the windows' values with a Bonferroni-corrected interval."""
     protocol, (gain, interval) = inputs.protocol, mean_and_interval(values, comparisons=comparisons)
     window = protocol.target if where == "far" else min(protocol.trained_length, protocol.target)
     return UseRow(
@@ -329,13 +329,13 @@ class UseModel:
 
     @cached_property
     def key(self) -> str:
-        """What its losses depend on besides the weights."""
+        """Return everything besides the weights that its losses depend on."""
         return fingerprint(self.reader.positions, self.stride)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UseRun:
-    """A measurement of use whose arguments have been checked: what is due, and the work itself.
+    """A measurement of use with checked arguments: the jobs that are due, and the work.
 
     The methods are named when it is measured: the doctor learns which one is best from the losses.
     """
@@ -355,11 +355,11 @@ class UseRun:
         resume: bool = False,
         chunk: int = CHUNK,
     ) -> UseRun:
-        """The run of a protocol on its texts.
+        """Prepare the run of a protocol on its texts.
 
         **Arguments:**
         - `reader`: the model, under any positions. `texts`: with the windows of the protocol.
-        - `state`: a folder that keeps each reading as soon as it is there; None: in memory. With `resume` what it
+        - `state`: a folder that saves each reading as it is computed; None: in memory. With `resume` what it
           holds is taken up; else it begins again. `chunk`: tokens of one forward.
 
         **Raises:** `RopeError` for a model without a tokenizer, and a state of another run.
@@ -369,7 +369,7 @@ class UseRun:
             raise RopeError(
                 "use: the model has no tokenizer, so no text can be read.",
                 facts={"model": reader.name},
-                cure="Put its tokenizer.json beside the weights.",
+                cure="Put its tokenizer.json next to the weights.",
             )
         inputs = UseInputs(protocol=protocol, texts=tuple(texts), tokenizer=tokenizer)
         made = [(text.contents, tuple(text.tokens), text.starts) for text in texts]
@@ -414,7 +414,7 @@ class UseRun:
     def measure(
         self, methods: Mapping[str, UseModel], *, workers: int | None = None, progress: Progress | None = None
     ) -> UseMeasurement:
-        """Read what is due, keep each result as soon as it is there, and gather all of them.
+        """Process what is due, save each result as it is computed, and gather all of them.
 
         - `methods`: by name, plain among them. `workers`: readings at one time; None: as cores and memory allow.
         """
@@ -436,7 +436,7 @@ class UseRun:
         return self._gathered(methods)
 
     def _work(self, reading: Reading, stride: int | None) -> Workload:
-        """What goes through the model for one reading."""
+        """Return the work of one reading."""
         protocol, first = self.inputs.protocol, self.inputs.first(reading)
         if reading.where == "control":
             return Workload.of(min(protocol.trained_length, protocol.target), chunk=self.chunk, first=first)
@@ -466,7 +466,7 @@ class UseRun:
         return losses
 
     def _gathered(self, methods: Mapping[str, UseModel]) -> UseMeasurement:
-        """The measurement, from the ledger."""
+        """Return the measurement from the ledger."""
 
         def result(method: str, reading: Reading, window: int) -> dict[str, Any]:
             return self.ledger[self.key(methods[method], reading, window)]

@@ -17,11 +17,11 @@ from ropewalk.measure.questions import passage, words_of
 from ropewalk.models.prompts import Tokenizer
 
 CUE = 4
-"""First tokens of a block that are not scored: until they have been read, nothing says which block it is."""
+"""Number of first tokens of a block that are not scored: they identify the block."""
 BLOCK, LEAST_BLOCK = 32, 8  # tokens
 MOST_DISTANCES = 6  # more would make intervals that hold for all of them wide: at three windows, Student's t is 11
 PER_DISTANCE = ((48, 8), (16, 4), (2, 2))
-"""Where there is room for so many blocks, so many of them at one distance; half of them are present at a time."""
+"""Pairs of (blocks that fit, blocks at each distance); half of the blocks are present at a time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class CopyDesign:
     """One window of the copy test; lengths in tokens.
 
     The window ends with `closing` tokens of random words, in blocks of `block`; `per_distance` of the blocks (an even
-    number) belong to each of `distances`, and stand, where they are present, that much earlier as well.
+    number) belong to each of `distances`. A present block also occurs that many tokens earlier.
 
     >>> CopyDesign(window=1024, block=16, per_distance=2, distances=(128, 240)).first
     960
@@ -42,12 +42,12 @@ class CopyDesign:
 
     @property
     def closing(self) -> int:
-        """Tokens of all closing blocks."""
+        """Return the number of tokens of all closing blocks."""
         return self.block * self.per_distance * len(self.distances)
 
     @property
     def first(self) -> int:
-        """The first token of the closing blocks."""
+        """Return the index of the first token of the closing blocks."""
         return self.window - self.closing
 
 
@@ -77,7 +77,7 @@ class UseProtocol:
         windows: int,
         seed: int = 0,
     ) -> UseProtocol:
-        """Blocks and distances for these lengths.
+        """Choose blocks and distances for these lengths.
 
         Closing blocks take at most half the trained length (a quarter in the control, and half of what lies beyond
         the trained length), distances run from half the trained length to the window's beginning, evenly on a
@@ -117,12 +117,12 @@ class UseProtocol:
 
     @property
     def total_windows(self) -> int:
-        """Windows of all texts."""
+        """Return the number of windows of all texts."""
         return self.windows * len(self.texts)
 
 
 def _copy_design(window: int, block: int, *, closing: int, shortest: int) -> CopyDesign | None:
-    """The design with as many distances as fit, up to six; None where not one does."""
+    """Return the design with up to six distances that fit; None if none fits."""
     blocks = closing // block
     per = next((per for room, per in PER_DISTANCE if blocks >= room), 2)
     count = min(MOST_DISTANCES, blocks // per)
@@ -138,7 +138,7 @@ def _copy_design(window: int, block: int, *, closing: int, shortest: int) -> Cop
 
 
 def _spaced(shortest: int, longest: int, count: int, *, step: int) -> tuple[int, ...]:
-    """At most `count` multiples of `step`, evenly on a logarithmic scale; a single one is the longest."""
+    """Return at most `count` multiples of `step`, evenly on a logarithmic scale; a single one is the longest."""
     low, high = -(-shortest // step), longest // step
     values = np.geomspace(low, high, count) if count > 1 else [high]
     return tuple(sorted({step * round(float(value)) for value in values}))
@@ -160,12 +160,12 @@ class ClosingBlock:
 
     @property
     def source(self) -> int:
-        """The first token of its earlier copy."""
+        """Return the index of the first token of its earlier copy."""
         return self.start - self.distance
 
 
 def arrange(design: CopyDesign, rng: Random) -> tuple[ClosingBlock, ...]:
-    """The closing blocks from first to last: distances and halves in random order, no two earlier copies overlapping.
+    """Return the closing blocks from first to last: distances and halves in random order, no two earlier copies overlapping.
 
     Each distance has as many odd blocks as even ones, so that what changes all losses of one reading cancels out.
     """
@@ -190,11 +190,11 @@ def _in_order(design: CopyDesign, kinds: list[tuple[int, Half]]) -> tuple[Closin
 
 
 def copy_windows(input_ids: Tensor, design: CopyDesign, words: RandomWords, rng: Random) -> dict[Half, Tensor]:
-    """Both readings of one window: int64 `[window]` each, the same but for the earlier places of the blocks.
+    """Return both readings of one window: int64 `[window]` each, the same but for the earlier places of the blocks.
 
     - `input_ids`: the window's real text, int64 `[window]`.
 
-    In the reading "odd" the odd blocks stand at their earlier places and fresh random words at those of the even ones.
+    In the reading "odd", the odd blocks occur at their earlier places, and fresh random words at those of the even ones.
     """
     blocks, drawn = arrange(design, rng), words.blocks(design.block, rng)
     readings = {half: input_ids.clone() for half in HALVES}
@@ -222,11 +222,11 @@ class RandomWords:
 
     @property
     def enough(self) -> bool:
-        """Whether blocks can differ from each other."""
+        """Return whether blocks can differ from each other."""
         return len(self.words) >= LEAST_WORDS
 
     def blocks(self, tokens: int, rng: Random) -> Iterator[Tensor]:
-        """Endless blocks of so many tokens, int64; no word comes again before all have been drawn."""
+        """Draw blocks of a given number of tokens, int64, without end; no word is repeated before all are drawn."""
         drawn = self._draw(rng)
         while True:
             text, ids = "", list[int]()
@@ -267,12 +267,12 @@ class Reading:
 
     @property
     def label(self) -> str:
-        """The reading's part of a key in the ledger."""
+        """Return the reading's part of a key in the ledger."""
         return f"{self.where}/copy/{self.half}"
 
     @property
     def description(self) -> str:
-        """The reading as progress shows it."""
+        """Describe the reading for progress displays."""
         return f"copy test, {self.half} blocks present" + ("" if self.where == "far" else " (control)")
 
 
@@ -285,7 +285,7 @@ class UseInputs:
     tokenizer: Tokenizer
 
     def copy(self, where: Where) -> CopyDesign | None:
-        """The copy test's design, None where it cannot be read."""
+        """Return the copy test's design; None if the lengths do not allow it."""
         design = self.protocol.copy if where == "far" else self.protocol.copy_control
         return design if all(words.enough for words in self._words) else None
 
@@ -307,13 +307,13 @@ class UseInputs:
         return copy_windows(self.real(reading.where, window), design, words, draw)[reading.half]
 
     def blocks(self, where: Where, window: int) -> tuple[ClosingBlock, ...]:
-        """The closing blocks of one window of the copy test."""
+        """Return the closing blocks of one window of the copy test."""
         design = self.copy(where)
         assert design is not None, "only what can be read is asked for"
         return arrange(design, self._rng("copy", where, window))
 
     def real(self, where: Where, window: int) -> Tensor:
-        """The real text of a window; the control reads its end."""
+        """Return the real text of a window; the control processes its end."""
         text, start = self._place(window)
         ids = text.tokens[start : start + self.protocol.target]
         if where == "control":

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def reaches(verdict: Mapping[str, Any], trained_length: int, target: int, used: str = "") -> list[tuple[str, str]]:
-    """What stands beside the verdict: lengths in tokens, each with what it says.
+    """Return the lengths shown next to the verdict, in tokens, each with its meaning.
 
     `used`: where far tokens are shown to be used, in a few words; empty where that is not shown.
     """
@@ -60,7 +60,7 @@ def reaches(verdict: Mapping[str, Any], trained_length: int, target: int, used: 
 
 
 def evidence_table(document: Document) -> Table | None:
-    """Each comparison with its interval and its result; None where there are none."""
+    """Return each comparison with its interval and result; None if there are none."""
     rows = [
         [
             one["name"],
