@@ -165,7 +165,7 @@ class ClosingBlock:
 
 
 def arrange(design: CopyDesign, rng: Random) -> tuple[ClosingBlock, ...]:
-    """Return the closing blocks from first to last: distances and halves in random order, no two earlier copies overlapping.
+    """Return the closing blocks: distances and halves in random order, no two earlier copies overlapping.
 
     Each distance has as many odd blocks as even ones, so that what changes all losses of one reading cancels out.
     """
@@ -194,7 +194,7 @@ def copy_windows(input_ids: Tensor, design: CopyDesign, words: RandomWords, rng:
 
     - `input_ids`: the window's real text, int64 `[window]`.
 
-    In the reading "odd", the odd blocks occur at their earlier places, and fresh random words at those of the even ones.
+    In the reading "odd", the odd blocks occur at their earlier places, fresh random words at those of the even ones.
     """
     blocks, drawn = arrange(design, rng), words.blocks(design.block, rng)
     readings = {half: input_ids.clone() for half in HALVES}
