@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ropewalk.diagnosis import Protocol
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 if not (ROOT / "docs").exists():
@@ -47,8 +49,10 @@ def test_the_python_lines_run(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     [block] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len([line for line in block.splitlines() if line]) == 5
-    block = block.replace("target=32768)", 'target=512, windows=1, methods="yarn", measure="loss")', 1)
-    names: dict[str, object] = {}
+    block = block.replace(
+        "target=32768)", 'target=512, protocol=Protocol(windows=1), methods="yarn", measure="loss")', 1
+    )
+    names: dict[str, object] = {"Protocol": Protocol}
     exec(block.replace("32768", "512"), names)
     ids = names["model"].generate(max_new_tokens=2, do_sample=False, pad_token_id=0)
     assert ids.shape[1] >= 2

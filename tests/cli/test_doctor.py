@@ -279,7 +279,7 @@ def test_unscaled_first_tokens(checkpoint: Path, text: Path, tmp_path: Path) -> 
     assert dca["at_run_time"].startswith("model.with_positions(extension=DualChunk(")
     page = report_page({**found, "recommended": "pi"})
     assert "no: there is no key for unscaled first tokens" in page
-    assert "No <code>config.json</code> can hold pi" in page
+    assert "No <code>config.json</code> can express pi" in page
     assert "model.with_positions(rope=RopeConfig(" in page
     assert doctor(*words[:-1], '{"unscaled_tokens": 64}') == 2
 

@@ -81,4 +81,4 @@ def test_a_record_is_read_when_the_site_is_built():
     page = "<!-- needs: mkdocs.yml -->\n```python\nprint(3)\n```\n\n<!-- needs: no/such -->\n```python\n1 / 0\n```\n"
     site = OUTPUTS["with_records"](page)
     assert '```text title="Output"\n3\n```' in site
-    assert "Not here yet: `no/such`" in site
+    assert "Not available: `no/such` does not exist." in site

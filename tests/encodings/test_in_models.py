@@ -175,15 +175,15 @@ def test_bad_calls():
              "num_attention_heads": 2}  # fmt: skip
     with pytest.raises(rw.RopeError, match="unknown encoding"):
         rw.models.DecoderConfig(**shape, encoding="rotary")
-    with pytest.raises(rw.RopeError, match="both say"):
+    with pytest.raises(rw.RopeError, match="mutually exclusive"):
         rw.models.DecoderConfig(**shape, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
-    with pytest.raises(rw.RopeError, match="both say"):
+    with pytest.raises(rw.RopeError, match="mutually exclusive"):
         rw.Attention(8, 2, encoding="alibi", rope=rw.RopeConfig(4, interleaved=False))
     learned = rw.Decoder(rw.models.DecoderConfig(**shape, encoding=encodings.LearnedAbsolute(4)))
     with pytest.raises(rw.RopeError, match="no vector for this position"):
         learned(torch.zeros(1, 5, dtype=torch.long))
     alibi = rw.Decoder(rw.models.DecoderConfig(**shape, encoding="alibi"))
-    with pytest.raises(rw.RopeError, match="at its index in the row"):
+    with pytest.raises(rw.RopeError, match="is its index in the row"):
         alibi(torch.zeros(1, 5, dtype=torch.long), position_ids=torch.arange(5) + 3, cache=alibi.new_cache())
     with pytest.raises(rw.RopeError, match="another encoding"):
         alibi.with_positions(rope=rw.RopeConfig(4, interleaved=False))

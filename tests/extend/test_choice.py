@@ -105,7 +105,7 @@ def test_what_is_no_choice(
     of_old = {key: value for key, value in found.items() if key != "verdict"}
     with pytest.raises(RopeError, match="contains no verdict"):
         apply(source, tmp_path / "out", record=of_old)
-    with pytest.raises(RopeError, match="lacks something"):
+    with pytest.raises(RopeError, match="incomplete or malformed"):
         apply(source, tmp_path / "out", record={**found, "verdict": {"action": "extend"}})
     (tmp_path / "found.json").write_text("[]")
     with pytest.raises(RopeError, match="not a record"):

@@ -360,7 +360,7 @@ def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
     config = DecoderConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
                            num_attention_heads=4, rope=rope, norm="layernorm", hidden_act="relu")  # fmt: skip
     model = under(Decoder(config), "pi")
-    with pytest.raises(RopeError, match="none of the families"):
+    with pytest.raises(RopeError, match="none of the supported families"):
         export(model, tmp_path / "out", method="pi", **HOW)
 
 

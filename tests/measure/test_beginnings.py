@@ -141,7 +141,7 @@ def test_a_beginning_of_other_ropes_is_refused() -> None:
     with pytest.raises(RopeError, match="or fewer of them"):
         window_losses(model, ids, after=(found[0], 12))
     unrotated = under_method(model, "dca", trained=TRAINED, target=TARGET)
-    with pytest.raises(RopeError, match="cache of rotated keys"):
+    with pytest.raises(RopeError, match="cache must hold rotated keys"):
         window_losses(unrotated, ids, chunk=CHUNK, keep=8, kept=found.append)
 
 

@@ -256,9 +256,14 @@ def _add_chunk(hidden: Tensor, weight: Tensor, *, targets: Tensor, totals: Tenso
     rows, places = (targets >= 0).nonzero(as_tuple=True)
     wanted = targets[rows, places]
     for part, logits in logit_slices(hidden[rows, places], weight, wanted):
-        likely = logits.log_softmax(-1).gather(-1, wanted[part].unsqueeze(-1)).squeeze(-1)
-        totals.index_add_(0, rows[part].cpu(), likely.cpu().double())
-        greedy[rows[part].cpu()[(logits.argmax(-1) != wanted[part]).cpu()]] = False
+        _add(logits, wanted[part], rows[part], totals, greedy)
+
+
+def _add(logits: Tensor, targets: Tensor, rows: Tensor, totals: Tensor, greedy: Tensor) -> None:
+    """Add each target's log-probability to its row, in float64 on the CPU, and note tokens that are not the likeliest."""
+    likely = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    totals.index_add_(0, rows.cpu(), likely.cpu().double())
+    greedy[rows.cpu()[(logits.argmax(-1) != targets).cpu()]] = False
 
 
 class DecoderReader:
