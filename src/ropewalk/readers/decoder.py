@@ -260,7 +260,7 @@ def _add_chunk(hidden: Tensor, weight: Tensor, *, targets: Tensor, totals: Tenso
 
 
 def _add(logits: Tensor, targets: Tensor, rows: Tensor, totals: Tensor, greedy: Tensor) -> None:
-    """Add each target's log-probability to its row, in float64 on the CPU, and note tokens that are not the likeliest."""
+    """Add each target's log-probability to its row, in float64 on the CPU; note tokens that are not the likeliest."""
     likely = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     totals.index_add_(0, rows.cpu(), likely.cpu().double())
     greedy[rows.cpu()[(logits.argmax(-1) != targets).cpu()]] = False
