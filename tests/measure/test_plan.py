@@ -6,15 +6,18 @@ import itertools
 import math
 from collections import Counter
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopeError
+from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.measure.losses import frequency_losses
-from ropewalk.measure.plan import LossProtocol
+from ropewalk.measure.plan import FORMAT, LossProtocol, fingerprint
 
 
 def test_the_recorded_experiment_has_eight_blocks() -> None:
@@ -131,3 +134,15 @@ def test_it_is_witten_and_bells(texts: int) -> None:
 def test_a_text_that_is_one_window_knows_nothing() -> None:
     """No token lies outside: every one is as likely."""
     assert frequency_losses([[3, 1, 2, 0]], protocol(), vocab_size=8) == pytest.approx((math.log(8),))
+
+
+def test_ledgers_of_version_0_1_are_found_again():
+    """The key of a run is that of the class's former name."""
+    protocol = LossProtocol.choose(trained_length=16, text="a", target=64, windows=1)
+    windows = torch.arange(64)[None]
+    former = (
+        b"Protocol(trained_length=16, target=64, block=4, windows=1, stride=4, texts=('a',), start_char=0, seed=0, "
+        b"unscaled_tokens=0)"
+    )
+    key = hash_of(FORMAT, torch.__version__, "digest", former, windows.numpy().tobytes())
+    assert fingerprint(SimpleNamespace(digest=lambda: "digest"), windows, protocol) == key

@@ -360,4 +360,7 @@ def trained_length_of(reader: Reader, given: int | None) -> int:
 def fingerprint(reader: Reader, windows: Tensor, protocol: LossProtocol) -> str:
     """Return a short hash of what a run's numbers depend on: the model, the windows' tokens and the protocol."""
     ids = windows.to(torch.int64).contiguous().numpy().tobytes()
-    return hash_of(FORMAT, torch.__version__, reader.digest(), protocol, ids)
+    old_form = (
+        repr(protocol).removeprefix("Loss").encode()
+    )  # the class's name in version 0.1, whose ledgers are resumed
+    return hash_of(FORMAT, torch.__version__, reader.digest(), old_form, ids)
