@@ -361,6 +361,4 @@ def fingerprint(reader: Reader, windows: Tensor, protocol: LossProtocol) -> str:
     """Return a short hash of what a run's numbers depend on: the model, the windows' tokens and the protocol."""
     ids = windows.to(torch.int64).contiguous().numpy().tobytes()
     old_form = repr(protocol).removeprefix("Loss").encode()  # its name in version 0.1, whose ledgers are resumed
-        repr(protocol).removeprefix("Loss").encode()
-    )  # the class's name in version 0.1, whose ledgers are resumed
     return hash_of(FORMAT, torch.__version__, reader.digest(), old_form, ids)
