@@ -194,6 +194,7 @@ class Backend(Protocol):
         """
 
 
+@runtime_checkable
 class LinearBackend(Protocol):
     """One implementation of linear layers; without autograd if `kernels` is true."""
 
