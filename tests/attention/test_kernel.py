@@ -40,7 +40,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     class Counting:
         name, kernels, before_torch, most_regions = "cpu", True, True, cpu.most_regions
-        reasons_not_to_attend = staticmethod(cpu.reasons_not_to_attend)
+        reasons_not_to_attend, reasons_not_to = map(staticmethod, (cpu.reasons_not_to_attend, cpu.reasons_not_to))
+        rotate, norm_rotate = staticmethod(cpu.rotate), staticmethod(cpu.norm_rotate)
 
         @staticmethod
         def attend(request: Any, log_sums: Tensor | None = None) -> Tensor:
