@@ -92,6 +92,15 @@ def test_an_old_name_warns_and_works(name):
     assert name not in vars(ropewalk)
 
 
+def test_the_former_module_of_ranks_warns_and_works(monkeypatch):
+    """`rw.distributed` stays importable for one release."""
+    monkeypatch.delitem(sys.modules, "ropewalk.distributed", raising=False)
+    monkeypatch.delattr(ropewalk, "distributed", raising=False)
+    with pytest.warns(DeprecationWarning, match="use ropewalk.positions.positions_for_rank"):
+        module = ropewalk.distributed
+    assert module.positions_for_rank is ropewalk.positions.positions_for_rank
+
+
 def test_an_unknown_name_is_an_attribute_error():
     """`hasattr` and `from ropewalk import ...` work as for any module."""
     assert not hasattr(ropewalk, "no_such_name")
