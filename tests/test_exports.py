@@ -92,10 +92,10 @@ def test_an_old_name_warns_and_works(name):
     assert name not in vars(ropewalk)
 
 
-def test_the_former_module_of_ranks_warns_and_works(monkeypatch):
+def test_the_former_module_of_ranks_warns_and_works():
     """`rw.distributed` stays importable for one release."""
-    monkeypatch.delitem(sys.modules, "ropewalk.distributed", raising=False)
-    monkeypatch.delattr(ropewalk, "distributed", raising=False)
+    sys.modules.pop("ropewalk.distributed", None)
+    vars(ropewalk).pop("distributed", None)
     with pytest.warns(DeprecationWarning, match="use ropewalk.positions.positions_for_rank"):
         module = ropewalk.distributed
     assert module.positions_for_rank is ropewalk.positions.positions_for_rank
