@@ -63,13 +63,13 @@ def each_once(extensions: list[Extension]) -> list[Any]:
 
 
 def for_compilers(*marks: pytest.MarkDecorator) -> list[Any]:
-    """One of each class; thorough: DroPE, only a scale, and a leak with a scale; slow: second ones, and those whose
-    operations are a part of Self-Extend's.
+    """One of each class; thorough: DroPE, only a scale, a leak with a scale, and rules whose operations are a part of
+    Self-Extend's; slow: second ones.
     """
     found, last = [], None
     for each in EXTENSIONS:
-        second, last = type(each) is last or isinstance(each, STRING | JetLong), type(each)
-        costly = isinstance(each, DroPE) or (second and last is ReRoPE)
+        second, last = type(each) is last, type(each)
+        costly = (second and last is ReRoPE) or (not second and isinstance(each, DroPE | STRING | JetLong))
         given = [pytest.mark.thorough] if costly else [pytest.mark.slow] if second else [*marks]
         found.append(pytest.param(each, marks=given))
     return found
