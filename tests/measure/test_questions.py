@@ -15,22 +15,19 @@ from ropewalk.checkpoints.tokenizer import TextTokenizer
 from ropewalk.errors import RopeError
 from ropewalk.measure import TASKS
 from ropewalk.measure import questions as module
+from ropewalk.measure.haystack import NOISE, Haystack, hide, passage
 from ropewalk.measure.questions import (
     NAMES,
-    NOISE,
     PASS_KEYS,
     Frame,
-    Haystack,
     HiddenNumbers,
     QuestionSet,
     alike,
     chat_frame,
     continued,
     groups_of,
-    hide,
     how_many,
     make_tasks,
-    passage,
 )
 from ropewalk.models.prompts import Tokenizer
 from tests.measure.material import TEXT, WORDS, tokenizer

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.measure.questions import passage, words_of
+from ropewalk.measure.haystack import passage, words_of
 from ropewalk.models.prompts import Tokenizer
 
 CUE = 4
