@@ -46,7 +46,7 @@ json.dump(found.to_json(), sys.stdout)
 def numbers(document: Any) -> Any:
     """A document without what differs from run to run: seconds, memory, the machine, and sentences that name times."""
     if isinstance(document, dict):
-        left_out = {"environment", "sentence", "reason"}
+        left_out = {"environment", "sentence", "reason", "reasons"}
         return {
             name: numbers(value)
             for name, value in document.items()
