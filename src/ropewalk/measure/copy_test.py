@@ -40,7 +40,7 @@ from ropewalk.statistics import Interval, mean_and_interval, signed
 LEAST_COPY_GAIN = 0.1
 """Nats per token: below it the copy test says nothing about a model, because it cannot copy."""
 SHARE = 0.5
-"""Of the gain within the trained length: what a distance must be shown to reach."""
+"""Share of the gain within the trained length that a distance must be shown to reach."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -349,7 +349,7 @@ def likely_methods(methods: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What the time of a run depends on: the model, the plan of its losses, and what else is measured.
+    """Everything that the time of a run depends on: the model, the plan of its losses, and further measurements.
 
     - `most_workers`: jobs at one time; None: as cores and memory allow. `every`: whether retrieval asks every method.
     """

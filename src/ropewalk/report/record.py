@@ -65,7 +65,7 @@ class _OfSomeMethods(TypedDict, total=False):
 
 
 class MethodEntry(_OfSomeMethods):
-    """What was measured of one method: losses in nats per token, times in seconds."""
+    """The measurement of one method: losses in nats per token, times in seconds."""
 
     name: str
     rope_parameters: dict[str, Any] | None
