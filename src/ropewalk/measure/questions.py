@@ -239,12 +239,6 @@ class Question:
     continuations: tuple[Ids, ...]
     wanted: tuple[Wanted, ...]
 
-    @property
-    def answers(self) -> tuple[Ids, ...]:
-        """Return the token ids of each wanted answer."""
-        by_candidate = dict(zip(self.candidates, self.continuations, strict=True))
-        return tuple(by_candidate[one.answer] for one in self.wanted)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionSet:
@@ -264,15 +258,6 @@ class QuestionSet:
         """Return the text's end only, at most `tokens` together with the longest question and candidate."""
         kept = max(1, tokens - (self.tokens - len(self.input_ids)))
         return dataclasses.replace(self, input_ids=self.input_ids[-kept:])
-
-    def beyond(self, tokens: int) -> QuestionSet:
-        """Return the same text with only the answers for which the needle is more than `tokens` tokens back."""
-        kept = []
-        for question in self.questions:
-            wanted = tuple(one for one in question.wanted if one.distance > tokens)
-            if wanted:
-                kept.append(dataclasses.replace(question, wanted=wanted))
-        return dataclasses.replace(self, questions=tuple(kept))
 
 
 class Hidden(NamedTuple):
