@@ -22,7 +22,7 @@ from ropewalk.builtin.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.extend.engines import READERS_OF_CONFIGS, RULES_CHECKED, caveats_of
 from ropewalk.ledger import Ledger
-from ropewalk.measure.losses import run
+from ropewalk.measure.losses import gather, run
 from ropewalk.measure.plan import KIND, LossProtocol, Plan, fingerprint, plan, take_windows
 from ropewalk.methods import Reach
 from ropewalk.models.prompts import Tokenizer
@@ -166,7 +166,8 @@ def measure(
     key = fingerprint(reader, windows, plan.protocol)
     ledger = Ledger(folder / key, kind=KIND, key=key)
     ledger.resume()
-    measurement = run(reader, windows, plan, ledger, progress=progress)
+    run(reader, windows, plan, ledger, progress=progress)
+    measurement = gather(plan, ledger)
     return [
         Variant(
             name=name,

@@ -94,6 +94,7 @@ def run_jobs(
     *,
     workers: int = 1,
     progress: Progress | None = None,
+    until: Callable[[], bool] = lambda: False,
 ) -> None:
     """Measure every job that is due, and save each result as it is computed.
 
@@ -101,6 +102,7 @@ def run_jobs(
     - `measure`: returns a job's result, a JSON object; called in a worker's thread. The engine adds `seconds`: those of
       the call, and those that the result itself states.
     - `workers`: jobs at one time, each on its share of the cores. Jobs that another process has leased are waited for.
+    - `until`: no further job begins once it returns True; what is left stays due.
 
     A KeyboardInterrupt passes through: finished results are in the ledger.
     """
@@ -113,7 +115,7 @@ def run_jobs(
         result = measure(job, shown.advance)
         return {**result, "seconds": time.perf_counter() - started + float(result.get("seconds", 0.0))}
 
-    complete(ledger, waiting, lambda job: job.key, timed, workers=workers, stop=stop)
+    complete(ledger, waiting, lambda job: job.key, timed, workers=workers, stop=stop, until=until)
 
 
 def check_finite(losses: Losses, method: str, *, first: int = 1) -> None:

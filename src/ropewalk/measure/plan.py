@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -20,18 +21,23 @@ from ropewalk.models.config import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import CHUNK, Reader
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.statistics import CONFIDENCE, interval_sentence
+from ropewalk.statistics import CONFIDENCE
 
-TOKENS_PER_METHOD = 65_536
-MOST_WINDOWS = 16
+LOOKS = (1, 2, 4, 8, 16)
+"""Numbers of windows after which the doctor looks at its intervals; their confidence pays for all of these looks."""
+MOST_WINDOWS = LOOKS[-1]
+BLOCKS = 8  # blocks of each of the two parts of a window, within the trained length and beyond it
+MOST_STRETCHES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossProtocol:
-    """What was measured of losses; every length is in tokens, `start_char` in characters of each text.
+    """What is measured of losses; every length is in tokens, `start_char` in characters of each text.
 
-    `windows` of each text are disjoint, at places drawn from `seed`. `unscaled_tokens` is the number of leading tokens
-    left unscaled (LongRoPE's n-hat).
+    - `windows`: of all texts together, each of `target` tokens. They go round the texts, so that the first windows are
+      of different ones. Those of one text do not overlap if it is long enough for them.
+    - `block`: of positions, counted from 0 and again from the trained length, so that no block holds both.
+    - `unscaled_tokens`: leading tokens left unscaled (LongRoPE's n-hat). `seed` draws the places of the windows.
 
     The loss of a token given all tokens before it in its window belongs to the block of its own position: so
     the first token of a window has none, and the first block holds one loss fewer.
@@ -75,11 +81,11 @@ class LossProtocol:
                 facts={"start_char": self.start_char},
                 cure="Count it from the beginning of the text.",
             )
-        if not 2 <= self.block <= self.target:
+        if not 2 <= self.block <= max(2, self.target):
             raise RopeError(
                 "protocol: `block` must be from 2 tokens to the target.",
                 facts={"block": self.block, "target": self.target},
-                cure="Give a block that divides the target, such as a quarter of the trained length.",
+                cure="Give an eighth of the tokens beyond the trained length, or leave it out.",
             )
         if 4 * self.stride > max(self.trained_length, 4):
             raise RopeError(
@@ -101,28 +107,30 @@ class LossProtocol:
         start_char: int = 0,
         seed: int = 0,
         unscaled_tokens: int = 0,
-        tokens: int | None = None,
+        tokens: int | Sequence[int] | None = None,
     ) -> LossProtocol:
-        """Fill in defaults: target 4x (3x or 2x if the shortest text's `tokens` are fewer), block and stride a quarter
-        of the trained length, and as many windows (16 at most) as fit into those tokens and into 65,536 tokens for each
-        method.
+        """Fill in defaults: target 4x (3x or 2x if every text is shorter), an eighth of the shorter of the two parts of
+        a window for a block, a quarter of the trained length for the stride, and up to 16 windows.
 
-        >>> found = LossProtocol.choose(trained_length=512, text="moby_dick")
+        - `tokens`: of each text, or of the one. Windows of one text overlap by at most a half.
+
+        >>> found = LossProtocol.choose(trained_length=512, text="moby_dick", tokens=300_000)
         >>> found.target, found.block, found.windows
-        (2048, 128, 16)
+        (2048, 64, 16)
         """
-        times = next((n for n in (4, 3, 2) if tokens is None or n * trained_length <= tokens), 4)
-        wanted = times * trained_length if target is None else target
-        quarter = max(1, trained_length // 4)
         texts = (text,) if isinstance(text, str) else tuple(text)
-        share = TOKENS_PER_METHOD // max(1, len(texts))
-        most = share if tokens is None else min(share, tokens)
+        lengths = None if tokens is None else ((tokens,) if isinstance(tokens, int) else tuple(tokens))
+        longest = None if lengths is None else max(lengths)
+        times = next((n for n in (4, 3, 2) if longest is None or n * trained_length <= longest), 4)
+        wanted = times * trained_length if target is None else target
+        fitting = MOST_WINDOWS if lengths is None else sum(most_windows(length, wanted) for length in lengths)
+        shorter = min(trained_length, wanted - trained_length if wanted > trained_length else wanted)
         return cls(
             trained_length=trained_length,
             target=wanted,
-            block=min(max(2, quarter), max(2, wanted)) if block is None else block,
-            windows=max(1, min(MOST_WINDOWS, most // max(1, wanted))) if windows is None else windows,
-            stride=quarter if stride is None else stride,
+            block=max(2, shorter // BLOCKS) if block is None else block,
+            windows=max(1, min(MOST_WINDOWS, fitting)) if windows is None else windows,
+            stride=max(1, trained_length // 4) if stride is None else stride,
             texts=texts,
             start_char=start_char,
             seed=seed,
@@ -131,48 +139,104 @@ class LossProtocol:
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """Return `[start, end)` of each block of positions; the last may be shorter."""
-        return tuple((start, min(start + self.block, self.target)) for start in range(0, self.target, self.block))
+        """Return `[start, end)` of each block of positions; the last within and the last beyond may be shorter."""
+        within = min(self.trained_length, self.target)
+        return tuple(
+            (start, min(start + self.block, end))
+            for first, end in ((0, within), (within, self.target))
+            for start in range(first, end, self.block)
+        )
 
     @property
-    def total_windows(self) -> int:
-        """Return the number of windows of all texts."""
-        return self.windows * len(self.texts)
+    def blocks_within(self) -> int:
+        """Return the number of blocks within the trained length."""
+        return sum(end <= self.trained_length for _, end in self.blocks)
 
-    def starts(self, tokens: int, text: int = 0) -> tuple[int, ...]:
-        """Return the first token of each window in the text with that number: disjoint, with random gaps.
+    @property
+    def weights(self) -> list[int]:
+        """Return the number of losses in each block: the first token of a window has none."""
+        return [end - max(start, 1) for start, end in self.blocks]
 
-        >>> LossProtocol.choose(trained_length=4, text="t", target=8, windows=3, seed=1).starts(30)
-        (3, 11, 21)
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """Return `[first, last)` blocks of at most three parts beyond the trained length.
+
+        >>> found = LossProtocol.choose(trained_length=256, target=1024, text="t", windows=1)
+        >>> [(found.blocks[first][0], found.blocks[last - 1][1]) for first, last in found.stretches]
+        [(256, 512), (512, 768), (768, 1024)]
         """
-        spare = tokens - self.windows * self.target
-        if tokens < self.windows * self.target:
-            raise RopeError(
-                "protocol: the text is too short for the windows.",
-                facts={
-                    "text": self.texts[text],
-                    "tokens in the text": tokens,
-                    "tokens needed": self.windows * self.target,
-                    "windows": self.windows,
-                    "target": self.target,
-                },
-                cure="Give a longer --text, fewer --windows, a smaller start_char or a shorter --target.",
-            )
-        gaps = np.sort(np.random.default_rng([self.seed, text]).integers(0, spare + 1, self.windows))
-        return tuple(int(gap) + index * self.target for index, gap in enumerate(gaps))
+        first, count = self.blocks_within, len(self.blocks) - self.blocks_within
+        parts = min(MOST_STRETCHES, count)
+        cuts = [first + round(count * part / parts) for part in range(parts + 1)] if parts else []
+        return tuple(pairwise(cuts))
+
+    @property
+    def stretch_ends(self) -> tuple[int, ...]:
+        """Return the position that each stretch ends at."""
+        return tuple(self.blocks[last - 1][1] for _, last in self.stretches)
+
+    def places(self, tokens: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Return the text and the first token of each window: in rounds over the texts, in random order in each.
+
+        - `tokens`: of each text. Windows of a text are disjoint, with random gaps, if it is long enough; else they are
+          spread evenly and overlap by at most a half. Texts that are shorter than a window are left out.
+
+        Raises `RopeError` if the texts do not hold the windows.
+
+        >>> protocol = LossProtocol.choose(trained_length=4, text=("a", "b"), target=8, windows=3, seed=1)
+        >>> protocol.places([30, 8])
+        ((0, 17), (1, 0), (0, 4))
+        """
+        room = [most_windows(length, self.target) for length in tokens]
+        counts = [0] * len(tokens)
+        order: list[tuple[int, int]] = []
+        while len(order) < self.windows:
+            free = [text for text, most in enumerate(room) if counts[text] < most]
+            if not free:
+                raise RopeError(
+                    "protocol: the texts are too short for the windows.",
+                    facts={
+                        "tokens in each text": dict(zip(self.texts, tokens, strict=False)),
+                        "windows of this length in them": sum(room),
+                        "windows": self.windows,
+                        "target": self.target,
+                    },
+                    cure="Give a longer --text or more of them, fewer --windows, or a shorter --target.",
+                )
+            for text in free[: self.windows - len(order)]:
+                order.append((text, counts[text]))
+                counts[text] += 1
+        starts = [self._starts(length, counts[text], text) for text, length in enumerate(tokens)]
+        return tuple((text, starts[text][number]) for text, number in order)
+
+    def _starts(self, tokens: int, windows: int, text: int) -> list[int]:
+        """Return the first tokens of a text's windows, in random order."""
+        random, spare = np.random.default_rng([self.seed, text]), tokens - windows * self.target
+        if spare >= 0:
+            gaps = np.sort(random.integers(0, spare + 1, windows))
+            found = [int(gap) + index * self.target for index, gap in enumerate(gaps)]
+        else:
+            found = [round(value) for value in np.linspace(0, tokens - self.target, windows).tolist()]
+        return [found[number] for number in random.permutation(windows)]
+
+    def share(self, tokens: Sequence[int]) -> float:
+        """Return the number of disjoint windows that the windows are worth, over their number."""
+        places = self.places(tokens)
+        counts = [sum(text == number for text, _ in places) for number in range(len(tokens))]
+        worth = sum(min(count, length / self.target) for count, length in zip(counts, tokens, strict=True))
+        return worth / self.windows
 
     def sentence(self) -> str:
         """Return the protocol in words."""
-        several = f"{self.windows} disjoint windows" if self.windows > 1 else "one window"
-        texts = self.texts[0] if len(self.texts) == 1 else f"each of {', '.join(self.texts)}"
+        several = f"up to {self.windows} windows" if self.windows > 1 else "one window"
+        texts = self.texts[0] if len(self.texts) == 1 else f"{len(self.texts)} texts ({', '.join(self.texts)})"
         return (
             f"Loss in nats per token, each token given all tokens before it in its window of {self.target:,}; "
             f"{several}, placed at random (seed {self.seed}), of {texts} from character {self.start_char:,}; positions "
             f"0 to {self.target - 1:,}; a loss belongs to the block of the predicted position. Blocks of "
             f"{self.block:,}. crop: fresh windows of {self.trained_length:,} tokens, stride {self.stride:,}. "
             + self._first_tokens()
-            + interval_sentence(self.total_windows, texts=len(self.texts))
-        )
+        ).rstrip()
 
     def _first_tokens(self) -> str:
         if not self.unscaled_tokens:
@@ -187,7 +251,16 @@ class LossProtocol:
         return {**dataclasses.asdict(self), "confidence": CONFIDENCE, "sentence": self.sentence()}
 
 
-FORMAT = 5  # of a result and of how it is measured: a change of either takes the next number
+def most_windows(tokens: int, target: int) -> int:
+    """Return the number of windows that a text of so many tokens holds, where they overlap by at most a half.
+
+    >>> most_windows(100, 40), most_windows(79, 40), most_windows(39, 40)
+    (4, 2, 0)
+    """
+    return 0 if tokens < target else 2 * tokens // target - 1
+
+
+FORMAT = 6  # of a result and of how it is measured: a change of either takes the next number
 KIND = "losses"
 
 
@@ -217,25 +290,40 @@ class Plan:
         at = "" if self.crop_seq_len is None or not METHODS[method].crops else f"@{self.crop_seq_len}"
         return f"{method}/{_digest_of(self.positions[method])}{at}/{window}"
 
-    def due(self, ledger: Ledger, *, chunk: int = CHUNK) -> tuple[Job, ...]:
-        """Return the jobs without a result in the ledger, window by window; `part` is the tokens taken from plain."""
+    def due(
+        self,
+        ledger: Ledger,
+        *,
+        chunk: int = CHUNK,
+        windows: range | None = None,
+        methods: Collection[str] | None = None,
+        asked: int = 0,
+    ) -> tuple[Job, ...]:
+        """Return the jobs without a result in the ledger, window by window; `part` is the tokens taken from plain.
+
+        - `windows`, `methods`: only these; None: all. Methods that start from plain's beginning of a window come last.
+        - `asked`: tokens that every method but crop is asked for in a window, besides reading it.
+        """
         protocol = self.protocol
-        windows = range(protocol.total_windows)
+        windows = range(protocol.windows) if windows is None else windows
         plain = {window for window in windows if "plain" in self.positions and self.key("plain", window) not in ledger}
+        chosen = [
+            name for name in self.methods if name not in self.same_as and (methods is None or name in methods)
+        ]
+        chosen.sort(key=lambda name: METHODS[name].crops or shared_tokens(name, protocol, chunk) > 0)
         return due(
             (
                 Job(
                     method=name,
                     window=window,
                     key=self.key(name, window),
-                    description=f"{name}, window {window + 1} of {protocol.total_windows}",
+                    description=f"{name}, window {window + 1}",
                     tokens=tokens_of(name, protocol, reuse=window in plain),
-                    work=workload_of(name, protocol, chunk=chunk, reuse=window in plain),
+                    work=workload_of(name, protocol, chunk=chunk, reuse=window in plain, asked=asked),
                     part=shared_tokens(name, protocol, chunk),
                 )
                 for window in windows
-                for name in self.methods
-                if name not in self.same_as
+                for name in chosen
             ),
             ledger,
         )
@@ -297,10 +385,16 @@ def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int
     return sum(end - start for start, end, _ in steps) + (0 if reuse else protocol.trained_length)
 
 
-def workload_of(method: str, protocol: LossProtocol, *, chunk: int, reuse: bool = True) -> Workload:
-    """Return the work of a method on one window; `reuse`: it starts from plain's beginning if it can."""
+def workload_of(
+    method: str, protocol: LossProtocol, *, chunk: int, reuse: bool = True, asked: int = 0
+) -> Workload:
+    """Return the work of a method on one window; `reuse`: it starts from plain's beginning if it can.
+
+    - `asked`: tokens that are asked for after the window, each of which sees all of it.
+    """
     if not METHODS[method].crops:
         whole = Workload.of(protocol.target, chunk=chunk)
+        whole += Workload(calls=0, tokens=asked, pairs=float(asked * protocol.target), scored=asked)
         shared = shared_tokens(method, protocol, chunk) if reuse else 0
         return whole.without(Workload.of(shared, chunk=chunk)) if shared else whole
     whole = NOTHING if reuse else Workload.of(protocol.trained_length, chunk=chunk)
@@ -312,13 +406,12 @@ def workload_of(method: str, protocol: LossProtocol, *, chunk: int, reuse: bool 
 def take_windows(tokens: Sequence[int] | Sequence[Sequence[int]], protocol: LossProtocol) -> Tensor:
     """int64 `[windows, target]`: the protocol's windows of its tokenised texts, in order.
 
-    `tokens` are those of each text, or of the one text. Raises `RopeError` if one is too short.
+    `tokens` are those of each text, or of the one text. Raises `RopeError` if they hold fewer windows.
     """
     texts = cast(Sequence[Sequence[int]], [tokens] if tokens and isinstance(tokens[0], int) else tokens)
     rows = []
-    for number, text in enumerate(texts):
-        ids = torch.tensor(text, dtype=torch.int64, device="cpu")
-        rows += [ids[start : start + protocol.target] for start in protocol.starts(len(ids), number)]
+    for text, start in protocol.places([len(one) for one in texts]):
+        rows.append(torch.tensor(texts[text][start : start + protocol.target], dtype=torch.int64, device="cpu"))
     return torch.stack(rows)
 
 
@@ -360,5 +453,4 @@ def trained_length_of(reader: Reader, given: int | None) -> int:
 def fingerprint(reader: Reader, windows: Tensor, protocol: LossProtocol) -> str:
     """Return a short hash of what a run's numbers depend on: the model, the windows' tokens and the protocol."""
     ids = windows.to(torch.int64).contiguous().numpy().tobytes()
-    old_form = repr(protocol).removeprefix("Loss").encode()  # its name in version 0.1, whose ledgers are resumed
-    return hash_of(FORMAT, torch.__version__, reader.digest(), old_form, ids)
+    return hash_of(FORMAT, torch.__version__, reader.digest(), repr(protocol), ids)

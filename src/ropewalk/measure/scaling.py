@@ -13,7 +13,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder
-from ropewalk.measure.losses import run
+from ropewalk.measure.losses import gather, run
 from ropewalk.measure.plan import KIND, LossProtocol, fingerprint, plan, take_windows
 from ropewalk.methods import settled, settled_by_length, unsettled
 from ropewalk.progress import Progress
@@ -152,7 +152,8 @@ def _measure(
     place = cache_folder("doctor", "reading") if folder is None else folder
     ledger = Ledger(place / key, kind=KIND, key=key)
     ledger.resume()
-    measurement = run(reader, windows, work, ledger, chunk=chunk, progress=progress)
+    run(reader, windows, work, ledger, chunk=chunk, progress=progress)
+    measurement = gather(work, ledger)
     return ScalingReading(
         rule="" if rope.scaling is None else rope.scaling.rope_type,
         length=length,

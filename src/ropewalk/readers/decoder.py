@@ -22,8 +22,10 @@ from ropewalk.models.prompts import Prompts, Tokenizer
 from ropewalk.readers.digest import model_digest
 from ropewalk.readers.losses import Top, all_log_probs, likeliest, logit_slices, top_after, window_losses
 from ropewalk.readers.reader import (
+    ASK_TOKENS,
     CHUNK,
     Advance,
+    Asking,
     Beginning,
     IsDone,
     Losses,
@@ -33,18 +35,16 @@ from ropewalk.readers.reader import (
     check_read,
 )
 
-ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
-
-
 class DecoderPrefix:
     """Tokens in a decoder's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
-    - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist only for the last token.
+    - `cache`: of one row, with `tokens` tokens. `chunk`: tokens of one forward. Logits exist only for the last token;
+      for none if the tokens were read elsewhere, so that only questions with tokens of their own can be asked.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, *, chunk: int) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, *, chunk: int, tokens: int = 0) -> None:
         self.model, self.cache, self.chunk = model, cache, chunk
-        self._tokens = 0
+        self._tokens = tokens
         self._next = torch.empty(0)  # log-probabilities of the next token
 
     @property
@@ -336,8 +336,22 @@ class DecoderReader:
         seq_len: int | None = None,
         chunk: int = CHUNK,
         advance: Advance | None = None,
+        asking: Asking | None = None,
     ) -> Losses:
-        return window_losses(self.model, input_ids, first=first, seq_len=seq_len, chunk=chunk, advance=advance)
+        return window_losses(
+            self.model,
+            input_ids,
+            first=first,
+            seq_len=seq_len,
+            chunk=chunk,
+            advance=advance,
+            asking=asking,
+            prefix_of=self._prefix_so_far,
+        )
+
+    def _prefix_so_far(self, cache: KVCache) -> DecoderPrefix:
+        """Return a prefix of the tokens in a cache of one row, to be asked."""
+        return DecoderPrefix(self.model, cache, chunk=CHUNK, tokens=cache.lay_out(1, 0).total)
 
     def reading_on(
         self,
@@ -348,9 +362,20 @@ class DecoderReader:
         kept: Callable[[Beginning], None] | None = None,
         chunk: int = CHUNK,
         advance: Advance | None = None,
+        asking: Asking | None = None,
     ) -> Losses:
         """Return the losses of a window from token 1 on, and reuse or keep its beginning."""
-        return window_losses(self.model, input_ids, chunk=chunk, advance=advance, after=after, keep=keep, kept=kept)
+        return window_losses(
+            self.model,
+            input_ids,
+            chunk=chunk,
+            advance=advance,
+            after=after,
+            keep=keep,
+            kept=kept,
+            asking=asking,
+            prefix_of=self._prefix_so_far,
+        )
 
     def prefix(
         self, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK, advance: Advance | None = None

@@ -327,12 +327,13 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
 class LivePrefix:
     """Tokens in a live model's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
-    - `cache`: of one row, empty. `chunk`: tokens of one forward. Logits exist only for the last token.
+    - `cache`: of one row, with `tokens` tokens. `chunk`: tokens of one forward. Logits exist only for the last token;
+      for none if the tokens were read elsewhere, so that only questions with tokens of their own can be asked.
     """
 
-    def __init__(self, live: LiveModel, cache: Any, *, chunk: int) -> None:
+    def __init__(self, live: LiveModel, cache: Any, *, chunk: int, tokens: int = 0) -> None:
         self.live, self.cache, self.chunk = live, cache, chunk
-        self._tokens = 0
+        self._tokens = tokens
         self._next = torch.empty(0)  # log-probabilities of the next token
 
     @property
@@ -370,6 +371,9 @@ class LivePrefix:
 
     def _answers(self, question: list[int], continuations: Sequence[Sequence[int]]) -> list[float]:
         """Return the log-probabilities of the continuations of one question."""
+        if question and len(continuations) == 1:  # one forward for both
+            [continuation] = continuations
+            return [self._following([*question, *continuation], self._tokens, skip=len(question) - 1)]
         with restored(self.cache):
             first = self._next
             if question:
@@ -382,11 +386,11 @@ class LivePrefix:
                     log_probs[index] += self._following(list(continuation), start)
         return log_probs
 
-    def _following(self, tokens: list[int], start: int) -> float:
-        """Return the log-probability of the tokens after the first, each given those before it."""
+    def _following(self, tokens: list[int], start: int, *, skip: int = 0) -> float:
+        """Return the log-probability of the tokens after the first (`skip`: and some more), given those before."""
         with restored(self.cache):
-            logits = self.live.logits(self._hidden(tokens[:-1], start))
-        targets = torch.tensor(tokens[1:], device=logits.device)
+            logits = self.live.logits(self._hidden(tokens[:-1], start)[skip:])
+        targets = torch.tensor(tokens[1 + skip :], device=logits.device)
         likely = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
         return float(to_float64(likely).sum())
 

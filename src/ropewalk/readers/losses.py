@@ -11,12 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ropewalk.attention.cache import KVCache
 from ropewalk.attention.norm import HALF
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.layers import only_hidden
 from ropewalk.models.precision import to_float64
-from ropewalk.readers.reader import CHUNK, Advance, Beginning, Losses, Reader, check_window
+from ropewalk.readers.reader import (
+    ASK_TOKENS,
+    CHUNK,
+    Advance,
+    Asking,
+    Beginning,
+    Losses,
+    Prefix,
+    Reader,
+    check_window,
+    chunk_ends,
+)
 
 HEAD_ROWS = 256  # tokens of one product with the head
 CACHED = 2**19  # logits that a CPU widens and sums at one time: inside its caches it takes a third of the time
@@ -83,10 +95,12 @@ def window_losses(
     after: tuple[Beginning, int] | None = None,
     keep: int = 0,
     kept: Callable[[Beginning], None] | None = None,
+    asking: Asking | None = None,
+    prefix_of: Callable[[KVCache], Prefix] | None = None,
 ) -> Losses:
     """Return the losses from token `first` on, each given all tokens before it.
 
-    **Arguments:** as `Reader.window_losses` and `ReadingOn.reading_on`.
+    **Arguments:** as `Reader.window_losses` and `ReadingOn.reading_on`. `prefix_of`: makes the prefix for `asking`.
     **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
     **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
     **Numerics:** the model's dtype inside, softmax in float32, equal to one full forward up to rounding.
@@ -96,14 +110,19 @@ def window_losses(
     losses, began = torch.empty(tokens, dtype=torch.float32), time.perf_counter()
     with torch.inference_mode():
         ids = input_ids.to(model.embed_tokens.weight.device)
-        cache = model.new_cache(seq_len=tokens if seq_len is None else seq_len, capacity=tokens)
-        reused = 0
+        asking = asking or {}
+        cache = model.new_cache(
+            seq_len=tokens if seq_len is None else seq_len, capacity=tokens + (ASK_TOKENS if asking else 0)
+        )
+        reused = start = 0
         if after is not None:
             beginning, reused = after
             beginning.put(model, cache, reused)
             losses[1 : reused + 1] = beginning.losses[:reused]
-        for start in range(reused, tokens, chunk):
-            stop = min(start + chunk, tokens)
+            start = reused
+        for stop in chunk_ends(tokens, chunk, asking):
+            if stop <= reused:
+                continue
             scored = max(start, first - 1), min(stop, tokens - 1)
             of_chunk = model(
                 ids[None, start:stop],
@@ -115,6 +134,10 @@ def window_losses(
                 advance(stop - start)
             if stop == keep and kept is not None:
                 kept(Beginning(model, cache, losses[1 : keep + 1], time.perf_counter() - began))
+            if stop in asking:
+                assert prefix_of is not None, "a reader that may be asked makes prefixes"
+                asking[stop](prefix_of(cache))
+            start = stop
     return losses[first:].double().numpy()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,9 +23,12 @@ from ropewalk.models.prompts import Prompts, Tokenizer
 from ropewalk.readers import CHUNK as CHUNK
 from ropewalk.rotation.rotate import rotate
 
+ASK_TOKENS = 256  # tokens of questions in one forward: enough to fill the matrices, few enough for their own mask
 Losses = npt.NDArray[np.float64]
 Advance = Callable[[int], None]
 """Called with the number of tokens that have gone through the model."""
+Asking = Mapping[int, Callable[["Prefix"], None]]
+"""Functions by the number of tokens after which they are called with the prefix so far."""
 IsDone = Callable[[int, Sequence[int]], bool]
 """Return whether a row of a generation, given by its number and its new tokens, has ended."""
 QuestionIds = tuple[Sequence[int], Sequence[Sequence[int]]]
@@ -128,6 +131,7 @@ class Reader(Protocol):
         seq_len: int | None = None,
         chunk: int = CHUNK,
         advance: Advance | None = None,
+        asking: Asking | None = None,
     ) -> Losses:
         """Return the losses of one window from token `first` on, each given all tokens before it.
 
@@ -136,6 +140,8 @@ class Reader(Protocol):
         - `first`: the first token that is scored, at least 1: nothing comes before token 0.
         - `seq_len`: tokens, for frequencies that depend on the length; defaults to the number of tokens.
         - `chunk`: tokens of one forward; `advance` is called with their number after each.
+        - `asking`: functions by a number of tokens. Each is called after that many tokens have been read, with a
+          prefix that may be asked, but not read further. Losses are those without it, up to rounding.
 
         **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
         **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
@@ -206,6 +212,7 @@ class ReadingOn(Reader, Protocol):
         kept: Callable[[Beginning], None] | None = None,
         chunk: int = CHUNK,
         advance: Advance | None = None,
+        asking: Asking | None = None,
     ) -> Losses:
         """Return the losses of a window from token 1 on.
 
@@ -279,6 +286,15 @@ class TunableReader(Reader, Protocol):
 
         **Raises:** `RopeError` if the model cannot be written in this form.
         """
+
+
+def chunk_ends(tokens: int, chunk: int, stops: Iterable[int] = ()) -> list[int]:
+    """Return the end of each forward of a window: every `chunk` tokens, and at the stops inside it.
+
+    >>> chunk_ends(10, 4, [5])
+    [4, 5, 8, 10]
+    """
+    return sorted({*range(chunk, tokens, chunk), *(stop for stop in stops if 0 < stop < tokens), tokens})
 
 
 def check_window(input_ids: Tensor, first: int, chunk: int) -> None:

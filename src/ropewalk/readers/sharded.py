@@ -27,7 +27,7 @@ from ropewalk.models.layers import DecoderLayer
 from ropewalk.processes import all_together, current, process_group
 from ropewalk.readers.decoder import DecoderReader
 from ropewalk.readers.losses import losses_of_rows
-from ropewalk.readers.reader import CHUNK, Advance, Losses, Reader, check_window
+from ropewalk.readers.reader import CHUNK, Advance, Asking, Losses, Reader, check_window
 
 Span = tuple[int, int]
 """Tokens `start .. stop - 1` of a window; empty if both are equal."""
@@ -124,8 +124,11 @@ class ShardedReader(DecoderReader):
         seq_len: int | None = None,
         chunk: int = CHUNK,
         advance: Advance | None = None,
+        asking: Asking | None = None,
     ) -> Losses:
-        """Return the losses of one window from token `first` on, the same on every process."""
+        """Return the losses of one window from token `first` on, the same on every process; `asking` is refused."""
+        if asking:
+            self.prefix()
         check_window(input_ids, first, chunk)
         losses = sharded_losses(self.model, input_ids, seq_len=seq_len, chunk=chunk, advance=advance)
         return losses[first:].double().numpy()
@@ -134,7 +137,7 @@ class ShardedReader(DecoderReader):
         """Raise `RopeError`: a prefix needs the keys and values of all layers."""
         raise RopeError(
             "doctor: --shard-window measures only losses, but this needs a cached prefix.",
-            cure="Leave out --shard-window or --retrieval.",
+            cure="Leave out --shard-window, or pass --measure loss.",
         )
 
     continuation_log_probs = generate = stream = prefix

@@ -24,7 +24,17 @@ from ropewalk.models.generation import draws_of, sample
 from ropewalk.models.prompts import Prompts, Tokenizer, check_sampling, is_text, token_lists
 from ropewalk.readers.digest import digest_of
 from ropewalk.readers.losses import Top, likeliest
-from ropewalk.readers.reader import CHUNK, Advance, IsDone, Losses, check_pairs, check_window
+from ropewalk.readers.reader import (
+    ASK_TOKENS,
+    CHUNK,
+    Advance,
+    Asking,
+    IsDone,
+    Losses,
+    check_pairs,
+    check_window,
+    chunk_ends,
+)
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 
 if TYPE_CHECKING:
@@ -138,14 +148,17 @@ class TransformersReader:
         seq_len: int | None = None,
         chunk: int = CHUNK,
         advance: Advance | None = None,
+        asking: Asking | None = None,
     ) -> Losses:
+        from ropewalk.readers.live_model import LivePrefix
+
         check_window(input_ids, first, chunk)
         tokens, live = len(input_ids), self._at(len(input_ids) if seq_len is None else seq_len)
+        asking, start = asking or {}, 0
         losses = torch.empty(tokens, dtype=torch.float32)
         ids = input_ids.to(live.device)
-        cache = live.new_cache(tokens) if tokens > chunk else None
-        for start in range(0, tokens, chunk):
-            stop = min(start + chunk, tokens)
+        cache = live.new_cache(tokens + (ASK_TOKENS if asking else 0)) if tokens > chunk or asking else None
+        for stop in chunk_ends(tokens, chunk, asking):
             hidden = live.hidden(ids[None, start:stop], cache, start)[0]
             scored = max(start, first - 1), min(stop, tokens - 1)
             targets = ids[scored[0] + 1 : scored[1] + 1]
@@ -153,6 +166,9 @@ class TransformersReader:
             losses[scored[0] + 1 : scored[1] + 1] = of_chunk.cpu()
             if advance is not None:
                 advance(stop - start)
+            if stop in asking:
+                asking[stop](LivePrefix(live, cache, chunk=chunk, tokens=stop))
+            start = stop
         return np.asarray(losses[first:].double())
 
     def prefix(

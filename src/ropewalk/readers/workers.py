@@ -105,11 +105,13 @@ def complete(
     *,
     workers: int = 1,
     stop: threading.Event | None = None,
+    until: Callable[[], bool] = lambda: False,
 ) -> None:
     """Complete the ledger: measure every job here, or wait for another process that has leased it.
 
     **Arguments:**
     - `key`: returns a job's key in the ledger. `measure`: returns its result, a JSON object, in a worker's thread.
+    - `until`: no further job begins once it returns True.
     - `stop`: set when an error or Ctrl-C ends the run; `measure` should then raise `Stopped` soon.
 
     Jobs of other processes come last, and are measured here if their process is gone. Results are saved as they are
@@ -122,6 +124,8 @@ def complete(
     stop = stop or threading.Event()
 
     def attempt(job: JobT) -> None:
+        if until():
+            return
         with ledger.lease(key(job)) as ours:
             if not ours:
                 return
@@ -130,7 +134,7 @@ def complete(
                 ledger.add(key(job), measure(job))
 
     due = [job for job in jobs if key(job) not in ledger]
-    while due:
+    while due and not until():
         if workers == 1:
             for job in due:
                 attempt(job)
@@ -138,7 +142,7 @@ def complete(
             _at_once(due, attempt, workers=workers, stop=stop)
         ledger.refresh()
         due = [job for job in due if key(job) not in ledger]
-        if due:
+        if due and not until():
             stop.wait(POLL_SECONDS)
 
 
