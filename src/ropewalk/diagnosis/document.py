@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
-from ropewalk.diagnosis.rules import standing_rows, standings
+from ropewalk.diagnosis.rules import CROP, Evidence, LossTable, standings
 from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.diagnosis.wording import attach_call, next_step
+from ropewalk.diagnosis.wording import next_step
 from ropewalk.errors import RopeError
 from ropewalk.measure.answers import RetrievalMeasurement, sentences
-from ropewalk.measure.copy_test import UseMeasurement
+from ropewalk.measure.copies import CopyMeasurement
 from ropewalk.measure.losses import Measurement
+from ropewalk.measure.plan import Plan
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS, main_rope, rope_parameters
 from ropewalk.report.write import report_figure, report_page
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import first_columns_of
-from ropewalk.statistics import over_windows
+from ropewalk.statistics import over_windows, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,6 +82,8 @@ def document(
                 "affordable": standing.affordable,
                 "loss_by_window_and_block": measurement.block_means(method),
                 "seconds": 0.0 if shared else sum(result.seconds for result in measurement.results[method]),
+                **_against_crop(method, measurement),
+                "windows": len(measurement.results[method]),
                 "peak_rss_bytes": max(result.peak_rss_bytes or 0 for result in measurement.results[method]) or None,
                 "same_as": shared,
             }
@@ -102,12 +105,28 @@ def document(
     return cleaned
 
 
+def _against_crop(method: str, measurement: Measurement) -> dict[str, Any]:
+    """Return a method's loss less crop's in each block, with intervals; nothing if crop was not measured."""
+    table = LossTable.of(measurement)
+    own = measurement.same_as.get(method, method)
+    if CROP not in table.losses:
+        return {}
+    found = Evidence(table).by_block(own, CROP)
+    return {
+        "crop_difference_by_block": [mean for mean, _ in found],
+        "crop_difference_by_block_ci": [interval for _, interval in found],
+    }
+
+
 def how_measured(measurement: Measurement) -> str:
     """Return the protocol in words, and how intervals of differences between methods are computed."""
-    protocol, said = measurement.protocol, measurement.protocol.sentence()
-    if protocol.total_windows == 1:
-        return said
-    return f"{said} Those between methods: Student's t over windows, for all methods together (Bonferroni)."
+    several = len(set(measurement.texts)) > 1
+    units = "texts" if several else "windows"
+    return (
+        f"{measurement.protocol.sentence()} {measurement.windows} of them were read. Differences are paired by window; "
+        f"their intervals are moderated t intervals over {units} at 98 %, which allows for looking after 1, 2, 4, 8 and "
+        "16 windows (docs/measure.md)."
+    )
 
 
 def config_changes(method: str, measurement: Measurement) -> dict[str, Any]:
@@ -137,6 +156,14 @@ def rope_parameters_of(method: str, measurement: Measurement) -> dict[str, Any] 
     """
     ropes = measurement.positions[method].ropes
     return rope_parameters(measurement.config_form, measurement.own.ropes, ropes, block_of)
+
+
+def block_under(method: str, plan: Plan) -> dict[str, Any] | None:
+    """Return the `rope_parameters` of a planned method, or None; see `rope_parameters_of`."""
+    positions = plan.positions[method]
+    if any(positions.extensions) or METHODS[method].crops:
+        return None
+    return rope_parameters(plan.config_form, plan.own.ropes, positions.ropes, block_of)
 
 
 def block_of(rope: RopeConfig) -> dict[str, Any] | None:
@@ -177,6 +204,16 @@ def at_run_time(method: str, measurement: Measurement, *, library: str = "ropewa
     return f"model.with_positions({', '.join(settings)})" if settings else "model"
 
 
+def attach_call(method: str, target: int, trained_length: int | None = None) -> str:
+    """Return the call that applies a method to a live model of transformers.
+
+    >>> attach_call("dca", 1024)
+    'rw.attach(model, "dca", target=1024)'
+    """
+    stated = "" if trained_length is None else f", trained_length={trained_length}"
+    return f'rw.attach(model, "{method}", target={target}{stated})'
+
+
 def _setting(of_layers: Sequence[object]) -> str:
     """Return what all layers have in common, or what each has, as a Python expression."""
     return repr(of_layers[0] if len(set(of_layers)) == 1 else tuple(of_layers))
@@ -209,7 +246,8 @@ class Diagnosis:
     - `verdict`: what to do with it, and why.
     - `audits`: the properties of each rope, without running the model. `findings`: known traps in its config.
     - `retrieval`: accuracies of the retrieval tasks, if measured.
-    - `use`: the gain from distant tokens under plain, the best method and crop, if measured.
+    - `copies`: what each method copies from its context, if measured. `looks`: what could be concluded after 1, 2, 4, 8
+      and 16 windows.
     - `reading`: whether the model was trained with its scaling, if that had to be measured.
     - `environment`: versions, machine and settings. `left_out`: what did not fit into the minutes, in sentences.
     """
@@ -220,7 +258,8 @@ class Diagnosis:
     audits: tuple[Audit, ...]
     findings: tuple[Finding, ...]
     retrieval: RetrievalMeasurement | None = None
-    use: UseMeasurement | None = None
+    copies: CopyMeasurement | None = None
+    looks: tuple[dict[str, Any], ...] = ()
     reading: ScalingReading | None = None
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
@@ -229,12 +268,12 @@ class Diagnosis:
         """Return the answer in words."""
         lines = [] if self.reading is None else [self.reading.sentence]
         lines += [*shared_sentences(self.measurement), self.verdict.sentence]
-        lines += [] if self.use is None else self.use.sentences()
+        lines += [] if self.copies is None else self.copies.sentences()
         return lines if self.retrieval is None else [*lines, *sentences(self.retrieval)]
 
     def table(self) -> str:
         """Return each method's loss within and beyond the trained length and its differences beyond, as text."""
-        heads, rows = standing_rows(self.measurement, self.use)
+        heads, rows = standing_rows(self)
         cells = [["method", *heads], *([name, *row] for name, row in rows.items())]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         return "\n".join(
@@ -255,7 +294,6 @@ class Diagnosis:
             self.measurement.protocol.target,
             trained_length=trained_length,
             record=None if record is None else str(record),
-            library=self.environment.get("library", "ropewalk"),
         )
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
@@ -269,9 +307,8 @@ class Diagnosis:
             environment=dict(self.environment),
         )
         content["left_out"] = list(self.left_out)
-        if self.use is not None:
-            content["use"] = self.use.to_json()
-            content["use_details"] = finite({"summary": self.use.sentences(), "seconds": dict(self.use.seconds)})
+        content["copies"] = None if self.copies is None else self.copies.to_json()
+        content["looks"] = finite(list(self.looks))
         if self.retrieval is not None:
             content["retrieval"] = finite(self.retrieval.rows())
             details = {**self.retrieval.details(), "summary": list(sentences(self.retrieval))}
@@ -292,7 +329,7 @@ class Diagnosis:
         return page
 
     def figure(self, name: str = "loss") -> Figure:
-        """Return one matplotlib figure of the report: "loss", "use", "retrieval", "frequencies" or "wavelengths".
+        """Return one matplotlib figure of the report: "loss", "copies", "retrieval", "frequencies" or "wavelengths".
 
         Raises `RopeError` for what was not measured, and if the extra `figures` is not installed.
         """
@@ -308,7 +345,7 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         """Return the verdict, the table and the other sentences for a notebook; needs no extra."""
-        heads, rows = standing_rows(self.measurement, self.use)
+        heads, rows = standing_rows(self)
         verdict, following = self.verdict, self.next_command()
         lines = [f"<p><b>{escape(self.name)}: {escape(verdict.headline)}</b> {escape(' '.join(verdict.reasons))}</p>"]
         lines += [f"<p>{escape(line)}</p>" for line in self.left_out]
@@ -318,3 +355,42 @@ class Diagnosis:
         lines.append("</tr></table>")
         lines += [f"<p>{escape(line)}</p>" for line in self.sentences() if line != self.verdict.sentence]
         return "".join([*lines, *([f"<pre>{escape(following)}</pre>"] if following else [])])
+
+
+def standing_rows(found: Diagnosis) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+    """Return the heads, and for each distinct method a row: losses, the difference to crop, and how far it copies.
+
+    The label names methods that share numbers: "ntk = dynamic". Empty columns are left out.
+    """
+    measurement, rows = found.measurement, {}
+    heads = ("loss within", "loss beyond", "less crop's", "copies", "windows")
+    for name, standing in standings(measurement).items():
+        if name in measurement.same_as:
+            continue
+        label = " = ".join([name, *(other for other, first in measurement.same_as.items() if first == name)])
+        apart = standing.crop_difference
+        rows[label] = [
+            f"{standing.within:.3f}",
+            "" if standing.beyond is None else f"{standing.beyond:.3f}",
+            "" if apart is None else plus_minus(apart, standing.crop_interval),
+            copied_in_words(found.copies, name),
+            "" if standing.windows == measurement.windows else str(standing.windows),
+        ]
+    told = [number for number in range(len(heads)) if any(row[number] for row in rows.values())]
+    return tuple(heads[number] for number in told), {
+        label: [row[number] for number in told] for label, row in rows.items()
+    }
+
+
+def copied_in_words(copies: CopyMeasurement | None, method: str) -> str:
+    """Return how far back a method copies, in a few words; empty if not measured."""
+    if copies is None or copies.design is None or not copies.can_copy:
+        return ""
+    if METHODS[method].crops:
+        return f"to {copies.trained_length:,}"
+    if method not in copies.methods:
+        return ""
+    reach = copies.reach(method)
+    if reach is not None:
+        return f"to {reach:,}"
+    return "not beyond" if copies.copies(method, 0) == "refuted" else "open"

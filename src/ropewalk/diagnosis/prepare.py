@@ -1,4 +1,4 @@
-"""Prepare a run: load the model, check the settings, and choose lengths, windows and methods."""
+"""Prepare a run: load the model, check the settings, and choose texts, lengths, windows, methods and spans."""
 
 from __future__ import annotations
 
@@ -11,28 +11,78 @@ from typing import Any
 import torch
 
 from ropewalk.audit.sources import Source, read_source, source_of
-from ropewalk.builtin.texts import read_text
+from ropewalk.builtin.texts import default_texts, read_text, read_texts
+from ropewalk.diagnosis.document import block_under
 from ropewalk.diagnosis.run import DoctorRun, doctor_command
 from ropewalk.diagnosis.settings import ALL, DoctorSettings, TextSource, refuse_ignored
 from ropewalk.errors import RopeError
+from ropewalk.extend.engines import why_not
 from ropewalk.ledger import Ledger, cache_folder
-from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.measure.answers import RetrievalProtocol
-from ropewalk.measure.copy_test import UseRun
-from ropewalk.measure.copy_windows import UseProtocol, UseText
-from ropewalk.measure.estimate import Clock, Outlook, fit_minutes
+from ropewalk.measure.copies import SpanDesign, WindowSpans
+from ropewalk.measure.estimate import Clock, Outlook, Trial, duration
 from ropewalk.measure.losses import frequency_losses
-from ropewalk.measure.plan import KIND, LossProtocol, Plan, fingerprint, plan, take_windows, trained_length_of
+from ropewalk.measure.plan import (
+    KIND,
+    MOST_WINDOWS,
+    LossProtocol,
+    Plan,
+    fingerprint,
+    most_windows,
+    plan,
+    take_windows,
+    trained_length_of,
+)
 from ropewalk.measure.retrieval import RetrievalRun, fitting_tasks
 from ropewalk.measure.scaling import ScalingReading, settle_reading
 from ropewalk.methods import METHODS, unsettled
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.prompts import Tokenizer
+from ropewalk.processes import current
 from ropewalk.progress import Progress, shown
-from ropewalk.readers.adapters import open_reader, reader_of
+from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
 
 SHORTEST = 256  # tokens: of the shortest text of retrieval that is chosen here
+CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
+BUILT_IN = "tiny"
+DECIDING = ("yarn", "dca")  # the methods that decide about the built-in model within seconds
+PYTHON_ONLY = "dca"  # the method in attention that is measured beside those of a config
+TIMES = (3.0, 2.0, 1.5, 1.25)  # of the trained length: shorter targets that are tried when the minutes are few
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The texts of a run: names, contents and tokens of each. `chosen`: whether the doctor chose them."""
+
+    names: tuple[str, ...]
+    contents: tuple[str, ...]
+    tokens: tuple[list[int], ...]
+    chosen: bool
+
+    @classmethod
+    def encode(cls, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, start_char: int, chosen: bool) -> Texts:
+        """Tokenise texts from a character on."""
+        cut = [(name, contents[max(start_char, 0) :]) for name, contents in texts]
+        names, contents = tuple(name for name, _ in cut), tuple(contents for _, contents in cut)
+        return cls(names, contents, tuple(tokenizer.encode(one) for one in contents), chosen)
+
+    def long_enough(self, target: int) -> Texts:
+        """Return the texts that hold a window; all of them if none does."""
+        keep = [number for number, tokens in enumerate(self.tokens) if len(tokens) >= target]
+        if not keep:
+            return self
+        return Texts(
+            tuple(self.names[number] for number in keep),
+            tuple(self.contents[number] for number in keep),
+            tuple(self.tokens[number] for number in keep),
+            self.chosen,
+        )
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest text."""
+        return max(map(len, self.tokens))
 
 
 def prepare(
@@ -41,14 +91,15 @@ def prepare(
     progress: Progress | bool | None = None,
     *,
     clock: Clock = time.perf_counter,
+    kept: Sequence[str] = (),
 ) -> DoctorRun:
     """Load the model and check all settings, before any work; arguments as for `doctor`.
 
     If it is not known whether the model was trained with the scaling in its config, this is measured here, because all
-    lengths follow from it.
+    lengths follow from it. `kept`: words of the command line, such as --json FILE, that the next command repeats.
     """
     began = clock()
-    source, reader = _open(model, settings)
+    source, reader, fast = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
@@ -56,25 +107,176 @@ def prepare(
             facts={"model": source.name},
             cure="Put its tokenizer.json next to the weights; with a live model pass tokenizer=...",
         )
-    texts = texts_of(settings.text)
-    texts = [(name, contents[max(settings.protocol.start_char, 0) :]) for name, contents in texts]
-    tokens = [tokenizer.encode(contents) for _, contents in texts]
-    reader, reading = _settle(reader, tokens, settings, progress)
+    texts = _texts(settings, tokenizer)
+    reader, reading = _settle(reader, list(texts.tokens), settings, progress)
     source = source.known_from(reader)
-    protocol = LossProtocol.choose(
-        trained_length=trained_length_of(reader, settings.trained_length),
-        text=[name for name, _ in texts],
-        target=settings.target,
-        block=settings.protocol.block,
-        windows=settings.protocol.windows,
-        stride=settings.protocol.stride,
-        start_char=settings.protocol.start_char,
-        seed=settings.protocol.seed,
-        unscaled_tokens=settings.protocol.unscaled_tokens,
-        tokens=min(map(len, tokens)),
+    trained = trained_length_of(reader, settings.trained_length)
+    if texts.chosen and texts.longest < (settings.target or 4 * trained):
+        texts = Texts.encode([read_text(None)], tokenizer, settings.protocol.start_char, True)
+    engine = settings.engine or ("python" if model == BUILT_IN else None)
+    minutes = settings.minutes
+    if minutes is None and reader.device.type == "cpu" and not current().several:
+        minutes = CPU_MINUTES
+    notes = [] if fast is None else [fast]
+    target, trial = settings.target, None
+    for shorter in (None, *TIMES):
+        if shorter is not None:
+            target = round(shorter * trained)
+            if target >= protocol.target:
+                continue
+        protocol, texts_used = _protocol(reader, settings, texts, trained, target)
+        work = plan(reader, protocol, _methods(model, settings, protocol, engine))
+        runs = _runs(work, engine)
+        work = _ordered(work, runs)
+        windows = take_windows(texts_used.tokens, protocol)
+        design = None
+        if "copies" in settings.measured and not settings.protocol.shard_window:
+            design = SpanDesign.choose(protocol)
+        if minutes is None or protocol.target <= trained:
+            break
+        outlook = Outlook(
+            reader=reader, plan=work, chunk=settings.protocol.chunk, most_workers=settings.protocol.workers
+        )
+        asked = 0 if design is None else design.tokens
+        jobs = work.due(
+            Ledger(None, kind=KIND, key=""), chunk=settings.protocol.chunk, windows=range(1), asked=asked,
+            methods=_least(work, runs),
+        )  # fmt: skip
+        if trial is None:
+            trial = outlook.try_out(windows[0], jobs, clock)
+        needed = outlook.seconds(jobs, trial) + clock() - began
+        if needed <= 60 * minutes:
+            break
+        if shorter is None:
+            longest, whole = protocol.target, needed
+    else:
+        raise RopeError(
+            "doctor: not even a short target can be measured in this time.",
+            facts={
+                "minutes": minutes,
+                f"minutes for {longest:,} tokens": round(whole / 60, 1),
+                f"minutes for {protocol.target:,} tokens": round(needed / 60, 1),
+            },
+            cure="Give more --minutes.",
+        )
+    if minutes is not None and shorter is not None:
+        notes.append(
+            f"{longest:,} tokens take about {duration(whole)} to a first answer, more than --minutes {minutes:g}: "
+            f"{protocol.target:,} tokens are measured instead."
+        )
+    _refuse_without_owner(work, settings)
+    folder = state_folder(settings.state, fingerprint(reader, windows, protocol))
+    ledger = Ledger(folder / "losses", kind=KIND, key=fingerprint(reader, windows, protocol))
+    resumed = ledger.resume() if settings.resume else ledger.begin()
+    tokens = [len(one) for one in texts_used.tokens]
+    parts = " and ".join(texts_used.names), "\n".join(texts_used.contents)
+    places = protocol.places(tokens)
+    return DoctorRun(
+        settings=settings,
+        reader=reader,
+        name=source.name,
+        audits=tuple(source.audits(trained_length=protocol.trained_length, target=protocol.target)),
+        findings=tuple(source.findings(protocol.target)),
+        reading=reading,
+        plan=work,
+        windows=windows,
+        spans=() if design is None else _spans(design, protocol, texts_used, places),
+        ledger=ledger,
+        resumed=resumed,
+        retrieval=prepare_retrieval(reader, work, settings, parts, folder / "retrieval"),
+        trial=trial,
+        notes=tuple(notes),
+        frequencies=frequency_losses(texts_used.tokens, protocol, vocab_size=_vocabulary(tokenizer, texts_used.tokens)),
+        texts=texts_used.names,
+        of_text=tuple(text for text, _ in places),
+        share=protocol.share(tokens),
+        available=sum(most_windows(length, protocol.target) for length in tokens),
+        default_texts=texts_used.chosen,
+        engine=engine,
+        runs=runs,
+        minutes=minutes,
+        began=began,
+        clock=clock,
+        more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
     )
-    windows = take_windows(tokens, protocol)
-    work = plan(reader, protocol, _with_crop(settings.method_names, protocol))
+
+
+def _protocol(
+    reader: Reader, settings: DoctorSettings, texts: Texts, trained: int, target: int | None
+) -> tuple[LossProtocol, Texts]:
+    """Return the protocol, and the texts that are long enough for its windows."""
+    given = settings.protocol
+    first = LossProtocol.choose(
+        trained_length=trained,
+        text=texts.names,
+        target=target,
+        windows=1,
+        block=given.block,
+        stride=given.stride,
+        start_char=given.start_char,
+        seed=given.seed,
+        unscaled_tokens=given.unscaled_tokens,
+        tokens=[len(one) for one in texts.tokens],
+    )
+    used = texts.long_enough(first.target)
+    room = sum(most_windows(len(one), first.target) for one in used.tokens)
+    windows = max(1, min(room, max(MOST_WINDOWS, given.windows or 0)))
+    return dataclasses.replace(first, texts=used.names, windows=windows), used
+
+
+def _methods(
+    model: object, settings: DoctorSettings, protocol: LossProtocol, engine: str | None
+) -> Sequence[str] | None:
+    """Return the methods to measure; None: those that a config can express."""
+    if settings.method_names:
+        return _with_crop(settings.method_names, protocol)
+    if protocol.target <= protocol.trained_length:
+        return None
+    return _with_crop(DECIDING, protocol) if model == BUILT_IN and engine == "python" else None
+
+
+def _runs(work: Plan, engine: str | None) -> frozenset[str]:
+    """Return the methods of a plan that the engine can run."""
+    return frozenset(name for name in work.methods if why_not(engine, name, block_under(name, work)) is None)
+
+
+def _ordered(work: Plan, runs: frozenset[str]) -> Plan:
+    """Return the plan with its methods in the order of what they can decide.
+
+    First plain and crop, then those that the engine can run, then the others; each by `Method.priority`.
+    """
+
+    def rank(name: str) -> tuple[int, int, int]:
+        first = name != "plain" and not METHODS[name].crops
+        return int(first) + int(first and name not in runs), METHODS[name].priority, list(METHODS).index(name)
+
+    order = sorted(work.positions, key=rank)
+    return dataclasses.replace(work, positions={name: work.positions[name] for name in order})
+
+
+def _least(work: Plan, runs: frozenset[str]) -> tuple[str, ...]:
+    """Return the methods without which there is no answer: plain, crop, and the first one that the engine can run."""
+    fixed = [name for name in work.methods if name == "plain" or METHODS[name].crops]
+    others = [name for name in work.methods if name not in fixed and name not in work.same_as]
+    return (*fixed, *sorted(others, key=lambda name: name not in runs)[:1])
+
+
+def _spans(
+    design: SpanDesign, protocol: LossProtocol, texts: Texts, places: Sequence[tuple[int, int]]
+) -> tuple[WindowSpans, ...]:
+    """Return the spans of each window; those that were never read are of the same text where it is long enough."""
+    found = []
+    for window, (text, start) in enumerate(places):
+        own, end = texts.tokens[text], start + protocol.target
+        others = [one for number, one in enumerate(texts.tokens) if number != text]
+        longer = own[end:] if len(own) - end > start else own[:start]
+        elsewhere = [longer, own[:start] if longer is not own[:start] else own[end:], *others]
+        found.append(WindowSpans.draw(design, own[start:end], elsewhere, seed=(protocol.seed, window)))
+    return tuple(found)
+
+
+def _refuse_without_owner(work: Plan, settings: DoctorSettings) -> None:
+    """Raise `RopeError` for settings that no method of the plan uses."""
     of_work = [METHODS[name] for name in work.methods]
     for name, present, owner, cure in (
         ("stride", any(method.crops for method in of_work), "crop", "Add crop to the methods"),
@@ -86,59 +288,13 @@ def prepare(
         ),
     ):
         refuse_ignored([name] if name in settings.protocol.changed else [], present, owner, cure)
-    parts = " and ".join(name for name, _ in texts), "\n".join(contents for _, contents in texts)
-    key = fingerprint(reader, windows, protocol)
-    trial, left_out = None, tuple[str, ...]()
-    folder = state_folder(settings.state, key if settings.minutes is None else hash_of(key, settings.minutes))
-    if settings.minutes is not None:
-        use = prepare_use(reader, protocol, settings, texts, tokens, None)
-        retrieval = prepare_retrieval(reader, work, settings, parts, None)
-        outlook = Outlook(
-            reader=reader,
-            plan=work,
-            chunk=settings.protocol.chunk,
-            most_workers=settings.protocol.workers,
-            use=use,
-            retrieval=retrieval,
-            every=settings.names_methods,
-        )
-        fitted, trial = fit_minutes(
-            outlook,
-            windows[0],
-            folder,
-            minutes=settings.minutes,
-            resume=settings.resume,
-            key=key,
-            began=began,
-            clock=clock,
-        )
-        protocol, left_out = dataclasses.replace(protocol, windows=fitted.windows), fitted.left_out
-        windows, work = take_windows(tokens, protocol), plan(reader, protocol, fitted.methods)
-        key = fingerprint(reader, windows, protocol)
-    chosen = None if settings.minutes is None else [name for name in work.methods if name != "plain"]
-    use = prepare_use(reader, protocol, settings, texts, tokens, folder / "use")
-    retrieval = prepare_retrieval(reader, work, settings, parts, folder / "retrieval")
-    ledger = Ledger(folder / "losses", kind=KIND, key=key)
-    resumed = ledger.resume() if settings.resume else ledger.begin()
-    return DoctorRun(
-        settings=settings,
-        reader=reader,
-        name=source.name,
-        audits=tuple(source.audits(trained_length=protocol.trained_length, target=protocol.target)),
-        findings=tuple(source.findings(protocol.target)),
-        reading=reading,
-        plan=work,
-        windows=windows,
-        ledger=ledger,
-        resumed=resumed,
-        retrieval=retrieval,
-        use=use,
-        trial=trial,
-        left_out=left_out,
-        frequencies=frequency_losses(tokens, protocol, vocab_size=_vocabulary(tokenizer, tokens)),
-        available=min(map(len, tokens)) // protocol.target,
-        command=lambda count: doctor_command(model, settings, windows=count, methods=chosen),
-    )
+
+
+def _texts(settings: DoctorSettings, tokenizer: Tokenizer) -> Texts:
+    """Return the texts of the settings; else those that come with the package."""
+    chosen = settings.text is None
+    texts = default_texts() if chosen else texts_of(settings.text)
+    return Texts.encode(texts, tokenizer, settings.protocol.start_char, chosen)
 
 
 def _with_crop(methods: Sequence[str], protocol: LossProtocol) -> Sequence[str]:
@@ -223,15 +379,16 @@ def _sharded(reader: Reader, settings: DoctorSettings) -> Reader:
 
 
 def texts_of(text: TextSource) -> list[tuple[str, str]]:
-    """Return the name and the contents of each text: a file, several, or a list of such pairs; None is Moby Dick.
+    """Return the name and the contents of each text: a file or a folder, several, or a list of such pairs.
 
     >>> texts_of([("a", "words")])
     [('a', 'words')]
     """
-    if text is None or isinstance(text, str | Path):
-        return [read_text(None if text is None else Path(text))]
-    pairs: list[Any] = list(text) or [None]
-    return [one if isinstance(one, tuple) else read_text(None if one is None else Path(one)) for one in pairs]
+    given: list[Any] = [text] if text is None or isinstance(text, str | Path) else list(text)
+    found: list[tuple[str, str]] = []
+    for one in given:
+        found += [one] if isinstance(one, tuple) else read_texts([Path(one)]) if one is not None else [read_text(None)]
+    return found
 
 
 def state_folder(state: str | Path | None, key: str) -> Path:
@@ -244,36 +401,6 @@ def state_folder(state: str | Path | None, key: str) -> Path:
             cure="Name a new folder: --state DIR.",
         )
     return folder
-
-
-def prepare_use(
-    reader: Reader,
-    protocol: LossProtocol,
-    settings: DoctorSettings,
-    texts: Sequence[tuple[str, str]],
-    tokens: Sequence[Sequence[int]],
-    folder: Path | None,
-) -> UseRun | None:
-    """Return the measurement of use on the protocol's windows; None if the settings leave it out.
-
-    - `texts`, `tokens`: each text's name and contents, and their tokens. `folder`: of its results; None: in memory.
-
-    Raises `RopeError` for what cannot be measured, before anything is.
-    """
-    if "use" not in settings.measured:
-        return None
-    parts = [
-        UseText(name, contents, ids, protocol.starts(len(ids), number))
-        for number, ((name, contents), ids) in enumerate(zip(texts, tokens, strict=True))
-    ]
-    of_use = UseProtocol.choose(
-        trained_length=protocol.trained_length,
-        target=protocol.target,
-        texts=protocol.texts,
-        windows=protocol.windows,
-        seed=protocol.seed,
-    )
-    return UseRun.prepare(of_use, reader, parts, state=folder, resume=settings.resume, chunk=settings.protocol.chunk)
 
 
 def prepare_retrieval(

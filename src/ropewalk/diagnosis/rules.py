@@ -1,33 +1,34 @@
-"""The rules of the verdict: intervals, comparisons, and the action that they support."""
+"""The rules of the verdict: comparisons with their intervals, and the action that they support."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ropewalk.diagnosis.verdict import TOKEN_FREQUENCIES, Action, Comparison, Result, Where
-from ropewalk.measure.copy_test import UseMeasurement, span_of
-from ropewalk.measure.losses import CROP, PLAIN, Measurement, WindowLosses
+from ropewalk.errors import RopeError
+from ropewalk.measure.losses import CROP, PLAIN, Measurement
 from ropewalk.methods import METHODS
-from ropewalk.statistics import Interval, mean_and_interval, plus_minus, t_quantile, windows_needed
+from ropewalk.statistics import LEAST_BLOCKS, LOOK_CONFIDENCE, Interval, moderated_interval
 
 MARGIN = 0.02  # nats per token that make no difference
 TOLERATED = 0.05  # nats that a method may cost within the trained length by its mean
 TOLERATED_END = 0.10  # nats that it may cost by its interval's end
-NEAR = 0.05  # nats that a method which is shown to use far tokens may lose to crop
+NEAR = 0.10  # nats that a method which is shown to copy may lose to crop in a stretch
 
 PREDICTS = "predicts the text"
 HOLDS = "no worse than crop"
 GAINS = "better than plain"
 COSTS_LITTLE = "costs little within"
-BEATS_CROP = "better than crop"
+READS = "better than crop"
 NEAR_CROP = "little worse than crop"
-BEATS_CROP_BY_MARGIN = "better than crop by the margin"
+NO_BETTER = "better than crop by the margin"
+COPIES = "copies"
 
 
 def forgets(method: str) -> bool:
@@ -35,69 +36,175 @@ def forgets(method: str) -> bool:
     return method in METHODS and METHODS[method].forgets
 
 
+@runtime_checkable
+class Copies(Protocol):
+    """The part of a measurement of copies that the verdict needs."""
+
+    @property
+    def can_copy(self) -> bool:
+        """Return whether the model is shown to copy within its trained length."""
+
+    def copies(self, method: str, stretch: int) -> Result:
+        """Return whether a method is shown to copy from the farthest part of its context at the end of a stretch."""
+
+    def beyond_bound(self, method: str, stretch: int) -> tuple[float, Interval] | None:
+        """Return its gain there less the bound, in nats per token, with its interval; None if it is unknown."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossTable:
+    """Each method's mean loss in nats per token by window and block, and what the blocks are.
+
+    - `losses`: by method, `[window][block]`; plain and crop have all windows, others at least the first.
+    - `frequencies`: `[window][block]` within the trained length: what smoothed token frequencies of the text outside
+      the window lose.
+    - `weights`: losses in a block. `within`: the number of blocks within the trained length. `stretches`: `[first,
+      last)` blocks of some parts beyond. `ends`: the position that each stretch ends at.
+    - `texts`: the number of each window's text. `share`: the number of disjoint windows that the windows are worth,
+      over their number.
+
+    Raises `RopeError` where plain is missing, or windows or blocks differ.
+    """
+
+    trained: int
+    target: int
+    losses: Mapping[str, Sequence[Sequence[float]]]
+    frequencies: Sequence[Sequence[float]]
+    weights: Sequence[int]
+    within: int
+    stretches: Sequence[tuple[int, int]] = ()
+    ends: Sequence[int] = ()
+    texts: Sequence[int] = ()
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        shapes = {name: np.shape(values) for name, values in self.losses.items()}
+        whole = shapes.get(PLAIN, (0,))
+        wrong = [
+            name
+            for name, shape in shapes.items()
+            if len(shape) != 2 or shape[1] != len(self.weights) or not 0 < shape[0] <= whole[0]
+        ]
+        if PLAIN not in shapes or wrong or len(self.frequencies) < whole[0]:
+            raise RopeError(
+                "verdict: every method needs one loss for each block of its windows, and plain all windows.",
+                facts={"[windows, blocks]": shapes, "blocks": len(self.weights), "wrong": wrong},
+                cure="Measure plain and every other method on the same windows.",
+            )
+
+    @classmethod
+    def of(cls, measurement: Measurement) -> LossTable:
+        """Return the table of a measurement, with each distinct method once.
+
+        Raises `RopeError` where token frequencies were not counted.
+        """
+        if measurement.frequencies is None:
+            raise RopeError(
+                "verdict: the losses of token frequencies are not in this measurement.",
+                facts={"methods": list(measurement.results)},
+                cure="Measure by `ropewalk.doctor`, or add `measure.losses.frequency_losses`.",
+            )
+        protocol = measurement.protocol
+        return cls(
+            trained=protocol.trained_length,
+            target=protocol.target,
+            losses={
+                name: measurement.block_means(name) for name in measurement.results if name not in measurement.same_as
+            },
+            frequencies=measurement.frequencies,
+            weights=protocol.weights,
+            within=protocol.blocks_within,
+            stretches=protocol.stretches,
+            ends=protocol.stretch_ends,
+            texts=tuple(measurement.texts) or (0,) * measurement.windows,
+            share=measurement.share,
+        )
+
+    @property
+    def windows(self) -> int:
+        """Return the number of windows."""
+        return len(self.losses[PLAIN])
+
+    @property
+    def beyond(self) -> bool:
+        """Return whether there are tokens beyond the trained length."""
+        return len(self.weights) > self.within
+
+    def mean(self, method: str, part: slice) -> float:
+        """Return a method's mean loss in some blocks, over its windows."""
+        rows = np.asarray(self.losses[method], dtype=np.float64)[:, part]
+        return float(np.average(rows, axis=1, weights=np.asarray(self.weights[part])).mean())
+
+    @property
+    def inside(self) -> slice:
+        """Return the blocks within the trained length."""
+        return slice(0, self.within)
+
+    @property
+    def outside(self) -> slice:
+        """Return the blocks beyond the trained length."""
+        return slice(self.within, len(self.weights))
+
+
 @dataclasses.dataclass(frozen=True)
 class Evidence:
     """The comparisons of the rules. With `at_means` each mean counts as certain: intervals have no width.
 
-    Intervals are Student's t between windows. Those of gains and costs hold together for all methods, and those against
-    crop for all methods that could be chosen (Bonferroni). The model's fit and plain against crop have
-    uncorrected intervals: all of them must be shown, so nothing is chosen among them.
+    - `table`: the losses. `copies`: the measurement of copies, or None.
+    - `runs`: the methods that the engine can run; None: all.
+
+    Intervals are those of `statistics.moderated_interval` at 98 %, which pays for five looks.
     """
 
-    losses: WindowLosses
+    table: LossTable
+    copies: Copies | None = None
+    runs: Collection[str] | None = None
     at_means: bool = False
+    confidence: float = LOOK_CONFIDENCE
 
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Return all methods but plain."""
-        return tuple(name for name in self.losses.within if name != PLAIN)
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """Return the methods that could be recommended, the lowest mean loss beyond first; none without crop."""
+        if CROP not in self.table.losses or not self.table.beyond:
+            return ()
+        names = [name for name in self.table.losses if name != PLAIN and not forgets(name)]
+        return tuple(sorted(names, key=self.mean_beyond))
 
     @cached_property
     def candidates(self) -> tuple[str, ...]:
-        """Return the methods that could be recommended, the lowest mean loss beyond first; none without crop."""
-        names = [name for name in self.others if CROP in self.losses.beyond and not forgets(name)]
-        return tuple(sorted(names, key=self.mean_beyond))
+        """Return those of them that the engine can run."""
+        return tuple(name for name in self.methods if self.runs is None or name in self.runs)
 
     def mean_beyond(self, method: str) -> float:
-        """Return the mean loss beyond the trained length, in nats per token."""
-        return math.fsum(self.losses.beyond[method]) / self.losses.windows
+        """Return the mean loss beyond the trained length in nats per token, on the windows that all methods have."""
+        return self.table.mean(method, self.table.outside) - self._hardness(method)
+
+    def _hardness(self, method: str) -> float:
+        """Return how much harder than all windows those of a method are, by plain's loss."""
+        count, plain = len(self.table.losses[method]), self.table.losses[PLAIN]
+        part, weights = self.table.outside, np.asarray(self.table.weights[self.table.outside])
+        rows = np.average(np.asarray(plain, dtype=np.float64)[:, part], axis=1, weights=weights)
+        return float(rows[:count].mean() - rows.mean())
 
     @cached_property
     def fit(self) -> Comparison:
         """Compare plain's loss within the trained length with that of token frequencies."""
-        mine = self.losses.within[PLAIN]
-        return self._compare(PREDICTS, PLAIN, TOKEN_FREQUENCIES, "within", mine, self.losses.frequencies)
+        mine = np.asarray(self.table.losses[PLAIN], dtype=np.float64)[:, self.table.inside]
+        theirs = np.asarray(self.table.frequencies, dtype=np.float64)[: len(mine)]
+        return self._compared(PREDICTS, PLAIN, TOKEN_FREQUENCIES, "within", mine - theirs, self.table.inside, None)
 
-    @cached_property
-    def holds(self) -> tuple[Comparison, ...]:
-        """Compare plain with crop plus the margin: beyond the trained length, and in each part of it."""
-        whole = self._beyond(HOLDS, PLAIN, CROP, MARGIN)
-        return (whole, *self.stretches(PLAIN)) if len(self.losses.stretches) > 1 else (whole,)
+    def holds(self, stretch: int) -> Comparison:
+        """Compare plain's loss in a stretch with crop's plus 0.02 nats."""
+        return self._beyond(HOLDS, PLAIN, CROP, MARGIN, stretch, stretch)
 
-    def stretches(self, method: str) -> tuple[Comparison, ...]:
-        """Compare a method with crop plus the margin, in each stretch of positions."""
-        of = self.losses.by_stretch
-        return tuple(
-            self._compare(
-                f"{HOLDS} at positions {start:,} to {end - 1:,}",
-                method,
-                CROP,
-                "beyond",
-                [row[number] for row in of[method]],
-                [row[number] for row in of[CROP]],
-                MARGIN,
-            )
-            for number, (start, end) in enumerate(self.losses.stretches)
-        )
-
-    def gain(self, method: str) -> Comparison:
-        """Compare a method's loss beyond the trained length with plain's."""
-        return self._beyond(GAINS, method, PLAIN)
+    def gain(self, method: str, stretch: int | None = None) -> Comparison:
+        """Compare a method's loss with plain's, up to the end of a stretch (None: of all)."""
+        last = len(self.table.stretches) - 1 if stretch is None else stretch
+        return self._beyond(GAINS, method, PLAIN, 0.0, 0, last)
 
     def cost(self, method: str) -> Comparison:
         """Compare a method's cost within the trained length with the tolerated mean and interval's end."""
-        within = self.losses.within
-        found = self._compare(COSTS_LITTLE, method, PLAIN, "within", within[method], within[PLAIN], TOLERATED_END)
+        found = self._within(COSTS_LITTLE, method, PLAIN, TOLERATED_END)
         low, high = found.interval or (None, None)
         result: Result = "open"
         if high is not None and found.difference <= TOLERATED and high <= TOLERATED_END:
@@ -106,69 +213,153 @@ class Evidence:
             result = "refuted"
         return dataclasses.replace(found, result=result)
 
-    def beats_crop(self, method: str) -> Comparison:
+    def by_block(self, method: str, against: str) -> list[tuple[float, Interval]]:
+        """Return the difference of two methods in each block, with its interval."""
+        found = []
+        for region in (self.table.inside, self.table.outside):
+            apart = self._apart(method, against, region)
+            for number in range(apart.shape[1]):
+                part = slice(number, number + 1)
+                one = self._compared("", method, against, "", apart, region, part)
+                found.append((one.difference, one.interval))
+        return found
+
+    def reads(self, method: str, stretch: int) -> Comparison:
+        """Compare a method's loss in a stretch with crop's."""
+        return self._beyond(READS, method, CROP, 0.0, stretch, stretch)
+
+    def near_crop(self, method: str, stretch: int) -> Comparison:
+        """Compare a method's loss in a stretch with crop's plus 0.10 nats."""
+        return self._beyond(NEAR_CROP, method, CROP, NEAR, stretch, stretch)
+
+    def no_better(self, method: str, stretch: int) -> Comparison:
+        """Compare a method's loss in a stretch with crop's less 0.02 nats."""
+        return self._beyond(NO_BETTER, method, CROP, -MARGIN, stretch, stretch)
+
+    def against_crop(self, method: str) -> Comparison:
         """Compare a method's loss beyond the trained length with crop's."""
-        return self._beyond(BEATS_CROP, method, CROP)
+        return self._beyond(READS, method, CROP, 0.0, 0, len(self.table.stretches) - 1)
 
-    def near_crop(self, method: str) -> Comparison:
-        """Compare it with crop's plus 0.05 nats."""
-        return self._beyond(NEAR_CROP, method, CROP, NEAR)
+    def copied(self, method: str, stretch: int) -> Comparison | None:
+        """Return whether a method copies at the end of a stretch, as a comparison of the bound with its gain."""
+        found = None if self.copies is None else self.copies.beyond_bound(method, stretch)
+        if found is None or self.copies is None:
+            return None
+        mean, interval = found
+        turned = None if interval is None else (-interval[1], -interval[0])
+        if self.at_means:
+            turned = (-mean, -mean)
+        result = _result(turned, 0.0) if self.at_means else self.copies.copies(method, stretch)
+        where = self._where(stretch, stretch)
+        return Comparison(
+            name=COPIES, method=method, against="half of the gain within", where=f"{where} back", difference=-mean,
+            interval=turned, margin=0.0, result=result,
+        )  # fmt: skip
 
-    def beats_crop_by_margin(self, method: str) -> Comparison:
-        """Compare it with crop's less the margin."""
-        return self._beyond(BEATS_CROP_BY_MARGIN, method, CROP, -MARGIN)
+    def copies_at(self, method: str, stretch: int) -> Result:
+        """Return whether a method is shown to copy at the end of a stretch."""
+        found = self.copied(method, stretch)
+        return "open" if found is None else found.result
 
-    def reach(self, method: str) -> int:
-        """Return the tokens up to which a method is shown to be within the margin of crop, stretch by stretch.
+    def extends(self, method: str, stretch: int) -> Result:
+        """Return whether a method is shown to extend over a stretch.
+
+        "shown" if it reads the stretch better than crop, or little worse and copies there. "refuted" if it reads it
+        worse than that, or no better than crop and does not copy.
+        """
+        near = self.near_crop(method, stretch).result
+        copies = self.copies_at(method, stretch)
+        if self.reads(method, stretch).result == "shown" or (near == "shown" and copies == "shown"):
+            return "shown"
+        no_better = self.no_better(method, stretch).result == "refuted"
+        return "refuted" if near == "refuted" or (no_better and copies == "refuted") else "open"
+
+    @cached_property
+    def plain_stretches(self) -> int:
+        """Return the number of stretches over which plain is shown to hold."""
+        return self._before(self.holds(number).result == "shown" for number in range(len(self.table.stretches)))
+
+    def stretches_of(self, method: str) -> int:
+        """Return the number of stretches over which a method is shown to extend, from the first on.
 
         The stretches are tested in order until one is not shown, so none needs a wider interval for the
         others (a fixed sequence of tests, Maurer, Hothorn and Lehmacher 1995).
         """
-        reach = min(self.losses.trained, self.losses.target)
-        if CROP in self.losses.beyond:
-            for (_, end), comparison in zip(self.losses.stretches, self.stretches(method), strict=True):
-                if comparison.result != "shown":
-                    break
-                reach = end
-        return reach
+        return self._before(self.extends(method, number) == "shown" for number in range(len(self.table.stretches)))
 
-    def windows_for(self, comparison: Comparison, *, most: int = 1000) -> int | None:
-        """Return the number of windows that would settle a comparison if they vary as these do; None if `most` do not.
+    def length(self, stretches: int) -> int:
+        """Return the length in tokens at the end of so many stretches."""
+        return self.table.ends[stretches - 1] if stretches else min(self.table.trained, self.table.target)
 
-        One window shows no variance: None.
-        """
-        if comparison.interval is None:
-            return None
-        count, windows = self._together(comparison.method, comparison.against), self.losses.windows
-        half = (comparison.interval[1] - comparison.interval[0]) / 2
-        deviation = half * math.sqrt(windows) / t_quantile(windows - 1, count)
-        settles_at = comparison.margin
-        if comparison.name == COSTS_LITTLE and comparison.difference > TOLERATED:
-            settles_at = TOLERATED
-        return windows_needed(deviation, abs(comparison.difference - settles_at), comparisons=count, most=most)
+    def reach_loss(self, method: str) -> int:
+        """Return the tokens up to which a method is shown to read little worse than crop, stretch by stretch."""
+        compare = self.holds if method == PLAIN else lambda number: self.near_crop(method, number)
+        count = len(self.table.stretches) if CROP in self.table.losses else 0
+        return self.length(self._before(compare(number).result == "shown" for number in range(count)))
 
-    def _together(self, method: str, against: str) -> int:
-        """Return the number of comparisons of this kind that must hold together."""
-        if method == PLAIN:
-            return 1
-        return max(1, len(self.candidates) if against == CROP else len(self.others))
+    def refuted(self, method: str) -> bool:
+        """Return whether a method is shown not to extend the model: it costs too much, or fails in the first stretch."""
+        return self.cost(method).result == "refuted" or self.extends(method, 0) == "refuted"
 
-    def _beyond(self, name: str, method: str, against: str, margin: float = 0.0) -> Comparison:
-        beyond = self.losses.beyond
-        return self._compare(name, method, against, "beyond", beyond[method], beyond[against], margin)
+    @staticmethod
+    def _before(shown: Iterable[bool]) -> int:
+        count = 0
+        for one in shown:
+            if not one:
+                break
+            count += 1
+        return count
 
-    def _compare(
+    def _where(self, first: int, last: int) -> Where:
+        if first == 0 and last == len(self.table.stretches) - 1:
+            return "beyond"
+        start = self.table.trained if first == 0 else self.table.ends[first - 1]
+        return f"{start:,} to {self.table.ends[last]:,}"
+
+    def _apart(self, method: str, against: str, region: slice) -> np.ndarray:
+        count = min(len(self.table.losses[method]), len(self.table.losses[against]))
+        mine, theirs = (
+            np.asarray(self.table.losses[name], dtype=np.float64)[:count, region] for name in (method, against)
+        )
+        return mine - theirs
+
+    def _within(self, name: str, method: str, against: str, margin: float) -> Comparison:
+        apart = self._apart(method, against, self.table.inside)
+        return self._compared(name, method, against, "within", apart, self.table.inside, None, margin)
+
+    def _beyond(self, name: str, method: str, against: str, margin: float, first: int, last: int) -> Comparison:
+        begin = self.table.within
+        part = slice(self.table.stretches[first][0] - begin, self.table.stretches[last][1] - begin)
+        apart = self._apart(method, against, self.table.outside)
+        return self._compared(
+            name, method, against, self._where(first, last), apart, self.table.outside, part, margin
+        )
+
+    def _compared(
         self,
         name: str,
         method: str,
         against: str,
         where: Where,
-        mine: Sequence[float],
-        theirs: Sequence[float],
+        apart: np.ndarray,
+        region: slice,
+        part: slice | None,
         margin: float = 0.0,
     ) -> Comparison:
-        apart = np.subtract(mine, theirs).tolist()
-        difference, interval = mean_and_interval(apart, comparisons=self._together(method, against))
+        weights, texts = np.asarray(self.table.weights[region]), self.table.texts[: len(apart)]
+        interval: Interval
+        if apart.shape[1] < LEAST_BLOCKS and len(apart) == 1:
+            chosen = slice(None) if part is None else part
+            difference, interval = float(np.average(apart[0, chosen], weights=weights[chosen])), None
+        else:
+            difference, interval = moderated_interval(
+                apart,
+                weights=weights,
+                part=part,
+                texts=texts,
+                confidence=self.confidence,
+                share=max(self.table.share, 1 / len(apart)),
+            )
         if self.at_means:
             interval = (difference, difference)
         return Comparison(
@@ -189,6 +380,119 @@ def _result(interval: Interval, margin: float) -> Result:
     return "shown" if interval[1] < margin else "refuted"
 
 
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """An action, its method if it has one, and the number of stretches over which it is shown.
+
+    - `final`: whether nothing is open that could change it or carry it further.
+    """
+
+    action: Action
+    method: str | None = None
+    stretches: int = 0
+    final: bool = False
+
+
+def apply_rules(evidence: Evidence) -> Decision:
+    """Return the first action that is shown; "undecided" if there is none. In order: unfit, keep, extend, cut.
+
+    See `wording.decide`.
+    """
+    fit, table = evidence.fit, evidence.table
+    if fit.result != "shown":
+        unfit = fit.difference >= 0
+        return Decision("unfit" if unfit else "undecided", final=fit.result == "refuted")
+    if not table.beyond:
+        return Decision("keep", final=True)
+    if CROP not in table.losses:
+        return Decision("undecided")
+    kept, best = evidence.plain_stretches, best_method(evidence, evidence.candidates)
+    reached = 0 if best is None else evidence.stretches_of(best)
+    if kept == len(table.stretches):
+        return Decision("keep", stretches=kept, final=True)
+    if best is not None and reached > kept:
+        return Decision("extend", best, reached, final=not _further(evidence, best, reached))
+    plain_open = evidence.holds(kept).result == "open"
+    others = [name for name in evidence.candidates if not evidence.refuted(name)]
+    if kept:
+        return Decision("keep", stretches=kept, final=not plain_open and not others)
+    if not plain_open and not others:
+        return Decision("cut", final=True)
+    return Decision("undecided")
+
+
+def best_method(evidence: Evidence, names: Sequence[str]) -> str | None:
+    """Return the best of the methods that are shown to extend: the longest reach, then the lowest loss; or None.
+
+    None also while one whose loss is lower by more than 0.05 nats is open and could reach as far.
+    """
+    shown = {
+        name: stretches
+        for name in names
+        if evidence.cost(name).result == "shown"
+        and (stretches := evidence.stretches_of(name))
+        and evidence.gain(name, stretches - 1).result == "shown"
+    }
+    if not shown:
+        return None
+    best = min(shown, key=lambda name: (-shown[name], evidence.mean_beyond(name)))
+    bound = evidence.mean_beyond(best) - TOLERATED
+    if any(evidence.mean_beyond(name) < bound and not evidence.refuted(name) for name in names if name not in shown):
+        return None
+    return best
+
+
+def _further(evidence: Evidence, method: str, stretches: int) -> bool:
+    """Return whether the next stretch is open, for the method or for plain."""
+    if stretches == len(evidence.table.stretches):
+        return False
+    return evidence.extends(method, stretches) == "open"
+
+
+def open_comparisons(evidence: Evidence, decision: Decision) -> tuple[Comparison, ...]:
+    """Return the open comparisons that prevent an action or a longer reach; none if the decision is final."""
+    if decision.final:
+        return ()
+    if evidence.fit.result == "open":
+        return (evidence.fit,)
+    if CROP not in evidence.table.losses:
+        return ()
+    if decision.action == "extend" and decision.method is not None:
+        return _open(_extending(evidence, decision.method, decision.stretches))
+    kept = evidence.plain_stretches
+    found = list(_open((evidence.holds(kept),))) if kept < len(evidence.table.stretches) else []
+    for name in evidence.candidates:
+        if not evidence.refuted(name):
+            stretch = min(evidence.stretches_of(name), len(evidence.table.stretches) - 1)
+            found += _open((evidence.cost(name), evidence.gain(name), *_extending(evidence, name, stretch)))
+    return tuple(found)
+
+
+def _extending(evidence: Evidence, method: str, stretch: int) -> tuple[Comparison, ...]:
+    """Return the comparisons on which it depends whether a method extends over a stretch."""
+    copied = evidence.copied(method, stretch)
+    return (evidence.near_crop(method, stretch), *(() if copied is None else (copied,)))
+
+
+def every_comparison(evidence: Evidence) -> tuple[Comparison, ...]:
+    """Return all comparisons of the rules, in their order; those of methods by their mean loss beyond."""
+    if CROP not in evidence.table.losses or not evidence.table.beyond:
+        return (evidence.fit,)
+    stretches = range(len(evidence.table.stretches))
+    found = [evidence.fit, *(evidence.holds(number) for number in stretches)]
+    for name in evidence.methods:
+        found += [evidence.gain(name), evidence.cost(name), evidence.against_crop(name)]
+        for number in stretches:
+            copied = evidence.copied(name, number)
+            found += [evidence.reads(name, number), evidence.near_crop(name, number)]
+            found += [] if copied is None else [copied]
+    return tuple(found)
+
+
+def _open(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
+    return tuple(comparison for comparison in comparisons if comparison.result == "open")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Standing:
     """One method's mean losses in nats within and beyond the trained length, and its paired differences.
@@ -207,207 +511,33 @@ class Standing:
     crop_difference: float | None
     crop_interval: Interval
     affordable: bool
+    windows: int
 
 
 def standings(measurement: Measurement) -> dict[str, Standing]:
     """Return every method's standing, by name; methods that share numbers have equal standings."""
-    evidence = Evidence(measurement.losses())
-    found = {}
+    evidence, found = Evidence(LossTable.of(measurement)), {}
     for name in measurement.results:
         own = measurement.same_as.get(name, name)
         cost = evidence.cost(own)
-        gain = evidence.gain(own) if evidence.losses.beyond else None
-        apart = evidence.beats_crop(own) if CROP in evidence.losses.beyond and own != CROP else None
-        within = measurement.within(own)
+        gain = evidence.gain(own) if evidence.table.beyond else None
+        apart = evidence.against_crop(own) if gain is not None and CROP in evidence.table.losses else None
         found[name] = Standing(
             name=name,
-            within=sum(within) / len(within),
-            beyond=evidence.mean_beyond(own) if gain is not None else None,
+            within=evidence.table.mean(own, evidence.table.inside),
+            beyond=evidence.table.mean(own, evidence.table.outside) if gain is not None else None,
             within_difference=cost.difference,
             within_interval=cost.interval,
             beyond_difference=None if gain is None else gain.difference,
             beyond_interval=None if gain is None else gain.interval,
-            crop_difference=None if apart is None else apart.difference,
-            crop_interval=None if apart is None else apart.interval,
+            crop_difference=None if apart is None or own == CROP else apart.difference,
+            crop_interval=None if apart is None or own == CROP else apart.interval,
             affordable=cost.difference <= TOLERATED if cost.interval is None else cost.result == "shown",
+            windows=len(measurement.results[name]),
         )
     return found
 
 
-def standing_rows(
-    measurement: Measurement, use: UseMeasurement | None = None
-) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-    """Return the heads, and for each distinct method a row of its losses and its differences beyond.
-
-    With `use` a last column contains how far back tokens are shown to be used. The label names methods that share
-    numbers: "ntk = dynamic". Empty columns are left out.
-    """
-    heads = ("within", "beyond", "beyond - plain", "beyond - crop", *(() if use is None else ("far use",)))
-    rows = {}
-    for name, standing in standings(measurement).items():
-        if name in measurement.same_as:
-            continue
-        label = " = ".join([name, *(other for other, first in measurement.same_as.items() if first == name)])
-        apart = standing.beyond_difference if name != PLAIN else None
-        row = [
-            f"{standing.within:.3f}",
-            "" if standing.beyond is None else f"{standing.beyond:.3f}",
-            "" if apart is None else plus_minus(apart, standing.beyond_interval),
-            "" if standing.crop_difference is None else plus_minus(standing.crop_difference, standing.crop_interval),
-        ]
-        rows[label] = row if use is None else [*row, used_in_words(use, name)]
-    told = [number for number in range(len(heads)) if any(row[number] for row in rows.values())]
-    return tuple(heads[number] for number in told), {
-        label: [row[number] for number in told] for label, row in rows.items()
-    }
-
-
-def used_in_words(use: UseMeasurement, method: str) -> str:
-    """Return how far back a method is shown to use tokens, in a few words; empty if not measured."""
-    if method not in use.methods:
-        return ""
-    span = span_of(use.shown_at(method), [row.distance for row in use.of(method, "copy")])
-    return span or {True: "yes", False: "no", None: "open"}[use.shows_use(method)]
-
-
-@runtime_checkable
-class Use(Protocol):
-    """The part of a measurement of use that the verdict needs."""
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """Return the methods that were measured."""
-
-    def shows_use(self, method: str) -> bool | None:
-        """Return whether a method is shown to use tokens beyond the trained length; None if not measured."""
-
-    def reach(self, method: str) -> int | None:
-        """Return the largest length in tokens up to which that is shown."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """An action, its method if it has one, and the comparisons that it rests on, which must all be settled."""
-
-    action: Action
-    method: str | None = None
-    rests_on: tuple[Comparison, ...] = ()
-
-
-def shows_use(use: Use | None, method: str) -> bool | None:
-    """Return whether a method is shown to use far tokens; None if nothing was measured.
-
-    >>> shows_use(None, "yarn") is None
-    True
-    """
-    return None if use is None else use.shows_use(method)
-
-
-def apply_rules(evidence: Evidence, use: Use | None = None) -> Decision:
-    """Return the first action for which all comparisons are settled; "undecided" if there is none.
-
-    In order: unfit, keep, extend, cut. See `decide`.
-    """
-    fit, losses = evidence.fit, evidence.losses
-    if fit.result != "shown":
-        return Decision("unfit" if fit.difference >= 0 else "undecided", None, (fit,))
-    if not losses.beyond:
-        return Decision("keep", None, (fit,))
-    if CROP not in losses.beyond:
-        return Decision("undecided", None, (fit,))
-    if all(comparison.result == "shown" for comparison in evidence.holds):
-        return Decision("keep", None, (fit, *evidence.holds))
-    return _extend(evidence, use) or _cut(evidence, use) or Decision("undecided", None, (fit,))
-
-
-def _extend(evidence: Evidence, use: Use | None) -> Decision | None:
-    """Return the lowest of the methods that are shown to extend, if no open one may be far better."""
-    shown = [name for name in evidence.candidates if all(c.result == "shown" for c in rests_on(name, evidence, use))]
-    if not shown:
-        return None
-    chosen = shown[0]
-    bound = evidence.mean_beyond(chosen) - TOLERATED
-    if any(evidence.mean_beyond(name) < bound for name in contenders(evidence, use)):
-        return None
-    return Decision("extend", chosen, (evidence.fit, *rests_on(chosen, evidence, use)))
-
-
-def _cut(evidence: Evidence, use: Use | None) -> Decision | None:
-    """Cut, if no affordable method beats crop by the margin, and the best is shown not to use far tokens."""
-    if not loses_to_crop(evidence) or shows_use(use, affordable_methods(evidence)[0]) is not False:
-        return None
-    comparisons = (evidence.beats_crop_by_margin(name) for name in affordable_methods(evidence))
-    return Decision("cut", None, (evidence.fit, *comparisons))
-
-
-def loses_to_crop(evidence: Evidence) -> bool:
-    """Return whether no affordable method beats crop by the margin."""
-    return all(evidence.beats_crop_by_margin(name).result == "refuted" for name in affordable_methods(evidence))
-
-
-def awaits_use(evidence: Evidence, use: Use | None) -> str | None:
-    """Return the method whose unknown use of far tokens is all that keeps the verdict from `cut`, or None."""
-    best = affordable_methods(evidence)[0]
-    return best if shows_use(use, best) is None and loses_to_crop(evidence) else None
-
-
-def affordable_methods(evidence: Evidence) -> tuple[str, ...]:
-    """Plain, and every method that is not shown to cost too much within, the lowest mean loss beyond first."""
-    names = [name for name in evidence.candidates if evidence.cost(name).result != "refuted"]
-    return tuple(sorted([PLAIN, *names], key=evidence.mean_beyond))
-
-
-def contenders(evidence: Evidence, use: Use | None) -> tuple[str, ...]:
-    """Return the methods that more windows could still show to extend."""
-    return tuple(
-        name for name in evidence.candidates if all(c.result != "refuted" for c in rests_on(name, evidence, use))
-    )
-
-
-def rests_on(method: str, evidence: Evidence, use: Use | None) -> tuple[Comparison, ...]:
-    """Return the comparisons that must all be shown for a method to be recommended."""
-    crop = evidence.beats_crop(method)
-    if crop.result != "shown" and shows_use(use, method):
-        crop = evidence.near_crop(method)
-    return (evidence.gain(method), crop, evidence.cost(method))
-
-
-def open_comparisons(evidence: Evidence, use: Use | None, decision: Decision) -> tuple[Comparison, ...]:
-    """Return the open comparisons that prevent an action; none if there is an action.
-
-    They are the open ones among those of the action at the means; else all open ones of the methods that could still be
-    recommended. If the model is not shown to be fit, it is that comparison. If only the unknown use of the best
-    affordable method prevents `cut`, it is whether that method is affordable.
-    """
-    if decision.action == "unfit":
-        return _open((evidence.fit,))
-    if decision.action != "undecided":
-        return ()
-    if evidence.fit.result == "shown" and CROP in evidence.losses.beyond:
-        waiting = awaits_use(evidence, use)
-        if waiting not in (None, PLAIN) and (of_cost := _open((evidence.cost(waiting),))):
-            return of_cost
-    expected = apply_rules(dataclasses.replace(evidence, at_means=True), use)
-    all_of = {_key(comparison): comparison for comparison in every_comparison(evidence, use)}
-    needed = [all_of[_key(comparison)] for comparison in expected.rests_on]
-    return _open(needed) or _open(c for name in contenders(evidence, use) for c in rests_on(name, evidence, use))
-
-
-def every_comparison(evidence: Evidence, use: Use | None) -> tuple[Comparison, ...]:
-    """Return all comparisons of the rules, in their order; those of methods by their mean loss beyond."""
-    if CROP not in evidence.losses.beyond:
-        return (evidence.fit,)
-    found = [evidence.fit, *evidence.holds, evidence.beats_crop_by_margin(PLAIN)]
-    for name in evidence.candidates:
-        found += [evidence.gain(name), evidence.beats_crop(name)]
-        found += [evidence.near_crop(name)] if shows_use(use, name) else []
-        found += [evidence.beats_crop_by_margin(name), evidence.cost(name)]
-    return tuple(found)
-
-
-def _open(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
-    return tuple(comparison for comparison in comparisons if comparison.result == "open")
-
-
-def _key(comparison: Comparison) -> tuple[str, str, str]:
-    return comparison.name, comparison.method, comparison.against
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of some values."""
+    return math.fsum(values) / len(values)

@@ -1,4 +1,4 @@
-"""A prepared run of the doctor: its steps and its conclusion."""
+"""The doctor's run: look after look, until it is decided, and its conclusion."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from torch import Tensor
 from ropewalk.audit.audit import Audit
 from ropewalk.audit.findings import Finding
 from ropewalk.diagnosis.document import Diagnosis, at_run_time, config_changes
-from ropewalk.diagnosis.rules import TOLERATED, Use, forgets
+from ropewalk.diagnosis.rules import Evidence, LossTable
 from ropewalk.diagnosis.settings import FILE_ONLY, OPTIONS_OF_PROTOCOL, DoctorSettings
 from ropewalk.diagnosis.verdict import Verdict
-from ropewalk.diagnosis.wording import RunFacts, decide, plain_command
+from ropewalk.diagnosis.wording import RunFacts, decide
+from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.measure.answers import RetrievalMeasurement
-from ropewalk.measure.copy_test import UseMeasurement, UseRun
-from ropewalk.measure.estimate import Clock, Estimate, Outlook, Trial, likely_methods
-from ropewalk.measure.losses import Measurement, gather, run
+from ropewalk.measure.copies import CopyMeasurement, WindowSpans, gather_copies
+from ropewalk.measure.engine import Job
+from ropewalk.measure.estimate import Clock, Outlook, Trial, duration
+from ropewalk.measure.losses import PLAIN, Measurement, gather, run
 from ropewalk.measure.plan import Plan
 from ropewalk.measure.retrieval import RetrievalRun
 from ropewalk.measure.scaling import ScalingReading
@@ -35,63 +37,71 @@ from ropewalk.processes import current
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader
+from ropewalk.statistics import LOOKS
 
-NOT_REPEATED = ("state", "resume", "minutes")  # which change no number of a run with given windows and methods
+SAFETY = 1.1  # of an estimate of time
 
 
 def conclude(
     measurement: Measurement,
-    use: Use | None = None,
+    copies: CopyMeasurement | None = None,
     *,
-    command: Callable[[int], str] = plain_command,
-    available: int | None = None,
-    workers: int = 1,
-    further_seconds: float = 0.0,
     library: str = "ropewalk",
+    **facts: Any,
 ) -> Verdict:
     """Return the verdict on a measurement; `decide` describes the rules.
 
-    - `use`: the measurement of the use of far tokens. `command`: returns the command that measures the same with other
-      windows of each text; the shortest text contains `available` windows. `workers`: windows measured at one time.
-    - `further_seconds`: of work on these windows besides the losses. `library`: the library that computed the model.
+    - `copies`: the measurement of copies, or None. `library`: the library that computed the model.
+    - `facts`: fields of `RunFacts`.
     """
-    seconds = further_seconds + sum(
-        window.seconds
-        for name, windows in measurement.results.items()
-        if name not in measurement.same_as
-        for window in windows
-    )
 
-    def application(method: str) -> tuple[dict[str, Any] | None, str | None]:
+    def application(method: str, length: int) -> tuple[dict[str, Any] | None, str | None]:
         call, config = at_run_time(method, measurement, library=library), config_changes(method, measurement)
         if call is None and config["rope_parameters"] is not None:
+            config["max_position_embeddings"] = min(length, config["max_position_embeddings"])
             return measurement.config_form.whole(config), None
         return None, call
 
-    facts = RunFacts(
-        texts=measurement.protocol.texts,
-        available=available,
-        seconds=seconds / workers,
-        command=command,
-        application=application,
-    )
-    return decide(measurement.losses(), use, facts)
+    facts.setdefault("texts", measurement.protocol.texts)
+    return decide(LossTable.of(measurement), copies, RunFacts(application=application, **facts))
+
+
+NOT_REPEATED = ("state", "resume")
 
 
 def doctor_command(
-    model: object, settings: DoctorSettings, *, windows: int, methods: Sequence[str] | None = None
-) -> str:
-    """Return the command of this run with other windows, or the call in Python if the model or text is an object.
+    model: object,
+    settings: DoctorSettings,
+    *,
+    windows: int | None = None,
+    minutes: float | None = None,
+    default_texts: bool = False,
+    kept: Sequence[str] = (),
+) -> str | None:
+    """Return the command of a longer run, or the call in Python if the model or a text is an object.
 
-    It contains only the last name of an absolute path, so that a record does not show anybody's folders.
+    **Arguments:**
+    - `windows`, `minutes`: instead of those of the settings; None: as they are. `default_texts`: instead of the texts.
+    - `kept`: words that it ends with, such as --json FILE.
+
+    **Returns:** None if it would be the command that was just run.
 
     >>> from ropewalk.diagnosis import Protocol
     >>> settings = DoctorSettings(methods="yarn,ntk", protocol=Protocol(seed=3))
-    >>> doctor_command("tiny", settings, windows=9)
-    'ropewalk doctor tiny --methods yarn,ntk --windows 9 --protocol \\'{"seed": 3}\\''
+    >>> doctor_command("tiny", settings, minutes=20)
+    'ropewalk doctor tiny --methods yarn,ntk --minutes 20 --protocol \'{"seed": 3}\' --resume'
     """
-    protocol = dataclasses.replace(settings.protocol, windows=windows)
-    settings = settings if methods is None else dataclasses.replace(settings, methods=methods)
+    changed = {} if windows is None else {"windows": windows}
+    protocol = dataclasses.replace(settings.protocol, **changed)
+    former = settings
+    settings = dataclasses.replace(
+        settings,
+        protocol=protocol,
+        minutes=minutes if minutes is not None else settings.minutes,
+        text=None if default_texts else settings.text,
+    )
+    if settings == former:
+        return None
     given = [
         (field, getattr(settings, field.name))
         for field in dataclasses.fields(settings)
@@ -99,11 +109,11 @@ def doctor_command(
     ]
     texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
     if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in texts):
-        words = [repr(_shown(model)) if isinstance(model, str | Path) else "model"]
+        words = [repr(str(model)) if isinstance(model, str | Path) else "model"]
         words += [f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given]
         inner = ", ".join(f"{name}={getattr(protocol, name)!r}" for name in protocol.changed)
         return f"rw.doctor({', '.join([*words, f'protocol=Protocol({inner})'])})"
-    words = ["ropewalk", "doctor", _shown(model)]
+    words = ["ropewalk", "doctor", str(model)]
     options = [field for field in dataclasses.fields(protocol) if field.name in OPTIONS_OF_PROTOCOL]
     given += [(field, getattr(protocol, field.name)) for field in options if field.name in protocol.changed]
     for field, value in given:
@@ -112,36 +122,70 @@ def doctor_command(
         if field.metadata.get("commas"):
             several = [",".join(map(str, several))]
         for one in several:
-            words += [option] if one is True else [option, _shown(one)]
+            words += [option] if one is True else [option, f"{one:g}" if isinstance(one, float) else str(one)]
     others = {name: getattr(protocol, name) for name in FILE_ONLY if name in protocol.changed}
     words += ["--protocol", json.dumps(others)] if others else []
-    return shlex.join(words)
-
-
-def _shown(value: object) -> str:
-    """Return a value as it is typed; the last name of an absolute path."""
-    path = Path(str(value))
-    return path.name if path.is_absolute() else str(value)
+    words += [] if default_texts else ["--resume"]
+    words += [] if settings.state is None else ["--state", str(settings.state)]
+    return shlex.join([*words, *kept])
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a run: `kept` results of its `kind` are saved, and `due` are missing."""
+    """Ctrl-C during a run: `kept` results of its `kind` are saved, and `due` are missing.
 
-    def __init__(self, kind: str, kept: int, due: int) -> None:
+    `diagnosis` is that of the last look; None before the first.
+    """
+
+    def __init__(self, kind: str, kept: int, due: int, diagnosis: Diagnosis | None = None) -> None:
         super().__init__(f"{kept} {kind} are kept, {due} are due; resume=True continues.")
-        self.kind, self.kept, self.due = kind, kept, due
+        self.kind, self.kept, self.due, self.diagnosis = kind, kept, due, diagnosis
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """The state after a planned number of windows: the seconds so far, and what can be concluded."""
+
+    windows: int
+    seconds: float
+    measurement: Measurement
+    copies: CopyMeasurement | None
+    verdict: Verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the look as the record contains it: each method's loss less crop's, and its gain, with intervals."""
+        evidence = Evidence(LossTable.of(self.measurement), self.copies)
+        apart, gains = {}, {}
+        for name in evidence.methods:
+            found = evidence.against_crop(name)
+            apart[name] = {"mean": found.difference, "interval": found.interval}
+            last = len(evidence.table.stretches) - 1
+            of_copies = None if self.copies is None else self.copies.beyond_bound(name, last)
+            if of_copies is not None:
+                gains[name] = {"mean": of_copies[0], "interval": of_copies[1]}
+        return {
+            "windows": self.windows,
+            "seconds": self.seconds,
+            "action": self.verdict.action,
+            "method": self.verdict.method,
+            "length": self.verdict.length,
+            "headline": self.verdict.headline,
+            "crop_difference": apart,
+            "copies": gains,
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorRun:
-    """A prepared run, with checked settings and a loaded model: its work, and the steps that do it.
+    """A prepared run, with checked settings and a loaded model: its work, and the looks at what it found.
 
-    - `audits`, `findings`: of the config. `plan`, `windows`: what will be measured. `resumed`: the number of losses
-      that were saved before. `retrieval`: the retrieval measurement, or None.
-    - `use`: the measurement of the use of far tokens, or None.
-    - `trial`: the model's pace, if it is known already. `left_out`: what did not fit into the minutes, in sentences.
-    - `frequencies`: the loss of token frequencies on each window. `available`: windows that the shortest text contains.
-      `command`: returns the command that measures the same with a different number of windows of each text.
+    - `audits`, `findings`: of the config. `plan`, `windows`: what may be measured. `spans`: of each window; empty: no
+      copies are asked for. `resumed`: the number of results that were saved before. `retrieval`: or None.
+    - `trial`: the model's pace, if it is known already. `notes`: what the user must know of the plan, in sentences.
+    - `frequencies`: the loss of token frequencies on each window. `texts`: their names; `of_text`: the number of each
+      window's text. `share`, `available`: see `LossProtocol.share`; the windows that the texts hold.
+      `default_texts`: whether the doctor chose them.
+    - `engine`, `runs`: that must run the method, and the methods that it can run. `minutes`: after which the run ends,
+      counted from `began`; None: never. `more`: returns the command of a longer run.
     - `reading`: whether the model was trained with its scaling, if that had to be measured.
     """
 
@@ -152,33 +196,224 @@ class DoctorRun:
     findings: tuple[Finding, ...]
     plan: Plan
     windows: Tensor
+    spans: tuple[WindowSpans, ...]
     ledger: Ledger
     resumed: int
     retrieval: RetrievalRun | None
-    use: UseRun | None = None
     trial: Trial | None = None
-    left_out: tuple[str, ...] = ()
-    frequencies: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+    frequencies: tuple[tuple[float, ...], ...]
+    texts: tuple[str, ...]
+    of_text: tuple[int, ...]
+    share: float
     available: int
-    command: Callable[[int], str]
+    default_texts: bool
+    engine: str | None = None
+    runs: frozenset[str] | None = None
+    minutes: float | None = None
+    began: float
+    clock: Clock = time.perf_counter
+    more: Callable[..., str | None] = lambda **_: None
     reading: ScalingReading | None = None
 
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Return the numbers of windows after which the run looks at its intervals."""
+        most = min(self.plan.protocol.windows, self.settings.protocol.windows or self.plan.protocol.windows)
+        if self.plan.protocol.target <= self.plan.protocol.trained_length:
+            most = min(most, 2)
+        return (*(look for look in LOOKS if look < most), most)
+
+    @property
+    def least(self) -> tuple[str, ...]:
+        """Return plain and crop, without which there is no verdict."""
+        return tuple(name for name in self.plan.methods if name == PLAIN or METHODS[name].crops)
+
+    def due(self, windows: int, methods: Sequence[str]) -> tuple[Job, ...]:
+        """Return the jobs of these methods that are due in the first windows."""
+        return self.plan.due(
+            self.ledger,
+            chunk=self.settings.protocol.chunk,
+            windows=range(windows),
+            methods=methods,
+            asked=self.spans[0].design.tokens if self.spans else 0,
+        )
+
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
-        """Measure everything; `progress` as for `doctor`."""
+        """Measure until it is decided; `progress` as for `doctor`."""
         with self.at_work(), shown("doctor", progress) as display:
-            for line in self.left_out:
-                say(display, line)
-            if self.slow_dtype is not None:
-                say(display, f"Computed in bfloat16: {self.slow_dtype}.")
-            if self.resumed:
-                say(display, f"Resumed: {self.resumed} measurements were saved before.")
-            if isinstance(display, Display) and not current().together:  # a trial is one process's
-                display.begin("a short trial", 0)
-                found = self.estimate()
-                say(display, "All results are saved already." if found is None else f"This takes {found.sentence}.")
-            losses = self.measure_losses(display)
-            use = self.measure_use(losses, display)
-            return self.diagnosis(losses, self.measure_retrieval(losses, display), use)
+            return self._measure(display)
+
+    def _measure(self, display: Progress) -> Diagnosis:
+        for line in self.notes:
+            say(display, line)
+        if self.slow_dtype is not None:
+            say(display, f"Computed in bfloat16: {self.slow_dtype}.")
+        if self.resumed:
+            say(display, f"Resumed: {self.resumed} readings were saved before.")
+        alive = [name for name in self.plan.methods if name not in self.plan.same_as]
+        looks: list[Look] = []
+        trial, stopped, left_out = self._announce(display, alive)
+        try:
+            for count in self.looks:
+                chosen, gone = self._fitting(count, alive, trial, looks)
+                left_out = (*left_out, *gone)
+                if looks and not set(chosen) - set(self.least) and self.due(count, chosen):
+                    stopped = "minutes"
+                    break
+                self._read(count, chosen, display)
+                if any(self.due(count, [name]) for name in self.least) or (looks and self.due(count, chosen)):
+                    stopped = "minutes"
+                    break
+                look = self._look(count, last=count == self.looks[-1])
+                looks.append(look)
+                say(display, f"After {_windows(count)}: {look.verdict.headline}")
+                evidence = self._evidence(look)
+                alive = [name for name in alive if name in self.least or not evidence.refuted(name)]
+                if look.verdict.final or (look.verdict.next is None and count >= LOOKS[2]):
+                    break
+            else:
+                stopped = None
+        except KeyboardInterrupt as stop:
+            found = self.diagnosis(looks, None, "Ctrl-C", left_out) if looks else None
+            missing = len(self.due(self.looks[-1], alive))
+            raise RunInterrupted("readings", len(self.ledger), missing, found) from stop
+        if not looks:
+            raise RopeError(
+                "doctor: the time was over before one window was read.",
+                facts={"minutes": self.minutes, "readings so far": len(self.ledger)},
+                cure="Give more --minutes with --resume, a shorter --target or fewer --methods.",
+            )
+        return self.diagnosis(looks, self.measure_retrieval(looks[-1], display), stopped, left_out)
+
+    def _announce(self, display: Progress, alive: Sequence[str]) -> tuple[Trial | None, str | None, tuple[str, ...]]:
+        """Say what the first answer takes, and the whole, if that is displayed or decides; return the trial."""
+        first, whole = self.due(1, alive), self.due(self.looks[-1], alive)
+        if not whole or current().together or not (isinstance(display, Display) or self.minutes is not None):
+            if not whole:
+                say(display, "All readings are saved already.")
+            return self.trial, None, ()
+        if isinstance(display, Display):
+            display.begin("a short trial", 0)
+        trial = self.trial or self.outlook.try_out(self.windows[0], whole, self.clock)
+        one, every = self.outlook.seconds(first, trial), self.outlook.seconds(whole, trial)
+        left = self._seconds_left()
+        memory = self.outlook.memory(whole, trial)
+        size = "" if memory is None else f", {memory / 1e9:.1f} GB"
+        limit = "" if left is None or every <= left else f"; it ends after {self.minutes:g} min (--minutes)"
+        answer = one if left is None else min(one, left)
+        say(
+            display,
+            f"The first answer takes about {duration(answer)}{size} (one window of {self.plan.protocol.target:,} tokens, "
+            f"{len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends once it is "
+            "decided.",
+        )
+        return trial, None, ()
+
+    def _seconds_left(self) -> float | None:
+        return None if self.minutes is None else 60 * self.minutes - (self.clock() - self.began)
+
+    def _fitting(
+        self, count: int, alive: Sequence[str], trial: Trial | None, looks: Sequence[Look]
+    ) -> tuple[list[str], tuple[str, ...]]:
+        """Return the methods that fit into the time that is left, in their order, and what does not, in sentences.
+
+        After the first look its own times are the estimate. Plain and crop are always among them.
+        """
+        left = self._seconds_left()
+        chosen, gone = [name for name in alive if name in self.least], []
+        spent = {name: self._mean_seconds(name) for name in alive}
+        for name in alive:
+            if name in chosen:
+                continue
+            jobs = self.due(count, [*chosen, name])
+            if left is None or trial is None:
+                needed = 0.0
+            elif looks and all(spent[job.method] for job in jobs):
+                busy = self.outlook.workers(len(jobs))
+                needed = SAFETY * sum(spent[job.method] or 0.0 for job in jobs) / busy
+            else:
+                needed = SAFETY * self.outlook.seconds(jobs, trial)
+            if left is None or needed <= left or (not looks and not gone and len(chosen) == len(self.least)):
+                chosen.append(name)
+            else:
+                gone.append(name)
+        chosen = [name for name in alive if name in chosen]
+        said = f"Not measured, for lack of time: {', '.join(gone)}." if gone and not looks else ""
+        return chosen, (said,) if said else ()
+
+    def _mean_seconds(self, method: str) -> float | None:
+        """Return the mean seconds of a method's readings so far; None before the first."""
+        keys = [self.plan.key(method, window) for window in range(self.plan.protocol.windows)]
+        found = [float(self.ledger[key]["seconds"]) for key in keys if key in self.ledger]
+        return sum(found) / len(found) if found else None
+
+    def _read(self, count: int, methods: Sequence[str], display: Progress) -> None:
+        """Read what is due of these methods in the first windows; nothing begins after the time is over."""
+        first = self.due(count, methods)
+        expect(display, sum(job.tokens for job in first))
+        needed = {job.key for job in first if job.method in self.least} if count == 1 else set()
+
+        def over() -> bool:
+            left = self._seconds_left()
+            return left is not None and left <= 0 and all(key in self.ledger for key in needed)
+
+        run(
+            self.reader,
+            self.windows,
+            self.plan,
+            self.ledger,
+            chunk=self.settings.protocol.chunk,
+            workers=self.outlook.workers(len(first)),
+            progress=display,
+            jobs=first,
+            spans=self.spans,
+            until=over,
+        )
+
+    def _look(self, count: int, *, last: bool) -> Look:
+        """Return the look after so many windows."""
+        measurement = dataclasses.replace(
+            gather(self.plan, self.ledger, windows=count),
+            frequencies=self.frequencies[:count],
+            texts=self.of_text[:count],
+            share=max(self.share, 1 / count),
+        )
+        copies = self._copies(measurement)
+        seconds = self.clock() - self.began
+        verdict = self._conclude(measurement, copies, seconds, None)
+        return Look(count, seconds, measurement, copies, verdict)
+
+    def _copies(self, measurement: Measurement) -> CopyMeasurement | None:
+        if "copies" not in self.settings.measured:
+            return None
+        results = {
+            name: [window.to_json() for window in windows]
+            for name, windows in measurement.results.items()
+            if not METHODS[name].crops and name not in measurement.same_as
+        }
+        return gather_copies(self.plan.protocol, self.spans[: measurement.windows], results, measurement.texts)
+
+    def _conclude(
+        self, measurement: Measurement, copies: CopyMeasurement | None, seconds: float, stopped: str | None
+    ) -> Verdict:
+        return conclude(
+            measurement,
+            copies,
+            library=self.reader.library,
+            texts=self.texts,
+            planned=self.looks[-1],
+            available=self.available,
+            seconds=seconds,
+            stopped=stopped,
+            more=self.more,
+            engine=self.engine,
+            runs=self.runs,
+            default_texts=self.default_texts,
+        )
+
+    def _evidence(self, look: Look) -> Evidence:
+        return Evidence(LossTable.of(look.measurement), look.copies)
 
     @property
     def slow_dtype(self) -> str | None:
@@ -190,8 +425,7 @@ class DoctorRun:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Let other processes join this run during the block, but not start it over."""
-        ledgers = [self.ledger, *(() if self.use is None else (self.use.ledger,))]
-        ledgers += [] if self.retrieval is None else [self.retrieval.ledger]
+        ledgers = [self.ledger, *([] if self.retrieval is None else [self.retrieval.ledger])]
         with ExitStack() as held:
             for ledger in ledgers:
                 held.enter_context(ledger.at_work())
@@ -205,72 +439,35 @@ class DoctorRun:
             plan=self.plan,
             chunk=self.settings.protocol.chunk,
             most_workers=self.settings.protocol.workers,
-            use=self.use,
             retrieval=self.retrieval,
-            every=self.settings.names_methods,
         )
 
-    def estimate(self, clock: Clock = time.perf_counter) -> Estimate | None:
-        """Estimate the time and memory of the work that is due from a short trial; None if all is done."""
-        due, outlook = self.plan.due(self.ledger, chunk=self.settings.protocol.chunk), self.outlook
-        examined = likely_methods(self.plan.methods) if due else examined_methods(gather(self.plan, self.ledger))
-        if not due and not outlook.others(examined):
-            return None
-        trial = self.trial or outlook.try_out(self.windows[0], due, clock)
-        return outlook.estimate(due, examined, trial)
-
-    def measure_losses(self, progress: Progress) -> Measurement:
-        """Return the losses of every method on every window."""
-        due = self.plan.due(self.ledger, chunk=self.settings.protocol.chunk)
-        workers = self.outlook.workers(len(due))
-        expect(progress, sum(job.tokens for job in due))
-        try:
-            measured = run(
-                self.reader,
-                self.windows,
-                self.plan,
-                self.ledger,
-                chunk=self.settings.protocol.chunk,
-                workers=workers,
-                progress=progress,
-            )
-        except KeyboardInterrupt as stop:
-            raise RunInterrupted(
-                "measurements", len(self.ledger), len(self.plan.due(self.ledger, chunk=self.settings.protocol.chunk))
-            ) from stop
-        return dataclasses.replace(measured, frequencies=self.frequencies)
-
-    def measure_use(self, losses: Measurement, progress: Progress) -> UseMeasurement | None:
-        """Return the gain from distant tokens under plain, the best method and crop; None if it is not measured."""
-        if self.use is None:
-            return None
-        models = {name: UseRun.model(name, self.reader, self.plan) for name in examined_methods(losses)}
-        due = self.use.due(models)
-        expect(progress, sum(job.tokens for job in due))
-        try:
-            workers = self.outlook.workers(len(due))
-            return self.use.measure(models, workers=workers, progress=progress)
-        except KeyboardInterrupt as stop:
-            raise RunInterrupted("readings", len(self.use.ledger), len(self.use.due(models))) from stop
-
-    def measure_retrieval(self, losses: Measurement, progress: Progress) -> RetrievalMeasurement | None:
+    def measure_retrieval(self, look: Look, progress: Progress) -> RetrievalMeasurement | None:
         """Return the accuracies of the named methods, else of plain, the best method and crop; None if not measured."""
         if self.retrieval is None:
             return None
-        methods = self.retrieval.asked_methods(self.plan, examined_methods(losses), every=self.settings.names_methods)
+        best = look.verdict.method or next(iter(self._evidence(look).candidates), PLAIN)
+        examined = [name for name in self.plan.methods if name in (*self.least, best)]
+        methods = self.retrieval.asked_methods(self.plan, examined, every=self.settings.names_methods)
         expect(progress, sum(job.tokens for job in self.retrieval.due(methods)))
         try:
             return self.retrieval.measure(progress, methods=methods)
         except KeyboardInterrupt as stop:
             kept = len(self.retrieval.ledger)
-            raise RunInterrupted("texts", kept, len(self.retrieval.due(methods))) from stop
+            found = self.diagnosis([look], None, "Ctrl-C", ())
+            raise RunInterrupted("texts", kept, len(self.retrieval.due(methods)), found) from stop
 
     def diagnosis(
-        self, measurement: Measurement, retrieval: RetrievalMeasurement | None, use: UseMeasurement | None = None
+        self,
+        looks: Sequence[Look],
+        retrieval: RetrievalMeasurement | None,
+        stopped: str | None,
+        left_out: Sequence[str],
     ) -> Diagnosis:
-        """Return the diagnosis."""
+        """Return the diagnosis of the last look."""
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
         choice = chosen_dtype(self.settings.dtype, device)[1] or self.slow_dtype
+        seconds, last = self.clock() - self.began, looks[-1]
         environment = {
             **environment_of(device, self.reader.parameters),
             "library": self.reader.library,
@@ -278,37 +475,22 @@ class DoctorRun:
             **({"dtype_choice": choice} if choice else {}),
             "chunk": self.settings.protocol.chunk,
             "model_digest": self.reader.digest(),
+            "seconds": round(seconds, 1),
         }
         return Diagnosis(
             name=self.name,
-            measurement=measurement,
-            verdict=conclude(
-                measurement,
-                use,
-                command=self.command,
-                available=self.available,
-                workers=self.outlook.workers(self.plan.protocol.total_windows),
-                further_seconds=0.0 if use is None else sum(use.seconds.values()),
-                library=self.reader.library,
-            ),
+            measurement=last.measurement,
+            verdict=self._conclude(last.measurement, last.copies, last.seconds, stopped),
             audits=self.audits,
             findings=self.findings,
             retrieval=retrieval,
-            use=use,
+            copies=last.copies,
+            looks=tuple(look.to_json() for look in looks),
             reading=self.reading,
             environment=environment,
-            left_out=self.left_out,
+            left_out=(*self.notes, *left_out),
         )
 
 
-def examined_methods(measurement: Measurement) -> tuple[str, ...]:
-    """Return the methods for which the use of far tokens is measured: plain, the best method, and crop.
-
-    The best method has the lowest mean loss beyond the trained length, does not forget, and costs at most 0.05 nats
-    within it by the mean; it may be plain.
-    """
-    beyond = {name: sum(found) for name in measurement.results if (found := measurement.beyond(name)) is not None}
-    most = sum(measurement.within("plain")) + TOLERATED * measurement.protocol.total_windows
-    able = [name for name in beyond if not forgets(name) and sum(measurement.within(name)) <= most]
-    best = min(able, key=lambda name: beyond[name], default="plain")
-    return tuple(name for name in measurement.results if name in ("plain", best) or METHODS[name].crops)
+def _windows(count: int) -> str:
+    return f"{count} window{'s' if count > 1 else ''}"

@@ -6,7 +6,6 @@ The command line takes its options from both. The module imports no torch, so th
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,9 @@ from ropewalk.readers import CHUNK
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ALL = "all"
-MEASURED = ("loss", "use", "retrieval")
+MEASURED = ("loss", "copies", "retrieval")
+FORMER = {"use": "copies"}  # names of earlier versions
+ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers", "python")
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
 
 
@@ -44,7 +45,7 @@ class Protocol:
     """
 
     windows: int | None = field(
-        default=None, metadata=_option("Measurement", "Windows of each text [default: up to 16].")
+        default=None, metadata=_option("Measurement", "Most windows of text to read [default: up to 16].")
     )
     retrieval: str | Sequence[str] | None = field(
         default=None,
@@ -79,7 +80,7 @@ class Protocol:
     )
     start_char: int = field(default=0, metadata=_in_file("Character at which each text starts."))
     block: int | None = field(
-        default=None, metadata=_in_file("Tokens of a block of positions; a quarter of the trained length.")
+        default=None, metadata=_in_file("Tokens of a block of positions; an eighth of the tokens beyond.")
     )
     stride: int | None = field(default=None, metadata=_in_file("Stride of crop; a quarter of the trained length."))
     unscaled_tokens: int = field(
@@ -188,7 +189,8 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            "UTF-8 text to measure on, plain or gzipped; repeatable [default: Moby Dick].",
+            "Text to measure on: a UTF-8 file, plain or gzipped, or a folder of them; repeatable [default: passages of "
+            "books and code].",
             type=tuple[Path, ...],
             metavar="FILE",
         ),
@@ -204,11 +206,19 @@ class DoctorSettings:
             option=("--methods", "--method"),
         ),
     )
-    measure: str | Sequence[str] = field(
-        default=("loss", "use"),
+    engine: str | None = field(
+        default=None,
         metadata=_option(
             "Measurement",
-            "What to measure, with commas: loss (always), use (of far tokens), retrieval.",
+            f"What will run the model: {', '.join(ENGINES)}. Only methods that it can run are recommended [default: any "
+            "that reads a config].",
+        ),
+    )
+    measure: str | Sequence[str] = field(
+        default=("loss", "copies"),
+        metadata=_option(
+            "Measurement",
+            "What to measure, with commas: loss (always), copies, retrieval.",
             type=tuple[str, ...],
             commas=True,
         ),
@@ -217,7 +227,7 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            "Measure the windows and methods that fit into this many minutes; plain and crop always.",
+            "End after this many minutes with the best answer so far [default: 10 on a CPU].",
         ),
     )
     dtype: str = field(
@@ -256,9 +266,13 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: unknown dtype.", facts={"dtype": self.dtype}, cure=f"Choose from {', '.join(DTYPES)}."
             )
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
+        if self.minutes is not None and not self.minutes > 0:
             raise RopeError(
                 "doctor: `minutes` must be above 0.", facts={"minutes": self.minutes}, cure="Give --minutes 10."
+            )
+        if self.engine is not None and self.engine not in ENGINES:
+            raise RopeError(
+                "doctor: unknown engine.", facts={"engine": self.engine}, cure=f"Choose from {', '.join(ENGINES)}."
             )
         excluded = [] if protocol.workers is None else ["workers"]
         excluded += [] if self.minutes is None else ["minutes"]
@@ -283,7 +297,7 @@ class DoctorSettings:
             raise RopeError(
                 "doctor: `measure` must contain loss, on which the verdict rests, and only what can be measured.",
                 facts={"measure": ",".join(self.measured)},
-                cure=f"Choose from {', '.join(MEASURED)}: --measure loss,use.",
+                cure=f"Choose from {', '.join(MEASURED)}: --measure loss,copies.",
             )
         given = [
             name for name in ("retrieval_lengths", "retrieval_samples", "retrieval_chat") if name in protocol.changed
@@ -315,7 +329,7 @@ class DoctorSettings:
     def measured(self) -> tuple[str, ...]:
         """Return what is measured, one by one; retrieval tasks imply retrieval."""
         implied = ["retrieval"] if self.protocol.retrieval is not None else []
-        return tuple(dict.fromkeys([*_words(self.measure), *implied]))
+        return tuple(dict.fromkeys([*(FORMER.get(word, word) for word in _words(self.measure)), *implied]))
 
     @property
     def task_names(self) -> tuple[str, ...]:

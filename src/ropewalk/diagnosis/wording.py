@@ -4,88 +4,136 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ropewalk.diagnosis.rules import (
-    BEATS_CROP,
-    BEATS_CROP_BY_MARGIN,
+    COPIES,
     COSTS_LITTLE,
     GAINS,
+    HOLDS,
     MARGIN,
     NEAR,
     NEAR_CROP,
     PREDICTS,
+    TOLERATED,
+    Copies,
     Decision,
     Evidence,
-    Use,
-    affordable_methods,
+    LossTable,
     apply_rules,
-    awaits_use,
+    best_method,
     every_comparison,
     open_comparisons,
-    shows_use,
 )
-from ropewalk.diagnosis.verdict import Comparison, NextRun, Verdict
+from ropewalk.diagnosis.verdict import Beside, Comparison, NextRun, Verdict
+from ropewalk.extend.serve import setting_command
+from ropewalk.measure.copies import CopyMeasurement
 from ropewalk.measure.estimate import duration
-from ropewalk.measure.losses import CROP, PLAIN, WindowLosses
-from ropewalk.statistics import signed
+from ropewalk.measure.losses import CROP, PLAIN
+from ropewalk.statistics import FOUR_OF_FIVE, LOOKS, Interval, t_quantile
 
-FIRST_WINDOWS = 8  # from one window, which shows no variance
-MOST_WINDOWS = 1_000
-
-
-def plain_command(windows: int) -> str:
-    """Return the command of a run with a number of windows, and defaults otherwise."""
-    return f"ropewalk doctor --windows {windows}"
+MOST_WINDOWS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """The facts of a run that its verdict names.
 
-    - `texts`: their names. `available`: windows that the shortest text contains, or None.
-    - `seconds`: of all its windows together; None if they were not timed.
-    - `command`: returns the command that measures the same with a different number of windows of each text.
-    - `application`: returns the config that expresses a method, and the call that sets it otherwise.
+    - `texts`: names of those that were read. `planned`: windows of the whole plan. `available`: windows that the texts
+      hold. `seconds`: of the run so far, or None.
+    - `stopped`: why the run ended early: "minutes", "Ctrl-C" or None.
+    - `more`: returns the command of a longer run: with this many windows, these minutes (None: as now), and the default
+      texts instead of the given ones; None if it would be the command that was run.
+    - `engine`: that must run the method, and `runs`: the methods that it can run; None: all.
+    - `application`: returns the config that expresses a method for a length, and the call that sets it otherwise.
+    - `default_texts`: whether the texts were chosen by the doctor.
     """
 
     texts: tuple[str, ...] = ("this text",)
+    planned: int | None = None
     available: int | None = None
     seconds: float | None = None
-    command: Callable[[int], str] = plain_command
-    application: Callable[[str], tuple[dict[str, Any] | None, str | None]] | None = None
+    stopped: str | None = None
+    more: Callable[..., str | None] = lambda **_: None
+    engine: str | None = None
+    runs: frozenset[str] | None = None
+    application: Callable[[str, int], tuple[dict[str, Any] | None, str | None]] | None = None
+    default_texts: bool = False
+
+
+def nats(value: float) -> str:
+    """Return nats per token without a sign, never "-0.000".
+
+    >>> nats(-0.0391)
+    '0.039'
+    """
+    return f"{abs(value):.3f}"
+
+
+def between(interval: Interval) -> str:
+    """Return an interval in words; empty without one.
+
+    >>> between((-0.0001, 0.07)), between(None)
+    (' (0.000 to +0.070)', '')
+    """
+    if interval is None:
+        return ""
+    low, high = (f"{value:+.3f}" for value in interval)
+    low, high = (text[1:] if set(text[1:]) <= set("0.") else text for text in (low, high))
+    return f" ({low} to {high})"
+
+
+def better_or_worse(comparison: Comparison) -> str:
+    """Return by how much a method's loss is lower or higher, with the interval of the difference.
+
+    >>> better_or_worse(Comparison(name="", method="a", against="b", where="within", difference=-0.5,
+    ...                            interval=(-0.6, -0.4), margin=0.0, result="shown"))
+    'better by 0.500 (-0.600 to -0.400)'
+    """
+    word = "better" if comparison.difference < 0 else "worse"
+    return f"{word} by {nats(comparison.difference)}{between(comparison.interval)}"
+
+
+def windows_for(comparison: Comparison, windows: int, *, confidence: float) -> int | None:
+    """Return the number of windows that would settle a comparison in four of five cases, if they vary as these do."""
+    if comparison.interval is None:
+        return 2 * windows
+    half = (comparison.interval[1] - comparison.interval[0]) / 2
+    settles_at = comparison.margin
+    if comparison.name == COSTS_LITTLE and comparison.difference > TOLERATED:
+        settles_at = TOLERATED
+    gap = abs(comparison.difference - settles_at)
+    deviation = half * math.sqrt(windows) / t_quantile(windows + 3, confidence=confidence)
+    for count in range(windows + 1, MOST_WINDOWS + 1):
+        if (t_quantile(count + 3, confidence=confidence) + FOUR_OF_FIVE) * deviation <= gap * math.sqrt(count):
+            return count
+    return None
 
 
 def next_run(evidence: Evidence, undecided: Sequence[Comparison], run: RunFacts) -> NextRun | None:
-    """Return the run that would settle all of these comparisons; None if no number of windows would."""
-    texts = evidence.losses.texts
-    if evidence.losses.windows == 1:
-        windows = FIRST_WINDOWS
-        purpose = f"Measure {windows} windows: intervals need several."
-    else:
-        counts = [evidence.windows_for(comparison, most=MOST_WINDOWS) for comparison in undecided]
-        if not counts or None in counts:
-            return None
-        needed = max(count for count in counts if count is not None)
-        windows = math.ceil(needed / texts)
-        each = "" if texts == 1 else f" of each of the {texts} texts"
-        more = windows - evidence.losses.windows // texts
-        purpose = f"About {windows} windows{each} ({more} more) would settle it, if they vary as these do."
-    fitting = windows if run.available is None else min(windows, run.available)
-    if fitting < windows:
-        others = math.ceil(windows * texts / max(1, fitting)) - texts
-        purpose += f" {_holds(run)} for this length: give {others} more text{'s' if others > 1 else ''} with --text."
-    seconds = None if run.seconds is None else run.seconds / evidence.losses.windows * windows * texts
-    time = "" if seconds is None else f" That takes about {duration(seconds)} here."
-    return NextRun(windows=windows, seconds=seconds, command=run.command(fitting), sentence=purpose + time)
-
-
-def _holds(run: RunFacts) -> str:
-    """Return the number of windows that the text contains, in words."""
-    which = run.texts[0] if len(run.texts) == 1 else "The shortest text"
-    return f"{which} holds {run.available} window{'' if run.available == 1 else 's'}"
+    """Return the run that would settle the comparison that is settled first; None if no number of windows would."""
+    windows = evidence.table.windows
+    counts = [windows_for(one, windows, confidence=evidence.confidence) for one in undecided]
+    known = [count for count in counts if count is not None]
+    if not known:
+        return None
+    needed = min(known) if evidence.plain_stretches or best_method(evidence, evidence.candidates) else max(known)
+    count = next((look for look in LOOKS if look >= needed), needed)
+    seconds = None if run.seconds is None else run.seconds / windows * (count - windows)
+    time = "" if seconds is None else f", which takes about {duration(max(1.0, seconds))} more here"
+    several = f"About {count} windows would settle it{time}"
+    if run.available is not None and count > run.available:
+        held = f"{run.available} window{'s' if run.available != 1 else ''}"
+        holds = "the text holds" if len(run.texts) == 1 else "these texts hold"
+        command = None if run.default_texts else run.more(default_texts=True)
+        instead = "; the next command reads the texts that come with ropewalk" if command is not None else ""
+        sentence = f"{several}, but {holds} {held} of this length: give more text with --text{instead}."
+        return NextRun(windows=count, seconds=seconds, command=command, sentence=sentence)
+    minutes = None if run.stopped is None or seconds is None else max(1, math.ceil(1.3 * seconds / 60))
+    more = count if run.planned is not None and count > run.planned else None
+    command = run.more(windows=more, minutes=minutes)
+    return NextRun(windows=count, seconds=seconds, command=command, sentence=f"{several}.")
 
 
 def next_step(
@@ -95,231 +143,298 @@ def next_step(
     *,
     trained_length: int | None = None,
     record: str | None = None,
-    library: str = "ropewalk",
 ) -> str | None:
     """Return what to type next; None if there is nothing to run.
 
-    - `model`: as a command names it. `trained_length`: if it had to be given.
-    - `record`: the doctor's file, which contains method and lengths. `library`: the library that computed the model;
-      `rw.attach` applies a method that no config can express to a live model of transformers.
+    - `model`: as a command names it. `target`: that was measured. `trained_length`: if it had to be given.
+    - `record`: the doctor's file, which contains method and lengths.
 
-    >>> next_step(Verdict(action="extend", method="ntk", config={}), "tiny", 1024)
+    >>> next_step(Verdict(action="extend", method="ntk", length=1024, config={}), "tiny", 1024)
     'ropewalk extend apply tiny --method ntk --target 1024 --out tiny-1024'
     """
-    if verdict.action == "undecided":
+    if verdict.action == "undecided" or (verdict.action == "unfit" and verdict.next is not None):
         return None if verdict.next is None else verdict.next.command
-    if verdict.action == "unfit":
-        return shlex.join(["ropewalk", "doctor", model, "--text", "FILE"])
     if verdict.action != "extend" or verdict.method is None:
         return None
-    if verdict.config is None and library != "ropewalk":
-        return attach_call(verdict.method, target, trained_length)
-    chosen = ["--method", verdict.method, "--target", str(target)]
-    chosen += [] if trained_length is None else ["--trained-length", str(trained_length)]
-    if record is not None:
-        chosen = ["--from", record]
-    native = [] if verdict.config is not None else ["--native"]
-    out = f"{model.rstrip('/').removesuffix('.gguf')}-{target}"
-    return shlex.join(["ropewalk", "extend", "apply", model, *chosen, *native, "--out", out])
-
-
-def attach_call(method: str, target: int, trained_length: int | None = None) -> str:
-    """Return the call that applies a method to a live model of transformers.
-
-    >>> attach_call("dca", 1024)
-    'rw.attach(model, "dca", target=1024)'
-    """
-    stated = "" if trained_length is None else f", trained_length={trained_length}"
-    return f'rw.attach(model, "{method}", target={target}{stated})'
+    engine = "python" if verdict.config is None else verdict.engine
+    return setting_command(
+        engine, model, verdict.method, target=target, trained_length=trained_length, record=record,
+        length=verdict.length,
+    )  # fmt: skip
 
 
 QUESTIONS = {
     PREDICTS: "whether the model predicts this text better than token frequencies do",
-    GAINS: "whether {method} lowers the loss of plain",
-    BEATS_CROP: "whether {method} lowers the loss of crop",
-    NEAR_CROP: f"whether {{method}} loses less than {NEAR} to crop",
-    BEATS_CROP_BY_MARGIN: f"whether {{method}} lowers the loss of crop by more than {MARGIN}",
+    GAINS: "whether {method} reads better than the model as it is",
+    NEAR_CROP: f"whether {{method}} loses less than {NEAR:.2f} nats to crop at {{where}}",
+    HOLDS: f"whether the model as it is loses less than {MARGIN} nats to crop at {{where}}",
+    COPIES: "whether {method} copies what lies {where}",
     COSTS_LITTLE: "whether {method} costs little within the trained length",
 }
-"""What is open, by the name of the comparison; the others are "whether plain is ..." and their name."""
+"""What is open, by the name of the comparison."""
+
+
+def _question(comparison: Comparison) -> str:
+    where = "positions beyond the trained length" if comparison.where == "beyond" else comparison.where
+    return QUESTIONS[comparison.name].format(method=comparison.method, where=where)
 
 
 def headline_and_reasons(
-    decision: Decision, evidence: Evidence, use: Use | None, run: RunFacts, still_open: Sequence[Comparison]
+    decision: Decision, evidence: Evidence, run: RunFacts, still_open: Sequence[Comparison]
 ) -> list[str]:
-    """Return the headline, then the reasons: the intervals behind the decision, and the texts for which they hold."""
-    if decision.action == "undecided":
-        return _undecided(evidence, use, still_open)
+    """Return the headline, then the reasons: the numbers behind the decision, and the texts for which they hold."""
+    table = evidence.table
     if decision.action == "extend":
         assert decision.method is not None, "there is one to extend by"
-        sentences = _extend(decision.method, evidence, use)
+        sentences = _extend(decision.method, decision.stretches, evidence)
+    elif decision.action == "unfit":
+        sentences = _unfit(evidence)
+    elif decision.action == "keep":
+        sentences = _keep(decision.stretches, evidence)
+    elif decision.action == "cut":
+        sentences = _cut(evidence)
     else:
-        sentences = {"unfit": _unfit, "keep": _keep, "cut": _cut}[decision.action](evidence)
-    return [*sentences, _scope(decision, evidence, use, run)]
+        sentences = _undecided(evidence, still_open)
+    if table.beyond and CROP in table.losses and decision.action in ("extend", "keep") and not decision.final:
+        sentences += [f"Still open: {_question(one)}." for one in still_open[:1]]
+    return [*sentences, _scope(table, run)]
 
 
 def _unfit(evidence: Evidence) -> list[str]:
-    fit, losses = evidence.fit, evidence.losses
+    fit, table = evidence.fit, evidence.table
     shown = "does not predict" if fit.result == "refuted" else "is not shown to predict"
     return [
-        f"Nothing can be concluded: the model {shown} this text better than token frequencies do.",
-        f"Within {min(losses.trained, losses.target):,} tokens its loss is {_mean(losses.within[PLAIN]):.3f} nats per "
-        f"token, theirs {_mean(losses.frequencies):.3f}: difference {_of(fit)}.",
+        f"Nothing can be concluded: the model {shown} this text better than counting its tokens does.",
+        f"Within {min(table.trained, table.target):,} tokens its loss is {table.mean(PLAIN, table.inside):.3f} nats per "
+        f"token; token frequencies alone are {'better' if fit.difference > 0 else 'worse'} by "
+        f"{nats(fit.difference)}{between(fit.interval)}. Give a text of the kind that the model was made for.",
     ]
 
 
-def _keep(evidence: Evidence) -> list[str]:
-    losses = evidence.losses
-    if not losses.beyond:
+def _keep(stretches: int, evidence: Evidence) -> list[str]:
+    table = evidence.table
+    if not table.beyond:
         return [
-            f"Keep the model as it is: {losses.target:,} tokens lie within its trained length of {losses.trained:,}, "
-            "so nothing has to be extended.",
-            f"Its loss differs from that of token frequencies by {_of(evidence.fit)} nats per token.",
+            f"Keep the model as it is: {table.target:,} tokens lie within its trained length of {table.trained:,}.",
         ]
+    length = evidence.length(stretches)
+    found = evidence.holds(stretches - 1)
+    lines = [
+        f"Keep the model as it is: it holds up to {length:,} tokens{_not_shown(length, table.target)}.",
+        f"Its loss up to there is at most {MARGIN} nats per token worse than crop's, that is, than the loss of the same "
+        f"model that is given only the last {table.trained:,} tokens; in the last part {better_or_worse(found)}.",
+    ]
+    return [*lines, *_copies_of(PLAIN, stretches, evidence)]
+
+
+def _not_shown(length: int, target: int) -> str:
+    return f"; {target:,} is not shown" if length < target else ""
+
+
+def _extend(method: str, stretches: int, evidence: Evidence) -> list[str]:
+    table, length = evidence.table, evidence.length(stretches)
+    against, gain, cost = evidence.against_crop(method), evidence.gain(method), evidence.cost(method)
+    read_better = all(evidence.reads(method, number).result == "shown" for number in range(stretches))
+    copies = all(evidence.copies_at(method, number) == "shown" for number in range(stretches))
+    lines = [f"Extend with {method} to {length:,} tokens{_not_shown(length, table.target)}."]
+    if copies and not read_better:
+        lines.append(
+            f"Copies decide: it copies what lies up to {length:,} tokens back, which crop cannot: crop is the same "
+            f"model that is given only the last {table.trained:,} tokens."
+        )
+        lines.append(f"By loss it is {better_or_worse(against)} nats per token than crop beyond them".replace(
+            "than crop", "against crop") + ", which is little.")  # fmt: skip
+    elif copies:
+        lines.append(
+            f"It reads better than crop, the same model that is given only the last {table.trained:,} tokens: "
+            f"{better_or_worse(against)} nats per token; and it copies what lies up to {length:,} tokens back."
+        )
+    else:
+        lines.append(
+            f"Loss decides: it is {better_or_worse(against)} nats per token against crop, the same model that is given "
+            f"only the last {table.trained:,} tokens."
+        )
+        lines += _copies_of(method, stretches, evidence)
+    lines.append(
+        f"The model as it is loses {nats(gain.difference)} nats per token more beyond {table.trained:,} tokens. Within "
+        f"them {method} is {better_or_worse(cost)}."
+    )
+    return lines + _near(method, evidence)
+
+
+def _near(method: str, evidence: Evidence) -> list[str]:
+    """Say where a method copies near tokens worse than the model within its trained length."""
+    if not isinstance(evidence.copies, CopyMeasurement):
+        return []
+    near = evidence.copies.near(method)
+    if near is None or near[1] is None or near[1][1] >= 0:
+        return []
     return [
-        f"Keep the model as it is: up to {losses.target:,} tokens, it loses no more than {MARGIN} nats per token to "
-        f"crop, which reads only the last {losses.trained:,} tokens.",
-        f"Beyond the trained length plain differs from crop by {_of(evidence.holds[0])}.",
+        f"From nearer tokens it copies less than crop does: {nats(near[0])}{between(near[1])} nats per token of a gain "
+        f"of {evidence.copies.control()[0]:.2f}."  # type: ignore[index]
     ]
 
 
-def _extend(method: str, evidence: Evidence, use: Use | None) -> list[str]:
-    losses = evidence.losses
-    return [
-        f"Extend with {method} to {losses.target:,} tokens.",
-        f"Beyond the trained length of {losses.trained:,} its loss differs from plain's by "
-        f"{_of(evidence.gain(method))} nats per token, and by {_of(evidence.beats_crop(method))} from that of crop, "
-        f"which reads only the last {losses.trained:,} tokens; within the trained length it differs from plain's by "
-        f"{_of(evidence.cost(method))}.",
-        {
-            None: f"Whether it uses tokens beyond the trained length {_unknown(use, method)}.",
-            True: "It is shown to use tokens beyond the trained length.",
-            False: "It is not shown to use tokens beyond the trained length.",
-        }[shows_use(use, method)],
-    ]
+def _copies_of(method: str, stretches: int, evidence: Evidence) -> list[str]:
+    """Say whether a method is shown to copy up to the length of so many stretches."""
+    name = "the model as it is" if method == PLAIN else method
+    if evidence.copies is None:
+        return ["Copies were not measured."]
+    if not evidence.copies.can_copy:
+        return ["It is not shown to copy even within its trained length, so the loss alone speaks."]
+    results = [evidence.copies_at(method, number) for number in range(max(1, stretches))]
+    length = evidence.length(max(1, stretches))
+    if all(one == "shown" for one in results):
+        return [f"It copies what lies up to {length:,} tokens back."]
+    if "refuted" in results:
+        return [f"But {name} does not copy what lies beyond {evidence.table.trained:,} tokens back."]
+    return [f"Whether {name} copies what lies beyond {evidence.table.trained:,} tokens back is open."]
 
 
 def _cut(evidence: Evidence) -> list[str]:
-    losses, best = evidence.losses, affordable_methods(evidence)[0]
-    dear = [name for name in evidence.candidates if evidence.mean_beyond(name) < evidence.mean_beyond(best)]
-    costs = ", ".join(f"{name} ({_of(evidence.cost(name))})" for name in dear)
+    table = evidence.table
+    lines = [
+        f"Give the model only the last {table.trained:,} tokens (crop): nothing that "
+        f"{'was measured' if evidence.runs is None else 'this engine runs'} makes more of them useful.",
+        f"The model as it is loses beyond them: {better_or_worse(evidence.holds(0))} nats per token against crop at "
+        f"{evidence.holds(0).where}.",
+    ]
+    for name in evidence.candidates[:3]:
+        cost, near = evidence.cost(name), evidence.near_crop(name, 0)
+        if cost.result == "refuted":
+            lines.append(f"{name} costs too much within the trained length: {better_or_worse(cost)}.")
+        elif near.result == "refuted":
+            lines.append(f"{name} reads worse than crop: {better_or_worse(near)} at {near.where}.")
+        else:
+            lines.append(
+                f"{name} reads no better than crop ({better_or_worse(near)} at {near.where}) and does not copy what "
+                "lies further back."
+            )
+    return lines
+
+
+def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str]:
+    table = evidence.table
+    if table.beyond and CROP not in table.losses:
+        return ["Not decided: crop was not measured, so a lower loss may come from forgetting."]
+    lines = []
+    if table.beyond and evidence.fit.result == "shown":
+        holds = evidence.holds(0)
+        if holds.result == "refuted":
+            lines.append(
+                f"The model as it is does not hold beyond {table.trained:,} tokens: {better_or_worse(holds)} nats per "
+                f"token against crop, the same model that is given only the last {table.trained:,} tokens."
+            )
+        if evidence.candidates:
+            best = evidence.candidates[0]
+            lines.append(
+                f"{best} reads best: {better_or_worse(evidence.gain(best))} against the model as it is, "
+                f"{better_or_worse(evidence.against_crop(best))} against crop."
+            )
+    if not still_open:
+        return ["Not decided.", *lines]
+    first = still_open[0]
     return [
-        f"Give the model only the last {losses.trained:,} tokens, as crop does: no method measured lowers the loss of "
-        f"crop by more than {MARGIN} nats per token{' at a small cost within the trained length' if dear else ''}.",
-        f"The lowest, {best}, differs from crop by {_of(evidence.beats_crop_by_margin(best))}.",
-        *([f"Lower, but too costly within the trained length: {costs}."] if dear else []),
-        f"{best} is not shown to use far tokens. Tokens further back are lost.",
+        f"Not decided: {_question(first)} is open ({better_or_worse(first)} nats per token)."
+        if first.name != COPIES
+        else f"Not decided: {_question(first)} is open.",
+        *lines,
     ]
 
 
-def _undecided(evidence: Evidence, use: Use | None, still_open: Sequence[Comparison]) -> list[str]:
-    losses = evidence.losses
-    if losses.windows == 1:
-        lowest = min([PLAIN, *evidence.candidates], key=evidence.mean_beyond) if losses.beyond else None
-        named = [f"Crop apart, {lowest} has the lowest loss beyond the trained length."] if lowest is not None else []
-        return ["Not decided: one window gives no interval.", *named]
-    if losses.beyond and CROP not in losses.beyond:
-        return ["Not decided: crop was not measured, so a lower loss may come from forgetting."]
-    waiting = awaits_use(evidence, use) if losses.beyond and evidence.fit.result == "shown" else None
-    missing = [] if waiting is None else [f"Whether {waiting} uses far tokens {_unknown(use, waiting)}."]
-    if not still_open:
-        best = affordable_methods(evidence)[0]
-        if missing:
-            return [
-                f"Not decided: no affordable method lowers the loss of crop by more than {MARGIN} nats per token, "
-                f"which speaks for the last {losses.trained:,} tokens only, unless the best method uses far tokens.",
-                *missing,
-            ]
-        return [
-            f"Not decided by the loss: {best} is shown to use far tokens, and loses {_of(evidence.near_crop(best))} "
-            "nats per token to crop.",
-            "Which of the two matters more depends on the task; --retrieval measures one.",
-        ]
-    slowest = max(still_open, key=lambda one: evidence.windows_for(one) or math.inf)
-    question = QUESTIONS.get(slowest.name, f"whether {{method}} is {slowest.name}").format(method=slowest.method)
-    more = len(still_open) - 1
-    others = "" if more == 0 else f", and {more} more comparison{'s' if more > 1 else ''}"
-    return [f"Not decided: {question} is open ({_of(slowest)} nats per token){others}.", *missing]
+def _scope(table: LossTable, run: RunFacts) -> str:
+    """Return for which texts the decision holds."""
+    count = len(set(table.texts))
+    windows = f"{table.windows} window{'s' if table.windows > 1 else ''}"
+    overlap = ", which overlap" if table.share < 1 else ""
+    if count > 1:
+        return f"This holds for texts like these {count} ({windows}{overlap})."
+    return f"This holds for {run.texts[0]} ({windows}{overlap}); other texts were not read."
 
 
-def _scope(decision: Decision, evidence: Evidence, use: Use | None, run: RunFacts) -> str:
-    """Return for which texts the decision holds: only several allow words about others."""
-    losses = evidence.losses
-    if losses.windows == 1:
-        return "One window gives no interval."
-    between = f"Intervals (95 %) are between {losses.windows} windows"
-    if losses.texts == 1:
-        return f"{between} of {run.texts[0]}; no other text was measured."
-    again = apply_rules(Evidence(losses.over_texts()), use)
-    if (again.action, again.method) == (decision.action, decision.method):
-        return f"{between} of {losses.texts} texts. The same is shown between the texts: it may hold for others."
-    return f"{between} of {losses.texts} texts, and hold for these; between the texts it is not shown."
-
-
-def _unknown(use: Use | None, method: str) -> str:
-    """Return why it is unknown whether a method uses far tokens."""
-    if use is None or method not in use.methods:
-        return "was not measured"
-    return "could not be determined from this measurement"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _of(comparison: Comparison) -> str:
-    """Return a difference with its interval."""
-    return signed(comparison.difference, comparison.interval)
-
-
-def decide(losses: WindowLosses, use: Use | None = None, run: RunFacts | None = None) -> Verdict:
-    """Decide what to do with a model: the first of these actions for which all comparisons are settled.
+def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None = None) -> Verdict:
+    """Decide what to do with a model: the first of these actions that is shown.
 
     1. "unfit": its loss within the trained length is not below that of token frequencies.
-    2. "keep": plain is shown to be no worse than crop by more than 0.02 nats per token, in each stretch up to the
-       target. Also where the target lies within the trained length.
-    3. "extend": a method is shown to lower the loss of plain; it is shown to lower that of crop, or to use far tokens
-       and to lose less than 0.05 to crop; and it costs at most 0.05 within by its mean and 0.10 by its interval's end.
-       Of several the lowest mean wins; nothing is chosen while one that is open lies lower by more than 0.05.
-    4. "cut": no method that is affordable lowers the loss of crop by more than 0.02, and the best is shown not to
-       use far tokens. If its use is unknown, the verdict is "undecided".
+    2. "keep": plain reads no worse than crop by more than 0.02 nats per token, stretch by stretch from the trained
+       length on. `length` is the end of the last stretch for which that is shown.
+    3. "extend": a method that the engine can run is shown, stretch by stretch, to read better than crop, or to lose less
+       than 0.10 to crop and to copy from the farthest part of its context. It is shown to read better than plain up to
+       there, and it costs at most 0.05 within by its mean and 0.10 by its interval's end. Of several the longest reach
+       wins, then the lowest loss.
+    4. "cut": plain does not hold in the first stretch, and no method does: it costs too much, or reads worse, or reads
+       no better and does not copy.
     5. "undecided": `next` says what would settle it.
 
     **Arguments:**
-    - `losses`: each method's, window by window; crop among them if the target exceeds the trained length.
-    - `use`: the measurement of the use of far tokens, or None. `run`: names, times and functions for the sentences.
+    - `table`: each method's losses; crop among them if the target exceeds the trained length.
+    - `copies`: the measurement of copies, or None. `run`: names, times and functions for the sentences.
 
-    **Returns:** a `Verdict`. "Shown" always refers to an interval between windows, so that one window gives "undecided"
-    or "unfit". A loss within that is below that of token frequencies by its mean only gives "undecided".
+    **Returns:** a `Verdict`. "Shown" refers to an interval at 98 %, which allows for looking five times.
 
-    >>> flat = [3.0, 3.1, 2.9, 3.0]
-    >>> decide(WindowLosses(trained=8, target=8, within={"plain": flat}, frequencies=[6.0, 6.0, 6.1, 6.1])).action
+    >>> table = LossTable(trained=8, target=8, losses={"plain": [[3.0, 3.1, 2.9, 3.0]]},
+    ...                   frequencies=[[6.0, 6.0, 6.1, 6.1]], weights=[2] * 4, within=4, texts=[0])
+    >>> decide(table).action
     'keep'
     """
-    evidence, run = Evidence(losses), run or RunFacts()
-    decision = apply_rules(evidence, use)
-    still_open = open_comparisons(evidence, use, decision)
+    run = run or RunFacts()
+    evidence = Evidence(table, copies, run.runs)
+    decision = apply_rules(evidence)
+    still_open = open_comparisons(evidence, decision)
     settling = next_run(evidence, still_open, run) if still_open else None
-    headline, *reasons = headline_and_reasons(decision, evidence, use, run, still_open)
+    headline, *reasons = headline_and_reasons(decision, evidence, run, still_open)
     config = call = None
+    length = evidence.length(decision.stretches) if decision.action in ("keep", "extend") else None
+    if decision.action == "keep" and not table.beyond:
+        length = table.target
     if decision.method is not None and run.application is not None:
-        config, call = run.application(decision.method)
-        how = f"in Python it is {call}" if call else "it works while the model runs"
-        reasons += [] if config is not None else [f"No config.json can express it; {how}."]
+        assert length is not None, "a method extends to a length"
+        config, call = run.application(decision.method, length)
+        if config is None:
+            reasons.append("No config.json can express it, so no engine serves it; it works in Python.")
     if settling is not None:
         reasons.append(settling.sentence)
-    elif still_open:
-        reasons.append("It is too small a difference for any number of windows.")
+    elif still_open and decision.action == "undecided":
+        reasons.append("The difference is too small for any number of windows: both choices are about as good.")
     judged, fit = decision.method or PLAIN, evidence.fit.result == "shown"
+    reach = copies.reach(judged) if isinstance(copies, CopyMeasurement) and fit else None
     return Verdict(
         action=decision.action,
         headline=headline,
         reasons=tuple(reasons),
         method=decision.method,
+        length=length,
+        engine=run.engine,
         config=config,
         call=call,
-        reach_loss=evidence.reach(judged) if fit else None,
-        reach_use=None if use is None or not fit else use.reach(judged),
-        evidence=every_comparison(evidence, use),
+        beside=_beside(evidence, decision, run),
+        reach_loss=evidence.reach_loss(judged) if fit else None,
+        reach_copies=reach,
+        evidence=every_comparison(evidence),
         next=settling,
+        windows=table.windows,
+        stopped=run.stopped,
+        final=decision.final,
     )
+
+
+def _beside(evidence: Evidence, decision: Decision, run: RunFacts) -> Beside | None:
+    """Return the best method that the engine cannot run, if it reaches further or reads better by the margin."""
+    others = [name for name in evidence.methods if name not in evidence.candidates]
+    best = best_method(evidence, others) if others and decision.action in ("extend", "keep", "cut", "undecided") else None
+    if best is None or run.application is None:
+        return None
+    stretches = evidence.stretches_of(best)
+    length = evidence.length(stretches)
+    if stretches < decision.stretches:
+        return None
+    own = decision.method or PLAIN
+    ahead = evidence.mean_beyond(own) - evidence.mean_beyond(best)
+    if stretches == decision.stretches and ahead < MARGIN:
+        return None
+    _, call = run.application(best, length)
+    what = [f"reaches {length:,} tokens"] if stretches > decision.stretches else []
+    what += [f"reads better by {nats(ahead)} nats per token"] if ahead >= MARGIN else []
+    where = "Python only" if run.engine is None else f"not in {run.engine}"
+    sentence = f"{best} {' and '.join(what)} ({where})."
+    return Beside(method=best, length=length, sentence=sentence, call=call or "")

@@ -7,26 +7,20 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
-from ropewalk.ledger import Ledger, fingerprint
-from ropewalk.measure.copy_test import UseRun
 from ropewalk.measure.engine import NOTHING, Job, Workload
-from ropewalk.measure.plan import KIND, Plan
+from ropewalk.measure.plan import Plan
 from ropewalk.measure.retrieval import RetrievalRun
 from ropewalk.methods import METHODS
 from ropewalk.optional import need
-from ropewalk.processes import current
 from ropewalk.readers.reader import CHUNK, Reader, ReadingOn
 from ropewalk.readers.workers import fitting_workers
 
@@ -207,27 +201,6 @@ def resident_bytes() -> int:
 
 IN_ATTENTION = 1.2  # time of a method in attention over plain's; recorded: 1.03 to 1.14 of SmolLM2, 0.9 to 1.5 of tiny
 ONE_ON_ALL_CORES = 0.8  # speed of one reader on all cores over that of one on each core
-PLANNED = 0.9  # of the minutes that is planned for: what an estimate may be wrong by
-FITTED = "fitted"  # the job of a plan's ledger
-ENOUGH_WINDOWS = 4  # more methods come before more windows than these
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Seconds of a run from its start, and the process's largest resident memory in bytes (None: not known)."""
-
-    seconds: float
-    peak_bytes: int | None
-
-    @property
-    def sentence(self) -> str:
-        """Return the estimate in words.
-
-        >>> Estimate(seconds=190.0, peak_bytes=1_230_000_000).sentence
-        'about 3 min, 1.2 GB'
-        """
-        words = f"about {duration(self.seconds)}"
-        return words if self.peak_bytes is None else f"{words}, {self.peak_bytes / 1e9:.1f} GB"
 
 
 def duration(seconds: float) -> str:
@@ -281,86 +254,18 @@ def estimate_memory(reader: Reader, trial: Trial, target: int, jobs: Sequence[Jo
     return now + workers * (reader.cache_bytes(target) + trial.workspace) + beginnings
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What fits into a time: windows of each text, and methods; `left_out` says in sentences what does not."""
-
-    windows: int
-    methods: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-
-def fit(
-    budget: float, *, windows: int, texts: int, methods: Sequence[str], seconds: Callable[[int, Sequence[str]], float]
-) -> Fitted:
-    """Return the largest part of a plan that fits into `budget` seconds; it always contains plain and crop.
-
-    **Arguments:**
-    - `windows`: of each text, as planned. `methods`: as planned, in order.
-    - `seconds`: returns the seconds of a run with a number of windows of each text and these methods.
-
-    Windows are left out first, down to four in all; then methods by `Method.priority`, down to one besides plain and
-    crop; then further windows; then that method.
-
-    **Raises:** `RopeError` where plain and crop on one window of each text do not fit.
-    """
-    required = tuple(name for name in methods if name == "plain" or METHODS[name].crops)
-    ranked = sorted((name for name in methods if name not in required), key=_rank)
-    enough = min(windows, -(-ENOUGH_WINDOWS // texts))
-    choices = [(kept, enough) for kept in range(len(ranked), 0, -1)]
-    choices += [(kept, fewest) for kept in sorted({min(1, len(ranked)), 0}, reverse=True) for fewest in (enough, 1)]
-    for kept, fewest in choices:
-        chosen = {*required, *ranked[:kept]}
-        named = tuple(name for name in methods if name in chosen)
-        for count in range(windows, fewest - 1, -1):
-            if seconds(count, named) <= budget:
-                return Fitted(windows=count, methods=named, left_out=_left_out(windows, count, methods, named))
-    least = seconds(1, required)
-    raise RopeError(
-        f"doctor: {' and '.join(required)} on one window of each text take longer than that.",
-        facts={"minutes left": max(0.0, round(budget / 60, 2)), "minutes needed": round(least / 60, 2)},
-        cure="Give more --minutes, or a shorter --target.",
-    )
-
-
-def _rank(name: str) -> tuple[int, int]:
-    return METHODS[name].priority, list(METHODS).index(name)
-
-
-def _left_out(windows: int, count: int, methods: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
-    """Return sentences that name what is not measured."""
-    gone = [name for name in methods if name not in named]
-    said = (
-        [f"Left out to fit the time: {windows - count} of {windows} windows of each text."] if count < windows else []
-    )
-    return (*said, *([f"Left out to fit the time: {', '.join(gone)}."] if gone else []))
-
-
-def likely_methods(methods: Sequence[str]) -> tuple[str, ...]:
-    """Return methods that take as long as those for which use will be measured, before the best one is known.
-
-    >>> likely_methods(["plain", "dca", "yarn", "crop"])
-    ('plain', 'dca', 'crop')
-    """
-    others = [name for name in methods if name != "plain" and not METHODS[name].forgets]
-    slowest = sorted(others, key=lambda name: METHODS[name].in_attention)[-1:]
-    return tuple(name for name in methods if name == "plain" or METHODS[name].crops or name in slowest)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Everything that the time of a run depends on: the model, the plan of its losses, and further measurements.
+    """Everything that the time of a run depends on: the model, the plan of its losses, and retrieval.
 
-    - `most_workers`: jobs at one time; None: as cores and memory allow. `every`: whether retrieval asks every method.
+    - `most_workers`: jobs at one time; None: as cores and memory allow.
     """
 
     reader: Reader
     plan: Plan
     chunk: int = CHUNK
     most_workers: int | None = None
-    use: UseRun | None = None
     retrieval: RetrievalRun | None = None
-    every: bool = False
 
     def workers(self, jobs: int) -> int:
         """Return the number of jobs that run at one time."""
@@ -371,54 +276,27 @@ class Outlook:
     def try_out(self, window: Tensor, jobs: Sequence[Job], clock: Clock) -> Trial:
         """Return the trial before these jobs, on a window of the text."""
         ahead = sum((job.work for job in jobs), NOTHING)
-        return time_trial(self.reader, window, ahead=ahead, workers=self._busy(jobs), chunk=self.chunk, clock=clock)
+        workers = self.workers(len(jobs))
+        return time_trial(self.reader, window, ahead=ahead, workers=workers, chunk=self.chunk, clock=clock)
 
-    def others(self, examined: Sequence[str]) -> tuple[Job, ...]:
-        """Return the jobs due besides the losses; `examined`: the methods for which use is measured."""
-        return (*self._readings(examined), *self._texts(examined))
+    def seconds(self, jobs: Sequence[Job], trial: Trial) -> float:
+        """Return the seconds of these jobs."""
+        return seconds_at_once((job_seconds(job, trial.pace) for job in jobs), self.workers(len(jobs)))
 
-    def seconds(
-        self, jobs: Sequence[Job], examined: Sequence[str], trial: Trial, *, windows: int | None = None
-    ) -> float:
-        """Return the seconds of these jobs, and of all else that is due; `windows` limits their number."""
-        workers = self._busy(jobs)
-        readings = [job for job in self._readings(examined) if windows is None or job.window < windows]
-        measured = {job.method for job in jobs}
-        texts = [job for job in self._texts(examined) if windows is None or job.method in measured]
-        return (
-            seconds_at_once((job_seconds(job, trial.pace) for job in jobs), workers)
-            + seconds_at_once((job_seconds(job, trial.pace) for job in readings), workers)
-            + self._retrieval_seconds(texts, trial.pace, workers)
-        )
+    def memory(self, jobs: Sequence[Job], trial: Trial) -> int | None:
+        """Return the largest resident memory of these jobs in bytes; None if it is unknown."""
+        target = self.plan.protocol.target
+        return estimate_memory(self.reader, trial, target, jobs, workers=self.workers(len(jobs)))
 
-    def estimate(self, jobs: Sequence[Job], examined: Sequence[str], trial: Trial) -> Estimate:
-        """Return time and memory of these jobs, and of all else that is due."""
-        target, workers = self.plan.protocol.target, self._busy(jobs)
-        memory = estimate_memory(self.reader, trial, target, jobs, workers=workers)
-        return Estimate(seconds=self.seconds(jobs, examined, trial), peak_bytes=memory)
+    def retrieval_seconds(self, methods: Sequence[str], trial: Trial) -> float:
+        """Return the seconds of the retrieval texts of these methods, which are read one by one, on all cores.
 
-    def _busy(self, jobs: Sequence[Job]) -> int:
-        """Return the number of workers for these jobs; for what follows them if none of them is due."""
-        return self.workers(len(jobs) or self.plan.protocol.total_windows)
-
-    def _readings(self, examined: Sequence[str]) -> tuple[Job, ...]:
-        if self.use is None:
-            return ()
-        return self.use.due({name: self.use.model(name, self.reader, self.plan) for name in examined})
-
-    def _texts(self, examined: Sequence[str]) -> tuple[Job, ...]:
-        if self.retrieval is None:
-            return ()
-        return self.retrieval.due(self.retrieval.asked_methods(self.plan, examined, every=self.every))
-
-    def _retrieval_seconds(self, jobs: Sequence[Job], pace: Pace, workers: int) -> float:
-        """Return the seconds of these texts, which are read one by one, on all cores.
-
-        `pace` is that of one of `workers`. One text of each kind is made, to count the tokens of its questions.
+        The trial's pace is that of one of several workers. One text of each kind is made, to count the tokens of its
+        questions.
         """
         if self.retrieval is None:
             return 0.0
-        counts = {}
+        jobs, counts = self.retrieval.due(methods), {}
         for cell in {job.part for job in jobs}:
             asked = self.retrieval.text(cell, 0).questions
             counts[cell] = sum(len(one.input_ids) + sum(map(len, one.continuations)) for one in asked)
@@ -426,56 +304,5 @@ class Outlook:
         for job in jobs:
             count = counts[job.part]
             questions = Workload(calls=1, tokens=count, pairs=count * job.work.tokens, scored=count)
-            seconds += job_seconds(dataclasses.replace(job, work=job.work + questions), pace)
-        return seconds / max(1.0, ONE_ON_ALL_CORES * workers)
-
-
-def fit_minutes(
-    outlook: Outlook,
-    window: Tensor,
-    folder: Path,
-    *,
-    minutes: float,
-    resume: bool,
-    key: str,
-    began: float,
-    clock: Clock,
-) -> tuple[Fitted, Trial | None]:
-    """Return the part of a plan that fits into these minutes from `began` on, and the trial.
-
-    - `window`: of the text, for the trial. `folder`, `key`: of the whole plan's results.
-
-    The choice is kept next to the results: a resumed run has the same windows and methods, and no trial. Of several
-    processes rank 0 chooses; the estimate is that of one process, so that they end sooner.
-    """
-    plan = outlook.plan
-    ledger = Ledger(folder / "plan", kind="plan", key=fingerprint(key, minutes, plan.methods))
-    _ = ledger.resume() if resume else ledger.begin()
-    if FITTED in ledger:
-        return _fitted(ledger[FITTED]), None
-    jobs, texts = plan.due(Ledger(None, kind=KIND, key=key), chunk=outlook.chunk), len(plan.protocol.texts)
-    trial: Trial | None = None
-
-    def seconds(windows: int, methods: Sequence[str]) -> float:
-        assert trial is not None
-        chosen = [job for job in jobs if job.method in methods and job.window < windows * texts]
-        return outlook.seconds(chosen, likely_methods(methods), trial, windows=windows * texts)
-
-    def choose() -> dict[str, Any]:
-        nonlocal trial
-        trial = outlook.try_out(window, jobs, clock)
-        fitted = fit(
-            PLANNED * (60 * minutes - (clock() - began)),
-            windows=plan.protocol.windows,
-            texts=texts,
-            methods=plan.methods,
-            seconds=seconds,
-        )
-        ledger.add(FITTED, dataclasses.asdict(fitted))
-        return ledger[FITTED]
-
-    return _fitted(current().first(current().numbered(f"minutes/{key}"), choose)), trial
-
-
-def _fitted(kept: Mapping[str, Any]) -> Fitted:
-    return Fitted(kept["windows"], tuple(kept["methods"]), tuple(kept["left_out"]))
+            seconds += job_seconds(dataclasses.replace(job, work=job.work + questions), trial.pace)
+        return seconds / max(1.0, ONE_ON_ALL_CORES * self.workers(self.plan.protocol.windows))

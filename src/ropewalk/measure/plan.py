@@ -21,10 +21,8 @@ from ropewalk.models.config import Positions
 from ropewalk.readers.losses import crop_steps
 from ropewalk.readers.reader import CHUNK, Reader
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, first_columns_of
-from ropewalk.statistics import CONFIDENCE
+from ropewalk.statistics import LOOK_CONFIDENCE, LOOKS
 
-LOOKS = (1, 2, 4, 8, 16)
-"""Numbers of windows after which the doctor looks at its intervals; their confidence pays for all of these looks."""
 MOST_WINDOWS = LOOKS[-1]
 BLOCKS = 8  # blocks of each of the two parts of a window, within the trained length and beyond it
 MOST_STRETCHES = 3
@@ -248,7 +246,7 @@ class LossProtocol:
 
     def to_json(self) -> dict[str, Any]:
         """Return the protocol as JSON, with its sentence."""
-        return {**dataclasses.asdict(self), "confidence": CONFIDENCE, "sentence": self.sentence()}
+        return {**dataclasses.asdict(self), "confidence": LOOK_CONFIDENCE, "sentence": self.sentence()}
 
 
 def most_windows(tokens: int, target: int) -> int:
