@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
+import os
+import subprocess
+import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from ropewalk.builtin.texts import read_text
+from ropewalk.builtin.texts import STRETCHES, default_texts, read_text
 from ropewalk.errors import RopeError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_packaged_text_is_moby_dick() -> None:
@@ -17,6 +24,32 @@ def test_the_packaged_text_is_moby_dick() -> None:
     assert name == "moby_dick"
     assert "Call me Ishmael." in text
     assert len(text) > 1_000_000
+
+
+def test_the_default_texts_are_stretches_of_equal_length() -> None:
+    """Four books and code, of about 70,000 characters; no two share a paragraph, and none has a licence in it."""
+    texts = dict(default_texts())
+    assert list(texts) == [f"{name} (stretch)" for name in STRETCHES]
+    assert all(69_000 <= len(text) <= 70_000 for text in texts.values())
+    parts = [{part for part in text.split("\n\n") if len(part) > 200} for text in texts.values()]
+    assert all(len(part) > 20 for part in parts[:4])
+    assert not any(one & other for one, other in combinations(parts, 2))
+    assert not any("gutenberg" in text.lower() for text in texts.values())
+    assert texts["moby_dick (stretch)"] in read_text(None)[1]
+    assert any(isinstance(node, ast.ClassDef) for node in ast.parse(texts["python_code (stretch)"]).body)
+
+
+@pytest.mark.slow
+def test_the_stretches_are_what_their_script_cuts(tmp_path: Path) -> None:
+    """From the books in ../shared/data and the repository's history."""
+    data = next((top / "shared/data" for top in ROOT.parents if (top / "shared/data").is_dir()), None)
+    if data is None:
+        pytest.skip("../shared/data is missing")
+    script = ROOT / "scripts/make_texts.py"
+    subprocess.run([sys.executable, script, tmp_path], env={**os.environ, "DATA": str(data)}, check=True)
+    for name in STRETCHES:
+        packaged = ROOT / "src/ropewalk/builtin/text/stretches" / f"{name}.txt.gz"
+        assert gzip.decompress((tmp_path / packaged.name).read_bytes()) == gzip.decompress(packaged.read_bytes())
 
 
 def test_texts_plain_and_gzipped(tmp_path: Path) -> None:

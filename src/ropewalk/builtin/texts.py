@@ -1,4 +1,4 @@
-"""Texts for training and measuring: UTF-8 files, plain or gzipped, or the packaged novel."""
+"""Texts for training and measuring: UTF-8 files, plain or gzipped, and the packaged ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from ropewalk.errors import RopeError
 
 DEFAULT_TEXT = "moby_dick"
+STRETCHES = ("moby_dick", "middlemarch", "bleak_house", "shakespeare", "python_code")
 _GZIP = b"\x1f\x8b"
 _MARKS = {  # UTF-32's little-endian mark begins with UTF-16's
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -30,8 +31,7 @@ def read_text(path: str | Path | None) -> tuple[str, str]:
     or empty.
     """
     if path is None:
-        packaged = resources.files("ropewalk.builtin").joinpath("text", f"{DEFAULT_TEXT}.txt.gz")
-        return DEFAULT_TEXT, gzip.decompress(packaged.read_bytes()).decode("utf-8")
+        return DEFAULT_TEXT, _packaged(f"{DEFAULT_TEXT}.txt.gz")
     path = Path(path)
     try:
         stored = path.read_bytes()
@@ -52,6 +52,20 @@ def read_text(path: str | Path | None) -> tuple[str, str]:
             cure="Pass a file with text.",
         )
     return path.name, text
+
+
+def default_texts() -> list[tuple[str, str]]:
+    """Return the name and the contents of each packaged stretch of about 70,000 characters: of four books and of code.
+
+    >>> [name for name, _ in default_texts()][:2]
+    ['moby_dick (stretch)', 'middlemarch (stretch)']
+    """
+    return [(f"{name} (stretch)", _packaged("stretches", f"{name}.txt.gz")) for name in STRETCHES]
+
+
+def _packaged(*path: str) -> str:
+    """Return the contents of a gzipped text of the package."""
+    return gzip.decompress(resources.files("ropewalk.builtin").joinpath("text", *path).read_bytes()).decode("utf-8")
 
 
 def decoded(path: Path, raw: bytes, where: str = "read_text") -> str:
