@@ -40,7 +40,7 @@ from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.processes import current
 from ropewalk.progress import Progress, shown
-from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
+from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.reader import Reader
 
 SHORTEST = 256  # tokens: of the shortest text of retrieval that is chosen here
@@ -99,7 +99,7 @@ def prepare(
     lengths follow from it. `kept`: words of the command line, such as --json FILE, that the next command repeats.
     """
     began = clock()
-    source, reader, fast = _open(model, settings)
+    (source, reader), fast = _open(model, settings), None
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
@@ -107,7 +107,7 @@ def prepare(
             facts={"model": source.name},
             cure="Put its tokenizer.json next to the weights; with a live model pass tokenizer=...",
         )
-    texts = _texts(settings, tokenizer)
+    texts = _texts(model, settings, tokenizer)
     reader, reading = _settle(reader, list(texts.tokens), settings, progress)
     source = source.known_from(reader)
     trained = trained_length_of(reader, settings.trained_length)
@@ -290,10 +290,10 @@ def _refuse_without_owner(work: Plan, settings: DoctorSettings) -> None:
         refuse_ignored([name] if name in settings.protocol.changed else [], present, owner, cure)
 
 
-def _texts(settings: DoctorSettings, tokenizer: Tokenizer) -> Texts:
-    """Return the texts of the settings; else those that come with the package."""
+def _texts(model: object, settings: DoctorSettings, tokenizer: Tokenizer) -> Texts:
+    """Return the texts of the settings; else passages of several, and for the built-in model a novel unknown to it."""
     chosen = settings.text is None
-    texts = default_texts() if chosen else texts_of(settings.text)
+    texts = texts_of(settings.text) if not chosen or model == BUILT_IN else default_texts()
     return Texts.encode(texts, tokenizer, settings.protocol.start_char, chosen)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -152,6 +151,8 @@ class Evidence:
 
     - `table`: the losses. `copies`: the measurement of copies, or None.
     - `runs`: the methods that the engine can run; None: all.
+    - `between_texts`: whether the units of the intervals are texts, which speak of texts like these; else windows,
+      which speak of the texts that were read.
 
     Intervals are those of `statistics.moderated_interval` at 98 %, which pays for five looks.
     """
@@ -161,6 +162,7 @@ class Evidence:
     runs: Collection[str] | None = None
     at_means: bool = False
     confidence: float = LOOK_CONFIDENCE
+    between_texts: bool = False
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
@@ -252,7 +254,7 @@ class Evidence:
         result = _result(turned, 0.0) if self.at_means else self.copies.copies(method, stretch)
         where = self._where(stretch, stretch)
         return Comparison(
-            name=COPIES, method=method, against="half of the gain within", where=f"{where} back", difference=-mean,
+            name=COPIES, method=method, against="a third of the gain within", where=f"{where} back", difference=-mean,
             interval=turned, margin=0.0, result=result,
         )  # fmt: skip
 
@@ -346,7 +348,8 @@ class Evidence:
         part: slice | None,
         margin: float = 0.0,
     ) -> Comparison:
-        weights, texts = np.asarray(self.table.weights[region]), self.table.texts[: len(apart)]
+        weights = np.asarray(self.table.weights[region])
+        texts = self.table.texts[: len(apart)] if self.between_texts else None
         interval: Interval
         if apart.shape[1] < LEAST_BLOCKS and len(apart) == 1:
             chosen = slice(None) if part is None else part
@@ -515,17 +518,21 @@ class Standing:
 
 
 def standings(measurement: Measurement) -> dict[str, Standing]:
-    """Return every method's standing, by name; methods that share numbers have equal standings."""
+    """Return every method's standing, by name; methods that share numbers have equal standings.
+
+    The loss of a method that was given up early is plain's on all windows plus the difference on those that it has.
+    """
     evidence, found = Evidence(LossTable.of(measurement)), {}
+    table, extends = evidence.table, evidence.table.beyond
     for name in measurement.results:
         own = measurement.same_as.get(name, name)
         cost = evidence.cost(own)
-        gain = evidence.gain(own) if evidence.table.beyond else None
-        apart = evidence.against_crop(own) if gain is not None and CROP in evidence.table.losses else None
+        gain = evidence.gain(own) if extends else None
+        apart = evidence.against_crop(own) if extends and CROP in table.losses else None
         found[name] = Standing(
             name=name,
-            within=evidence.table.mean(own, evidence.table.inside),
-            beyond=evidence.table.mean(own, evidence.table.outside) if gain is not None else None,
+            within=table.mean(PLAIN, table.inside) + cost.difference,
+            beyond=table.mean(PLAIN, table.outside) + gain.difference if gain is not None else None,
             within_difference=cost.difference,
             within_interval=cost.interval,
             beyond_difference=None if gain is None else gain.difference,
@@ -536,8 +543,3 @@ def standings(measurement: Measurement) -> dict[str, Standing]:
             windows=len(measurement.results[name]),
         )
     return found
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of some values."""
-    return math.fsum(values) / len(values)

@@ -197,7 +197,7 @@ def headline_and_reasons(
         sentences = _undecided(evidence, still_open)
     if table.beyond and CROP in table.losses and decision.action in ("extend", "keep") and not decision.final:
         sentences += [f"Still open: {_question(one)}." for one in still_open[:1]]
-    return [*sentences, _scope(table, run)]
+    return [*sentences, _scope(decision, evidence, run)]
 
 
 def _unfit(evidence: Evidence) -> list[str]:
@@ -342,14 +342,19 @@ def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str
     ]
 
 
-def _scope(table: LossTable, run: RunFacts) -> str:
-    """Return for which texts the decision holds."""
+def _scope(decision: Decision, evidence: Evidence, run: RunFacts) -> str:
+    """Return for which texts the decision holds: only several allow words about others."""
+    table = evidence.table
     count = len(set(table.texts))
     windows = f"{table.windows} window{'s' if table.windows > 1 else ''}"
     overlap = ", which overlap" if table.share < 1 else ""
-    if count > 1:
-        return f"This holds for texts like these {count} ({windows}{overlap})."
-    return f"This holds for {run.texts[0]} ({windows}{overlap}); other texts were not read."
+    if count == 1:
+        return f"This holds for {run.texts[table.texts[0]]} ({windows}{overlap}); no other text was read."
+    copies = evidence.copies.over_texts() if isinstance(evidence.copies, CopyMeasurement) else evidence.copies
+    again = apply_rules(dataclasses.replace(evidence, between_texts=True, copies=copies))
+    if (again.action, again.method) == (decision.action, decision.method):
+        return f"It is shown between the texts too, so it holds for texts like these {count} ({windows}{overlap})."
+    return f"This holds for the {count} texts that were read ({windows}{overlap}), not yet for others like them."
 
 
 def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None = None) -> Verdict:

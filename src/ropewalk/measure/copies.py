@@ -23,7 +23,7 @@ from ropewalk.atomic_io import finite
 from ropewalk.errors import RopeError
 from ropewalk.measure.plan import LossProtocol
 from ropewalk.readers.reader import Prefix, Reader
-from ropewalk.statistics import LOOK_CONFIDENCE, Interval, t_quantile
+from ropewalk.statistics import LOOK_CONFIDENCE, STUDENT_FROM, Interval, t_quantile
 
 LONG_SPAN, SHORT_SPAN = (32, 8), (16, 4)  # tokens of a span, and of its first part, which is given
 LONG_TARGET = 4096  # tokens: shorter windows have short spans
@@ -31,9 +31,9 @@ SHARE_OF_READING = 0.15  # of the time of a reading that all questions may take
 COST = {True: 1.7, False: 0.9}  # time of a token that is asked for over that of one that is read; of long windows
 MOST_SPANS = 64
 SKIPPED = 8  # first tokens of a window: models treat them differently
-SHARE = 0.5  # of the gain within the trained length that a method must reach to copy
+SHARE = 1 / 3  # of the gain within the trained length that a method must exceed to copy
 LEAST_GAIN = 0.1  # nats per token within the trained length: below, the model does not copy, and nothing is concluded
-PRIOR, PRIOR_DF = 1.5, 8  # of the moderated t: a window's mean varies this much more than its spans say
+PRIOR, PRIOR_DF = 1.25, 8  # of the moderated t: a window varies this much more than its spans say
 
 Result = Literal["shown", "refuted", "open"]
 
@@ -118,7 +118,7 @@ def _ranges(cuts: Sequence[int], count: int) -> tuple[Range, ...]:
     parts = len(cuts) - 1
     counts = [count // parts + (number < count % parts) for number in range(parts)]
     return tuple(
-        Range(start, stop, max(1, number)) for start, stop, number in zip(cuts, cuts[1:], counts, strict=True)
+        Range(start, stop, max(1, number)) for start, stop, number in zip(cuts[:-1], cuts[1:], counts, strict=True)
     )
 
 
@@ -257,8 +257,9 @@ def combined(
     - `windows`: for each window the same samples in the same order. `texts`: the number of each window's text; units
       are the windows, or the texts if there are several.
 
-    The prior variance of a window's value is 1.5^2 times what its spans' deviations (pooled over the windows) say, with
-    at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods").
+    The prior variance of a window's value is 1.25^2 times what its spans' deviations (pooled over the windows) say, with
+    at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods"). From 8 units on the interval
+    is Student's t.
 
     >>> mean, (low, high) = combined([[(1.0, [1.0, 2.0, 3.0]), (-1.0, [0.0, 0.5])]], [0])
     >>> mean, low < 0.5 < 3 < high
@@ -281,7 +282,7 @@ def combined(
         sum(window[kind][0] ** 2 * spread[kind] / len(window[kind][1]) for kind in kinds) for window in windows
     ]
     of_units = [float(np.mean(part)) / len(part) for part in _units(of_windows, texts)]
-    prior, free = PRIOR**2 * float(np.mean(of_units)), min(PRIOR_DF, df)
+    prior, free = PRIOR**2 * float(np.mean(of_units)), min(PRIOR_DF, df) if count < STUDENT_FROM else 0
     between = float(np.var([np.mean(unit) for unit in units], ddof=1)) if count > 1 else 0.0
     variance = (free * prior + (count - 1) * between) / (free + count - 1)
     half = t_quantile(free + count - 1, confidence=confidence) * math.sqrt(variance / count)
@@ -301,7 +302,7 @@ class CopyMeasurement:
 
     - `answers`: by method, window by window. `distances`: of the read spans, by window and stop; `ranges`: the number
       of each span's range. `texts`: the number of each window's text.
-    - `notes`: why nothing was measured.
+    - `notes`: why nothing was measured. `between_texts`: whether the units of intervals are texts, not windows.
     """
 
     trained_length: int
@@ -313,6 +314,11 @@ class CopyMeasurement:
     texts: Sequence[int] = ()
     notes: tuple[str, ...] = ()
     confidence: float = LOOK_CONFIDENCE
+    between_texts: bool = False
+
+    def over_texts(self) -> CopyMeasurement:
+        """Return the same with intervals between texts, which speak of texts like these."""
+        return dataclasses.replace(self, between_texts=True)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -334,14 +340,14 @@ class CopyMeasurement:
 
     @property
     def bound(self) -> float | None:
-        """Return half of the control's gain in nats per token; None where the model is not shown to copy."""
+        """Return a third of the control's gain in nats per token; None where the model is not shown to copy."""
         found = self.control()
         return SHARE * found[0] if found is not None and self.can_copy else None
 
     def copies(self, method: str, stretch: int) -> Result:
         """Return whether a method is shown to copy from the farthest part of its context at the end of a stretch.
 
-        "shown" if its gain less half of the control's lies above 0 by its interval, "refuted" if below.
+        "shown" if its gain less a third of the control's lies above 0 by its interval, "refuted" if below.
         """
         found = self.beyond_bound(method, stretch)
         if found is None or found[1] is None:
@@ -350,7 +356,7 @@ class CopyMeasurement:
         return "shown" if low > 0 else "refuted" if high < 0 else "open"
 
     def beyond_bound(self, method: str, stretch: int) -> tuple[float, Interval] | None:
-        """Return the gain in the farthest range of a stretch's end, less half of the control's gain; None: unknown."""
+        """Return the gain in the farthest range of a stretch's end, less a third of the control's gain; None: unknown."""
         if self.design is None or not self.can_copy or not self.answers.get(method):
             return None
         stop, windows = self.design.stops[stretch], self.answers[method]
@@ -487,7 +493,7 @@ class CopyMeasurement:
         return () if self.design is None else self.design.stops
 
     def _texts(self, windows: Sequence[Answers]) -> Sequence[int]:
-        return self.texts[: len(windows)]
+        return self.texts[: len(windows)] if self.between_texts else (0,) * len(windows)
 
     def _gain(self, one: Answers, length: int, part: int | set[int] | None) -> list[Sample]:
         """Return the samples of a gain: the spans of a range (or several, or all), less those that were never read."""
