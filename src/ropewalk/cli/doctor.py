@@ -63,15 +63,19 @@ def doctor(
         check_writable(json_file)
     if report is not None:
         check_folder(report)
+    status = 0
+    kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
     try:
         with sharing_windows(settings.together):
-            found = prepare(model, settings).measure()
+            found = prepare(model, settings, kept=kept).measure()
     except RunInterrupted as stop:
         sys.stderr.write(
             f"\nStopped: {stop.kept} {stop.kind} are kept, {stop.due} are due. "
             "To resume, rerun the command with --resume.\n"
         )
-        raise typer.Exit(130) from None
+        if stop.diagnosis is None:
+            raise typer.Exit(130) from None
+        found, status = stop.diagnosis, 130
     if not current().is_first:
         return
     command = command_line(context, leave_out=("json_file", "report", "resume", "state"))
@@ -82,6 +86,8 @@ def doctor(
     print_diagnosis(console, found, model=model, trained_length=settings.trained_length, record=json_file or written)
     if page is not None:
         console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+    if status:
+        raise typer.Exit(status)
 
 
 def print_diagnosis(
@@ -107,47 +113,49 @@ def print_diagnosis(
 
 
 def print_verdict(console: Console, found: Diagnosis) -> None:
-    """Print the verdict's first sentence, its reasons, and the lengths."""
+    """Print the verdict's first sentence, its reasons, and what could not be measured."""
     from rich.text import Text
 
-    from ropewalk.diagnosis.rules import used_in_words
-    from ropewalk.report.write import reaches
-
-    verdict, protocol = found.verdict, found.measurement.protocol
+    verdict = found.verdict
     line = Text(f"{found.name}: ", style="bold")
     line.append(verdict.headline, style=_COLORS[verdict.action])
     console.print(line.append(f" {' '.join(verdict.reasons)}" if verdict.reasons else "", style="not bold"))
     for said in (*(() if found.reading is None else (found.reading.sentence,)), *found.left_out):
         console.print(Text(said))
-    used = "" if found.use is None else used_in_words(found.use, verdict.method or "plain")
-    used = "" if used in ("no", "open") else used
-    facts = reaches(verdict.to_json(), protocol.trained_length, protocol.target, used)
-    console.print(Text(", ".join(f"{what}: {length}" for what, length in facts).capitalize() + "."))
+    if verdict.beside is not None:
+        console.print(Text(f"Beside it: {verdict.beside.sentence} {verdict.beside.call}".rstrip()))
 
 
 def print_table(console: Console, found: Diagnosis) -> None:
-    """Print every method's losses and differences."""
+    """Print every method's losses, differences, and how far it copies."""
     from rich.text import Text
 
     from ropewalk.cli.tables import stacked
-    from ropewalk.diagnosis.rules import standing_rows
+    from ropewalk.diagnosis.document import standing_rows
 
-    protocol = found.measurement.protocol
-    heads, rows = standing_rows(found.measurement, found.use)
+    measurement, protocol = found.measurement, found.measurement.protocol
+    heads, rows = standing_rows(found)
     best = next((label for label in rows if label.split(" ")[0] == found.verdict.method), None)
     title = f"Loss within and beyond {protocol.trained_length:,} tokens, nats per token"
     console.print(Text(f"\n{title}", style="bold"))
     for table in stacked(console, None, [(head, "bold") for head in heads], rows, best):
         console.print(table)
-    several = f"{protocol.total_windows} windows" if protocol.total_windows > 1 else "One window"
+    several = f"{measurement.windows} windows" if measurement.windows > 1 else "One window"
     texts = ", ".join(protocol.texts)
-    plus_minus = " ±: 95 % intervals between windows." if protocol.total_windows > 1 else ""
+    said = f"{several} of {protocol.target:,} tokens of {texts}, seed {protocol.seed}. plain: the model as it is. "
+    said += f"crop: only the last {protocol.trained_length:,} tokens. ±: 98 % intervals."
+    if found.copies is not None and found.copies.can_copy:
+        said += " copies: how far back a passage that was read is repeated."
     choice = found.environment.get("dtype_choice")
     if choice is not None:
-        plus_minus += f" Computed in {found.environment['dtype']}: {choice}."
+        said += f" Computed in {found.environment['dtype']}: {choice}."
     if found.environment.get("library", "ropewalk") != "ropewalk":
-        plus_minus += f" Computed by {found.environment['library']}."
-    console.print(Text(f"{several} of {protocol.target:,} tokens of {texts}, seed {protocol.seed}.{plus_minus}\n"))
+        said += f" Computed by {found.environment['library']}."
+    console.print(Text(f"{said}\n"))
+    if found.copies is not None:
+        for sentence in found.copies.sentences():
+            console.print(Text(sentence))
+        console.print()
 
 
 def print_methods(console: Console, found: Diagnosis) -> None:
@@ -173,7 +181,8 @@ def print_next(console: Console, found: Diagnosis, command: str | None) -> None:
     """Print the next command, and the keys for config.json."""
     if command is not None:
         console.print("Next:", style="bold")
-        console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+        for line in command.splitlines():
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     if found.verdict.config is not None:
         line = f"or, in config.json: {json.dumps(found.verdict.config)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
