@@ -142,7 +142,7 @@ def _residual_variance(values: NDArray[np.float64], tokens: NDArray[np.float64])
     else:
         left = values - values.mean(axis=0)
         left = left - np.average(left, axis=1, weights=tokens)[:, None]
-    return float((left**2 * (tokens / tokens.mean())).sum()) / degrees
+    return float((left**2 * (tokens / tokens.mean())).sum() / degrees)
 
 
 def _unfit(rule: str, blocks: ArrayLike, weights: ArrayLike, texts: Sequence[int] | None) -> RopeError:
