@@ -5,12 +5,32 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from ropewalk.errors import RopeError
-from ropewalk.statistics import difference, mean_and_interval, over_windows, plus_minus, share_of_clusters, signed
+from ropewalk.statistics import (
+    LEAST_HALF_WIDTH,
+    LOOK_CONFIDENCE,
+    PRIOR_DEGREES,
+    PRIOR_WIDTH,
+    STUDENT_FROM,
+    TEXT_SHARE,
+    difference,
+    mean_and_interval,
+    moderated_interval,
+    over_windows,
+    plus_minus,
+    share_of_clusters,
+    signed,
+    t_quantile,
+)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +164,157 @@ def test_clusters_are_not_independent_answers() -> None:
     assert wide[1] >= np.quantile(  # by the definition of the bootstrap, drawn here anew
         [np.mean(np.random.default_rng(n).choice([1 / 24] * 19 + [1.0], 20)) for n in range(4000)], 0.95
     )
+
+
+def test_quantiles_at_other_confidences_are_the_printed_table() -> None:
+    """The two-sided 98 % column."""
+    assert [round(t_quantile(df, confidence=0.98), 3) for df in (1, 4, 19, 30)] == [31.821, 3.747, 2.539, 2.457]
+
+
+def _oracle(
+    blocks: NDArray[np.float64], weights: NDArray[np.float64], part: slice, texts: list[int], share: float
+) -> tuple[float, float]:
+    """Return the mean and half-width, by least squares with one row for each block instead of closed formulas."""
+    windows, count = blocks.shape
+    rows = [(window, block) for window in range(windows) for block in range(count)]
+    design = np.zeros((len(rows), windows + count))
+    for row, (window, block) in enumerate(rows):
+        design[row, window] = 1
+        if windows > 1:
+            design[row, windows + block] = 1
+        else:
+            design[row, windows] = weights[:block].sum() + weights[block] / 2
+    root = np.sqrt(np.array([weights[block] for _, block in rows]) / weights.mean())
+    fit, _, rank, _ = np.linalg.lstsq(design * root[:, None], blocks.ravel() * root, rcond=None)
+    variance = float((((blocks.ravel() - design @ fit) * root) ** 2).sum()) / (len(rows) - int(rank))
+    variance *= weights.mean() / weights[part].sum()
+    means = [float(row[part] @ weights[part] / weights[part].sum()) for row in blocks]
+    names = sorted(set(texts))
+    units, shrink = len(blocks) * share, 1.0
+    if len(names) > 1:
+        shrink = TEXT_SHARE + (1 - TEXT_SHARE) * float(np.mean([1 / max(1, share * texts.count(n)) for n in names]))
+        means = [float(np.mean([m for m, t in zip(means, texts, strict=True) if t == n])) for n in names]
+        units = len(names)
+    prior = 0.0 if units >= STUDENT_FROM else PRIOR_DEGREES
+    degrees = prior + units - 1
+    between = float(np.var(means)) * units
+    moderated = (prior * PRIOR_WIDTH**2 * shrink * variance + between) / degrees
+    half = t_quantile(degrees, confidence=LOOK_CONFIDENCE) * math.sqrt(moderated / units)
+    return float(np.mean(means)), max(half, LEAST_HALF_WIDTH)
+
+
+@st.composite
+def _regions(draw: st.DrawFn) -> tuple[NDArray[np.float64], NDArray[np.float64], slice, list[int]]:
+    """Draw blocks, weights, a part, and each window's text."""
+    windows, count = draw(st.integers(1, 20)), draw(st.integers(4, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    first = draw(st.integers(0, count - 1))
+    weights = np.full(count, 64.0)
+    weights[0], weights[-1] = 63, draw(st.integers(1, 64))
+    texts = [draw(st.integers(0, draw(st.sampled_from([0, 1, 5, 30])))) for _ in range(windows)]
+    blocks = rng.normal(size=(windows, count)) + rng.normal(size=(windows, 1)) + rng.normal(size=count)
+    return blocks, weights, slice(first, draw(st.integers(first + 1, count))), texts
+
+
+@settings(max_examples=60, deadline=None)
+@given(_regions(), st.floats(0, 1))
+def test_moderated_interval_is_the_one_by_least_squares(
+    region: tuple[NDArray[np.float64], NDArray[np.float64], slice, list[int]], place: float
+) -> None:
+    """For any number of windows, texts and blocks, uneven weights, a part of the blocks and overlapping windows."""
+    blocks, weights, part, texts = region
+    share = 1 / len(blocks) + place * (1 - 1 / len(blocks))
+    mean, (low, high) = moderated_interval(blocks, weights=weights, part=part, texts=texts, share=share)
+    assert (mean, high - mean, mean - low) == pytest.approx(
+        [(found := _oracle(blocks, weights, part, texts, share))[0], found[1], found[1]], rel=1e-7, abs=1e-9
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(_regions(), st.floats(1, 50), st.booleans(), st.floats(-5, 5), st.randoms())
+def test_moderated_interval_follows_scale_and_shift_and_not_the_order_of_windows(
+    region: tuple[NDArray[np.float64], NDArray[np.float64], slice, list[int]],
+    scale: float,
+    flipped: bool,
+    shift: float,
+    random: Random,
+) -> None:
+    """Other units and a constant difference change the ends likewise; the windows' order and texts' names do not."""
+    blocks, weights, part, texts = region
+    factor = -scale if flipped else scale
+    _, ends = moderated_interval(10 * blocks, weights=weights, part=part, texts=texts)
+    order = random.sample(range(len(blocks)), len(blocks))
+    moved = 10 * factor * blocks[order] + shift
+    names = [7 - texts[window] for window in order]
+    _, found = moderated_interval(moved, weights=weights, part=part, texts=names)
+    assert found == pytest.approx(sorted(factor * end + shift for end in ends), rel=1e-9, abs=1e-8)
+
+
+@pytest.mark.parametrize("windows", [1, 2, 4, STUDENT_FROM])
+@pytest.mark.parametrize("share_of_windows", [0.0, 0.75])
+def test_moderated_interval_holds_the_mean_of_normal_blocks(windows: int, share_of_windows: float) -> None:
+    """At 95 % at least 93 % of 1,000 draws, also if three quarters of a window's variance is common to its blocks.
+
+    With common variance, intervals half as wide hold fewer.
+    """
+    rng, count = np.random.default_rng(11), 8
+    effect = math.sqrt(share_of_windows / (1 - share_of_windows) / count)
+    held, half_held = 0, 0
+    for _ in range(1000):
+        blocks = rng.normal(size=(windows, count)) + effect * rng.normal(size=(windows, 1))
+        mean, (low, high) = moderated_interval(blocks, weights=np.ones(count), confidence=0.95)
+        held += low <= 0 <= high
+        half_held += abs(mean) <= (high - low) / 4
+    assert held >= 930
+    assert half_held < 930 or not share_of_windows
+
+
+def test_texts_that_differ_widen_the_interval() -> None:
+    """Four windows of two texts that differ by 1: judged by windows or by texts."""
+    blocks = np.random.default_rng(0).normal(size=(4, 8)) / 100 + np.array([[0.0], [0.0], [1.0], [1.0]])
+    _, (low, high) = moderated_interval(blocks, weights=np.ones(8))
+    _, (wide_low, wide_high) = moderated_interval(blocks, weights=np.ones(8), texts=[4, 4, 9, 9])
+    assert wide_high - wide_low > 1.2 * (high - low)
+
+
+def test_overlapping_windows_widen_the_interval() -> None:
+    """The effective number of windows replaces their number."""
+    blocks = np.random.default_rng(0).normal(size=(4, 8))
+    _, (low, high) = moderated_interval(blocks, weights=np.ones(8))
+    _, (wide_low, wide_high) = moderated_interval(blocks, weights=np.ones(8), share=0.5)
+    assert wide_high - wide_low > 1.2 * (high - low)
+
+
+def test_the_least_half_width() -> None:
+    """Blocks that are all equal show nothing of how much others would differ."""
+    assert moderated_interval(np.ones((3, 8)), weights=np.ones(8)) == (1.0, (0.995, 1.005))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "options", "message"),
+    [
+        (np.zeros((1, 3)), {}, "too few blocks"),
+        (np.zeros((2, 2)), {}, "too few blocks"),
+        (np.zeros((2, 8)), {"weights": np.ones(7)}, "one weight for each block"),
+        (np.zeros((2, 8)), {"weights": np.zeros(8)}, "positive weights"),
+        (np.zeros((2, 8)), {"texts": [0]}, "one text for each window"),
+        (np.zeros((2, 8)), {"part": slice(8, 9)}, "at least one block"),
+        (np.full((2, 8), np.nan), {}, "finite"),
+        (np.zeros((2, 8)), {"share": 0.4}, "share"),
+    ],
+)
+def test_moderated_interval_refuses_what_it_cannot_compute(
+    blocks: NDArray[np.float64], options: dict[str, Any], message: str
+) -> None:
+    """Too few blocks, and arguments that do not fit."""
+    with pytest.raises(RopeError, match=message):
+        moderated_interval(blocks, **{"weights": np.ones(blocks.shape[1]), **options})
+
+
+def test_student_s_t_needs_no_blocks() -> None:
+    """From STUDENT_FROM windows on, one block is enough, and the interval is scipy's."""
+    stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(3).normal(size=STUDENT_FROM)
+    _, ends = moderated_interval(values[:, None], weights=[64])
+    expected = stats.t.interval(LOOK_CONFIDENCE, STUDENT_FROM - 1, loc=values.mean(), scale=stats.sem(values))
+    assert ends == pytest.approx(expected, rel=1e-12)

@@ -19,9 +19,10 @@ FOUR_OF_FIVE = 0.8416  # the normal distribution's 80 % quantile
 LOOKS = (1, 2, 4, 8, 16)  # windows after which a run may stop
 # Chosen by benchmarks/coverage.py, see docs/evidence/coverage.md.
 LOOK_CONFIDENCE = 0.98  # of the intervals at each look
-PRIOR_WIDTH = 2.0  # a window's mean varies at most about so many times as much as with independent blocks
-PRIOR_DEGREES = 4.0  # degrees of freedom of that prior
-STUDENT_FROM = 8  # units from which Student's t needs no prior
+PRIOR_WIDTH = 2.0  # the prior deviation of a window's mean, over that of independent blocks
+PRIOR_DEGREES = 4.0  # degrees of freedom of the prior
+TEXT_SHARE = 0.5  # the part of the prior variance that is between texts: more windows of a text do not reduce it
+STUDENT_FROM = 16  # windows, or texts, from which Student's t is used without a prior
 LEAST_HALF_WIDTH = 0.005  # nats per token
 LEAST_BLOCKS = 4
 Interval = tuple[float, float] | None
@@ -106,14 +107,16 @@ def moderated_interval(
             cure="Pass the number of disjoint windows that the text has, divided by the number of windows.",
         )
     means = np.average(values[:, slice(None) if part is None else part], axis=1, weights=chosen)
-    several = bool(numbers.any())
-    if several:
-        means = np.bincount(numbers, means) / np.bincount(numbers)
-    units = len(means) if several else share * len(means)
+    units, shrink = share * len(means), 1.0
+    if numbers.any():
+        counts = np.bincount(numbers)
+        means = np.bincount(numbers, means) / counts
+        units = float(len(means))
+        shrink = TEXT_SHARE + (1 - TEXT_SHARE) * float((1 / np.maximum(1, share * counts)).mean())
     mean = float(means.mean())
-    squares, degrees = float(((means - mean) ** 2).sum()) * (units / len(means)), units - 1
+    squares, degrees = float(((means - mean) ** 2).sum()) * units / len(means), units - 1
     if units < STUDENT_FROM:
-        prior = PRIOR_WIDTH**2 * _residual_variance(values, tokens) * float(tokens.mean() / chosen.sum())
+        prior = PRIOR_WIDTH**2 * shrink * _residual_variance(values, tokens) * float(tokens.mean() / chosen.sum())
         squares, degrees = squares + PRIOR_DEGREES * prior, degrees + PRIOR_DEGREES
     half = t_quantile(degrees, confidence=confidence) * math.sqrt(squares / degrees / units)
     half = max(half, LEAST_HALF_WIDTH)
@@ -139,7 +142,7 @@ def _residual_variance(values: NDArray[np.float64], tokens: NDArray[np.float64])
     else:
         left = values - values.mean(axis=0)
         left = left - np.average(left, axis=1, weights=tokens)[:, None]
-    return float((left**2 * (tokens / tokens.mean())).sum()) / degrees
+    return float((left**2 * (tokens / tokens.mean())).sum() / degrees)
 
 
 def _unfit(rule: str, blocks: ArrayLike, weights: ArrayLike, texts: Sequence[int] | None) -> RopeError:
