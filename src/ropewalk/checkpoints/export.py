@@ -83,13 +83,14 @@ def refuse_inexpressible(method: str) -> None:
         )
 
 
-def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> HubRope:
+def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, length: int | None = None) -> HubRope:
     """Return the block and length that express these ropes.
 
     **Arguments:**
     - `ropes`: each layer's rope with the method applied, None for a layer without.
     - `method`: its name, or a name for given factors. `as-is` keeps the stated length, an unscaled rope the trained
       length, others get `reach.target`.
+    - `length`: stated instead of `reach.target`; the frequencies stay those of the target.
 
     A rule that transformers has no name for, with frequencies that do not depend on the length, becomes a `longrope`
     block with two equal lists: one divisor per pair.
@@ -112,12 +113,13 @@ def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach) -> H
             cure="Choose a method that gives every layer the same rope; or pass --native, for ropewalk only.",
         )
     rope = distinct[0]
-    length = _stated_length(rope, method, reach)
+    stated = _stated_length(rope, method, reach)
+    stated = stated if length is None or stated != reach.target else length
     lengths = compared_lengths(reach)
     for block in _candidates(rope, reach):
-        read = read_block(block, rope, length)
+        read = read_block(block, rope, stated)
         if read is not None and same_rope(read, rope, lengths):
-            return _with_extras(block, read, length)
+            return _with_extras(block, read, stated)
     raise RopeError(
         f"extend: `{method}` cannot be exported: {_reason(rope)}.",
         facts={"rope": rope, "nearest that can be": _nearest(rope)},

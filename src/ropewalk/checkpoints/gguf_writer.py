@@ -34,6 +34,8 @@ _FILE_TYPES: Mapping[Quantization, int] = {"f32": 0, "f16": 1, "q8_0": 7}  # lla
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "ministral": "llama"} | {
     name: name for name in PERMUTED if name != "llama"
 }
+WRITTEN = tuple(sorted(set(_ARCHITECTURES.values())))
+"""The architectures of llama.cpp that files are written for."""
 _NOPE_STEP = 4  # every fourth layer of SmolLM3 has no rotation; llama.cpp's smollm3 has no key for it
 _CHUNK = 1 << 24  # numbers in one conversion: 64 MiB of float32
 _OURS = {ours: name for name, ours in (OUTER | INNER).items()}

@@ -36,6 +36,14 @@ def serve_config(
             rich_help_panel=METHOD,
         ),
     ] = None,
+    length: Annotated[
+        int | None,
+        TOKENS,
+        typer.Option(
+            help="Context of the engine, if it is less than the target [default: that of --from, else the target].",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
     trained_length: Annotated[
         int | None,
         TOKENS,
@@ -64,7 +72,14 @@ def serve_config(
             cure="Leave out one of them.",
         )
     served = configure(
-        model, engine, method=method, target=target, factor=factor, trained_length=trained_length, records=records or ()
+        model,
+        engine,
+        method=method,
+        target=target,
+        factor=factor,
+        length=length,
+        trained_length=trained_length,
+        records=records or (),
     )
     console = Console(highlight=False)
 
@@ -73,9 +88,11 @@ def serve_config(
 
     if served.file is not None:
         name, content = served.file
-        show(f"# {name}\n{content}")
+        show(f"cat > {name} <<'END'\n{content}END")
     for step in served.steps:
         show(step)
+    if served.note is not None:
+        show(f"\n{served.note}")
     if served.costs:
         show("")
     for cost in served.costs:

@@ -5,10 +5,16 @@ Nothing here was concluded by analogy. "run" was run by us; everything else is f
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.errors import RopeError
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers")
+"""The engines that a config or a .gguf file tells what to do."""
+RUNNERS = (*ENGINES, "python")
+"""What runs a model: an engine, or a Python program, which can also apply methods in attention (`rw.attach`)."""
 READS_GGUF = ("llama.cpp", "ollama")
 """The engines that load a .gguf file; the others load a Hugging Face folder."""
 CONVERTER = "llama.cpp's converter"
@@ -35,7 +41,7 @@ class Caveat:
     - `rules`: only for these `rope_type`s; empty: all. `keys`: only for blocks with one of these keys.
     - `scaled`: only with an extension. `composite`: only for configs with a language model under `text_config`.
     - `several`: only if layer types have blocks of their own. `windows`: only if layers with a window share a block
-      with others.
+      with others. `shortened`: only if `max_position_embeddings` is less than the length of the block.
     """
 
     engines: tuple[str, ...]
@@ -48,6 +54,7 @@ class Caveat:
     composite: bool = False
     several: bool = False
     windows: bool = False
+    shortened: bool = False
 
     @property
     def of_the_block(self) -> bool:
@@ -265,6 +272,15 @@ CAVEATS: tuple[Caveat, ...] = (
     ),
     Caveat(
         engines=("transformers",),
+        text="Version 4 takes YaRN's factor from max_position_embeddings / original_max_position_embeddings, which is "
+        "a smaller factor here. Use version 5, or set max_position_embeddings to the factor times the original length.",
+        versions="4.56",
+        source="transformers' modeling_rope_utils.py (`_compute_yarn_parameters`)",
+        rules=("yarn",),
+        shortened=True,
+    ),
+    Caveat(
+        engines=("transformers",),
         text="With a cache, keys keep the base at which they were rotated: long answers differ from one forward pass.",
         versions="all",
         source="huggingface/transformers#25104",
@@ -282,6 +298,7 @@ def caveats_of(
     composite: bool = False,
     several: bool = False,
     windows: bool = False,
+    shortened: bool = False,
 ) -> list[Caveat]:
     """Return the caveats of an engine for a rope with the keys `block` and the `rope_type` `rule`.
 
@@ -300,4 +317,101 @@ def caveats_of(
         and (composite or not one.composite)
         and (several or not one.several)
         and (windows or not one.windows)
+        and (shortened or not one.shortened)
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """A kind of `rope_parameters` block that engines do not apply as it was measured.
+
+    - `engines`: the engines. `reason`: a clause without a full stop. `source`: the file that shows it.
+    - `rules`: for these `rope_type`s; empty: all. `archs`: not for these architectures of llama.cpp.
+    - `several`: only if layer types have blocks of their own.
+    """
+
+    engines: tuple[str, ...]
+    reason: str
+    source: str
+    rules: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    several: bool = False
+
+    def applies(self, engine: str | None, rules: Collection[str], arch: str | None, *, several: bool) -> bool:
+        """Return whether it concerns this engine and block; an architecture of None counts as one of `archs`."""
+        return (
+            engine in self.engines
+            and (not self.rules or any(rule in self.rules for rule in rules))
+            and not (self.archs and (arch is None or arch in self.archs))
+            and (several or not self.several)
+        )
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        engines=("vllm", "sglang"),
+        reason="it fixes one base when it starts, so that the method extends nothing",
+        source="vllm's dynamic_ntk_scaling_rope.py at 3cfbaf3, sglang's rotary_embedding.py at 00a66eb "
+        "(`DynamicNTKScalingRotaryEmbedding`)",
+        rules=("dynamic",),
+    ),
+    Limit(
+        engines=READS_GGUF,
+        reason="its frequencies follow the length, and a .gguf file contains fixed ones",
+        source="src/ropewalk/checkpoints/gguf_keys.py",
+        rules=("dynamic",),
+    ),
+    Limit(
+        engines=("vllm", "sglang"),
+        reason="it applies proportional frequencies for Gemma 4, and was not checked for other models",
+        source="vllm's rotary_embedding/__init__.py at 07b12f1 (unknown there), sglang's rotary_embedding/factory.py "
+        "at 108c36c (`Gemma4RotaryEmbedding`)",
+        rules=("proportional",),
+    ),
+    Limit(
+        engines=READS_GGUF,
+        reason="one divisor for each pair works only in .gguf files of Llama's architecture",
+        source="llama.cpp's src/models/, src/ropewalk/checkpoints/gguf_keys.py",
+        rules=("llama3", "longrope", "proportional"),
+        archs=("llama",),
+    ),
+    Limit(
+        engines=READS_GGUF,
+        reason="ropewalk writes no .gguf file with several ropes",
+        source="src/ropewalk/checkpoints/gguf_keys.py",
+        several=True,
+    ),
+)
+
+
+def why_not(engine: str | None, method: str, block: Mapping[str, Any] | None, *, arch: str | None = None) -> str | None:
+    """Return why an engine cannot run a method as it was measured, in a few words; None if it can.
+
+    **Arguments:**
+    - `engine`: one of `RUNNERS`. None: any engine that reads a config or a .gguf file.
+    - `method`: its name. `plain`, `as-is` and `crop` run everywhere; for `crop` the client sends only the last tokens.
+    - `block`: the method's `rope_parameters`, or a block for each layer type; None if no config expresses it.
+    - `arch`: llama.cpp's architecture of the model. None: Llama's is assumed.
+
+    **Raises:** `RopeError` for an unknown engine or method.
+
+    >>> why_not("vllm", "yarn", {"rope_type": "yarn"}) is None
+    True
+    >>> why_not("ollama", "dca", None)
+    'it clips or regroups positions inside attention, which no config.json describes'
+    """
+    from ropewalk.methods import method_named  # imports torch, which this module's tables do not need
+
+    record = method_named(method)
+    if engine is not None and engine not in RUNNERS:
+        raise RopeError("engine: unknown.", facts={"engine": engine}, cure=f"Choose from {', '.join(RUNNERS)}.")
+    if engine == "python" or not record.extends:
+        return None
+    if record.config is None:
+        return record.not_in_config
+    if block is None:
+        return "no config.json expresses it for this model"
+    blocks = [block] if "rope_type" in block else list(block.values())
+    rules = {str(one["rope_type"]) for one in blocks}
+    several = "rope_type" not in block
+    return next((one.reason for one in LIMITS if one.applies(engine, rules, arch, several=several)), None)

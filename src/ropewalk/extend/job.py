@@ -16,7 +16,14 @@ import torch
 from ropewalk import ledger as ledgers
 from ropewalk.atomic_io import remove_folder, sha256, whole_folder, write_json
 from ropewalk.builtin.texts import read_text
-from ropewalk.checkpoints.export import COMPANIONS, HubRope, hub_rope, refuse_inexpressible
+from ropewalk.checkpoints.export import (
+    COMPANIONS,
+    HubRope,
+    compared_lengths,
+    hub_rope,
+    refuse_inexpressible,
+    same_rope,
+)
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.extend.measurement import (
@@ -42,6 +49,7 @@ from ropewalk.progress import Progress
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader, TunableReader
+from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.training.run_folder import RUN, RunFolder
 from ropewalk.training.settings import on_machine
 
@@ -96,6 +104,24 @@ def reach_of(reader: Reader, settings: OutputSettings) -> Reach:
     """
     trained = trained_length_of(reader, settings.trained_length)
     return Reach(trained, 4 * trained if settings.target is None else settings.target, settings.unscaled_tokens)
+
+
+def check_length(length: int | None, method: str, reach: Reach) -> None:
+    """Raise `RopeError` for a length to state that lies outside of the extension, or that nothing would read."""
+    if length is None:
+        return
+    if not METHODS[method].extends:
+        raise RopeError(
+            f"extend: `{method}` does not extend, and the length would be ignored.",
+            facts={"length": length},
+            cure="Leave it out.",
+        )
+    if not reach.trained < length <= reach.target:
+        raise RopeError(
+            "extend: the stated length lies between the trained length and the target.",
+            facts={"length": length, "trained length": reach.trained, "target": reach.target},
+            cure="Pass a length in between, or leave it out for the target.",
+        )
 
 
 _RUN, _LOSSES = "run", "losses"
@@ -283,6 +309,7 @@ def export(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
     native: bool = False,
+    length: int | None = None,
     more_files: Callable[[Exported], Mapping[str, str | bytes]] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Exported:
@@ -295,6 +322,7 @@ def export(
       copied. For a GGUF file, ropewalk's own folders and None they are written from the model.
     - `dtype`: of the weights; defaults to the model's own.
     - `native`: write ropewalk's own form, which expresses every method, but which only `ropewalk.load` opens.
+    - `length`: tokens, stated instead of the target; the frequencies are those of the target.
     - `more_files`: called with the result; returns more files of the folder by name: README.md, extend.json, ...
     - `shard_bytes`: the largest weight file; beyond it there are several, and an index.
 
@@ -312,18 +340,20 @@ def export(
     torch.bfloat16
     """
     place = check_out(out, source=source, overwrite=overwrite)
-    hub = None if native else hub_of(reader, method, reach)
+    hub = None if native else hub_of(reader, method, reach, length)
     chosen = reader.dtype if dtype is None else dtype
     names = {str(path.name) for path in place.iterdir()} if place.is_dir() else set()
     with whole_folder(place, frozenset(names) if overwrite else frozenset()) as staging:
         written = (reader if hub is None else reader.under(_positions_of(reader.positions, hub))).write_checkpoint(
             staging,
             rope_fields=None if native else {} if hub is None else hub.fields(),
-            length=reach.target if hub is None else hub.max_position_embeddings,
+            length=(length or reach.target) if hub is None else hub.max_position_embeddings,
             dtype=chosen,
             source=None if source is None or native else find(source),
             shard_bytes=shard_bytes,
         )
+        if hub is None and not native and length is not None:  # transformers wrote it
+            written = _stating(written, length, reach)
         exported = Exported(folder=place, config=written, rope=hub, dtype=chosen)
         for name, content in (more_files(exported) if more_files is not None else {}).items():
             (staging / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -331,7 +361,25 @@ def export(
     return exported
 
 
-def hub_of(reader: Reader, method: str, reach: Reach) -> HubRope | None:
+def _stating(config: Mapping[str, Any], length: int, reach: Reach) -> dict[str, Any]:
+    """Return a config that states `length` in the place of the target; raise `RopeError` if that changes its ropes."""
+    inner = config.get("text_config", config)
+    if inner.get("max_position_embeddings") != reach.target:
+        return dict(config)
+    shorter = {**inner, "max_position_embeddings": length}
+    after = ropes_of_layer_types(shorter)
+    for label, rope in ropes_of_layer_types(inner).items():
+        other = after.get(label)
+        if rope != other and not (rope and other and same_rope(other, rope, compared_lengths(reach))):
+            raise RopeError(
+                "extend: this family takes its frequencies from the stated length, so it must be the target.",
+                facts={"length": length, "target": reach.target},
+                cure="Leave the length out, and give the model at most that many tokens.",
+            )
+    return {**config, "text_config": shorter} if "text_config" in config else shorter
+
+
+def hub_of(reader: Reader, method: str, reach: Reach, length: int | None = None) -> HubRope | None:
     """Return `hub_rope` of a model without an extension in attention; None for a model that writes its own block.
 
     Raises `RopeError` if there is no block.
@@ -347,7 +395,7 @@ def hub_of(reader: Reader, method: str, reach: Reach) -> HubRope | None:
             facts={"extension": extension},
             cure="Export a method that acts on frequencies; or set `native`, for a folder that only ropewalk loads.",
         )
-    return hub_rope(reader.positions.ropes, method, reach)
+    return hub_rope(reader.positions.ropes, method, reach, length=length)
 
 
 def _positions_of(positions: Positions, hub: HubRope) -> Positions:
@@ -373,6 +421,7 @@ class ExtendJob:
     """One extension. The constructor makes every check.
 
     - `source`: the model. `adapted`: the model under its method. Both are in float32 if they are measured or tuned.
+    - `length`: tokens to state in the config, or None: the target.
     - `out`: the folder to write. `work`: the folder of unfinished work.
     """
 
@@ -382,11 +431,13 @@ class ExtendJob:
         out: str | os.PathLike[str],
         settings: MethodSettings,
         *,
+        length: int | None = None,
         overwrite: bool = False,
         restart: bool = False,
         progress: Progress | None = None,
         draw: Draw | None = None,
     ) -> None:
+        self.length = length
         self.settings, self.overwrite, self.restart = settings, overwrite, restart
         self.progress, self.draw = progress, draw
         self.works = settings.tunes or settings.measures
@@ -406,9 +457,10 @@ class ExtendJob:
         if settings.tunes:
             self.source.reader.trained_count("norms", rank=1)  # raises for a kind of model that cannot be tuned
         self.reach = reach_of(self.source.reader, settings)
+        check_length(length, settings.method, self.reach)
         self.adapted = self._under_method()
         if not settings.native:
-            hub_of(self.adapted, settings.method, self.reach)  # raises before the work, not after it
+            hub_of(self.adapted, settings.method, self.reach, length)  # raises before the work, not after it
         self.held_out: HeldOutText | None = None
         self.variants: list[Variant] = []
         self.tuning: dict[str, Any] | None = None
@@ -494,6 +546,7 @@ class ExtendJob:
             dtype=self.source.stored if settings.dtype is None else dtype_named(settings.dtype),
             overwrite=self.overwrite,
             native=settings.native,
+            length=self.length,
             more_files=more_files,
         )
         return Extended(exported=exported, record=records[0])

@@ -17,7 +17,18 @@ from ropewalk.checkpoints.gguf_writer import architecture_of, copy_gguf, write_g
 from ropewalk.checkpoints.load import builds
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
-from ropewalk.extend.job import Draw, Exported, Extended, ExtendJob, Model, SourceModel, hub_of, reach_of, tuning_record
+from ropewalk.extend.job import (
+    Draw,
+    Exported,
+    Extended,
+    ExtendJob,
+    Model,
+    SourceModel,
+    check_length,
+    hub_of,
+    reach_of,
+    tuning_record,
+)
 from ropewalk.extend.measurement import record as record_of
 from ropewalk.extend.settings import ApplySettings, TrainingSettings, TuneSettings
 from ropewalk.extend.tunable import decoder_of, outline_of_gguf
@@ -30,7 +41,7 @@ from ropewalk.readers.reader import TunableReader
 from ropewalk.report.record import read_record, understood
 from ropewalk.training.settings import Housekeeping, Report
 
-CHOSEN = ("method", "target", "trained_length", "unscaled_tokens")
+CHOSEN = ("method", "target", "length", "trained_length", "unscaled_tokens")
 """The settings that a record contains."""
 _INSTEAD = {
     "keep": "Keep the model unchanged: nothing has to be written.",
@@ -43,7 +54,8 @@ _INSTEAD = {
 class Choice:
     """The recommendation of a doctor's record.
 
-    - `settings`: the method, the target, the trained length and the number of unscaled first tokens.
+    - `settings`: the method, the target, the length to state, the trained length and the number of unscaled first
+      tokens.
     - `model`: its name. `digest`: of the model in `dtype`.
     """
 
@@ -83,9 +95,10 @@ class Choice:
             return cls(
                 settings={
                     "method": verdict["method"],
-                    "target": document["target"],
-                    "trained_length": document["trained_length"],
-                    "unscaled_tokens": protocol.get("unscaled_tokens", 0),
+                    "target": int(document["target"]),
+                    "length": stated_length(document),
+                    "trained_length": int(document["trained_length"]),
+                    "unscaled_tokens": int(protocol.get("unscaled_tokens", 0)),
                 },
                 model=str(document["model"]),
                 digest=str(environment["model_digest"]),
@@ -112,6 +125,12 @@ class Choice:
                 facts={"model": f"{name}, digest {digest}", "record": f"{self.model}, digest {self.digest}"},
                 cure="Pass the model that the doctor measured, or measure this one.",
             )
+
+
+def stated_length(document: Mapping[str, Any]) -> int | None:
+    """Return the length that a record's verdict extends to; None: the target, as in records of earlier versions."""
+    length = document["verdict"].get("length")
+    return None if length is None or int(length) == int(document["target"]) else int(length)
 
 
 def refuse_beside_a_record(given: Mapping[str, Any]) -> None:
@@ -166,7 +185,16 @@ def apply(
             facts={"out": str(out), "quantization": chosen.quantization},
             cure="Pass --out MODEL.gguf, or --dtype for a folder.",
         )
-    job = ExtendJob(model, out, chosen, overwrite=overwrite, restart=restart, progress=progress, draw=draw)
+    job = ExtendJob(
+        model,
+        out,
+        chosen,
+        length=chosen.length,
+        overwrite=overwrite,
+        restart=restart,
+        progress=progress,
+        draw=draw,
+    )
     if choice is not None:
         choice.check_model(job.source.reader, job.source.name)
     if not chosen.measures:
@@ -234,9 +262,10 @@ def apply_gguf(
     if choice is not None:
         choice.check_model(source.reader, source.name)
     reach = reach_of(source.reader, settings)
+    check_length(settings.length, settings.method, reach)
     adapted = source.reader.under(METHODS[settings.method].positions(source.reader.positions, reach))
     decoder = decoder_of(adapted)
-    hub = hub_of(adapted, settings.method, reach)
+    hub = hub_of(adapted, settings.method, reach, settings.length)
     if original is not None:
         file = GGUFFile(original)
         arch = str(file.metadata["general.architecture"])

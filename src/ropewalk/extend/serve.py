@@ -12,13 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
+from ropewalk.checkpoints.decoder_config import NATIVE
 from ropewalk.checkpoints.export import HubRope, hub_rope
 from ropewalk.checkpoints.gguf import read_gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_writer import WRITTEN, architecture_of
+from ropewalk.checkpoints.load import read_config
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
-from ropewalk.extend.engines import ENGINES, MULTIPLIES_LENGTH, NOT_MULTIPLIED, READS_GGUF, Caveat, caveats_of
-from ropewalk.extend.job import GIVEN
+from ropewalk.extend.engines import (
+    ENGINES,
+    MULTIPLIES_LENGTH,
+    NOT_MULTIPLIED,
+    READS_GGUF,
+    RUNNERS,
+    Caveat,
+    caveats_of,
+    why_not,
+)
+from ropewalk.extend.job import GIVEN, check_length
+from ropewalk.extend.runs import stated_length
 from ropewalk.families import FAMILIES, family_name
 from ropewalk.methods import (
     ConfigForm,
@@ -75,6 +88,7 @@ class ServeConfig:
     - `length`: tokens of its context. `block`: the `rope_parameters` that it must apply, or a block for each layer type
       of a model with several ropes.
     - `steps`: shell commands, in order. `file`: a file to write first (its name and its content), or None.
+    - `note`: what the client has to do, or None.
     - `caveats`: what the engine is known to ignore. `costs`: from the doctor's records.
     """
 
@@ -85,6 +99,7 @@ class ServeConfig:
     block: Mapping[str, Any]
     steps: tuple[str, ...]
     file: tuple[str, str] | None
+    note: str | None
     caveats: tuple[Caveat, ...]
     costs: tuple[Cost, ...]
 
@@ -93,7 +108,7 @@ class ServeConfig:
         caveats = [{name: getattr(one, name) for name in ("text", "versions", "source")} for one in self.caveats]
         file = None if self.file is None else {"name": self.file[0], "content": self.file[1]}
         costs = [{**dataclasses.asdict(cost), "sentence": cost.sentence} for cost in self.costs]
-        own = {name: getattr(self, name) for name in ("engine", "model", "method", "length", "block", "steps")}
+        own = {name: getattr(self, name) for name in ("engine", "model", "method", "length", "block", "steps", "note")}
         return {"kind": "serve-config", **own, "file": file, "caveats": caveats, "costs": costs}
 
 
@@ -104,6 +119,7 @@ def serve_config(
     method: str | None = None,
     target: int | None = None,
     factor: float | None = None,
+    length: int | None = None,
     trained_length: int | None = None,
     records: Sequence[str | os.PathLike[str] | Mapping[str, Any]] = (),
 ) -> ServeConfig:
@@ -114,11 +130,13 @@ def serve_config(
     - `engine`: one of `ropewalk.extend.engines.ENGINES`.
     - `method`: its name. None: that of the first record, or "as-is" without records.
     - `target`: tokens; None: `factor` times the trained length, the record's target, or four times the trained length.
+    - `length`: tokens of the engine's context, if less than the target; None: the length that the record's verdict
+      extends to, or the target.
     - `trained_length`: tokens, if the config does not contain it.
     - `records`: of `ropewalk doctor --json`; several, measured to several targets, give the cost by factor.
 
     **Returns:** a `ServeConfig`.
-    **Raises:** `RopeError` for a method that the engine cannot apply; the message contains the nearest that it can.
+    **Raises:** `RopeError` for a method that the engine cannot apply, with the reason, and for a malformed record.
 
     >>> serve_config("tiny", "ollama", method="yarn", target=1024).file
     ('Modelfile', 'FROM ./longer.gguf\\nPARAMETER num_ctx 1024\\n')
@@ -128,51 +146,165 @@ def serve_config(
             "serve-config: unknown engine.", facts={"engine": engine}, cure=f"Choose from {', '.join(ENGINES)}."
         )
     documents = [dict(one) if isinstance(one, Mapping) else read_record(Path(one)) for one in records]
-    if documents and method is None:
-        method = _recommended(documents[0])
+    if documents:
+        with understood(documents[0]):
+            method = method or _recommended(documents[0])
+            if target is None and factor is None:
+                target = int(documents[0]["target"]) if method_named(method).extends else None
+                own = (documents[0].get("verdict") or {}).get("method")
+                length = stated_length(documents[0]) if length is None and own == method else length
+    chosen = method or "as-is"
+    extends = method_named(chosen).extends
     source = _Served.open(model, trained_length)
     if target is None and factor is not None:
         target = math.ceil(source.trained * factor)
-    elif target is None and documents:
-        target = int(documents[0]["target"])
-    chosen = method or "as-is"
-    if not method_named(chosen).extends and target is not None:
+    if not extends and target is not None:
         raise RopeError(
             f"serve-config: `{chosen}` does not extend, and the target would be ignored.",
             facts={"method": chosen, "target": target},
             cure="Name a method: --method yarn; or leave --target out.",
         )
-    if method_named(chosen).extends and is_unsettled(source.rope):
+    if extends and is_unsettled(source.rope):
         raise RopeError(
             "serve-config: it is unknown whether this model was trained with the scaling in its config.",
             facts={"scaling": source.rope.scaling, "method": chosen},
             cure="Pass --trained-length TOKENS; or leave --method out to serve it unchanged.",
         )
-    if source.branches and method_named(chosen).extends:
+    if source.branches and extends:
         raise RopeError(
             "serve-config: this model's blocks belong to branches of its layers; how engines apply them is unknown.",
             facts={"model": source.name, "blocks": sorted(source.ropes)},
             cure="Write a folder: ropewalk extend apply MODEL --method ... --out DIR; transformers loads it.",
         )
-    trained = source.trained
-    reach = Reach(trained, trained if not method_named(chosen).extends else target or 4 * trained)
-    hub, blocks = source.under(chosen, reach)
-    length = hub.max_position_embeddings
-    steps, file = _steps(engine, source, hub, blocks, chosen, reach)
+    trained, crops = source.trained, method_named(chosen).crops
+    reach = Reach(trained, trained if not extends else target or 4 * trained)
+    check_length(length, chosen, reach)
+    if extends and method_named(chosen).config is None:
+        _refuse(engine, chosen, None, source)
+    applied = "plain" if crops else chosen
+    hub, blocks = source.under(applied, reach, length)
+    block = hub.parameters if blocks is None else blocks
+    if extends:
+        _refuse(engine, chosen, block, source)
+    changed = extends or (applied == "plain" and source.is_scaled)
+    context = (length or reach.target) if extends else hub.max_position_embeddings
+    plan = _Plan(engine, source, applied, reach, hub, blocks, context, changed, trained_length)
+    steps, file = plan.steps()
     rule = str(hub.parameters["rope_type"])
-    scaled = method_named(chosen).extends or rule != "default"
-    kind = {"composite": source.composite, "several": blocks is not None, "windows": source.windows_share}
+    kind = {
+        "composite": source.composite,
+        "several": blocks is not None,
+        "windows": source.windows_share,
+        "shortened": context < reach.target,
+    }
     return ServeConfig(
         engine=engine,
         model=str(model),
         method=chosen,
-        length=length,
-        block=hub.parameters if blocks is None else blocks,
+        length=context,
+        block=block,
         steps=steps,
         file=file,
-        caveats=tuple(caveats_of(engine, hub.parameters, rule, scaled=scaled, **kind)),
+        note=f"Send only the last {context:,} tokens of a longer text: the client crops it." if crops else None,
+        caveats=tuple(caveats_of(engine, hub.parameters, rule, scaled=extends or rule != "default", **kind)),
         costs=tuple(cost for document in documents if (cost := cost_of(document, chosen)) is not None),
     )
+
+
+def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: _Served) -> None:
+    """Raise `RopeError` if the engine cannot run the method as it was measured."""
+    reason = why_not(engine, method, block, arch=source.gguf_arch)
+    if reason is None:
+        return
+    other = method_named(method).nearest if block is None else "ntk" if method == "dynamic" else "yarn"
+    facts: dict[str, object] = {"engine": engine, "method": method, "nearest that it runs": other}
+    cure = f"Pass --method {other}; or run it in Python: rw.attach(model, {method!r}, target=...)."
+    if block is not None and "rope_type" not in block:
+        facts, cure = {"model": source.name, "layer types": sorted(block)}, _CONVERT
+    raise RopeError(f"serve-config: {engine} does not run `{method}`: {reason}.", facts=facts, cure=cure)
+
+
+_CONVERT = (
+    "Write a folder (ropewalk extend apply), convert it by llama.cpp's convert_hf_to_gguf.py, and check the server "
+    "(ropewalk verify)."
+)
+
+
+def setting_command(
+    engine: str | None,
+    model: str | os.PathLike[str],
+    method: str,
+    *,
+    target: int,
+    trained_length: int | None = None,
+    record: str | os.PathLike[str] | None = None,
+    length: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> str:
+    """Return what sets a method: one line for a shell, or lines of Python.
+
+    **Arguments:**
+    - `engine`: one of `RUNNERS`. None: a folder or file is written, for any engine.
+    - `model`: as a command names it. `method`: its name. `target`: tokens.
+    - `trained_length`: tokens, if they had to be given.
+    - `record`: the doctor's file, which contains method and lengths, or None.
+    - `length`: tokens to state, if less than the target.
+    - `out`: what to write; None: a name of the model and the length in the current folder.
+
+    **Raises:** `RopeError` for an unknown engine.
+
+    >>> setting_command(None, "tiny", "yarn", target=1024)
+    'ropewalk extend apply tiny --method yarn --target 1024 --out tiny-1024'
+    >>> setting_command("vllm", "tiny", "yarn", target=1024, length=768)
+    'ropewalk serve-config tiny --engine vllm --method yarn --target 1024 --length 768'
+    >>> print(setting_command("python", "owner/name", "dca", target=8192))
+    import ropewalk as rw
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained('owner/name')
+    rw.attach(model, 'dca', target=8192)
+    """
+    if engine is not None and engine not in RUNNERS:
+        raise RopeError("engine: unknown.", facts={"engine": engine}, cure=f"Choose from {', '.join(RUNNERS)}.")
+    place = Path(model)
+    name = str(place.absolute()) if place.exists() else str(model)
+    extends = method_named(method).extends
+    if engine == "python":
+        return _python(name, method, target if extends else None, trained_length)
+    chosen = ["--method", method, *(["--target", str(target)] if extends else [])]
+    chosen += ["--length", str(length)] if extends and length is not None and length != target else []
+    chosen += [] if trained_length is None else ["--trained-length", str(trained_length)]
+    chosen = chosen if record is None else ["--from", str(Path(record).absolute())]
+    if engine in (None, "transformers") and not method_named(method).crops:
+        is_file = place.suffix == ".gguf" and engine is None and method != "dynamic"
+        stem = place.absolute().name.removesuffix(".gguf")
+        stated = (length or target) if extends else method
+        written = f"{stem}-{stated}{'.gguf' if is_file else ''}" if out is None else str(out)
+        return shlex.join(["ropewalk", "extend", "apply", name, *chosen, "--out", written])
+    return shlex.join(["ropewalk", "serve-config", name, "--engine", engine or "transformers", *chosen])
+
+
+def _python(model: str, method: str, target: int | None, trained_length: int | None) -> str:
+    """Return the lines of Python that load a model under a method; they end with `model` under it."""
+    found = None if is_hub_name(model) and not Path(model).exists() else find(model)
+    native = found is not None and (found.is_file() or read_json(found / "config.json").get("model_type") == NATIVE)
+    imports, applied = ["import ropewalk as rw"], target is not None or method == "plain"
+    if native:
+        load = f"model = rw.load({model!r})"
+        use = []
+        if applied:
+            trained = trained_length or _Served.open(model, None).trained
+            reach = f"Reach({trained}, {target or trained})"
+            imports += ["from ropewalk.methods import METHODS, Reach"]
+            use = [
+                f"changed = METHODS[{method!r}].positions(model.config.positions, {reach})",
+                "model = model.with_positions(rope=changed.ropes, extension=changed.extensions)",
+            ]
+        return "\n".join([*imports, load, *use])
+    load = f"model = AutoModelForCausalLM.from_pretrained({str(found or model)!r})"
+    settings = [] if target is None else [f"target={target}"]
+    settings += [] if trained_length is None else [f"trained_length={trained_length}"]
+    call = f"rw.attach({', '.join(['model', repr(method), *settings])})"
+    return "\n".join([*imports, "from transformers import AutoModelForCausalLM", load, *([call] if applied else [])])
 
 
 def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
@@ -195,6 +327,8 @@ def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
                 break
             pays = int(start)
         target = int(document["target"])
+        if not all(map(math.isfinite, (within, *(interval or ())))):
+            raise ValueError("a loss is not finite")
         return Cost(method=method, factor=target / trained, target=target, within=within, within_interval=interval,
                     pays_from=pays)  # fmt: skip
 
@@ -205,9 +339,11 @@ class _Served:
 
     - `rope`: the one that reaches furthest. `ropes`: by layer type, if the config has a block for each; else empty.
     - `windows`: tokens that layers of each type see, None for all. `arch`: of a .gguf file; None for a folder.
+    - `given`: the model as it was passed. `name`: as an engine names it. `path`: where it was found.
     - `branches`: whether blocks are named for branches of a layer, not for layer types (DeepSeek-V4).
     """
 
+    given: str
     name: str
     rope: RopeConfig
     ropes: Mapping[str, RopeConfig]
@@ -215,6 +351,7 @@ class _Served:
     trained: int
     arch: str | None
     composite: bool
+    path: Path
     model_type: str
     branches: bool
 
@@ -225,7 +362,7 @@ class _Served:
         windows: dict[str | None, int | None] = {}
         nested = False
         if path.is_file() and path.suffix != ".json":
-            ropes = {None: next(rope for rope in read_gguf_config(path).ropes if rope is not None)}
+            ropes = {None: main_rope(read_gguf_config(path).ropes)}
             arch = str(GGUFFile(path).metadata["general.architecture"])
         else:
             content = read_json(path if path.is_file() else path / "config.json")
@@ -238,7 +375,12 @@ class _Served:
         if trained_length is not None:
             ropes = {label: None if rope is None else _settled(rope, trained_length) for label, rope in ropes.items()}
         rope = main_rope(tuple(ropes.values()))
-        assert rope is not None, "a config without a rope was refused"
+        if rope is None:
+            raise RopeError(
+                "serve-config: this model rotates nothing, so there is no rope to set.",
+                facts={"model": str(model)},
+                cure="Start the engine with the model as it is.",
+            )
         named = Path(model).exists() or is_hub_name(str(model))
         trained = trained_length or rope.trained_length
         if trained is None:
@@ -250,6 +392,7 @@ class _Served:
         family = FAMILIES.get(family_name(model_type) or "")
         of_types = {str(label): one for label, one in ropes.items() if one is not None} if nested else {}
         return cls(
+            given=str(model),
             name=str(model) if named else str(path),
             rope=rope,
             ropes=of_types,
@@ -257,6 +400,7 @@ class _Served:
             trained=trained,
             arch=arch,
             composite=composite,
+            path=path,
             model_type=model_type,
             branches=family is not None and bool(family.block_of),
         )
@@ -266,19 +410,35 @@ class _Served:
         """Return whether layers with a short window share a block with others, so that an engine scales them too."""
         return not self.ropes and any(window is not None and window <= self.trained for window in self.windows.values())
 
-    def under(self, method: str, reach: Reach) -> tuple[HubRope, dict[str, Any] | None]:
+    @property
+    def is_scaled(self) -> bool:
+        """Return whether any layer's rope has a scaling that it was not trained with."""
+        return any(rope.as_trained() != rope for rope in (self.rope, *self.ropes.values()))
+
+    @property
+    def gguf_arch(self) -> str | None:
+        """Return llama.cpp's architecture of this model; None if ropewalk cannot write a file of it."""
+        if self.arch is not None:
+            return self.arch
+        try:
+            return architecture_of(read_config(self.path))
+        except RopeError:
+            return None
+
+    def under(self, method: str, reach: Reach, length: int | None = None) -> tuple[HubRope, dict[str, Any] | None]:
         """Return the furthest-reaching rope under a method, and the block of each layer type, or None."""
         if not self.ropes:
-            return hub_rope((method_named(method).rope(self.rope, reach),), method, reach), None
+            rope = method_named(method).rope(self.rope, reach)
+            return hub_rope((rope,), method, reach, length=length), None
         labels, ropes = tuple(self.ropes), tuple(self.ropes.values())
         own = Positions(ropes, (None,) * len(labels), tuple(self.windows.get(label) for label in labels))
         extended = method_named(method).positions(own, reach).ropes
-        main = hub_rope((main_rope(extended),), method, reach)
+        main = hub_rope((main_rope(extended),), method, reach, length=length)
         blocks = rope_parameters(
             ConfigForm(names=labels, ropes=self.ropes),
             ropes,
             extended,
-            lambda rope: hub_rope((rope,), method, reach).parameters,
+            lambda rope: hub_rope((rope,), method, reach, length=length).parameters,
         )
         return main, blocks
 
@@ -301,91 +461,122 @@ def _recommended(document: Mapping[str, Any]) -> str:
     return str(verdict["method"])
 
 
-def _steps(
-    engine: str, source: _Served, hub: HubRope, blocks: dict[str, Any] | None, method: str, reach: Reach
-) -> tuple[tuple[str, ...], tuple[str, str] | None]:
-    """Return the commands, and the file that one of them uses."""
-    changed, length = method != "as-is", hub.max_position_embeddings
-    model = shlex.quote(source.name)
-    if engine not in READS_GGUF and source.arch is not None:
-        raise RopeError(
-            f"serve-config: {engine} takes a Hugging Face folder, and this is a .gguf file.",
-            facts={"model": source.name},
-            cure="Pass the folder; or write one: ropewalk extend apply FILE.gguf --out DIR.",
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What an engine is to serve.
+
+    - `hub`, `blocks`: the rope under `method`, and its blocks by layer type. `length`: tokens of the context.
+    - `changed`: whether the rope differs from the checkpoint's own. `trained_length`: if it was given.
+    """
+
+    engine: str
+    source: _Served
+    method: str
+    reach: Reach
+    hub: HubRope
+    blocks: dict[str, Any] | None
+    length: int
+    changed: bool
+    trained_length: int | None
+
+    def steps(self) -> tuple[tuple[str, ...], tuple[str, str] | None]:
+        """Return the commands, and the file that one of them uses."""
+        source, length = self.source, self.length
+        model = shlex.quote(source.name)
+        if self.engine in READS_GGUF:
+            return self._of_file()
+        if source.arch is not None:
+            raise RopeError(
+                f"serve-config: {self.engine} takes a Hugging Face folder, and this is a .gguf file.",
+                facts={"model": source.name},
+                cure="Pass the folder; or write one: ropewalk extend apply FILE.gguf --out DIR.",
+            )
+        if self.engine == "vllm":
+            flag = f" --hf-overrides {_quoted(self._override('rope_parameters'))}" if self.changed else ""
+            return (f"vllm serve {model} --max-model-len {length}{flag}",), None
+        if self.engine == "sglang" and self.changed and source.composite:
+            return (self._apply("longer"), f"{_SGLANG} longer --context-length {length}"), None
+        if self.engine == "sglang":
+            key = "rope_scaling" if self.blocks is None else "rope_parameters"
+            flag = f" --json-model-override-args {_quoted(self._override(key))}" if self.changed else ""
+            return (f"{_SGLANG} {model} --context-length {length}{flag}",), None
+        return (), ("serve.py", self._script())
+
+    def _of_file(self) -> tuple[tuple[str, ...], tuple[str, str] | None]:
+        """Return the commands of an engine that reads a .gguf file."""
+        source, length = self.source, self.length
+        flags = self._llama_flags()
+        if flags is not None:
+            return (f"llama-server -m {shlex.quote(source.name)} --ctx-size {length}{flags}",), None
+        writes = self.changed or source.arch is None
+        if writes and self.blocks is not None:
+            raise RopeError(
+                f"serve-config: {self.engine} takes a .gguf file, and ropewalk writes none with several ropes.",
+                facts={"model": source.name, "layer types": sorted(self.blocks)},
+                cure=_CONVERT,
+            )
+        if writes and source.gguf_arch not in WRITTEN:
+            raise RopeError(
+                f"serve-config: {self.engine} takes a .gguf file, and ropewalk writes none of this architecture.",
+                facts={"model": source.name, "architecture": source.arch or source.model_type, "written": WRITTEN},
+                cure=_CONVERT,
+            )
+        file = LONGER if writes else source.name
+        steps = (self._apply(LONGER),) if writes else ()
+        if self.engine == "llama.cpp":
+            return (*steps, f"llama-server -m {shlex.quote(file)} --ctx-size {length}"), None
+        place = file if file.startswith(("/", ".")) else f"./{file}"
+        lines = f"FROM {place}\nPARAMETER num_ctx {length}\n"
+        return (*steps, "ollama create longer -f Modelfile"), ("Modelfile", lines)
+
+    def _apply(self, out: str) -> str:
+        """Return the command that writes the model."""
+        chosen = ["--method", self.method]
+        if self.reach.extends:
+            chosen = ["--target", str(self.reach.target), *chosen]
+            chosen += ["--length", str(self.length)] if self.length != self.reach.target else []
+        chosen += [] if self.trained_length is None else ["--trained-length", str(self.trained_length)]
+        return shlex.join(["ropewalk", "extend", "apply", self.source.given, *chosen, "--out", out])
+
+    def _override(self, key: str) -> dict[str, Any]:
+        """Return the keys that override the config: the whole block with theta, since it replaces the config's own."""
+        block, source = self.hub.parameters, self.source
+        keys: dict[str, Any] = {key: dict(block) if self.blocks is None else self.blocks}
+        if block["rope_type"] not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type:
+            keys["max_position_embeddings"] = self.hub.max_position_embeddings
+        return {"text_config": keys} if source.composite else keys
+
+    def _script(self) -> str:
+        """Return a script for transformers that changes the config before it builds the model."""
+        name = repr(self.source.name)
+        if not self.changed:
+            return (
+                "from transformers import AutoModelForCausalLM\n\n"
+                f"model = AutoModelForCausalLM.from_pretrained({name})\n"
+            )
+        config = "config.get_text_config()" if self.source.composite else "config"
+        return (
+            "from transformers import AutoConfig, AutoModelForCausalLM\n\n"
+            f"config = AutoConfig.from_pretrained({name})\n"
+            f"{config}.rope_parameters = {dict(self.hub.parameters) if self.blocks is None else self.blocks!r}\n"
+            f"{config}.max_position_embeddings = {self.hub.max_position_embeddings}\n"
+            f"model = AutoModelForCausalLM.from_pretrained({name}, config=config)\n"
         )
-    if engine in READS_GGUF and blocks is not None and source.arch is None:
-        raise RopeError(
-            f"serve-config: {engine} takes a .gguf file, and ropewalk writes none with several ropes.",
-            facts={"model": source.name, "layer types": sorted(blocks)},
-            cure="Write a folder (ropewalk extend apply), convert it by llama.cpp's convert_hf_to_gguf.py, and check "
-            "the server (ropewalk verify).",
-        )
-    if engine == "vllm":
-        overrides = f" --hf-overrides {_quoted(_override(source, hub, blocks, 'rope_parameters'))}" if changed else ""
-        return (f"vllm serve {model} --max-model-len {length}{overrides}",), None
-    if engine == "sglang":
-        if changed and source.composite:
-            folder = (_apply(model, method, reach, "longer"), f"{_SGLANG} longer --context-length {length}")
-            return folder, None
-        key = "rope_scaling" if blocks is None else "rope_parameters"
-        overrides = f" --json-model-override-args {_quoted(_override(source, hub, blocks, key))}" if changed else ""
-        return (f"{_SGLANG} {model} --context-length {length}{overrides}",), None
-    if engine == "transformers":
-        return (), ("serve.py", _script(source, hub, blocks) if changed else _PLAIN_SCRIPT.format(model=source.name))
-    flags = _llama_flags(source, hub) if changed and engine == "llama.cpp" and source.arch is not None else None
-    if flags is not None:
-        return (f"llama-server -m {model} --ctx-size {length}{flags}",), None
-    writes = changed or source.arch is None
-    file = LONGER if writes else source.name
-    steps = (_apply(model, method, reach, LONGER),) if writes else ()
-    if engine == "llama.cpp":
-        return (*steps, f"llama-server -m {shlex.quote(file)} --ctx-size {length}"), None
-    place = file if file.startswith(("/", ".")) else f"./{file}"
-    lines = f"FROM {place}\nPARAMETER num_ctx {length}\n"
-    return (*steps, "ollama create longer -f Modelfile"), ("Modelfile", lines)
+
+    def _llama_flags(self) -> str | None:
+        """Return llama-server's YaRN flags for a file without scaling; None if only keys can express the rope."""
+        block = self.hub.parameters
+        plain = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
+        if not self.changed or self.engine != "llama.cpp" or self.source.arch is None:
+            return None
+        if self.source.rope.scaling is not None or block["rope_type"] != "yarn" or not block.keys() <= plain:
+            return None
+        original = block["original_max_position_embeddings"]
+        return f" --rope-scaling yarn --rope-scale {block['factor']:.10g} --yarn-orig-ctx {original}"
 
 
 _SGLANG = "python -m sglang.launch_server --model-path"
-_PLAIN_SCRIPT = """from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("{model}")
-"""
-
-
-def _apply(model: str, method: str, reach: Reach, out: str) -> str:
-    target = f" --target {reach.target}" if reach.extends else ""
-    return f"ropewalk extend apply {model}{target} --method {method} --out {out}"
-
-
-def _override(source: _Served, hub: HubRope, blocks: dict[str, Any] | None, key: str) -> dict[str, Any]:
-    """Return the keys that override the config: the whole block with theta, since it replaces the config's own."""
-    keys: dict[str, Any] = {key: dict(hub.parameters) if blocks is None else blocks}
-    if hub.parameters["rope_type"] not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type:
-        keys["max_position_embeddings"] = hub.max_position_embeddings
-    return {"text_config": keys} if source.composite else keys
 
 
 def _quoted(content: Any) -> str:
     return shlex.quote(json.dumps(content))
-
-
-def _script(source: _Served, hub: HubRope, blocks: dict[str, Any] | None) -> str:
-    """Return a script for transformers that changes the config before it builds the model."""
-    config = "config.get_text_config()" if source.composite else "config"
-    return (
-        "from transformers import AutoConfig, AutoModelForCausalLM\n\n"
-        f'config = AutoConfig.from_pretrained("{source.name}")\n'
-        f"{config}.rope_parameters = {dict(hub.parameters) if blocks is None else blocks!r}\n"
-        f"{config}.max_position_embeddings = {hub.max_position_embeddings}\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{source.name}", config=config)\n'
-    )
-
-
-def _llama_flags(source: _Served, hub: HubRope) -> str | None:
-    """Return llama-server's YaRN flags for a file without scaling; None if only keys can express the rope."""
-    block = hub.parameters
-    plain = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
-    if source.rope.scaling is not None or block["rope_type"] != "yarn" or not block.keys() <= plain:
-        return None
-    original = block["original_max_position_embeddings"]
-    return f" --rope-scaling yarn --rope-scale {block['factor']:.10g} --yarn-orig-ctx {original}"

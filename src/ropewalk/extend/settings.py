@@ -146,12 +146,19 @@ class ApplySettings(MethodSettings):
     """Settings of `extend.apply`: one method, with unchanged weights.
 
     - `measure` None: only if there is a `validation` text.
+    - `length` None: the target. A smaller one is stated as the model's length, with the frequencies of the target.
     - `quantization` None: "f16", or that of a .gguf source.
 
     >>> ApplySettings(method="ntk", target=32768).measures
     False
     """
 
+    length: int | None = setting(
+        "Length to state in the config, if it is less than the target [default: the target].",
+        default=None,
+        unit="tokens",
+        group=METHOD,
+    )
     quantization: Literal["f32", "f16", "q8_0"] | None = setting(
         "Form of the matrices in a .gguf file [default: f16; blocks of a .gguf source are copied].",
         default=None,
