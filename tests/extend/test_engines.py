@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from ropewalk.attachment import attachment_of
 from ropewalk.builtin import texts
 from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
 from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.extend import ApplySettings, apply
 from ropewalk.extend.engines import ENGINES, LIMITS, READS_GGUF, RUNNERS, why_not
-from ropewalk.extend.serve import _Served, serve_config, setting_command
+from ropewalk.extend.serve import _Served, architecture, serve_config, setting_command
 from ropewalk.methods import METHODS, Reach
 from tests.extend.material import TARGET, TRAINED, checkpoint, checkpoint_with_merges
+from tests.readers.gguf_files import write_foreign
+from tests.readers.random_models import folder_of, random_model
 
 TINY, LONG, SHORTER = 256, 1024, 768
 IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
@@ -148,6 +151,27 @@ def test_a_file(
     assert '"llama.context_length": 48' in runs(command, capsys)
 
 
+def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder is written and converted, if the converter applies the rule; a file of such a family gets flags."""
+    source = folder_of("granite", tmp_path / "source")
+    steps = serve_config(source, "llama.cpp", method="yarn", target=128, length=96).steps
+    assert [shlex.split(step)[0] for step in steps] == ["ropewalk", "python", "llama-server"]
+    assert steps[0].endswith("--length 96 --out longer")
+    assert steps[1] == "python convert_hf_to_gguf.py longer --outfile longer.gguf"
+    assert why_not("llama.cpp", "resonance", {"rope_type": "longrope"}, arch=architecture(source)) is not None
+    with pytest.raises(RopeError, match="Llama's architecture"):
+        serve_config(source, "llama.cpp", method="resonance", target=128)
+    file = write_foreign(random_model("starcoder2"), tmp_path / "foreign.gguf")
+    assert architecture(file) == "starcoder2"
+    assert len(serve_config(file, "llama.cpp", method="yarn", target=128).steps) == 1
+    with pytest.raises(RopeError, match="writes none of this architecture"):
+        serve_config(file, "ollama", method="yarn", target=128)
+    assert not setting_command(None, file, "yarn", target=128).endswith(".gguf")
+    scope: dict[str, Any] = {}
+    exec(compile(setting_command("python", file, "dca", target=128), "lines", "exec"), scope)
+    assert attachment_of(scope["model"]) is not None
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_python(method: str) -> None:
     """The lines are run as they stand, and attach the method."""
@@ -156,8 +180,6 @@ def test_python(method: str) -> None:
     exec(compile(lines, "lines", "exec"), scope)
     assert lines.startswith("import ropewalk as rw\n")
     assert (f"target={LONG}" in lines) == METHODS[method].extends
-    from ropewalk.attachment import attachment_of
-
     handle = attachment_of(scope["model"])
     if METHODS[method].extends:
         assert handle is not None
@@ -201,6 +223,10 @@ def test_the_length_of_a_record(
     sources = " ".join(one.source for one in serve_config("tiny", "transformers", method="yarn", length=700).caveats)
     assert "modeling_rope_utils" in sources
     assert serve_config("tiny", "vllm", records=[doctor_record()]).length == LONG  # of an earlier version
+    shorter = serve_config("tiny", "ollama", records=[doctor_record() | {"trained_length": 128}])
+    assert shorter.block["factor"] == 8.0
+    assert "--trained-length 128" in shorter.steps[0]
+    assert "--trained-length" not in serve_config("tiny", "ollama", records=[doctor_record()]).steps[0]
     assert serve_config("tiny", "vllm", method="pi", records=[doctor_record(length=SHORTER)]).length == LONG
 
 
