@@ -118,7 +118,7 @@ def check_length(length: int | None, method: str, reach: Reach) -> None:
         )
     if not reach.trained < length <= reach.target:
         raise RopeError(
-            "extend: the stated length lies between the trained length and the target.",
+            "extend: the length must be above the trained length and at most the target.",
             facts={"length": length, "trained length": reach.trained, "target": reach.target},
             cure="Pass a length in between, or leave it out for the target.",
         )

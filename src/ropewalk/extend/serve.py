@@ -353,7 +353,11 @@ def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
             pays = int(start)
         target = int(document["target"])
         if not all(map(math.isfinite, (within, *(interval or ())))):
-            raise ValueError("a loss is not finite")
+            raise RopeError(
+                "serve-config: the record contains a loss that is not finite.",
+                facts={"method": method},
+                cure="Measure again: ropewalk doctor MODEL --json FILE.",
+            )
         return Cost(method=method, factor=target / trained, target=target, within=within, within_interval=interval,
                     pays_from=pays)  # fmt: skip
 
