@@ -196,7 +196,7 @@ def test_a_command_has_few_options(command: str) -> None:
     ("command", "options"),
     [
         ("inspect", "target trained-length"),
-        ("extend apply", "target trained-length"),
+        ("extend apply", "target trained-length length"),
         ("extend tune", "target trained-length tokens-per-step window"),
         ("train", "seq-len"),
         ("classify train", "max-length"),

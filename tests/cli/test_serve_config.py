@@ -30,9 +30,9 @@ def test_commands_caveats_and_json(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_file_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ollama's Modelfile."""
+    """Ollama's Modelfile, as a command that writes it."""
     assert run("tiny", "--engine", "ollama", "--method", "yarn", "--target", "1k") == 0
-    assert "# Modelfile\nFROM ./longer.gguf\nPARAMETER num_ctx 1024\n" in capsys.readouterr().out
+    assert "cat > Modelfile <<'END'\nFROM ./longer.gguf\nPARAMETER num_ctx 1024\nEND\n" in capsys.readouterr().out
 
 
 def test_a_record_says_from_where_on_it_pays(capsys: pytest.CaptureFixture[str]) -> None:

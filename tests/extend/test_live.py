@@ -43,11 +43,16 @@ def own_losses(folder: Path) -> Any:
         ("phi3", "ntk"),
     ],
 )
-def test_a_written_folder_computes_the_same(family: str, method: str, tmp_path: Path) -> None:
-    """Loaded by transformers alone: partial rotation, blocks by layer type; with the tokenizer beside it."""
+@pytest.mark.parametrize("length", [None, 96])
+def test_a_written_folder_computes_the_same(family: str, method: str, length: int | None, tmp_path: Path) -> None:
+    """Loaded by transformers alone: partial rotation, blocks by layer type; with the tokenizer beside it.
+
+    A shorter length is stated, and the frequencies stay those of the target.
+    """
     folder = folder_of(family, tmp_path / "source")
-    settings = extend.ApplySettings(method=method, target=128)
+    settings = extend.ApplySettings(method=method, target=128, length=length)
     done = extend.apply(folder, tmp_path / "out", settings)
+    assert done.exported.config["max_position_embeddings"] == (length or 128)
     reader = open_reader(folder)
     under = reader.under(METHODS[method].positions(reader.positions, REACH))
     wanted = under.window_losses(IDS[0])

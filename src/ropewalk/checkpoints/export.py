@@ -83,9 +83,7 @@ def refuse_inexpressible(method: str) -> None:
         )
 
 
-def hub_rope(
-    ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, length: int | None = None
-) -> HubRope:
+def hub_rope(ropes: Sequence[RopeConfig | None], method: str, reach: Reach, *, length: int | None = None) -> HubRope:
     """Return the block and length that express these ropes.
 
     **Arguments:**

@@ -19,6 +19,8 @@ READS_GGUF = ("llama.cpp", "ollama")
 """The engines that load a .gguf file; the others load a Hugging Face folder."""
 CONVERTER = "llama.cpp's converter"
 """convert_hf_to_gguf.py, which makes a .gguf file of a Hugging Face folder. `caveats_of` takes it as an engine."""
+APPLIED_BY_CONVERTER = ("default", "linear", "yarn")
+"""The `rope_type`s that the converter writes for every family (conversion/base.py, `set_gguf_parameters`)."""
 READERS_OF_CONFIGS = {"vllm": "vLLM", CONVERTER: CONVERTER}
 """The engines, with their titles, that a model card describes next to transformers."""
 RULES_CHECKED = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -384,9 +386,7 @@ LIMITS: tuple[Limit, ...] = (
 )
 
 
-def why_not(
-    engine: str | None, method: str, block: Mapping[str, Any] | None, *, arch: str | None = None
-) -> str | None:
+def why_not(engine: str | None, method: str, block: Mapping[str, Any] | None, *, arch: str | None = None) -> str | None:
     """Return why an engine cannot run a method as it was measured, in a few words; None if it can.
 
     **Arguments:**

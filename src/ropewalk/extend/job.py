@@ -16,7 +16,14 @@ import torch
 from ropewalk import ledger as ledgers
 from ropewalk.atomic_io import remove_folder, sha256, whole_folder, write_json
 from ropewalk.builtin.texts import read_text
-from ropewalk.checkpoints.export import COMPANIONS, HubRope, hub_rope, refuse_inexpressible
+from ropewalk.checkpoints.export import (
+    COMPANIONS,
+    HubRope,
+    compared_lengths,
+    hub_rope,
+    refuse_inexpressible,
+    same_rope,
+)
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.extend.measurement import (
@@ -42,6 +49,7 @@ from ropewalk.progress import Progress
 from ropewalk.readers.adapters import open_reader, reader_of
 from ropewalk.readers.digest import environment_of
 from ropewalk.readers.reader import Reader, TunableReader
+from ropewalk.rope.config import ropes_of_layer_types
 from ropewalk.training.run_folder import RUN, RunFolder
 from ropewalk.training.settings import on_machine
 
@@ -110,7 +118,7 @@ def check_length(length: int | None, method: str, reach: Reach) -> None:
         )
     if not reach.trained < length <= reach.target:
         raise RopeError(
-            "extend: the stated length lies between the trained length and the target.",
+            "extend: the length must be above the trained length and at most the target.",
             facts={"length": length, "trained length": reach.trained, "target": reach.target},
             cure="Pass a length in between, or leave it out for the target.",
         )
@@ -354,12 +362,21 @@ def export(
 
 
 def _stating(config: Mapping[str, Any], length: int, reach: Reach) -> dict[str, Any]:
-    """Return a config with `length` where it states the target, at its top or under text_config."""
-    inner = config.get("text_config")
-    changed = dict(config) if inner is None else {**config, "text_config": _stating(inner, length, reach)}
-    if changed.get("max_position_embeddings") == reach.target:
-        changed["max_position_embeddings"] = length
-    return changed
+    """Return a config that states `length` in the place of the target; raise `RopeError` if that changes its ropes."""
+    inner = config.get("text_config", config)
+    if inner.get("max_position_embeddings") != reach.target:
+        return dict(config)
+    shorter = {**inner, "max_position_embeddings": length}
+    after = ropes_of_layer_types(shorter)
+    for label, rope in ropes_of_layer_types(inner).items():
+        other = after.get(label)
+        if rope != other and not (rope and other and same_rope(other, rope, compared_lengths(reach))):
+            raise RopeError(
+                "extend: this family takes its frequencies from the stated length, so it must be the target.",
+                facts={"length": length, "target": reach.target},
+                cure="Leave the length out, and give the model at most that many tokens.",
+            )
+    return {**config, "text_config": shorter} if "text_config" in config else shorter
 
 
 def hub_of(reader: Reader, method: str, reach: Reach, length: int | None = None) -> HubRope | None:

@@ -7,21 +7,22 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.export import HubRope, hub_rope
 from ropewalk.checkpoints.decoder_config import NATIVE
-from ropewalk.checkpoints.gguf import read_gguf_config
+from ropewalk.checkpoints.export import HubRope, hub_rope
+from ropewalk.checkpoints.gguf import foreign_config, read_gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_writer import WRITTEN, architecture_of
-from ropewalk.checkpoints.load import read_config
+from ropewalk.checkpoints.load import builds, read_config
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.extend.engines import (
+    APPLIED_BY_CONVERTER,
+    CONVERTER,
     ENGINES,
     MULTIPLIES_LENGTH,
     NOT_MULTIPLIED,
@@ -148,12 +149,13 @@ def serve_config(
         )
     documents = [dict(one) if isinstance(one, Mapping) else read_record(Path(one)) for one in records]
     if documents:
-        with _understood(documents[0]):
+        with understood(documents[0]):
             method = method or _recommended(documents[0])
             if target is None and factor is None:
                 target = int(documents[0]["target"]) if method_named(method).extends else None
                 own = (documents[0].get("verdict") or {}).get("method")
                 length = stated_length(documents[0]) if length is None and own == method else length
+                trained_length = int(documents[0]["trained_length"]) if trained_length is None else trained_length
     chosen = method or "as-is"
     extends = method_named(chosen).extends
     source = _Served.open(model, trained_length)
@@ -189,7 +191,8 @@ def serve_config(
         _refuse(engine, chosen, block, source)
     changed = extends or (applied == "plain" and source.is_scaled)
     context = (length or reach.target) if extends else hub.max_position_embeddings
-    plan = _Plan(engine, source, applied, reach, hub, blocks, context, changed, trained_length)
+    stated = None if trained_length == source.stated_length else trained_length
+    plan = _Plan(engine, source, applied, reach, hub, blocks, context, changed, stated)
     steps, file = plan.steps()
     rule = str(hub.parameters["rope_type"])
     kind = {
@@ -198,6 +201,9 @@ def serve_config(
         "windows": source.windows_share,
         "shortened": context < reach.target,
     }
+    caveats = caveats_of(engine, hub.parameters, rule, scaled=extends or rule != "default", **kind)
+    if any("convert_hf_to_gguf" in step for step in steps):
+        caveats += caveats_of(CONVERTER, hub.parameters, rule, scaled=extends, **kind)
     return ServeConfig(
         engine=engine,
         model=str(model),
@@ -207,19 +213,9 @@ def serve_config(
         steps=steps,
         file=file,
         note=f"Send only the last {context:,} tokens of a longer text: the client crops it." if crops else None,
-        caveats=tuple(caveats_of(engine, hub.parameters, rule, scaled=extends or rule != "default", **kind)),
+        caveats=tuple(caveats),
         costs=tuple(cost for document in documents if (cost := cost_of(document, chosen)) is not None),
     )
-
-
-@contextmanager
-def _understood(document: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `RopeError` instead of the errors that a malformed record causes, infinite numbers among them."""
-    with understood(document):
-        try:
-            yield
-        except ArithmeticError as error:
-            raise ValueError(str(error)) from error
 
 
 def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: _Served) -> None:
@@ -228,7 +224,7 @@ def _refuse(engine: str, method: str, block: Mapping[str, Any] | None, source: _
     if reason is None:
         return
     other = method_named(method).nearest if block is None else "ntk" if method == "dynamic" else "yarn"
-    facts = {"engine": engine, "method": method, "nearest that it runs": other}
+    facts: dict[str, object] = {"engine": engine, "method": method, "nearest that it runs": other}
     cure = f"Pass --method {other}; or run it in Python: rw.attach(model, {method!r}, target=...)."
     if block is not None and "rope_type" not in block:
         facts, cure = {"model": source.name, "layer types": sorted(block)}, _CONVERT
@@ -286,7 +282,10 @@ def setting_command(
     chosen += [] if trained_length is None else ["--trained-length", str(trained_length)]
     chosen = chosen if record is None else ["--from", str(Path(record).absolute())]
     if engine in (None, "transformers") and not method_named(method).crops:
-        is_file = place.suffix == ".gguf" and engine is None and method != "dynamic"
+        is_file = False
+        if engine is None and place.suffix == ".gguf" and place.is_file():
+            source = _Served.open(place, trained_length)
+            is_file = source.writes_file(method, Reach(source.trained, target if extends else source.trained))
         stem = place.absolute().name.removesuffix(".gguf")
         stated = (length or target) if extends else method
         written = f"{stem}-{stated}{'.gguf' if is_file else ''}" if out is None else str(out)
@@ -294,23 +293,39 @@ def setting_command(
     return shlex.join(["ropewalk", "serve-config", name, "--engine", engine or "transformers", *chosen])
 
 
+def architecture(model: str | os.PathLike[str]) -> str | None:
+    """Return llama.cpp's architecture of a model, for `why_not`; its family's name if ropewalk writes no such file.
+
+    >>> architecture("tiny")
+    'llama'
+    """
+    return _Served.open(model, None).gguf_arch
+
+
 def _python(model: str, method: str, target: int | None, trained_length: int | None) -> str:
     """Return the lines of Python that load a model under a method; they end with `model` under it."""
     found = None if is_hub_name(model) and not Path(model).exists() else find(model)
-    native = found is not None and (found.is_file() or read_json(found / "config.json").get("model_type") == NATIVE)
+    if found is not None and found.is_file():
+        native = builds(found)
+    else:
+        native = found is not None and read_json(found / "config.json").get("model_type") == NATIVE
     imports, applied = ["import ropewalk as rw"], target is not None or method == "plain"
     if native:
         load = f"model = rw.load({model!r})"
         use = []
         if applied:
             trained = trained_length or _Served.open(model, None).trained
+            reach = f"Reach({trained}, {target or trained})"
             imports += ["from ropewalk.methods import METHODS, Reach"]
             use = [
-                f"changed = METHODS[{method!r}].positions(model.config.positions, Reach({trained}, {target or trained}))",
+                f"changed = METHODS[{method!r}].positions(model.config.positions, {reach})",
                 "model = model.with_positions(rope=changed.ropes, extension=changed.extensions)",
             ]
         return "\n".join([*imports, load, *use])
-    load = f"model = AutoModelForCausalLM.from_pretrained({str(found or model)!r})"
+    place = repr(str(found or model))
+    if found is not None and found.is_file():
+        place = f"{str(found.parent)!r}, gguf_file={found.name!r}"
+    load = f"model = AutoModelForCausalLM.from_pretrained({place})"
     settings = [] if target is None else [f"target={target}"]
     settings += [] if trained_length is None else [f"trained_length={trained_length}"]
     call = f"rw.attach({', '.join(['model', repr(method), *settings])})"
@@ -319,7 +334,7 @@ def _python(model: str, method: str, target: int | None, trained_length: int | N
 
 def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
     """Return a method's cost from a doctor's record; None if the method was not measured."""
-    with _understood(document):
+    with understood(document):
         entry, plain = method_of(document, method), method_of(document, "plain")
         if entry is not None and entry.get("same_as"):
             entry = method_of(document, entry["same_as"])
@@ -338,7 +353,11 @@ def cost_of(document: Mapping[str, Any], method: str) -> Cost | None:
             pays = int(start)
         target = int(document["target"])
         if not all(map(math.isfinite, (within, *(interval or ())))):
-            raise ValueError("a loss is not finite")
+            raise RopeError(
+                "serve-config: the record contains a loss that is not finite.",
+                facts={"method": method},
+                cure="Measure again: ropewalk doctor MODEL --json FILE.",
+            )
         return Cost(method=method, factor=target / trained, target=target, within=within, within_interval=interval,
                     pays_from=pays)  # fmt: skip
 
@@ -348,6 +367,7 @@ class _Served:
     """A checkpoint's ropes, without its weights.
 
     - `rope`: the one that reaches furthest. `ropes`: by layer type, if the config has a block for each; else empty.
+    - `trained`: tokens. `stated_length`: what the checkpoint states as such, or None.
     - `windows`: tokens that layers of each type see, None for all. `arch`: of a .gguf file; None for a folder.
     - `given`: the model as it was passed. `name`: as an engine names it. `path`: where it was found.
     - `branches`: whether blocks are named for branches of a layer, not for layer types (DeepSeek-V4).
@@ -359,6 +379,7 @@ class _Served:
     ropes: Mapping[str, RopeConfig]
     windows: Mapping[str | None, int | None]
     trained: int
+    stated_length: int | None
     arch: str | None
     composite: bool
     path: Path
@@ -371,17 +392,24 @@ class _Served:
         ropes: dict[str | None, RopeConfig | None] = {}
         windows: dict[str | None, int | None] = {}
         nested = False
-        if path.is_file() and path.suffix != ".json":
+        is_gguf = path.is_file() and path.suffix != ".json"
+        if is_gguf:
+            arch = str(GGUFFile(path).metadata.get("general.architecture"))
+        if is_gguf and builds(path):
             ropes = {None: main_rope(read_gguf_config(path).ropes)}
-            arch = str(GGUFFile(path).metadata["general.architecture"])
         else:
-            content = read_json(path if path.is_file() else path / "config.json")
+            content = (
+                foreign_config(path).to_dict()
+                if is_gguf
+                else read_json(path if path.is_file() else path / "config.json")
+            )
             ropes, nested = ropes_by_block(content)
             text = content.get("text_config")
             composite = isinstance(text, Mapping)
             inner = {**content, **text} if isinstance(text, Mapping) else content
             model_type = str(content.get("model_type", ""))
             windows = {label: window_of_layer_type(inner, label) for label in inner.get("layer_types") or ropes}
+        own = main_rope(tuple(ropes.values()))
         if trained_length is not None:
             ropes = {label: None if rope is None else _settled(rope, trained_length) for label, rope in ropes.items()}
         rope = main_rope(tuple(ropes.values()))
@@ -408,6 +436,7 @@ class _Served:
             ropes=of_types,
             windows=windows,
             trained=trained,
+            stated_length=None if own is None or is_unsettled(own) else own.trained_length,
             arch=arch,
             composite=composite,
             path=path,
@@ -427,13 +456,22 @@ class _Served:
 
     @property
     def gguf_arch(self) -> str | None:
-        """Return llama.cpp's architecture of this model; None if ropewalk cannot write a file of it."""
+        """Return llama.cpp's architecture of this model; the family's own name if ropewalk writes no file of it."""
         if self.arch is not None:
             return self.arch
         try:
             return architecture_of(read_config(self.path))
         except RopeError:
-            return None
+            return f"{self.model_type} (not written)"
+
+    def writes_file(self, method: str, reach: Reach) -> bool:
+        """Return whether ropewalk writes a .gguf file of this model under a method."""
+        try:
+            hub, blocks = self.under(method, reach)
+        except RopeError:
+            return False
+        block = hub.parameters if blocks is None else blocks
+        return self.gguf_arch in WRITTEN and why_not("llama.cpp", method, block, arch=self.gguf_arch) is None
 
     def under(self, method: str, reach: Reach, length: int | None = None) -> tuple[HubRope, dict[str, Any] | None]:
         """Return the furthest-reaching rope under a method, and the block of each layer type, or None."""
@@ -476,7 +514,7 @@ class _Plan:
     """What an engine is to serve.
 
     - `hub`, `blocks`: the rope under `method`, and its blocks by layer type. `length`: tokens of the context.
-    - `changed`: whether the rope differs from the checkpoint's own. `trained_length`: if it was given.
+    - `changed`: whether the rope differs from the checkpoint's own. `trained_length`: if the checkpoint states another.
     """
 
     engine: str
@@ -525,14 +563,17 @@ class _Plan:
                 facts={"model": source.name, "layer types": sorted(self.blocks)},
                 cure=_CONVERT,
             )
-        if writes and source.gguf_arch not in WRITTEN:
+        converts = writes and source.gguf_arch not in WRITTEN
+        if converts and (source.arch is not None or self.hub.parameters["rope_type"] not in APPLIED_BY_CONVERTER):
             raise RopeError(
                 f"serve-config: {self.engine} takes a .gguf file, and ropewalk writes none of this architecture.",
                 facts={"model": source.name, "architecture": source.arch or source.model_type, "written": WRITTEN},
                 cure=_CONVERT,
             )
         file = LONGER if writes else source.name
-        steps = (self._apply(LONGER),) if writes else ()
+        steps: tuple[str, ...] = (self._apply(LONGER),) if writes else ()
+        if converts:
+            steps = (self._apply("longer"), f"python convert_hf_to_gguf.py longer --outfile {LONGER}")
         if self.engine == "llama.cpp":
             return (*steps, f"llama-server -m {shlex.quote(file)} --ctx-size {length}"), None
         place = file if file.startswith(("/", ".")) else f"./{file}"
@@ -577,7 +618,7 @@ class _Plan:
         """Return llama-server's YaRN flags for a file without scaling; None if only keys can express the rope."""
         block = self.hub.parameters
         plain = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
-        if not self.changed or self.engine != "llama.cpp" or self.source.arch is None:
+        if not self.changed or self.engine != "llama.cpp" or self.source.arch is None or self.blocks is not None:
             return None
         if self.source.rope.scaling is not None or block["rope_type"] != "yarn" or not block.keys() <= plain:
             return None

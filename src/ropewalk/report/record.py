@@ -197,7 +197,7 @@ def understood(document: Mapping[str, Any]) -> Iterator[None]:
     """Raise `RopeError` instead of the errors that reading a malformed document causes in the block."""
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, RopeError):
             raise
         raise RopeError(

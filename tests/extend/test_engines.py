@@ -1,0 +1,285 @@
+"""Which engine runs which method, and the command that sets it: every command is run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropewalk.attachment import attachment_of
+from ropewalk.builtin import texts
+from ropewalk.checkpoints.gguf_keys import WITH_DIVISORS
+from ropewalk.cli.app import main
+from ropewalk.errors import RopeError
+from ropewalk.extend import ApplySettings, apply
+from ropewalk.extend.engines import ENGINES, LIMITS, READS_GGUF, RUNNERS, why_not
+from ropewalk.extend.serve import _Served, architecture, serve_config, setting_command
+from ropewalk.methods import METHODS, Reach
+from tests.extend.material import TARGET, TRAINED, checkpoint, checkpoint_with_merges
+from tests.readers.gguf_files import write_foreign
+from tests.readers.random_models import folder_of, random_model
+
+TINY, LONG, SHORTER = 256, 1024, 768
+IN_ATTENTION = [name for name, method in METHODS.items() if method.in_attention]
+EXTENDS = [name for name, method in METHODS.items() if method.extends]
+
+
+def block_of(method: str, model: str | Path = "tiny") -> dict[str, Any] | None:
+    """The method's block, or its blocks by layer type; None if there is none."""
+    source = _Served.open(model, None)
+    try:
+        hub, blocks = source.under(method, Reach(source.trained, 4 * source.trained))
+    except RopeError:
+        return None
+    return hub.parameters if blocks is None else blocks
+
+
+BLOCKS = {name: block_of(name) for name in METHODS}
+"""Of `tiny`."""
+
+
+def runs(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The standard output of a command line, which must succeed."""
+    words = shlex.split(command)
+    assert words[0] == "ropewalk"
+    with pytest.raises(SystemExit) as ended:
+        main(words[1:])
+    shown = capsys.readouterr()
+    assert ended.value.code in (0, None), f"{command}: {shown.err}"
+    return shown.out
+
+
+@pytest.mark.parametrize("engine", [None, *RUNNERS])
+def test_reasons(engine: str | None) -> None:
+    """Each is a clause of several words; Python runs everything, and methods in attention run nowhere else."""
+    reasons = {name: why_not(engine, name, BLOCKS[name]) for name in METHODS}
+    for reason in filter(None, reasons.values()):
+        assert len(reason.split()) >= 4
+        assert reason == reason.strip()
+        assert not reason.endswith(".")
+    refused = {name for name, reason in reasons.items() if reason}
+    assert refused.isdisjoint({"plain", "as-is", "crop", "yarn", "pi", "ntk", "abf", "llama3", "resonance", "mrrope"})
+    if engine == "python":
+        assert not refused
+    else:
+        assert refused >= {*IN_ATTENTION, "cope"}
+    assert ("dynamic" in refused) == (engine in ("vllm", "sglang", *READS_GGUF))
+    assert ("p-rope" in refused) == (engine in ("vllm", "sglang"))
+
+
+def test_reasons_depend_on_the_architecture_and_on_layer_types() -> None:
+    """Divisors work in files of Llama's architecture only; a file has one rope."""
+    longrope = {"rope_type": "longrope"}
+    assert why_not("llama.cpp", "resonance", longrope, arch="llama") is None
+    assert "Llama" in str(why_not("llama.cpp", "resonance", longrope, arch="qwen2"))
+    assert why_not("llama.cpp", "yarn", {"rope_type": "yarn"}, arch="qwen2") is None
+    several = {"full_attention": {"rope_type": "yarn"}, "sliding_attention": {"rope_type": "default"}}
+    assert "several ropes" in str(why_not("ollama", "yarn", several))
+    assert why_not("transformers", "yarn", several) is None
+    assert why_not(None, "yarn", several) is None
+    assert "this model" in str(why_not(None, "yarn", None))
+    assert all(not limit.archs or limit.archs == WITH_DIVISORS for limit in LIMITS)
+    assert all(set(limit.engines) <= set(ENGINES) and ".py" in limit.source + "py" for limit in LIMITS)
+    with pytest.raises(RopeError, match="unknown"):
+        why_not("tgi", "yarn", None)
+    with pytest.raises(RopeError, match="unknown"):
+        setting_command("tgi", "tiny", "yarn", target=LONG)
+
+
+@pytest.mark.parametrize("engine", [None, *ENGINES])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_command_runs(
+    engine: str | None,
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On `tiny`: it exits with 0 and names the length; where the engine does not run the method, it is refused."""
+    monkeypatch.chdir(tmp_path)
+    command = setting_command(engine, "tiny", method, target=LONG, length=SHORTER)
+    if why_not(engine, method, BLOCKS[method]) is not None:
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(command)[1:])
+        assert ended.value.code == 2
+        assert "Traceback" not in capsys.readouterr().err
+        return
+    out = runs(command, capsys)
+    length = SHORTER if METHODS[method].extends else TINY
+    if command.split()[1] == "serve-config":
+        lengths = re.findall(r"(?:--max-model-len|--context-length|--ctx-size|num_ctx|the last) (\d+)", out)
+        assert set(lengths) == {str(length)} or engine in (None, "transformers")
+        assert (str(length) in out) or not METHODS[method].extends
+        for line in re.findall(r"^ropewalk .*$", out, re.MULTILINE):
+            assert str(length) in runs(line, capsys) or method == "as-is"
+    else:
+        folder = Path(shlex.split(command)[-1])
+        config = json.loads((folder / "config.json").read_text())
+        stated = config["max_position_embeddings"]
+        assert stated == (TINY if method == "dynamic" else length)  # its rule starts from the trained length
+        if METHODS[method].extends:
+            assert config["rope_parameters"] == json.loads(json.dumps(block_of(method))) | (
+                {key: config["rope_parameters"][key] for key in ("short_mscale", "long_mscale")}
+                if config["rope_parameters"]["rope_type"] == "longrope"
+                else {}
+            )
+
+
+@pytest.mark.parametrize("engine", READS_GGUF)
+@pytest.mark.parametrize("method", ["yarn", "pi", "resonance"])
+def test_a_file(
+    engine: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A random .gguf file in a folder with a space; without an engine a file is written too."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    source = checkpoint_with_merges(tmp_path / "source")
+    file = apply(source, folder / "small.gguf", ApplySettings(method="plain")).exported.folder
+    monkeypatch.chdir(tmp_path)
+    command = setting_command(engine, Path("a folder/small.gguf"), method, target=TARGET, length=48)
+    assert str(file) in shlex.split(command)
+    out = runs(command, capsys)
+    assert re.findall(r"(?:--ctx-size|num_ctx) (\d+)", out) == ["48"]
+    for line in re.findall(r"^ropewalk .*$", out, re.MULTILINE):
+        assert '"llama.context_length": 48' in runs(line, capsys)
+    command = setting_command(None, file, method, target=TARGET, length=48)
+    assert command.endswith("--out small-48.gguf")
+    assert '"llama.context_length": 48' in runs(command, capsys)
+
+
+def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder is written and converted, if the converter applies the rule; a file of such a family gets flags."""
+    source = folder_of("granite", tmp_path / "source")
+    steps = serve_config(source, "llama.cpp", method="yarn", target=128, length=96).steps
+    assert [shlex.split(step)[0] for step in steps] == ["ropewalk", "python", "llama-server"]
+    assert steps[0].endswith("--length 96 --out longer")
+    assert steps[1] == "python convert_hf_to_gguf.py longer --outfile longer.gguf"
+    assert why_not("llama.cpp", "resonance", {"rope_type": "longrope"}, arch=architecture(source)) is not None
+    with pytest.raises(RopeError, match="Llama's architecture"):
+        serve_config(source, "llama.cpp", method="resonance", target=128)
+    file = write_foreign(random_model("starcoder2"), tmp_path / "foreign.gguf")
+    assert architecture(file) == "starcoder2"
+    assert len(serve_config(file, "llama.cpp", method="yarn", target=128).steps) == 1
+    with pytest.raises(RopeError, match="writes none of this architecture"):
+        serve_config(file, "ollama", method="yarn", target=128)
+    assert not setting_command(None, file, "yarn", target=128).endswith(".gguf")
+    scope: dict[str, Any] = {}
+    exec(compile(setting_command("python", file, "dca", target=128), "lines", "exec"), scope)
+    assert attachment_of(scope["model"]) is not None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_python(method: str) -> None:
+    """The lines are run as they stand, and attach the method."""
+    lines = setting_command("python", "tiny", method, target=LONG)
+    scope: dict[str, Any] = {}
+    exec(compile(lines, "lines", "exec"), scope)
+    assert lines.startswith("import ropewalk as rw\n")
+    assert (f"target={LONG}" in lines) == METHODS[method].extends
+    handle = attachment_of(scope["model"])
+    if METHODS[method].extends:
+        assert handle is not None
+        assert handle.method is METHODS[method]
+
+
+@pytest.mark.parametrize("method", ["dca", "yarn", "plain", "crop"])
+def test_python_for_a_file(method: str, tmp_path: Path) -> None:
+    """A .gguf file is loaded by ropewalk, whose model is put under the method."""
+    source = checkpoint_with_merges(tmp_path / "source")
+    file = apply(source, tmp_path / "small.gguf", ApplySettings(method="plain")).exported.folder
+    scope: dict[str, Any] = {}
+    exec(compile(setting_command("python", file, method, target=TARGET), "lines", "exec"), scope)
+    positions = scope["model"].config.positions
+    assert any(positions.extensions) == (method == "dca")
+    assert (positions.ropes[0].scaling is not None) == (method == "yarn")
+
+
+def doctor_record(**verdict: Any) -> dict[str, Any]:
+    """The packaged model's record, with a verdict for an engine."""
+    content = json.loads((Path(texts.__file__).parents[3] / "benchmarks/results/doctor-tiny.json").read_text())
+    content["verdict"] |= {"action": "extend", "method": "yarn", **verdict}
+    return dict(content)
+
+
+def test_the_length_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The frequencies are those of the target; the stated length is the verdict's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a record.json").write_text(json.dumps(doctor_record(length=SHORTER)))
+    for engine in ENGINES:
+        command = setting_command(engine, "tiny", "yarn", target=LONG, length=SHORTER, record="a record.json")
+        assert str(tmp_path / "a record.json") in shlex.split(command)
+        assert str(SHORTER) in runs(command, capsys)
+        out = runs(f"ropewalk serve-config tiny --engine {engine} --from 'a record.json'", capsys)
+        assert str(SHORTER) in out
+        assert ('"factor": 4.0' in out) == (engine in ("vllm", "sglang"))
+    config = json.loads((tmp_path / f"tiny-{SHORTER}" / "config.json").read_text())
+    assert (config["rope_parameters"]["factor"], config["max_position_embeddings"]) == (4.0, SHORTER)
+    sources = " ".join(one.source for one in serve_config("tiny", "transformers", method="yarn", length=700).caveats)
+    assert "modeling_rope_utils" in sources
+    assert serve_config("tiny", "vllm", records=[doctor_record()]).length == LONG  # of an earlier version
+    shorter = serve_config("tiny", "ollama", records=[doctor_record() | {"trained_length": 128}])
+    assert shorter.block["factor"] == 8.0
+    assert "--trained-length 128" in shorter.steps[0]
+    assert "--trained-length" not in serve_config("tiny", "ollama", records=[doctor_record()]).steps[0]
+    assert serve_config("tiny", "vllm", method="pi", records=[doctor_record(length=SHORTER)]).length == LONG
+
+
+@pytest.mark.parametrize("length", [TINY, LONG + 1, -1, "x", [], 1e400])
+def test_a_length_that_is_none(length: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Outside of the extension, or no number."""
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps(doctor_record(length=length)))
+    for command in (["serve-config", "tiny", "--engine", "vllm"], ["extend", "apply", "tiny", "--out", "x"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--from", str(record)])
+        assert ended.value.code == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+
+ODD: list[dict[str, Any]] = [
+    {"verdict": []},
+    {"verdict": "extend"},
+    {"verdict": {"action": "extend", "method": None}},
+    {"verdict": {"action": "extend", "method": "none such"}},
+    {"verdict": {"action": "extend", "method": ["yarn"]}},
+    {"verdict": None},
+    {"target": "far"},
+    {"target": float("inf")},
+    {"target": None},
+    {"trained_length": 0},
+    {"trained_length": "x"},
+    {"blocks": []},
+    {"blocks": [[0]]},
+    {"methods": [None]},
+]
+
+
+@pytest.mark.parametrize("change", ODD, ids=[json.dumps(one) for one in ODD])
+def test_odd_records(change: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A message and exit status 2."""
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps(doctor_record() | change))
+    with pytest.raises(SystemExit) as ended:
+        main(["serve-config", "tiny", "--engine", "vllm", "--from", str(record)])
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    assert len(shown.err.splitlines()) >= 2
+
+
+def test_what_does_not_change_needs_no_override(tmp_path: Path) -> None:
+    """`plain` of an unscaled model; a scaled one needs it. `crop` is served plain, and says what the client does."""
+    assert "override" not in serve_config("tiny", "vllm", method="plain").steps[0]
+    block = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED}
+    scaled = checkpoint(tmp_path / "scaled", rope_parameters=block, max_position_embeddings=TARGET)
+    plain = serve_config(scaled, "vllm", method="plain", trained_length=TRAINED)
+    assert '"rope_type": "default"' in plain.steps[0]
+    cropped = serve_config("tiny", "vllm", method="crop")
+    assert cropped.length == TINY
+    assert "last 256 tokens" in str(cropped.note)
