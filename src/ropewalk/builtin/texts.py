@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ropewalk.errors import RopeError
 
 DEFAULT_TEXT = "moby_dick"
 STRETCHES = ("moby_dick", "middlemarch", "bleak_house", "shakespeare", "python_code")
+_EMPTY = "read_text: the text is empty."
 _GZIP = b"\x1f\x8b"
 _MARKS = {  # UTF-32's little-endian mark begins with UTF-16's
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -21,6 +23,7 @@ _MARKS = {  # UTF-32's little-endian mark begins with UTF-16's
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 _SAMPLE = 4096  # bytes that are checked for an encoding
+_TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".txt.gz")
 _TEXT_BYTES = bytes([*b"\t\n\v\f\r\x1a\x1b", *range(32, 127), *range(128, 256)])
 
 
@@ -47,7 +50,7 @@ def read_text(path: str | Path | None) -> tuple[str, str]:
         raise _not_utf8(path, raw, "read_text", {})
     if not text.strip():
         raise RopeError(
-            "read_text: the text is empty.",
+            _EMPTY,
             facts={"file": str(path), "bytes": len(raw)},
             cure="Pass a file with text.",
         )
@@ -61,6 +64,78 @@ def default_texts() -> list[tuple[str, str]]:
     ['moby_dick (stretch)', 'middlemarch (stretch)']
     """
     return [(f"{name} (stretch)", _packaged("stretches", f"{name}.txt.gz")) for name in STRETCHES]
+
+
+def text_files(path: str | Path) -> list[Path]:
+    """Return the text files of a folder and its subfolders, sorted by path; a file is returned as it is.
+
+    A folder's text files are those whose names end in .txt, .md, .rst, .py or .txt.gz, and all others in UTF-8. Hidden,
+    binary and empty ones are left out, and so are folders behind links.
+
+    **Raises:** `RopeError` for a folder without text files.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    found = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = [Path(folder, name) for name in names if not name.startswith(".")]
+        found += [file for file in files if file.is_file()]  # no pipes, which would be waited for
+    texts = [file for file in sorted(found) if _has_text(file)]
+    if not texts:
+        raise RopeError(
+            "text_files: the folder contains no text.",
+            facts={"folder": str(path), "files": len(found)},
+            cure="Pass a folder with UTF-8 text files that are not hidden, or the files themselves.",
+        )
+    return texts
+
+
+def read_texts(paths: Sequence[str | Path]) -> list[tuple[str, str]]:
+    """Return a distinct name and the contents of each text file; a folder stands for its text files.
+
+    A file that is named twice is read once. If files have the same name, their paths in their folders are the names,
+    and if these are the same, their whole paths.
+
+    **Raises:** `RopeError` for a file that cannot be read as text, and for a folder without text files.
+    """
+    files: dict[Path, tuple[str, str, Path]] = {}
+    for path in paths:
+        for file in text_files(path):
+            inside = file.relative_to(path).as_posix() if Path(path).is_dir() else file.name
+            files.setdefault(file.resolve(), (file.name, inside, file))
+    names: dict[Path, str] = {}
+    for name in {of_file[0] for of_file in files.values()}:
+        same = {key: (short, inside, str(file)) for key, (short, inside, file) in files.items() if short == name}
+        level = next((level for level in (0, 1) if len({of_file[level] for of_file in same.values()}) == len(same)), 2)
+        names |= {key: of_file[level] for key, of_file in same.items()}
+    return [(names[key], read_text(file)[1]) for key, (_, _, file) in files.items()]
+
+
+def _has_text(path: Path) -> bool:
+    """Return whether a file of a folder is one of its texts; one with a text's ending is, unless it is empty."""
+    named = path.name.endswith(_TEXT_ENDINGS)
+    try:
+        if not named and _is_binary(_beginning(path)):
+            return False
+        return bool(read_text(path)[1])
+    except RopeError as error:
+        return named and error.rule != _EMPTY  # `read_text` names the fault to the caller
+
+
+def _beginning(path: Path) -> bytes:
+    """Return the first bytes of a file, none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_SAMPLE)
+    except OSError:
+        return b""
+
+
+def _is_binary(sample: bytes) -> bool:
+    """Return whether these first bytes of a file are of no text."""
+    return b"\0" in sample or len(sample.translate(None, _TEXT_BYTES)) > 0.02 * len(sample)
 
 
 def _packaged(*path: str) -> str:
@@ -85,7 +160,7 @@ def _not_utf8(path: Path, raw: bytes, where: str, reason: Mapping[str, object]) 
             facts={"file": str(path)},
             cure=f"Convert it first: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE.",
         )
-    if b"\0" in raw or len(sample.translate(None, _TEXT_BYTES)) > 0.02 * len(sample):
+    if b"\0" in raw or _is_binary(sample):
         return RopeError(
             f"{where}: this looks like a binary file, not a text.",
             facts={"file": str(path), "first bytes": raw[:8]},
