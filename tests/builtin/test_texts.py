@@ -130,7 +130,7 @@ def test_a_folder_is_its_text_files(tmp_path: Path) -> None:
 
 
 def test_texts_have_distinct_names(tmp_path: Path) -> None:
-    """The file's name; its path in the folder if that repeats; the whole path if that repeats too; no file twice."""
+    """The file's name; if it repeats its path in the folder, then with the folder, then whole; no file twice."""
     one, two = filled(tmp_path / "one"), tmp_path / "two"
     names = {"LICENSE": "né", "a/b.txt": "chapter", "notes.md": "notes", "b.txt": "book", "code.py": "x = 1"}
     names |= {"packed.txt.gz": "packed"}
@@ -141,8 +141,12 @@ def test_texts_have_distinct_names(tmp_path: Path) -> None:
     (two / "c.txt").write_text("third")
     found = dict(read_texts([one, two]))
     del names["a/b.txt"], names["b.txt"]
-    whole = {str(one / "a/b.txt"): "chapter", str(one / "b.txt"): "book", str(two / "b.txt"): "other"}
-    assert found == names | whole | {"c.txt": "third"}
+    longer = {"one/a/b.txt": "chapter", "one/b.txt": "book", "two/b.txt": "other"}
+    assert found == names | longer | {"c.txt": "third"}
+    again = tmp_path / "again" / "two"
+    again.mkdir(parents=True)
+    (again / "b.txt").write_text("fourth")
+    assert dict(read_texts([two / "b.txt", again])) == {str(two / "b.txt"): "other", str(again / "b.txt"): "fourth"}
     assert read_texts([two / "c.txt", two / "b.txt"]) == [("c.txt", "third"), ("b.txt", "other")]
 
 
