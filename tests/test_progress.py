@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.progress import NotebookBar, Progress, ProgressBar, SilentProgress, expect, say, shown
+from ropewalk.progress import (
+    Display,
+    LinesProgress,
+    NotebookBar,
+    Progress,
+    ProgressBar,
+    SilentProgress,
+    expect,
+    say,
+    shown,
+)
 
 
 class Listed:
@@ -94,6 +107,114 @@ def test_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setitem(sys.modules, "IPython", kernel({}))
     with shown("doctor") as progress:
         assert isinstance(progress, SilentProgress)
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_line_has_the_tokens_and_the_time_left() -> None:
+    """Of the piece and of the whole stage; nothing before work begins, and of unknown sizes what is known."""
+    clock = Clock()
+    lines = LinesProgress("doctor", clock=clock)
+    assert lines.state() is None
+    lines.begin("a short trial", 0)
+    assert lines.state() == "doctor: a short trial"
+    lines.expect(4 * 16_384)
+    assert lines.state() is None
+    lines.begin("yarn, window 2 of 8", 16_384)
+    assert lines.state() == "doctor: yarn, window 2 of 8: 0 of 16,384 tokens"
+    clock.now = 60.0
+    lines.advance(2_048)
+    lines.advance(10_240)
+    expected = "doctor: yarn, window 2 of 8: 12,288 of 16,384 tokens, about"
+    assert lines.state() == f"{expected} 4 min left"  # 60 s for 12,288, so 260 s for the other 53,248
+    clock.now = 3_600.0
+    assert lines.state() == f"{expected} 4 h left"
+    clock.now = 6.0
+    assert lines.state() == f"{expected} 26 s left"
+    lines.advance(4_096)
+    assert lines.state() is None
+    lines.begin("of unknown size", 0)
+    lines.advance(7)
+    assert lines.state() == "doctor: of unknown size: 7 tokens, about 18 s left"
+
+
+def test_a_piece_without_a_stage_has_its_own_time() -> None:
+    """As a library's call that announces no stage."""
+    clock = Clock()
+    lines = LinesProgress("verify", clock=clock)
+    lines.begin("request 2", 100)
+    clock.now = 3.0
+    lines.advance(75)
+    assert lines.state() == "verify: request 2: 75 of 100 tokens, about 1 s left"
+
+
+def test_threads_have_pieces_of_their_own() -> None:
+    """Each call counts for its own thread's piece, none is lost, and the oldest is shown."""
+    lines, both = LinesProgress("doctor", clock=Clock()), threading.Barrier(2)
+    lines.expect(100_000)
+
+    def read(number: int) -> str | None:
+        if number == 1:
+            both.wait()
+        lines.begin(f"window {number}", 50_000)
+        if number == 0:
+            both.wait()
+        for _ in range(20_000 * (number + 1)):
+            lines.advance(1)
+        both.wait()
+        return lines.state()
+
+    with ThreadPoolExecutor(2) as pool:
+        states = list(pool.map(read, (0, 1)))
+    assert states == ["doctor: window 0: 20,000 of 50,000 tokens (and 1 more), about 1 s left"] * 2
+    assert lines._stage is not None
+    assert lines._stage.done == 60_000
+
+
+def test_lines_come_while_work_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """At each interval, also if nothing advances; what was said before comes first; no control characters."""
+    with LinesProgress("doctor", every=0.05) as lines:
+        assert isinstance(lines, Display)
+        say(lines, "about 3\x1b[31m min")
+        expect(lines, 100)
+        lines.begin("[1/1] yarn", 100)
+        lines.advance(60)
+        time.sleep(0.5)
+    printed = capsys.readouterr()
+    first, *rest = printed.err.splitlines()
+    assert first == "doctor: about 3 [31m min"
+    assert 2 <= len(rest) <= 10
+    assert set(rest) == {"doctor: [1/1] yarn: 60 of 100 tokens, about 1 s left"}
+    assert printed.out == ""
+    assert all(thread.name != "progress" for thread in threading.enumerate())
+
+
+def test_short_work_prints_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither what is said nor what is done in less than ten seconds; only a caller who asks has lines at all."""
+    with shown("doctor", lines=True) as progress:
+        assert isinstance(progress, LinesProgress)
+        work(progress)
+    with shown("doctor", False, lines=True) as silent:
+        assert isinstance(silent, SilentProgress)
+    mine = Listed()
+    with shown("doctor", mine, lines=True) as given:
+        assert given is mine
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_has_a_bar_where_lines_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are for files and pipes."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with shown("doctor", lines=True) as progress:
+        assert isinstance(progress, ProgressBar)
 
 
 def work_in_pieces(progress: Progress, pieces: int = 2) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from ropewalk.errors import RopeError
 
 _FIRST_LINES = 10
+EVERY_SECONDS = 10.0  # between two lines of `LinesProgress`
 
 
 @runtime_checkable
@@ -181,12 +185,123 @@ class NotebookBar:
         self._bar.write(text)
 
 
+@dataclass
+class _Piece:
+    """A piece of work: its description, its tokens (0: unknown), those that are done, and when it began."""
+
+    description: str
+    tokens: int
+    began: float
+    done: int = 0
+
+
+class LinesProgress:
+    """Print a line on standard error every ten seconds, from a thread of its own; use it in a `with` block.
+
+    - `name`: the command, which begins each line. `every`: seconds. `clock`: returns seconds.
+
+    Lines that are passed to `line` are printed in the next ten seconds, so that shorter work prints nothing. Several
+    threads may call it. Each thread has one piece of work at a time, and its own calls advance it; a line shows the
+    oldest unfinished piece and counts the others.
+    """
+
+    def __init__(self, name: str, *, every: float = EVERY_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self.every, self.clock = name, every, clock
+        self._pieces: dict[int, _Piece] = {}
+        self._stage: _Piece | None = None
+        self._waiting: list[str] = []
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> LinesProgress:
+        self._began = self.clock()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        if self.clock() - self._began >= self.every:
+            self._print(self._said())
+
+    def expect(self, tokens: int) -> None:
+        """Begin a stage of several pieces with `tokens` tokens in total, from which the time left follows."""
+        with self._lock:
+            self._stage = _Piece("", tokens, self.clock())
+            self._pieces.clear()
+
+    def begin(self, description: str, tokens: int) -> None:
+        """Begin this thread's next piece of work; 0 tokens if their number is unknown."""
+        with self._lock:
+            self._pieces.pop(threading.get_ident(), None)  # the newest comes last
+            self._pieces[threading.get_ident()] = _Piece(description, tokens, self.clock())
+
+    def advance(self, tokens: int) -> None:
+        """Count `tokens` more tokens of this thread's piece as done."""
+        with self._lock:
+            for piece in (self._stage, self._pieces.get(threading.get_ident())):
+                if piece is not None:
+                    piece.done += tokens
+
+    def line(self, text: str) -> None:
+        """Print a line with the next ones."""
+        with self._lock:
+            self._waiting.append(text)
+
+    def state(self) -> str | None:
+        """Return the line on what is done and how long the rest may take; None if no piece is unfinished."""
+        with self._lock:
+            pieces = [piece for piece in self._pieces.values() if piece.done < piece.tokens or not piece.tokens]
+            if not pieces:
+                return None
+            of_total = f" of {pieces[0].tokens:,}" if pieces[0].tokens else ""
+            tokens = f": {pieces[0].done:,}{of_total} tokens" if pieces[0].tokens or pieces[0].done else ""
+            others = f" (and {len(pieces) - 1} more)" if len(pieces) > 1 else ""
+            left = _time_left(
+                self._stage if self._stage is not None and self._stage.tokens else pieces[0], self.clock()
+            )
+            return f"{self.name}: {pieces[0].description}{tokens}{others}{left}"
+
+    def _run(self) -> None:
+        """Print until the end."""
+        while not self._end.wait(self.every):
+            state = self.state()
+            self._print([*self._said(), *([] if state is None else [state])])
+
+    def _said(self) -> list[str]:
+        """Return the lines that wait, and let them wait no longer."""
+        with self._lock:
+            said, self._waiting = self._waiting, []
+            return [text if text.startswith(f"{self.name}: ") else f"{self.name}: {text}" for text in said]
+
+    def _print(self, lines: list[str]) -> None:
+        """Print lines on standard error, without control characters; a closed one is no error."""
+        for line in lines:
+            plain = "".join(letter if letter.isprintable() else " " for letter in line)
+            with suppress(OSError, ValueError):
+                print(plain, file=sys.stderr, flush=True)
+
+
+def _time_left(work: _Piece, now: float) -> str:
+    """Return ", about 3 min left" at the mean speed so far; empty if it is unknown."""
+    if not 0 < work.done < work.tokens:
+        return ""
+    seconds = (now - work.began) * (work.tokens - work.done) / work.done
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f", about {seconds / size:.0f} {unit} left"
+    return f", about {max(1, round(seconds))} s left"
+
+
 @contextmanager
-def shown(name: str, given: Progress | bool | None = None) -> Iterator[Progress]:
+def shown(name: str, given: Progress | bool | None = None, *, lines: bool = False) -> Iterator[Progress]:
     """Yield the progress of a call: `given` if it is an object, a silent one if it is False, otherwise a bar.
 
     The bar is tqdm's in a notebook and rich's if standard error is a terminal. If there is neither, or the package is
-    missing, nothing is shown. `name` begins each line. Raises `RopeError` if `given` is no progress.
+    missing, `lines` prints a line every ten seconds, and nothing is shown without it. `name` begins each line. Raises
+    `RopeError` if `given` is no progress.
 
     >>> with shown("doctor", False) as progress:
     ...     progress.advance(10)
@@ -205,6 +320,9 @@ def shown(name: str, given: Progress | bool | None = None) -> Iterator[Progress]
     elif given is not False and sys.stderr.isatty() and find_spec("rich"):
         with ProgressBar(name, total=0, lines=False) as on_terminal:
             yield on_terminal
+    elif given is not False and lines:
+        with LinesProgress(name) as on_lines:
+            yield on_lines
     else:
         yield SilentProgress()
 

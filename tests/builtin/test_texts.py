@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.builtin.texts import STRETCHES, default_texts, read_text
+from ropewalk.builtin.texts import STRETCHES, default_texts, read_text, read_texts, text_files
 from ropewalk.errors import RopeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,3 +89,74 @@ def test_unreadable_texts_are_refused(tmp_path: Path, content: bytes | None, mes
         read_text(path)
     with pytest.raises(RopeError, match="Is a directory"):
         read_text(tmp_path)
+
+
+def filled(folder: Path) -> Path:
+    """A folder with texts and what is none."""
+    contents: dict[str, bytes] = {
+        "b.txt": b"book",
+        "a/notes.md": b"notes",
+        "a/b.txt": b"chapter",
+        "code.py": b"x = 1",
+        "LICENSE": "n\u00e9".encode(),
+        "packed.txt.gz": gzip.compress(b"packed"),
+        "a/empty.txt": b"",
+        "a/blank.py": b" \n",
+        "a/empty.txt.gz": gzip.compress(b""),
+        ".hidden.txt": b"hidden",
+        ".git/config.txt": b"hidden",
+        "picture.png": b"\x89PNG\r\n\x1a\n\x01\x02\x03",
+        "weights": b"\0\0\0\1" * 40,
+        "late": b"a" * 5_000 + b"\0",
+        "latin": b"caf\xe9",
+        "packed.gz": gzip.compress(b"no ending of a text"),
+    }
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    os.mkfifo(folder / "pipe.txt")
+    (folder / "broken.txt").symlink_to(folder / "nowhere")
+    return folder
+
+
+def test_a_folder_is_its_text_files(tmp_path: Path) -> None:
+    """Sorted, from all depths; no hidden, empty or binary ones, nor a pipe; a file is itself, even if it is missing."""
+    folder = filled(tmp_path / "texts")
+    assert [file.relative_to(folder).as_posix() for file in text_files(folder)] == [
+        "LICENSE", "a/b.txt", "a/notes.md", "b.txt", "code.py", "packed.txt.gz"
+    ]  # fmt: skip
+    assert text_files(str(folder / "latin")) == [folder / "latin"]
+    assert text_files(tmp_path / "missing") == [tmp_path / "missing"]
+
+
+def test_texts_have_distinct_names(tmp_path: Path) -> None:
+    """The file's name; if it repeats its path in the folder, then with the folder, then whole; no file twice."""
+    one, two = filled(tmp_path / "one"), tmp_path / "two"
+    names = {"LICENSE": "né", "a/b.txt": "chapter", "notes.md": "notes", "b.txt": "book", "code.py": "x = 1"}
+    names |= {"packed.txt.gz": "packed"}
+    assert dict(read_texts([one])) == names
+    assert len(read_texts([one, one / "b.txt", one / "a"])) == len(names)
+    two.mkdir()
+    (two / "b.txt").write_text("other")
+    (two / "c.txt").write_text("third")
+    found = dict(read_texts([one, two]))
+    del names["a/b.txt"], names["b.txt"]
+    longer = {"one/a/b.txt": "chapter", "one/b.txt": "book", "two/b.txt": "other"}
+    assert found == names | longer | {"c.txt": "third"}
+    again = tmp_path / "again" / "two"
+    again.mkdir(parents=True)
+    (again / "b.txt").write_text("fourth")
+    assert dict(read_texts([two / "b.txt", again])) == {str(two / "b.txt"): "other", str(again / "b.txt"): "fourth"}
+    assert read_texts([two / "c.txt", two / "b.txt"]) == [("c.txt", "third"), ("b.txt", "other")]
+
+
+def test_folders_without_texts_are_refused(tmp_path: Path) -> None:
+    """With the number of their files; a text's ending on what is no UTF-8 is refused as the file itself is."""
+    (tmp_path / "weights").write_bytes(b"\0\0\0\1")
+    with pytest.raises(RopeError, match=r"(?s)contains no text.*files +1"):
+        text_files(tmp_path)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(RopeError, match=r"(?s)not UTF-8.*latin\.txt"):
+        read_texts([tmp_path])
+    with pytest.raises(RopeError, match="No such file"):
+        read_texts([tmp_path / "missing.txt"])

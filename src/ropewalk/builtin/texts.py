@@ -95,22 +95,25 @@ def text_files(path: str | Path) -> list[Path]:
 def read_texts(paths: Sequence[str | Path]) -> list[tuple[str, str]]:
     """Return a distinct name and the contents of each text file; a folder stands for its text files.
 
-    A file that is named twice is read once. If files have the same name, their paths in their folders are the names,
-    and if these are the same, their whole paths.
+    A file that is named twice is read once. Files of one name are called by their paths in their folders, then with
+    the folder's name before that, then by their whole paths: by the first of these that is distinct.
 
     **Raises:** `RopeError` for a file that cannot be read as text, and for a folder without text files.
     """
-    files: dict[Path, tuple[str, str, Path]] = {}
-    for path in paths:
+    files: dict[Path, tuple[str, ...]] = {}
+    for path in map(Path, paths):
         for file in text_files(path):
-            inside = file.relative_to(path).as_posix() if Path(path).is_dir() else file.name
-            files.setdefault(file.resolve(), (file.name, inside, file))
-    names = {}
-    for name in {of_file[0] for of_file in files.values()}:
-        same = {key: (short, inside, str(file)) for key, (short, inside, file) in files.items() if short == name}
-        level = next((level for level in (0, 1) if len({of_file[level] for of_file in same.values()}) == len(same)), 2)
-        names |= {key: of_file[level] for key, of_file in same.items()}
-    return [(names[key], read_text(file)[1]) for key, (_, _, file) in files.items()]
+            folder = path if path.is_dir() else file.parent
+            inside = file.relative_to(folder).as_posix()
+            choices = (file.name, inside, f"{folder.resolve().name}/{inside}", str(file))
+            files.setdefault(file.resolve(), choices)
+    names: dict[Path, str] = {}
+    for name in {choices[0] for choices in files.values()}:
+        same = {file: choices for file, choices in files.items() if choices[0] == name}
+        levels = list(zip(*same.values(), strict=True))
+        distinct = next((level for level in levels if len(set(level)) == len(same)), levels[-1])
+        names |= dict(zip(same, distinct, strict=True))
+    return [(names[file], read_text(choices[-1])[1]) for file, choices in files.items()]
 
 
 def _has_text(path: Path) -> bool:
