@@ -78,13 +78,25 @@ def _apart(key: str, value: str, name: str) -> str:
 
 CARD = "#1b1d20"
 _FIXED = {"#ffffff": CARD, INK: "#e8e6e1", QUIET: "#a8a59c", GRID: "#35383d", SHADE: "#26292d", PALE: "#5d6066"}
+# the same hues, further apart than their lightened forms would be
+_NIGHT = {"#882255": "#ef5590", "#cc79a7": "#efbcd6", "#0072b2": "#2f93e0", "#56b4e9": "#9bd8f7", "#44aa99": "#7fd6c8",
+          "#999933": "#d0d067", "#d55e00": "#f2703a", "#117733": "#57a336", "#009e73": "#00b98a"}  # fmt: skip
 _LEAST_CONTRAST = 4.5  # of a line on the card: WCAG's limit for small text
 
 
 def night_colors() -> str:
     """Return the colour variables of dark pages as the body of a CSS rule; methods keep their hue."""
-    colors = {**{look.color: lighter(look.color) for look in (*LOOKS.values(), OTHER)}, **_FIXED}
+    colors = {**{look.color: night_color(look.color) for look in (*LOOKS.values(), OTHER)}, **_FIXED}
     return " ".join(f"--c-{day.removeprefix('#')}: {night};" for day, night in sorted(colors.items()))
+
+
+def night_color(color: str) -> str:
+    """Return a colour's form on dark pages; the ink of light pages becomes light.
+
+    >>> night_color("#222222"), night_color("#882255")
+    ('#e8e6e1', '#ef5590')
+    """
+    return {**_FIXED, **_NIGHT}.get(color) or lighter(color)
 
 
 def lighter(color: str) -> str:
@@ -163,9 +175,9 @@ def css_look(look: Look) -> dict[str, str]:
     """Return a method's colour on light and dark pages, and its dashes for SVG.
 
     >>> css_look(Look("#0072b2", ":"))
-    {'color': 'light-dark(#0072b2, #008cdb)', 'dash': '2 3'}
+    {'color': 'light-dark(#0072b2, #2f93e0)', 'dash': '2 3'}
     """
-    return {"color": f"light-dark({look.color}, {lighter(look.color)})", "dash": DASHES[look.line]}
+    return {"color": f"light-dark({look.color}, {night_color(look.color)})", "dash": DASHES[look.line]}
 
 
 def embedded(data: Mapping[str, Any]) -> str:
