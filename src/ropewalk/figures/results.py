@@ -97,7 +97,7 @@ def difference_range(differences: Points) -> tuple[float, float]:
     """Return the ends of an axis that shows small differences: methods that are far off do not set it.
 
     >>> low, high = difference_range({"plain": ([0.0, 1.5], [None, None]), "yarn": ([0.01, 0.04], [None, None])})
-    >>> -0.1 < low < 0 < 0.1 < high < 0.2
+    >>> -0.1 < low < 0 < 0.1 < high < 0.25
     True
     """
     sizes = {name: max(map(abs, values), default=0.0) for name, (values, _) in differences.items()}
@@ -112,7 +112,11 @@ def difference_range(differences: Points) -> tuple[float, float]:
     low, high = min([-0.4 * _LEAST_RANGE, *values]), max([_LEAST_RANGE, *values])
     span = high - low  # wide intervals are cut, so that the points stay apart
     low, high = max(min([low, *ends]), low - 0.7 * span), min(max([high, *ends]), high + 0.7 * span)
-    return low - 0.06 * (high - low), high + 0.06 * (high - low)
+    low, high = low - 0.1 * (high - low), high + 0.06 * (high - low)
+    above = sum(max(values, default=0.0) > high for values, _ in differences.values())
+    if above:  # space for their names
+        high += (0.06 + 0.09 * min(above, _NAMED_OFF_SCALE + 1)) * (high - low)
+    return low, high
 
 
 def off_scale(differences: Points) -> dict[str, float]:
@@ -153,7 +157,7 @@ def difference_by_position(
         low, high = difference_range(differences)
         axes.set_xlim(0, last)
         axes.set_ylim(low, high)
-        mark_trained_length(axes, trained_length, last)
+        mark_trained_length(axes, trained_length, last, below=True)
         others = [name for name in differences if name != "crop"]
         axes.axhline(0.0, color=look_of("crop").color, linewidth=1.8, zorder=2, label="crop (zero)")
         for number, name in enumerate(others):
@@ -164,8 +168,8 @@ def difference_by_position(
             apart = 0.006 * last * (number - (len(others) - 1) / 2)
             places = [middle + apart for middle in middles]
             if not quiet and (len(others) <= MOST_WHISKERS or name in named):
-                for x, band in zip(places, bands, strict=True):
-                    if band is not None:
+                for x, value, band in zip(places, values, bands, strict=True):
+                    if band is not None and low <= value <= high:
                         axes.plot([x, x], list(band), color=color, linewidth=1.1, alpha=0.75, zorder=2.4)
             axes.plot(
                 places,
@@ -178,7 +182,7 @@ def difference_by_position(
                 label="_" if quiet else f"{name} (recommended)" if chosen and not narrow else name,
             )
             _mark_beyond(axes, places, values, color, (low, high))
-        _name_beyond(axes, off_scale(differences), "small" if narrow else "medium", above=high, narrow=narrow)
+        _name_beyond(axes, off_scale(differences), above=high)
         axes.set_title(title)
         axes.set_xlabel("position in the window (tokens)")
         axes.set_ylabel("loss less crop's")
@@ -209,7 +213,7 @@ def _mark_beyond(
             )  # fmt: skip
 
 
-def _name_beyond(axes: Axes, farthest: Mapping[str, float], size: str, *, above: float, narrow: bool) -> None:
+def _name_beyond(axes: Axes, farthest: Mapping[str, float], *, above: float) -> None:
     """Write the farthest value of each method that leaves the axis, below the upper right corner."""
     lines = [
         (f"{name}: {'worse' if value > above else 'better'} by up to {abs(value):.2f}", look_of(name).color)
@@ -222,7 +226,7 @@ def _name_beyond(axes: Axes, farthest: Mapping[str, float], size: str, *, above:
             line,
             (1, 1),
             xycoords="axes fraction",
-            xytext=(-4, (-28 if not narrow else -26) - 12 * number),
+            xytext=(-4, -14 - 12 * number),
             textcoords="offset points",
             ha="right",
             va="top",

@@ -107,8 +107,8 @@ def copies_by_distance(
             axes.axhline(bound, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
         note = "counts as copying" if bound is not None else "plain does not copy at its trained length: no bound"
         axes.annotate(
-            note, (1, bound or 0.0), xycoords=("axes fraction", "data"), xytext=(-3, 3), textcoords="offset points",
-            ha="right", fontsize=8, color=QUIET,
+            note, (0, bound or 0.0), xycoords=("axes fraction", "data"), xytext=(3, 3), textcoords="offset points",
+            fontsize=8, color=QUIET,
         )  # fmt: skip
         axes.set_title(title)
         axes.set_xlabel("tokens back from the window's end")

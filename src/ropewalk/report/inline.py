@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from ropewalk.atomic_io import finite
 from ropewalk.figures.style import GRID, INK, LOOKS, OTHER, PALE, QUIET, SHADE
 from ropewalk.methods import METHODS, Look
-from ropewalk.report.record import Document, printable
+from ropewalk.report.record import Document, copies_of_use, crop_differences, labels, printable
 
 _COLOR = re.compile(r"#([0-9a-f]{6})\b")
 _POINTER = re.compile(r"url\(#")
@@ -130,7 +130,7 @@ def _luminance(color: str) -> float:
 DASHES = {"-": "", "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}
 KEYS = ("model", "trained_length", "target", "blocks", "recommended")
 OF_METHOD = ("name", "loss_by_block", "ci_by_block", "loss_within", "loss_beyond", "same_as")
-OF_USE = ("method", "test", "distance", "gain", "interval", "control", "needed")
+OF_COPY = ("method", "length", "distance", "gain", "interval")
 
 
 def record_entry(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,10 +142,19 @@ def record_entry(document: Mapping[str, Any]) -> dict[str, Any]:
     >>> "more" in record_entry(document)
     False
     """
+    differences, named = crop_differences(document), labels(document)
+    copied = document.get("copies") or (copies_of_use(document) if document.get("use") else None)
+    methods = []
+    for method in document["methods"]:
+        values, intervals = differences.get(named.get(method["name"], ""), (None, None))
+        apart = {"crop_difference_by_block": values, "crop_difference_by_block_ci": intervals}
+        methods.append({**_kept(method, OF_METHOD), **apart})
     return {
         **{key: document[key] for key in KEYS},
-        "methods": [_kept(method, OF_METHOD) for method in document["methods"]],
-        "use": [_kept(row, OF_USE) for row in document.get("use") or []],
+        "methods": methods,
+        "copies": None
+        if copied is None
+        else {"bound": copied["bound"], "rows": [_kept(row, OF_COPY) for row in copied["rows"]]},
         "verdict": {"sentence": (document.get("verdict") or document["recommendation"]).get("sentence")},
         "protocol": {"sentence": document["protocol"]["sentence"]},
     }

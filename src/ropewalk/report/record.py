@@ -264,7 +264,7 @@ def crop_differences(document: Mapping[str, Any]) -> dict[str, tuple[list[float]
     if "crop" not in entries:
         return found
     against = entries["crop"]["loss_by_window_and_block"]
-    for name, label in labels(cast("Document", document)).items():
+    for name, label in labels(document).items():
         values = entries[name].get("crop_difference_by_block")
         if values is not None:
             intervals = entries[name].get("crop_difference_by_block_ci") or [None] * len(values)
@@ -375,7 +375,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def labels(document: Document) -> dict[str, str]:
+def labels(document: Mapping[str, Any]) -> dict[str, str]:
     """Return for each measured method its name, joined with those of the methods that equal it.
 
     >>> labels({"methods": [{"name": "ntk", "same_as": None}, {"name": "dynamic", "same_as": "ntk"}]})
