@@ -123,11 +123,25 @@ export interface DoctorRecord {
     readonly name: string;
     readonly loss_by_block: readonly number[];
     readonly ci_by_block: readonly (readonly [number, number] | null)[];
+    /** Loss minus crop's; records of old versions lack it. */
+    readonly crop_difference_by_block?: readonly number[] | null;
+    readonly crop_difference_by_block_ci?: readonly (readonly [number, number] | null)[] | null;
     readonly same_as: string | null;
   }[];
+  readonly copies?: { readonly bound: number | null; readonly rows: readonly CopyRow[] } | null;
+  /** The copy test of old versions. */
   readonly use?: readonly UseRow[] | null;
   readonly verdict?: { readonly sentence?: string | null } | null;
   readonly protocol?: { readonly sentence?: string } | null;
+}
+
+/** The gain of one method at one distance from the end of a context of `length` tokens. */
+export interface CopyRow {
+  readonly method: string;
+  readonly length: number;
+  readonly distance: number;
+  readonly gain: number;
+  readonly interval: readonly [number, number] | null;
 }
 
 export interface UseRow {

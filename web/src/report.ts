@@ -1,5 +1,5 @@
 import { readJson, type DoctorRecord } from "./data.ts";
-import { copies, lossDrawing, useDrawing, type Look } from "./record.ts";
+import { copies, lossDrawing, copiesDrawing, type Look } from "./record.ts";
 import { browserAddress, FragmentState } from "./state.ts";
 import { Chart } from "./ui/chart.ts";
 import components from "./ui/components.css";
@@ -41,11 +41,12 @@ function enhance({ record, methods }: Report): void {
     value: looks.map(({ name }) => name),
     choices: looks.map(({ name, color }) => ({ value: name, label: name, color })),
   });
-  const loss = chartInPlace("loss", "Loss by position", controls.element);
-  const use = copies(record, measured).length > 0 ? chartInPlace("use", "Use of far tokens: copies by distance") : null;
+  const compares = record.methods.some(({ name }) => name === "crop");
+  const loss = chartInPlace("loss", compares ? "Loss compared with crop" : "Loss by position", controls.element);
+  const copied = copies(record, measured).length > 0 ? chartInPlace("copies", "Copies by distance") : null;
   controls.draw(() => {
     loss?.update(lossDrawing(methods, record, shown.value));
-    use?.update(useDrawing(methods, record, copies(record, shown.value)));
+    copied?.update(copiesDrawing(methods, record, copies(record, shown.value)));
   });
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,15 +34,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Intervals = Sequence[tuple[float, float] | None]
-
-
 def loss_by_position(
     blocks: Sequence[tuple[int, int]],
     losses: Mapping[str, Sequence[float]],
     *,
     trained_length: int,
-    intervals: Mapping[str, Intervals] | None = None,
     recommended: str | None = None,
     title: str = "Loss by position",
     narrow: bool = False,
@@ -53,8 +49,6 @@ def loss_by_position(
     **Arguments:**
     - `blocks`: start and end of each, in tokens.
     - `losses`: by method, nats per token of each block.
-    - `intervals`: by method, the interval of the paired difference to plain in each block, added to the loss; None if
-      there is none.
     - `narrow`: for a phone's width; only the methods in `named` have a colour and a name.
     """
     with style():
@@ -77,26 +71,6 @@ def loss_by_position(
                 zorder=5 if name == "crop" else 4 if chosen else 2.5 if quiet else 3,
                 label="_" if quiet else f"{name} (recommended)" if chosen and not narrow else name,
             )
-            bands = None if quiet else (intervals or {}).get(name)
-            shown = [(x, band) for x, band in zip(middles, bands or (), strict=False) if band is not None]
-            if shown:
-                axes.fill_between(
-                    [x for x, _ in shown],
-                    [low for _, (low, _) in shown],
-                    [high for _, (_, high) in shown],
-                    color=look.color,
-                    alpha=0.15,
-                    linewidth=0,
-                    zorder=2,
-                )
-        if not narrow and any(band is not None for bands in (intervals or {}).values() for band in bands):
-            figure.supxlabel(
-                "bands: 95 % interval of the paired difference to plain", fontsize=8, color=QUIET, x=0.01, ha="left"
-            )
-        means = [value for values in losses.values() for value in values]
-        margin = 0.25 * (max(means) - min(means)) or 1.0
-        low, high = axes.get_ylim()  # bands of a few windows are so wide that the curves would look flat
-        axes.set_ylim(max(low, min(means) - margin), min(high, max(means) + margin))
         axes.set_title(title)
         axes.set_xlabel("position in the window (tokens)")
         axes.set_ylabel("loss (nats per token)")
@@ -107,6 +81,224 @@ def loss_by_position(
             figure.legend(loc="outside lower left", ncols=3)
         else:
             figure.legend(loc="outside right center")
+        return figure
+
+
+Points = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float] | None]]]
+"""By method, a value for each block and its interval."""
+
+_LEAST_RANGE = 0.12  # nats: a smaller axis would make noise look large
+_FAR = 3.0  # times the range of the methods below it: such a method is off the scale
+_NAMED_OFF_SCALE = 3
+MOST_WHISKERS = 5  # methods; whiskers of more would hide each other
+
+
+def difference_range(differences: Points) -> tuple[float, float]:
+    """Return the ends of an axis that shows small differences: methods that are far off do not set it.
+
+    >>> low, high = difference_range({"plain": ([0.0, 1.5], [None, None]), "yarn": ([0.01, 0.04], [None, None])})
+    >>> -0.1 < low < 0 < 0.1 < high < 0.25
+    True
+    """
+    sizes = {name: max(map(abs, values), default=0.0) for name, (values, _) in differences.items()}
+    limit = _LEAST_RANGE
+    for number, size in enumerate(sorted(size for name, size in sizes.items() if name != "crop")):
+        if number and size > _FAR * limit:
+            break
+        limit = max(limit, size)
+    shown = [differences[name] for name, size in sizes.items() if size <= limit]
+    values = [value for of_method, _ in shown for value in of_method]
+    ends = [end for _, bands in shown for band in bands if band is not None for end in band]
+    low, high = min([-0.4 * _LEAST_RANGE, *values]), max([_LEAST_RANGE, *values])
+    span = high - low  # wide intervals are cut, so that the points stay apart
+    low, high = max(min([low, *ends]), low - 0.7 * span), min(max([high, *ends]), high + 0.7 * span)
+    low, high = low - 0.1 * (high - low), high + 0.06 * (high - low)
+    above = sum(max(values, default=0.0) > high for values, _ in differences.values())
+    if above:  # space for their names
+        high += (0.06 + 0.09 * min(above, _NAMED_OFF_SCALE + 1)) * (high - low)
+    return low, high
+
+
+def off_scale(differences: Points) -> dict[str, float]:
+    """Return by method the value that lies farthest beyond the axis, without methods that stay on it."""
+    low, high = difference_range(differences)
+    found = {
+        name: max(beyond, key=abs)
+        for name, (values, _) in differences.items()
+        if (beyond := [value for value in values if not low <= value <= high])
+    }
+    return dict(sorted(found.items(), key=lambda item: -abs(item[1])))
+
+
+def difference_by_position(
+    blocks: Sequence[tuple[int, int]],
+    differences: Points,
+    *,
+    trained_length: int,
+    recommended: str | None = None,
+    title: str = "Loss compared with crop",
+    narrow: bool = False,
+    named: Collection[str] = (),
+) -> Figure:
+    """Draw each method's loss minus that of crop in each block of positions, with paired intervals.
+
+    Crop is the zero line. Nothing is drawn beyond the axes: a method that is far off has triangles at the edge, and its
+    farthest value in words.
+
+    **Arguments:**
+    - `blocks`: start and end of each, in tokens.
+    - `differences`: by method, nats per token of each block and their intervals.
+    - `narrow`: for a phone's width.
+    - `named`: the methods with a colour and a name in a narrow figure, and those with intervals if there are many.
+    """
+    with style():
+        figure, axes = new_figure(*(NARROW if narrow else WIDE))
+        middles, last = [(start + end) / 2 for start, end in blocks], blocks[-1][1]
+        low, high = difference_range(differences)
+        axes.set_xlim(0, last)
+        axes.set_ylim(low, high)
+        mark_trained_length(axes, trained_length, last, below=True)
+        others = [name for name in differences if name != "crop"]
+        axes.axhline(0.0, color=look_of("crop").color, linewidth=1.8, zorder=2, label="crop (zero)")
+        for number, name in enumerate(others):
+            values, bands = differences[name]
+            quiet, chosen = narrow and name not in named, name == recommended
+            look = OTHER if quiet else look_of(name)
+            color = PALE if quiet else look.color
+            apart = 0.006 * last * (number - (len(others) - 1) / 2)
+            places = [middle + apart for middle in middles]
+            if not quiet and (len(others) <= MOST_WHISKERS or name in named):
+                for x, value, band in zip(places, values, bands, strict=True):
+                    if band is not None and low <= value <= high:
+                        axes.plot([x, x], list(band), color=color, linewidth=1.1, alpha=0.75, zorder=2.4)
+            axes.plot(
+                places,
+                values,
+                color=color,
+                linestyle=look.line,
+                marker="" if quiet else look.marker,
+                linewidth=2.6 if chosen else 1.0 if quiet else 1.6,
+                zorder=4 if chosen else 2.3 if quiet else 3,
+                label="_" if quiet else f"{name} (recommended)" if chosen and not narrow else name,
+            )
+            _mark_beyond(axes, places, values, color, (low, high))
+        _name_beyond(axes, off_scale(differences), above=high)
+        axes.set_title(title)
+        axes.set_xlabel("position in the window (tokens)")
+        axes.set_ylabel("loss less crop's")
+        step = max(1, len(blocks) // (4 if narrow else 8))
+        axes.set_xticks([*(start for start, _ in blocks[::step]), last])
+        length_ticks(axes)
+        if narrow:
+            figure.legend(loc="outside lower left", ncols=3)
+        else:
+            figure.legend(loc="outside right center")
+        return figure
+
+
+def _mark_beyond(
+    axes: Axes, places: Sequence[float], values: Sequence[float], color: str, ends: tuple[float, float]
+) -> None:
+    """Draw a triangle inside the edge for each value beyond the axis."""
+    low, high = ends
+    inset = 0.025 * (high - low)
+    for marker, edge, beyond in (
+        ("^", high - inset, [x for x, value in zip(places, values, strict=True) if value > high]),
+        ("v", low + inset, [x for x, value in zip(places, values, strict=True) if value < low]),
+    ):
+        if beyond:
+            axes.plot(
+                beyond, [edge] * len(beyond), color=color, marker=marker, linestyle="", markersize=6, label="_",
+                zorder=5,
+            )  # fmt: skip
+
+
+def _name_beyond(axes: Axes, farthest: Mapping[str, float], *, above: float) -> None:
+    """Write the farthest value of each method that leaves the axis, below the upper right corner."""
+    lines = [
+        (f"{name}: {'worse' if value > above else 'better'} by up to {abs(value):.2f}", look_of(name).color)
+        for name, value in list(farthest.items())[:_NAMED_OFF_SCALE]
+    ]
+    more = len(farthest) - len(lines)
+    lines += [(f"and {more} more: see the table", QUIET)] if more > 0 else []
+    for number, (line, color) in enumerate(lines):
+        axes.annotate(
+            line,
+            (1, 1),
+            xycoords="axes fraction",
+            xytext=(-4, -14 - 12 * number),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=9,
+            color=color,
+        )
+
+
+class LookPoint(NamedTuple):
+    """What one planned look found: windows read, whether it decided, and two means with their intervals, or None."""
+
+    windows: int
+    decided: bool
+    difference: tuple[float, Sequence[float] | None] | None
+    copies: tuple[float, Sequence[float] | None] | None
+
+
+def growing_answer(
+    looks: Sequence[LookPoint],
+    *,
+    method: str,
+    most_loss: float | None = None,
+    bound: float | None = None,
+    title: str = "The answer by number of windows",
+    narrow: bool = False,
+) -> Figure:
+    """Draw one method's loss less crop's, and its copies, after each planned number of windows, with intervals.
+
+    **Arguments:**
+    - `looks`: filled points are of looks that decided, hollow ones of looks that did not.
+    - `most_loss`: the difference that the interval has to lie below. `bound`: the gain that counts as copying.
+    - `narrow`: for a phone's width.
+    """
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(figsize=(NARROW[0], 4.6) if narrow else (WIDE[0], 3.0))
+        left, right = figure.subplots(*((2, 1) if narrow else (1, 2)))
+        color = look_of(method).color
+        for axes, name, limit, said in (
+            (left, "difference", most_loss, "must stay below"),
+            (right, "copies", bound, "counts as copying"),
+        ):
+            found = [(one.windows, one.decided, value) for one in looks if (value := getattr(one, name)) is not None]
+            numbers = [one.windows for one in looks]
+            axes.set_xscale("log", base=2)
+            axes.set_xlim(min(numbers) / 1.4, max(numbers) * 1.4)
+            axes.axhline(0.0, color=QUIET, linewidth=0.8)
+            axes.plot([n for n, _, _ in found], [mean for _, _, (mean, _) in found], color=color, linewidth=1.2)
+            for windows, decided, (mean, band) in found:
+                if band is not None:
+                    axes.plot([windows, windows], list(band), color=color, linewidth=1.6, label="_")
+                axes.plot(
+                    [windows], [mean], color=color, marker="o", markersize=7, label="_",
+                    markerfacecolor=color if decided else "white",
+                )  # fmt: skip
+            if limit is not None:
+                axes.axhline(limit, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+                axes.annotate(
+                    said, (1, limit), xycoords=("axes fraction", "data"), xytext=(-3, 3), textcoords="offset points",
+                    ha="right", fontsize=8, color=QUIET,
+                )  # fmt: skip
+            if not found:
+                axes.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", color=QUIET)
+                axes.set_yticks([])
+            axes.margins(y=0.18)
+            axes.set_xticks(numbers, [str(n) for n in numbers])
+            axes.minorticks_off()
+            axes.set_xlabel("windows")
+        left.set_ylabel("loss less crop's")
+        right.set_ylabel("copies (gain)")
+        caption(figure, title, "" if narrow else "filled: decided; hollow: not yet")
         return figure
 
 

@@ -160,19 +160,22 @@ def write_figure(figure: Figure, files: list[Path]) -> None:
         write_whole(path, content)
 
 
-def mark_trained_length(axes: Axes, trained_length: int, last: float) -> None:
-    """Draw a line at the trained length and shade what lies beyond, up to `last`; nothing if the length is not less."""
+def mark_trained_length(axes: Axes, trained_length: int, last: float, *, below: bool = False) -> None:
+    """Draw a line at the trained length and shade what lies beyond, up to `last`; nothing if the length is not less.
+
+    `below`: write its name at the lower end of the line.
+    """
     if trained_length >= last:
         return
     axes.axvspan(trained_length, last, color=SHADE, zorder=0, linewidth=0)
     axes.axvline(trained_length, color=QUIET, linewidth=1)
     axes.annotate(
         f"trained length {tokens(trained_length)}",
-        (trained_length, 1),
+        (trained_length, 0 if below else 1),
         xycoords=("data", "axes fraction"),
-        xytext=(5, -4),
+        xytext=(5, 4 if below else -4),
         textcoords="offset points",
-        va="top",
+        va="bottom" if below else "top",
         fontsize=9,
         color=QUIET,
     )

@@ -1,4 +1,4 @@
-"""Figures of the use of far tokens: gain of copies by distance, accuracy of retrieval by depth and distance."""
+"""Figures of what a model copies and finds: gain of copies by distance, accuracy of retrieval by depth and distance."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ropewalk.figures.style import (
     length_ticks,
     look_of,
     mark_trained_length,
+    new_figure,
     panel,
     style,
     tokens,
@@ -30,118 +31,105 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WITHIN = "plain, within the trained length"  # at a phone's width: "plain, within"
-
+WITHIN = "plain at its trained length"
 _RECOMMENDED = " (recommended)"
 
 
 class MeasuredValue(NamedTuple):
-    """A gain in nats per token or a fraction of 1, and its interval (None: one window or text)."""
+    """A gain in nats per token or a fraction of 1, and its interval (None: too few to have one)."""
 
     value: float
     interval: tuple[float, float] | None
 
 
-Copies = Mapping[str, Mapping[int, MeasuredValue]]
+Copies = Mapping[str, Mapping[float, MeasuredValue]]
 """By method, the gain at each distance in tokens."""
 
 
-def gain_by_distance(
+def copies_by_distance(
     copies: Copies,
     *,
+    length: int,
     trained_length: int,
-    control: Mapping[int, MeasuredValue] | None = None,
-    needed: float | None = None,
+    control: Mapping[float, MeasuredValue] | None = None,
+    bound: float | None = None,
     recommended: str | None = None,
-    title: str = "Use of far tokens",
+    title: str = "Copies",
     narrow: bool = False,
 ) -> Figure:
-    """Draw the copy test's gain of each method by distance, in nats per token.
+    """Draw the gain of copied spans by their distance from the end of the window, for each method.
+
+    A point without an interval is hollow. Intervals that leave the axes are cut.
 
     **Arguments:**
-    - `control`: the gain within the trained length.
-    - `needed`: the gain that counts as use: half of the control; None if the model does not copy.
+    - `length`: tokens of the window. `control`: the model's gain at its trained length.
+    - `bound`: the gain that counts as copying; None if the model does not copy at its trained length.
     - `narrow`: for a phone's width.
     """
     with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=NARROW if narrow else WIDE)
-        _draw_copies(figure.subplots(), copies, control or {}, trained_length, needed, recommended)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-        _legend(figure, narrow)
+        figure, axes = new_figure(*(NARROW if narrow else WIDE))
+        axes.set_xlim(0, length)
+        mark_trained_length(axes, trained_length, length)
+        axes.axhline(0.0, color=QUIET, linewidth=0.8)
+        within = dict(sorted((control or {}).items()))
+        if within:
+            label = "plain, control" if narrow else WITHIN
+            axes.fill_between(
+                list(within), [gain.value for gain in within.values()], color=PALE, alpha=0.35, linewidth=0, zorder=1
+            )
+            axes.plot(
+                list(within), [gain.value for gain in within.values()], color=QUIET, linestyle=":", marker=".",
+                label=label,
+            )  # fmt: skip
+        for number, (name, gains) in enumerate(copies.items()):
+            look, apart = look_of(name), 0.006 * length * (number - (len(copies) - 1) / 2)
+            axes.plot(
+                [distance + apart for distance in gains],
+                [gain.value for gain in gains.values()],
+                color=look.color,
+                linestyle=look.line,
+                linewidth=2.6 if name == recommended else 1.6,
+                marker=look.marker,
+                label=f"{name}{_RECOMMENDED}" if name == recommended and not narrow else name,
+            )
+            for distance, gain in gains.items():
+                x = distance + apart
+                if gain.interval is None:
+                    axes.plot(
+                        [x], [gain.value], color=look.color, marker=look.marker, markerfacecolor="white", label="_"
+                    )
+                else:
+                    axes.plot([x, x], list(gain.interval), color=look.color, linewidth=1.1, alpha=0.75, label="_")
+        axes.set_ylim(
+            *_gain_range([*within.values(), *(gain for of in copies.values() for gain in of.values())], bound)
+        )
+        if bound is not None:
+            axes.axhline(bound, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+        note = "counts as copying" if bound is not None else "plain does not copy at its trained length: no bound"
+        axes.annotate(
+            note, (0, bound or 0.0), xycoords=("axes fraction", "data"), xytext=(3, 3), textcoords="offset points",
+            fontsize=8, color=QUIET,
+        )  # fmt: skip
+        axes.set_title(title)
+        axes.set_xlabel("tokens back from the window's end")
+        axes.set_ylabel("gain of copied spans")
+        axes.set_xticks([length * part / 4 for part in range(5)])
+        length_ticks(axes)
+        if narrow:
+            figure.legend(loc="outside lower left", ncols=3, fontsize=9)
+        else:
+            figure.legend(loc="outside right center")
         return figure
 
 
-def _legend(figure: Figure, narrow: bool) -> None:
-    """List each name once below the panels, shortened at a phone's width."""
-    lines: dict[str, Any] = {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            short = label.removesuffix(_RECOMMENDED).replace(WITHIN, "plain, within")
-            lines.setdefault(short if narrow else label, handle)
-    tight = {"fontsize": 9, "handlelength": 1.6, "columnspacing": 1.0} if narrow else {}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower left", ncols=4, **tight)
-
-
-def _draw_copies(
-    axes: Axes,
-    copies: Copies,
-    control: Mapping[int, MeasuredValue],
-    trained_length: int,
-    needed: float | None,
-    recommended: str | None,
-) -> None:
-    """Draw lines by distance on a logarithmic axis."""
-    distances = sorted({*control, *(distance for gains in copies.values() for distance in gains)})
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(distances[0] / 1.15, distances[-1] * 1.15)
-    mark_trained_length(axes, trained_length, distances[-1] * 1.15)
-    axes.axhline(0.0, color=QUIET, linewidth=0.8)
-    if needed is not None:
-        axes.axhline(needed, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            "counts as use",
-            (1, needed),
-            xycoords=("axes fraction", "data"),
-            xytext=(-3, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-            color=QUIET,
-        )
-    elif control:
-        axes.annotate(
-            "no limit: the model does not copy\nwithin its trained length either",
-            (0, 0),
-            xycoords="axes fraction",
-            xytext=(5, 5),
-            textcoords="offset points",
-            fontsize=9,
-            color=QUIET,
-        )
-    if control:
-        axes.plot(list(control), [gain.value for gain in control.values()], color=QUIET, linestyle=":", label=WITHIN)
-    for name, gains in copies.items():
-        look = look_of(name)
-        axes.errorbar(
-            list(gains),
-            [gain.value for gain in gains.values()],
-            yerr=_whiskers(list(gains.values())),
-            color=look.color,
-            linestyle=look.line,
-            marker=look.marker,
-            linewidth=2.6 if name == recommended else 1.6,
-            elinewidth=1,
-            capsize=2,
-            label=f"{name}{_RECOMMENDED}" if name == recommended else name,
-        )
-    panel(axes, "a block of random words, copied")
-    axes.set_xlabel("distance of the copy (tokens)")
-    axes.set_ylabel("gain (nats per token)")
-    axes.set_xticks(_doublings(distances[0], distances[-1]))
-    axes.minorticks_off()
-    length_ticks(axes)
+def _gain_range(gains: Sequence[MeasuredValue], bound: float | None) -> tuple[float, float]:
+    """Return the ends of the axis: all means, and as much of their intervals as leaves the means apart."""
+    means = [gain.value for gain in gains]
+    low, high = min([0.0, *means]), max([bound or 0.0, 0.1, *means])
+    span = high - low
+    ends = [end for gain in gains if gain.interval is not None for end in gain.interval]
+    low, high = max(min([low, *ends]), low - 0.4 * span), min(max([high, *ends]), high + 0.4 * span)
+    return low - 0.08 * (high - low), high + 0.14 * (high - low)  # above: space for the note on the trained length
 
 
 def _whiskers(values: Sequence[MeasuredValue]) -> list[list[float]] | None:
@@ -150,13 +138,6 @@ def _whiskers(values: Sequence[MeasuredValue]) -> list[list[float]] | None:
     if len(ends) < len(values):
         return None
     return [[max(0.0, value - low) for value, low, _ in ends], [max(0.0, high - value) for value, _, high in ends]]
-
-
-def _doublings(first: int, last: int) -> list[int]:
-    """Return at most five powers of two between two distances; the distances themselves if there is none."""
-    powers = [1 << n for n in range(40) if first <= 1 << n <= last]
-    step = -(-len(powers) // 5)
-    return powers[:: step or 1] or sorted({first, last})
 
 
 Table = Sequence[Sequence[float | None]]

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from ropewalk.errors import RopeError
 from ropewalk.measure.answers import CONFIDENCE, LEAST, Accuracy
-from ropewalk.measure.copy_test import span_of
 from ropewalk.methods import METHODS, Method
-from ropewalk.report.record import Document, labels, method_of, printable, recommended_label, short_name
-from ropewalk.statistics import difference, signed
+from ropewalk.report.formatting import better_or_worse, plain_number
+from ropewalk.report.record import (
+    CopyRow,
+    Document,
+    MeasuredEntry,
+    crop_differences,
+    labels,
+    method_of,
+    printable,
+    recommended_label,
+    short_name,
+)
+from ropewalk.statistics import over_windows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,50 +44,56 @@ class Drawing:
 
 
 Curves = dict[str, list[float]]
-MOST_BANDS = 7  # bands of more methods would hide each other
 
 
 def loss(document: Document) -> Iterator[Drawing]:
-    """Yield the loss by position."""
-    from ropewalk.figures.results import loss_by_position
+    """Yield the loss minus crop's by position; the loss itself if crop was not measured."""
+    from ropewalk.figures.results import MOST_WHISKERS, difference_by_position, loss_by_position, off_scale
 
-    losses, intervals = loss_curves(document)
+    found, losses = crop_differences(document), loss_curves(document)[0]
     trained, shown = document["trained_length"], recommended_label(document)
-    few = len(losses) <= MOST_BANDS
-    if not few:
-        intervals = {name: bands for name, bands in intervals.items() if name in (shown, "crop")}
     blocks = [(start, end) for start, end in document["blocks"]]
+    title = "loss compared with crop" if found else "loss by position"
+    shared = {
+        "trained_length": trained,
+        "recommended": shown,
+        "named": _named(document, losses),
+    }
 
     def draw(narrow: bool) -> Any:
-        return loss_by_position(
-            blocks,
-            losses,
-            trained_length=trained,
-            intervals=intervals,
-            recommended=shown,
-            title="Loss by position" if narrow else f"{short_name(document)}: loss by position",
-            narrow=narrow,
-            named=_named(document, losses),
-        )
+        named = {**shared, "title": title.capitalize() if narrow else f"{short_name(document)}: {title}"}
+        if found:
+            return difference_by_position(blocks, found, narrow=narrow, **named)
+        return loss_by_position(blocks, losses, narrow=narrow, **named)
 
-    last = "; ".join(f"{name} {values[-1]:.2f}" for name, values in losses.items())
-    yield Drawing(
-        "loss",
-        "Mean loss of the tokens at each position: lower is better. A method works if its line stays low beyond the "
-        "trained length (shaded)." + ("" if few else " Only the recommended method and crop have bands."),
-        f"Lines of loss in nats per token by position, trained length {trained:,} tokens marked. "
-        f"In the last block: {last}.",
-        draw(False),
-        draw(True),
-    )
+    if not found:
+        caption = "Loss at each position of a window: lower is better. Beyond the trained length: shaded."
+        last = "; ".join(f"{name} {values[-1]:.2f}" for name, values in losses.items())
+        alt = f"Lines of loss in nats per token by position. In the last block: {last}."
+    else:
+        several = any(band is not None for _, bands in found.values() for band in bands)
+        which = " (of the most important methods)" if len(found) - 1 > MOST_WHISKERS else ""
+        beyond = [f"{name} (up to {plain_number(value)})" for name, value in off_scale(found).items()]
+        caption = (
+            "Loss minus crop's at each position of a window: below zero the method predicts better than crop, above "
+            "zero worse. Beyond the trained length: shaded."
+            + (f" Vertical lines: intervals{which}." if several else " One window gives no intervals here.")
+            + (f" Off the scale: {', '.join(beyond)}." if beyond else "")
+        )
+        last = "; ".join(
+            f"{name} {better_or_worse(values[-1])}" for name, (values, _) in found.items() if name != "crop"
+        )
+        alt = f"Loss in nats per token compared with crop's, by position. In the last block: {last}."
+    yield Drawing("loss", caption, f"{alt} Trained length: {trained:,} tokens.", draw(False), draw(True))
 
 
 def _named(document: Document, losses: Curves) -> set[str]:
-    """Return the labels of plain, crop, and one more: recommended, else tested for use, else the lowest at the end."""
+    """Return the labels of plain, crop, and one more: recommended, else the best copier, else the lowest at the end."""
     shown = labels(document)
     others = [label for label in losses if label not in ("plain", "crop")]
-    tested = [shown[row["method"]] for row in document.get("use") or [] if row["method"] in shown]
-    first = [recommended_label(document), *(label for label in tested if label in others)]
+    gains = {shown[row["method"]]: row["gain"] for row in far_rows(document) if row["method"] in shown}
+    copiers = sorted((label for label in others if label in gains), key=lambda label: -gains[label])
+    first = [recommended_label(document), *copiers]
     lowest = min(others, key=lambda label: losses[label][-1], default="")
     return {"plain", "crop", next((label for label in first if label), lowest)}
 
@@ -96,7 +112,8 @@ def loss_curves(document: Document) -> tuple[Curves, dict[str, list[tuple[float,
         losses[label] = entries[name]["loss_by_block"]
         intervals[label] = []
         for block, mean in enumerate(losses[label]):
-            apart, interval = difference([row[block] for row in rows], [row[block] for row in plain])
+            pairs = zip(rows, plain, strict=False)  # a refuted method has fewer windows
+            apart, interval = over_windows([own[block] - other[block] for own, other in pairs])
             band = None if interval is None else (mean + interval[0] - apart, mean + interval[1] - apart)
             intervals[label].append(band)
     return losses, intervals
@@ -278,82 +295,204 @@ def _tokens(value: float | None) -> str:
 
 def _difference(method: Mapping[str, Any], where: str) -> str:
     value, interval = method[f"difference_{where}"], method[f"difference_{where}_ci"]
-    return "" if value is None else signed(value, interval)
+    return "" if value is None else plain_number(value, interval)
 
 
 Row = dict[str, Any]
 
 
-def rows_of(document: Document) -> list[Row]:
-    """Return the measurements of the use of far tokens; none in an old record."""
-    return list(document.get("use") or [])
+def far_rows(document: Document) -> list[CopyRow]:
+    """Return the gains of copies at the longest measured length beyond the trained one; none if not measured."""
+    rows = [row for row in _copy_rows(document) if row["length"] > document["trained_length"]]
+    longest = max((row["length"] for row in rows), default=0)
+    return sorted((row for row in rows if row["length"] == longest), key=lambda row: row["distance"])
 
 
-def used_span(document: Document, method: str) -> str:
-    """Return where a method is shown to use far tokens, in a few words; empty if that is not shown."""
-    copies = [row for row in rows_of(document) if (row["method"], row["test"]) == (method, "copy")]
-    copies = sorted((row for row in copies if not row.get("control")), key=lambda row: row["distance"])
-    shown = [row["distance"] for row in copies if row["interval"] and row["interval"][0] > (row["needed"] or math.inf)]
-    return span_of(shown, [row["distance"] for row in copies])
+def _copy_rows(document: Document) -> list[CopyRow]:
+    copied = document.get("copies")
+    return [] if copied is None else copied["rows"]
 
 
-def use(document: Document) -> Iterator[Drawing]:
-    """Yield the gain by distance; nothing if the copy test was not measured.
+def copied_span(document: Document, method: str) -> str:
+    """Return how far back a method is shown to copy, in a few words; empty if that is not shown."""
+    reach = document["verdict"].get("reach_copies")
+    if reach is not None:
+        return f"to {reach:,}"
+    rows = [row for row in far_rows(document) if row["method"] == method]
+    return span_of([row["distance"] for row in rows if row["result"] == "shown"], [row["distance"] for row in rows])
 
-    Rows of other tests, which old records contain, are in the table only.
+
+def span_of(shown: Sequence[float], measured: Sequence[float]) -> str:
+    """Describe the distances at which copies are shown, in order; empty for none.
+
+    >>> span_of([128, 240], [128, 240, 464]), span_of([240, 464], [128, 240, 464]), span_of([464], [128, 240, 464])
+    ('to 240', '240 to 464', 'at 464')
+    >>> span_of([128, 464], [128, 240, 464])
+    'in part'
     """
-    from ropewalk.figures.use import MeasuredValue, gain_by_distance
+    if not shown:
+        return ""
+    first = measured.index(shown[0])
+    if list(shown) != list(measured[first : first + len(shown)]):
+        return "in part"
+    if first == 0:
+        return f"to {shown[-1]:,.0f}"
+    return f"at {shown[0]:,.0f}" if len(shown) == 1 else f"{shown[0]:,.0f} to {shown[-1]:,.0f}"
 
-    rows = [row for row in rows_of(document) if row["test"] == "copy"]
-    far, control = ([row for row in rows if bool(row.get("control")) == within] for within in (False, True))
-    if not far:
+
+def copies(document: Document) -> Iterator[Drawing]:
+    """Yield the gain of copies by distance; nothing if none were asked for beyond the trained length."""
+    from ropewalk.figures.use import MeasuredValue, copies_by_distance
+
+    copied, rows, trained = document.get("copies"), far_rows(document), document["trained_length"]
+    if copied is None or not rows:
         return
-    copies: dict[str, dict[int, Any]] = {}
-    for row in sorted(far, key=lambda row: row["distance"]):
-        gain = MeasuredValue(row["gain"], None if row["interval"] is None else tuple(row["interval"]))
-        copies.setdefault(row["method"], {})[row["distance"]] = gain
-    needed = next((row["needed"] for row in far if row.get("needed") is not None), None)
-    within = {row["distance"]: MeasuredValue(row["gain"], None) for row in control}
+    gains: dict[str, dict[float, MeasuredValue]] = {}
+    for row in rows:
+        interval = None if row["interval"] is None else (row["interval"][0], row["interval"][1])
+        gains.setdefault(row["method"], {})[row["distance"]] = MeasuredValue(row["gain"], interval)
+    within = {row["distance"]: MeasuredValue(row["gain"], None) for row in copied["rows"] if _controls(row, trained)}
+    length = rows[0]["length"]
 
     def draw(narrow: bool) -> Any:
-        return gain_by_distance(
-            copies,
-            trained_length=document["trained_length"],
+        title = "copies by distance"
+        return copies_by_distance(
+            gains,
+            length=length,
+            trained_length=trained,
             control=within,
-            needed=needed,
+            bound=copied["bound"],
             recommended=document["recommended"],
-            title="Use of far tokens" if narrow else f"{short_name(document)}: use of far tokens",
+            title=title.capitalize() if narrow else f"{short_name(document)}: {title}",
             narrow=narrow,
         )
 
     yield Drawing(
-        "use",
-        "How much the loss of some tokens falls if an earlier copy of them is in the window, by the distance of the "
-        "copy. A gain of zero beyond the trained length (shaded): the model does not use tokens that far back.",
+        "copies",
+        f"How much better the model continues passages of the window than passages that it has not read. They are "
+        f"asked for at the window's end, after {length:,} tokens: plain gains nothing even within its trained length "
+        "once the window is longer than that."
+        + (" Grey: plain asked after its trained length." if within else "")
+        + (" Hollow: too few passages for an interval." if any(row["interval"] is None for row in rows) else ""),
         "Gain in nats per token by distance: "
-        + "; ".join(f"{row['method']} at {row['distance']:,}: {row['gain']:.3f}" for row in far)
+        + "; ".join(f"{row['method']} at {row['distance']:,.0f}: {plain_number(row['gain'])}" for row in rows)
         + ".",
         draw(False),
         draw(True),
     )
 
 
-def use_table(document: Document) -> Table | None:
-    """Return every gain with its interval; None if nothing was measured."""
-    rows = rows_of(document)
+def _controls(row: CopyRow, trained_length: int) -> bool:
+    return row["method"] == "plain" and row["length"] == trained_length
+
+
+def copies_table(document: Document) -> Table | None:
+    """Return every gain by length and distance, with its interval; None if nothing was measured."""
+    rows = _copy_rows(document)
     if not rows:
         return None
     cells = [
         [
-            f"{row['method']}, control" if row.get("control") else row["method"],
-            row["test"],
-            f"{row['distance']:,}",
-            signed(row["gain"], None if row["interval"] is None else tuple(row["interval"])),
+            f"{row['method']}, control" if _controls(row, document["trained_length"]) else row["method"],
+            f"{row['length']:,}",
+            f"{row['from']:,} to {row['to']:,}" if row["to"] > row["from"] else f"{row['distance']:,.0f}",
+            plain_number(row["gain"], row["interval"]),
+            f"{row['spans']:,}",
+            row["result"] + (", decides" if row["decides"] else ""),
         ]
         for row in rows
     ]
-    heads = ["method", "test", "tokens back", "gain"]
-    return Table("Use of far tokens: gain in nats per token", heads, cells, best=document["recommended"])
+    heads = ["method", "length", "tokens back", "gain", "spans", "copies"]
+    return Table("Copies: gain in nats per token", heads, cells, best=document["recommended"])
+
+
+def looks(document: Document) -> Iterator[Drawing]:
+    """Yield how the answer grew with the windows; nothing for fewer than two looks."""
+    from ropewalk.figures.results import LookPoint, growing_answer
+
+    entries, method = document.get("looks") or [], grown_method(document)
+    if len(entries) < 2 or method is None:
+        return
+    copied = document.get("copies")
+    points = [
+        LookPoint(
+            one["windows"],
+            one["action"] != "undecided",
+            _measured(one["crop_difference"].get(method)),
+            _measured(one["copies"].get(method)),
+        )
+        for one in entries
+    ]
+    margins = [
+        one["margin"]
+        for one in document["verdict"]["evidence"]
+        if (one["method"], one["against"], one["where"]) == (method, "crop", "beyond")
+    ]
+
+    def draw(narrow: bool) -> Any:
+        return growing_answer(
+            points,
+            method=method,
+            most_loss=max(margins, default=None),
+            bound=None if copied is None else copied["bound"],
+            title=f"{method}: the answer by windows" if narrow else f"{method}: the answer by number of windows",
+            narrow=narrow,
+        )
+
+    said = "; ".join(f"{one['windows']}: {one['action']}" for one in entries)
+    yield Drawing(
+        "looks",
+        f"What was known of {method} after each number of windows: its loss less crop's, beyond the trained length, "
+        "and its copies. Vertical lines: intervals. Filled points: the answer was decided.",
+        f"Loss less crop's and copies of {method} by number of windows, with intervals. Answers: {said}.",
+        draw(False),
+        draw(True),
+    )
+
+
+def _measured(entry: MeasuredEntry | None) -> tuple[float, Sequence[float] | None] | None:
+    return None if entry is None else (entry["mean"], entry["interval"])
+
+
+def grown_method(document: Document) -> str | None:
+    """Return the verdict's method, or else the best candidate of the last look: of those that copy best by the mean.
+
+    None if no look measured a method.
+    """
+    entries = document.get("looks") or []
+    measured = {name for one in entries for name in (*one["crop_difference"], *one["copies"])} - {"crop"}
+    named = [document["verdict"]["method"], document["recommended"], *(one["method"] for one in reversed(entries))]
+    chosen = next((name for name in named if name in measured), None)
+    if chosen is not None or not measured:
+        return chosen
+    last = entries[-1]
+    gains = {name: found["mean"] for name, found in last["copies"].items() if name in measured}
+    if any(name != "plain" for name in gains):
+        return max((name for name in gains if name != "plain"), key=lambda name: gains[name])
+    lost = {name: found["mean"] for name, found in last["crop_difference"].items() if name in measured}
+    return min(lost, key=lambda name: (name == "plain", lost[name]), default=min(measured))
+
+
+def looks_table(document: Document) -> Table | None:
+    """Return what each look found; None if there were none."""
+    entries, method = document.get("looks") or [], grown_method(document)
+    if not entries:
+        return None
+    rows = []
+    for one in entries:
+        found = (one[key].get(method or "") for key in ("crop_difference", "copies"))  # type: ignore[literal-required]
+        apart, copied = ((None if entry is None else _measured(entry)) for entry in found)
+        rows.append(
+            [
+                f"{one['windows']:,}",
+                "" if one["seconds"] is None else f"{one['seconds']:,.0f}",
+                " ".join(filter(None, (one["action"], one["method"] and f"with {one['method']}"))),
+                "" if apart is None else better_or_worse(*apart),
+                "" if copied is None else plain_number(*copied),
+            ]
+        )
+    heads = ["windows", "seconds", "answer", f"{method}, compared with crop", f"copies of {method}"]
+    return Table("The answer by number of windows, nats per token", heads, rows)
 
 
 _LONGEST = 6  # lengths that have curves
@@ -487,19 +626,42 @@ def _curves(document: Document, rows: Sequence[Row], task: str) -> Drawing:
 
 
 def retrieval_table(document: Document) -> Table | None:
-    """Return each method's right answers by task and length, with intervals; None if nothing was measured."""
+    """Return each method's right answers by task and length, calibrated and raw; None if nothing was measured."""
     means = [row for row in retrieval_details(document).get("means") or [] if row["task"] is not None]
     if not means:
         return None
-    lengths = sorted({row["length"] for row in means})
+    lengths, calibrates = sorted({row["length"] for row in means}), any("found_raw" in row for row in means)
     rows = []
     for method, task in dict.fromkeys((row["method"], row["task"]) for row in means):
         by_length = {row["length"]: row for row in means if (row["method"], row["task"]) == (method, task)}
-        cells = [_share(by_length[length]) if length in by_length else "" for length in lengths]
+        cells = [cell for length in lengths for cell in _shares(by_length.get(length), calibrates)]
         rows.append([method, str(task), *cells, f"{max(row['chance'] for row in by_length.values()):.3g}"])
-    heads = ["method", "task", *(f"{length:,} tokens" for length in lengths), "chance"]
-    title = f"Right answers; in brackets the {CONFIDENCE:.0%} interval, raw: without calibration"
-    return Table(title, heads, rows, best=document["recommended"])
+    by_length_heads = [
+        head
+        for length in lengths
+        for head in ([f"{length:,} tokens, calibrated", f"{length:,}, raw"] if calibrates else [f"{length:,} tokens"])
+    ]
+    title = f"Right answers; in brackets the {CONFIDENCE:.0%} interval. Raw: without calibration"
+    return Table(title, ["method", "task", *by_length_heads, "chance"], rows, best=document["recommended"])
+
+
+def paired_table(document: Document) -> Table | None:
+    """Return the share that each method finds more than crop, paired by question; None if that was not measured."""
+    paired = retrieval_details(document).get("more_than_crop") or []
+    rows = [
+        [
+            row["method"],
+            str(row["task"]),
+            f"{row['length']:,}",
+            plain_number(row["difference"], row["interval"]),
+            plain_number(row["difference_raw"], row["interval_raw"]),
+            f"{row['asked']:,}",
+        ]
+        for row in paired
+    ]
+    heads = ["method", "task", "tokens", "calibrated", "raw", "questions"]
+    title = f"Share found, minus crop's share of the same questions, with the {CONFIDENCE:.0%} interval"
+    return Table(title, heads, rows, best=document["recommended"]) if rows else None
 
 
 def distance_table(document: Document) -> Table | None:
@@ -507,7 +669,10 @@ def distance_table(document: Document) -> Table | None:
     measured = retrieval_details(document).get("by_distance") or []
     if not measured:
         return None
-    methods = list(dict.fromkeys(row["method"] for row in measured))
+    methods, calibrates = (
+        list(dict.fromkeys(row["method"] for row in measured)),
+        any("found_raw" in r for r in measured),
+    )
     cells: dict[tuple[str, int, tuple[float, float]], dict[str, Row]] = {}
     for row in measured:
         cells.setdefault((row["task"], row["length"], tuple(row["distances"])), {})[row["method"]] = row
@@ -516,25 +681,30 @@ def distance_table(document: Document) -> Table | None:
             str(task),
             f"{length:,}",
             f"{low:,.0f} to {high:,.0f}",
-            *(_share(of_methods[method]) if method in of_methods else "" for method in methods),
+            *(cell for method in methods for cell in _shares(of_methods.get(method), calibrates)),
         ]
         for (task, length, (low, high)), of_methods in cells.items()
     ]
-    return Table("Right answers by distance", ["task", "tokens", "distance", *methods], rows)
+    heads = [head for method in methods for head in ([method, f"{method}, raw"] if calibrates else [method])]
+    return Table("Right answers by distance", ["task", "tokens", "distance", *heads], rows)
 
 
-def _share(row: Row) -> str:
-    """Return right answers with their interval: 0.75 [0.47, 0.91] (18 of 24; raw 16)."""
+def _shares(row: Row | None, calibrates: bool) -> list[str]:
+    """Return right answers with their interval, 0.75 [0.47, 0.91] (18 of 24), and if `calibrates` the raw ones."""
+    if row is None:
+        return ["", ""] if calibrates else [""]
     raw = row.get("found_raw")
-    counts = f"({row['found']} of {row['asked']}" + ("" if raw in (None, row["found"]) else f"; raw {raw}") + ")"
     interval = "" if row["interval"] is None else "[{:.2f}, {:.2f}] ".format(*row["interval"])
-    return f"{row['found'] / row['asked']:.2f} {interval}{counts}"
+    shown = f"{row['found'] / row['asked']:.2f} {interval}({row['found']} of {row['asked']})"
+    bare = "" if raw is None else f"{raw / row['asked']:.2f} ({raw})"
+    return [shown, bare] if calibrates else [shown]
 
 
 Draw = Callable[[Document], Iterator[Drawing]]
 FIGURES: dict[str, Draw] = {
     "loss": loss,
-    "use": use,
+    "copies": copies,
+    "looks": looks,
     "retrieval": retrieval_drawings,
     "frequencies": frequencies,
     "wavelengths": turns,
@@ -565,6 +735,6 @@ def drawing_named(document: Document, name: str) -> Drawing:
         raise RopeError(
             "report: the numbers of this figure were not measured.",
             facts={"name": name, "measured": ", ".join(drawn) or "none"},
-            cure="Choose one that was measured." if drawn else "Measure them: --measure loss,use,retrieval.",
+            cure="Choose one that was measured." if drawn else "Measure them: --measure loss,copies,retrieval.",
         )
     return drawn[name]

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from ropewalk.atomic_io import finite
 from ropewalk.figures.style import GRID, INK, LOOKS, OTHER, PALE, QUIET, SHADE
 from ropewalk.methods import METHODS, Look
-from ropewalk.report.record import Document, printable
+from ropewalk.report.record import Document, copies_of_use, crop_differences, labels, printable
 
 _COLOR = re.compile(r"#([0-9a-f]{6})\b")
 _POINTER = re.compile(r"url\(#")
@@ -78,13 +78,25 @@ def _apart(key: str, value: str, name: str) -> str:
 
 CARD = "#1b1d20"
 _FIXED = {"#ffffff": CARD, INK: "#e8e6e1", QUIET: "#a8a59c", GRID: "#35383d", SHADE: "#26292d", PALE: "#5d6066"}
+# the same hues, further apart than their lightened forms would be
+_NIGHT = {"#882255": "#ef5590", "#cc79a7": "#efbcd6", "#0072b2": "#2f93e0", "#56b4e9": "#9bd8f7", "#44aa99": "#7fd6c8",
+          "#999933": "#d0d067", "#d55e00": "#f2703a", "#117733": "#57a336", "#009e73": "#00b98a"}  # fmt: skip
 _LEAST_CONTRAST = 4.5  # of a line on the card: WCAG's limit for small text
 
 
 def night_colors() -> str:
     """Return the colour variables of dark pages as the body of a CSS rule; methods keep their hue."""
-    colors = {**{look.color: lighter(look.color) for look in (*LOOKS.values(), OTHER)}, **_FIXED}
+    colors = {**{look.color: night_color(look.color) for look in (*LOOKS.values(), OTHER)}, **_FIXED}
     return " ".join(f"--c-{day.removeprefix('#')}: {night};" for day, night in sorted(colors.items()))
+
+
+def night_color(color: str) -> str:
+    """Return a colour's form on dark pages; the ink of light pages becomes light.
+
+    >>> night_color("#222222"), night_color("#882255")
+    ('#e8e6e1', '#ef5590')
+    """
+    return {**_FIXED, **_NIGHT}.get(color) or lighter(color)
 
 
 def lighter(color: str) -> str:
@@ -118,7 +130,7 @@ def _luminance(color: str) -> float:
 DASHES = {"-": "", "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}
 KEYS = ("model", "trained_length", "target", "blocks", "recommended")
 OF_METHOD = ("name", "loss_by_block", "ci_by_block", "loss_within", "loss_beyond", "same_as")
-OF_USE = ("method", "test", "distance", "gain", "interval", "control", "needed")
+OF_COPY = ("method", "length", "distance", "gain", "interval")
 
 
 def record_entry(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,10 +142,19 @@ def record_entry(document: Mapping[str, Any]) -> dict[str, Any]:
     >>> "more" in record_entry(document)
     False
     """
+    differences, named = crop_differences(document), labels(document)
+    copied = document.get("copies") or (copies_of_use(document) if document.get("use") else None)
+    methods = []
+    for method in document["methods"]:
+        values, intervals = differences.get(named.get(method["name"], ""), (None, None))
+        apart = {"crop_difference_by_block": values, "crop_difference_by_block_ci": intervals}
+        methods.append({**_kept(method, OF_METHOD), **apart})
     return {
         **{key: document[key] for key in KEYS},
-        "methods": [_kept(method, OF_METHOD) for method in document["methods"]],
-        "use": [_kept(row, OF_USE) for row in document.get("use") or []],
+        "methods": methods,
+        "copies": None
+        if copied is None
+        else {"bound": copied["bound"], "rows": [_kept(row, OF_COPY) for row in copied["rows"]]},
         "verdict": {"sentence": (document.get("verdict") or document["recommendation"]).get("sentence")},
         "protocol": {"sentence": document["protocol"]["sentence"]},
     }
@@ -163,9 +184,9 @@ def css_look(look: Look) -> dict[str, str]:
     """Return a method's colour on light and dark pages, and its dashes for SVG.
 
     >>> css_look(Look("#0072b2", ":"))
-    {'color': 'light-dark(#0072b2, #008cdb)', 'dash': '2 3'}
+    {'color': 'light-dark(#0072b2, #2f93e0)', 'dash': '2 3'}
     """
-    return {"color": f"light-dark({look.color}, {lighter(look.color)})", "dash": DASHES[look.line]}
+    return {"color": f"light-dark({look.color}, {night_color(look.color)})", "dash": DASHES[look.line]}
 
 
 def embedded(data: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from ropewalk.errors import RopeError
+from ropewalk.statistics import difference
 
 Pair = list[float]
 """The [low, high] of an interval."""
@@ -37,7 +38,27 @@ class NextRunEntry(TypedDict):
     sentence: str
 
 
-class VerdictEntry(TypedDict):
+class BesideEntry(TypedDict):
+    """The best method that only Python can run, next to the one that the verdict names."""
+
+    method: str
+    length: int
+    sentence: str
+    call: str | None
+
+
+class _OfSomeVerdicts(TypedDict, total=False):
+    """The entries of a verdict that records of earlier versions lack; `reach_use` is only in those."""
+
+    call: str | None
+    length: int | None
+    reach_copies: int | None
+    reach_use: int | None
+    engine: str | None
+    beside: BesideEntry | None
+
+
+class VerdictEntry(_OfSomeVerdicts):
     """The verdict; see `ropewalk.diagnosis.verdict.Verdict`. `action` is None for records that contain no verdict."""
 
     action: str | None
@@ -47,7 +68,6 @@ class VerdictEntry(TypedDict):
     method: str | None
     config: dict[str, Any] | None
     reach_loss: int | None
-    reach_use: int | None
     evidence: list[ComparisonEntry]
     next: NextRunEntry | None
 
@@ -62,6 +82,8 @@ class _OfSomeMethods(TypedDict, total=False):
     inv_freq: list[float] | None
     inv_freq_unscaled: list[float] | None
     attention_factor: float
+    crop_difference_by_block: list[float] | None
+    crop_difference_by_block_ci: list[Pair | None] | None
 
 
 class MethodEntry(_OfSomeMethods):
@@ -83,13 +105,80 @@ class MethodEntry(_OfSomeMethods):
     same_as: str | None
 
 
+CopyRow = TypedDict(
+    "CopyRow",
+    {
+        "method": str,
+        "length": int,
+        "from": int,
+        "to": int,
+        "distance": float,
+        "gain": float,
+        "interval": Pair | None,
+        "spans": int,
+        "windows": int,
+        "decides": bool,
+        "result": str,
+    },
+)
+"""The gain of spans that lie `from` to `to` tokens before the end of a context of `length` tokens."""
+
+
+class CopiesEntry(TypedDict):
+    """What was copied; gains in nats per token, lengths and distances in tokens.
+
+    - `control`: the gain at the trained length, {gain, interval, spans, windows}; None in a record that lacks it.
+    - `bound`: the gain that counts as copying; None if the model does not copy at its trained length.
+    """
+
+    trained_length: int
+    control: dict[str, Any] | None
+    bound: float | None
+    rows: list[CopyRow]
+    notes: list[str]
+    sentences: list[str]
+
+
+class MeasuredEntry(TypedDict):
+    """A mean and its interval."""
+
+    mean: float
+    interval: Pair | None
+
+
+class LookEntry(TypedDict):
+    """What was concluded after a planned number of windows."""
+
+    windows: int
+    seconds: float | None
+    action: str
+    method: str | None
+    length: int | None
+    headline: str
+    crop_difference: dict[str, MeasuredEntry]
+    copies: dict[str, MeasuredEntry]
+
+
+class _OldUse(TypedDict):
+    """A row of the test of use that records of earlier versions contain."""
+
+    method: str
+    test: str
+    distance: int
+    gain: float
+    interval: Pair | None
+
+
 class _OfSomeDocuments(TypedDict, total=False):
     """The entries that a document has if they were measured, and that records of earlier versions lack."""
 
     audits: list[dict[str, Any]]
     environment: dict[str, Any]
     left_out: list[str]
-    use: list[dict[str, Any]]
+    stopped: str | None
+    copies: CopiesEntry | None
+    looks: list[LookEntry]
+    use: list[_OldUse]
     use_details: dict[str, Any]
     retrieval: Any  # rows; the first version had a table
     retrieval_details: dict[str, Any]
@@ -122,6 +211,9 @@ def checked(content: Mapping[str, Any]) -> Document:
     complete = {**content, "verdict": _verdict_of(content)}
     complete.setdefault("recommended", None)
     wrong = next(_mismatches(complete, Document, ""), None)
+    if wrong is None and content.get("copies") is None and content.get("use"):
+        complete["copies"] = copies_of_use(content)
+        wrong = next(_mismatches(complete, Document, ""), None)
     if wrong is not None:
         raise RopeError(
             "report: the record lacks something, or holds it in another form.",
@@ -129,6 +221,62 @@ def checked(content: Mapping[str, Any]) -> Document:
             cure="Write it again with this version: ropewalk doctor MODEL --json FILE.",
         )
     return cast("Document", complete)
+
+
+OLD_TEST = "Measured by an earlier version: blocks of random words, written into the window and repeated at its end."
+
+
+def copies_of_use(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the copies of a record whose earlier test repeated blocks of random words; other old tests are left out.
+
+    The copy test's control and threshold become those of the copies.
+    """
+    trained, rows = content["trained_length"], []
+    for row in sorted((row for row in content["use"] if row["test"] == "copy"), key=lambda row: row["distance"]):
+        needed, interval, within = row.get("needed"), row["interval"], bool(row.get("control"))
+        if interval is None or needed is None or interval[0] <= needed <= interval[1]:
+            result = "open"
+        else:
+            result = "shown" if interval[0] > needed else "refuted"
+        length = trained if within else content["target"]
+        same = {key: row[key] for key in ("method", "distance", "gain", "interval")}
+        counts = {"spans": row.get("tokens", 0), "windows": row.get("windows", 1)}
+        place = {"length": length, "from": row["distance"], "to": row["distance"]}
+        rows.append({**same, **place, **counts, "decides": not within, "result": result})
+    return {
+        "trained_length": trained,
+        "control": None,
+        "bound": next((row["needed"] for row in content["use"] if row.get("needed") is not None), None),
+        "rows": rows,
+        "notes": [OLD_TEST],
+        "sentences": list((content.get("use_details") or {}).get("summary") or []),
+    }
+
+
+def crop_differences(document: Mapping[str, Any]) -> dict[str, tuple[list[float], list[Pair | None]]]:
+    """Return for each label the loss minus crop's in each block, paired by window, with intervals; {} without crop.
+
+    A record of an earlier version lacks them: they are computed from its windows. Windows that a method lacks, because
+    it was refuted before, are left out of its pairs.
+    """
+    entries = {method["name"]: method for method in document["methods"]}
+    found: dict[str, tuple[list[float], list[Pair | None]]] = {}
+    if "crop" not in entries:
+        return found
+    against = entries["crop"]["loss_by_window_and_block"]
+    for name, label in labels(document).items():
+        values = entries[name].get("crop_difference_by_block")
+        if values is not None:
+            intervals = entries[name].get("crop_difference_by_block_ci") or [None] * len(values)
+            found[label] = (list(values), list(intervals))
+            continue
+        pairs = list(zip(entries[name]["loss_by_window_and_block"], against, strict=False))
+        apart = [
+            difference([own[block] for own, _ in pairs], [other[block] for _, other in pairs])
+            for block in range(len(document["blocks"]))
+        ]
+        found[label] = ([mean for mean, _ in apart], [None if band is None else list(band) for _, band in apart])
+    return found
 
 
 def _verdict_of(content: Mapping[str, Any]) -> Any:
@@ -227,7 +375,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def labels(document: Document) -> dict[str, str]:
+def labels(document: Mapping[str, Any]) -> dict[str, str]:
     """Return for each measured method its name, joined with those of the methods that equal it.
 
     >>> labels({"methods": [{"name": "ntk", "same_as": None}, {"name": "dynamic", "same_as": "ntk"}]})

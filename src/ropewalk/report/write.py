@@ -18,14 +18,17 @@ from ropewalk.report import figures as tables
 from ropewalk.report.figures import (
     Drawing,
     Table,
+    copied_span,
+    copies_table,
     distance_table,
     drawing_named,
     drawings,
+    looks_table,
+    paired_table,
     retrieval_details,
     retrieval_table,
-    use_table,
-    used_span,
 )
+from ropewalk.report.formatting import better_or_worse, bound_in_words, shareable
 from ropewalk.report.inline import inline_svg, night_colors, program
 from ropewalk.report.record import (
     Document,
@@ -37,25 +40,43 @@ from ropewalk.report.record import (
     printable,
     short_name,
 )
-from ropewalk.statistics import signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def reaches(verdict: Mapping[str, Any], trained_length: int, target: int, used: str = "") -> list[tuple[str, str]]:
+def reaches(verdict: Mapping[str, Any], trained_length: int, target: int, copied: str = "") -> list[tuple[str, str]]:
     """Return the lengths shown next to the verdict, in tokens, each with its meaning.
 
-    `used`: where far tokens are shown to be used, in a few words; empty where that is not shown.
+    `copied`: how far back copies are shown, in a few words; empty where that is not shown.
     """
-    facts = [("wanted", f"{target:,} tokens"), ("trained to", f"{trained_length:,}")]
+    facts = [("asked for", f"{target:,} tokens"), ("trained length", f"{trained_length:,}")]
     if verdict["action"] in (None, "unfit"):
         return facts
     loss = verdict["reach_loss"]
     return [
         *facts,
         ("loss holds", "not shown" if loss is None else f"to {loss:,}"),
-        ("far tokens used", used or "not shown"),
+        ("copies", copied or "not shown"),
+    ]
+
+
+def terms(document: Document) -> list[tuple[str, str]]:
+    """Return the six terms of the page's first screen, each with its explanation."""
+    trained, target = document["trained_length"], document["target"]
+    windows = max(len(method["loss_by_window_and_block"]) for method in document["methods"])
+    confidence = 100 * document["protocol"]["confidence"]
+    length = document["blocks"][-1][1]
+    return [
+        ("trained length", f"the longest texts in the model's training: {trained:,} tokens."),
+        ("window", f"a stretch of the text, {length:,} tokens, that the model reads from its start; here {windows}."),
+        ("loss", "how badly the model predicts each next token, on average; lower is better."),
+        ("crop", f"the model given only the last {trained:,} tokens: it forgets the rest, and needs no method."),
+        (
+            "copies",
+            f"at the end of a window the model continues passages that stand in it, up to {target:,} tokens back.",
+        ),
+        ("interval", f"where the value lies if more windows of such text are read, in {confidence:g} % of all cases."),
     ]
 
 
@@ -64,17 +85,18 @@ def evidence_table(document: Document) -> Table | None:
     rows = [
         [
             one["name"],
-            f"{one['method']} - {one['against']}",
+            one["method"],
+            one["against"],
             one["where"],
-            signed(one["difference"], None if one["interval"] is None else (one["interval"][0], one["interval"][1])),
-            f"{one['margin']:+.2f}",
+            better_or_worse(one["difference"], one["interval"]),
+            bound_in_words(one["margin"]),
             one["result"],
         ]
         for one in document["verdict"]["evidence"]
     ]
     if not rows:
         return None
-    heads = ["question", "difference of", "where", "nats per token", "must lie below", "result"]
+    heads = ["question", "method", "compared with", "where", "nats per token", "must be", "result"]
     return Table("What the verdict rests on", heads, rows)
 
 
@@ -127,7 +149,7 @@ def _code(sentence: str) -> Any:
 
 def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]:
     """Return the variables of the template."""
-    found, retrieval = document["verdict"], retrieval_details(document)
+    found, retrieval, copied = document["verdict"], retrieval_details(document), document.get("copies")
     chosen = method_of(document, document["recommended"])
     call = _call(chosen)
     return {
@@ -137,8 +159,11 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "headline": found["headline"],
         "others": " ".join(found["reasons"]),
         "reaches": reaches(
-            found, document["trained_length"], document["target"], used_span(document, found["method"] or "plain")
+            found, document["trained_length"], document["target"], copied_span(document, found["method"] or "plain")
         ),
+        "terms": terms(document),
+        "beside": found.get("beside"),
+        "stopped": document.get("stopped"),
         "evidence": evidence_table(document),
         "next": found["next"],
         "left_out": document.get("left_out") or [],
@@ -151,10 +176,12 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         "natures": tables.natures(document),
         "by_block": tables.by_block(document),
         "pairs": tables.pairs(document),
-        "use": use_table(document),
-        "use_summary": (document.get("use_details") or {}).get("summary") or [],
+        "copies": copies_table(document),
+        "copies_summary": [] if copied is None else [*copied["sentences"], *copied["notes"]],
+        "looks": looks_table(document),
         "retrieval": retrieval_table(document),
         "retrieval_distances": distance_table(document),
+        "retrieval_paired": paired_table(document),
         "retrieval_summary": [printable(str(line)) for line in retrieval.get("summary", [])],
         "retrieval_protocol": printable(str(retrieval.get("protocol", {}).get("sentence", ""))),
         "figures": {one.drawing.name: _figure(one) for one in figures},
@@ -242,6 +269,7 @@ def report_files(record: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str | b
     """Return the record and figures by file name, and the page's text, without writing them."""
     from ropewalk.figures.style import render as drawn
 
+    record = shareable(record)
     document = checked(record)
     files: list[tuple[str, str | bytes]] = [(RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")]
     figures = _figures(document)
@@ -255,7 +283,7 @@ def report_page(record: Mapping[str, Any]) -> str:
     """Return only the page; raise `RopeError` if a package is missing."""
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
-    document = checked(record)
+    document = checked(shareable(record))
     return render(document, _figures(document))
 
 

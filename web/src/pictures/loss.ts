@@ -1,6 +1,6 @@
 import type { DoctorRecord } from "../data.ts";
 import type { Picture } from "../picture.ts";
-import { copies, inWords, lossDrawing, readRecord, useDrawing } from "../record.ts";
+import { copies, inWords, lossDrawing, readRecord, copiesDrawing } from "../record.ts";
 import { Chart } from "../ui/chart.ts";
 import { Controls } from "../ui/controls.ts";
 import { h } from "../ui/dom.ts";
@@ -12,7 +12,7 @@ const OWN = "own";
 /** Loss by position and use of far tokens, from the doctor's records. */
 export const loss: Picture = {
   id: "loss",
-  title: "Loss and use by length",
+  title: "Loss and copies by length",
   tryThis:
     "Switch “plain” off to see the methods beyond the trained length. Compare with “crop”, which forgets far tokens. Or load your own report.json.",
   mount(root, { data, state }) {
@@ -38,7 +38,7 @@ export const loss: Picture = {
     const lossChart = new Chart(320);
     const useChart = new Chart(260);
     const text = caption();
-    const heading = h("h3", {}, "Use of far tokens");
+    const heading = h("h3", {}, "Copies");
     const protocol = h("p", { class: "note" });
     layout(root, [lossChart.element, text, heading, useChart.element, protocol], controls.element);
     const draw = () => {
@@ -56,7 +56,7 @@ export const loss: Picture = {
       text.textContent = inWords(record);
       const rows = copies(record, shown.value);
       heading.hidden = useChart.element.hidden = rows.length === 0;
-      if (rows.length > 0) useChart.update(useDrawing(data.methods, record, rows));
+      if (rows.length > 0) useChart.update(copiesDrawing(data.methods, record, rows));
       protocol.textContent = record.protocol?.sentence ?? "";
     };
     const again = () => draw();

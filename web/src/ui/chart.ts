@@ -17,6 +17,8 @@ export interface Series {
   readonly dots?: boolean;
   /** Lower and upper bound at each x: a band around the line. */
   readonly band?: readonly (readonly [x: number, low: number, high: number])[];
+  /** Lower and upper bound at each x: vertical lines. */
+  readonly whiskers?: readonly (readonly [x: number, low: number, high: number])[];
   readonly faint?: boolean;
 }
 
@@ -134,6 +136,11 @@ export class Chart {
       band.style.fill = series.color;
       made.push(band);
     }
+    for (const [at, low, high] of series.whiskers ?? []) {
+      const whisker = svg("line", { class: "whisker", x1: x(at), x2: x(at), y1: y(low), y2: y(high) });
+      whisker.style.stroke = series.color;
+      made.push(whisker);
+    }
     const drawn = svg("path", {
       class: series.faint ? "line faint" : "line",
       d: path([...series.points]) ?? "",
@@ -220,7 +227,8 @@ export class Chart {
     const parts = drawing.series.flatMap((series) => {
       const found = series.points[nearest(series.points as Point[], snapped)];
       if (series.faint || found === undefined || !Number.isFinite(found[1])) return [];
-      if (!Number.isFinite(this.y(found[1]))) return [entry(series, show(found[1]))];
+      const [lowest = -Infinity, highest = Infinity] = this.y.domain();
+      if (!(found[1] >= lowest && found[1] <= highest)) return [entry(series, show(found[1]))]; // off the scale
       const dot = svg("circle", { cx: this.x(found[0]), cy: this.y(found[1]), r: 4 });
       dot.style.fill = series.color;
       group.append(dot);
