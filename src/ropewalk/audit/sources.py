@@ -28,6 +28,7 @@ class Source:
 
     - `ropes`, `layers`: by layer type, or by None if there is one rope.
     - `library`: "ropewalk" or "transformers", which computes the model.
+    - `dtype_note`: a sentence on the dtype of a live model (see `ropewalk.readers.adapters.fast_copy`), or None.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Source:
     ropes: Mapping[str | None, RopeConfig]
     layers: Mapping[str | None, Layers] = dataclasses.field(default_factory=dict)
     library: str = "ropewalk"
+    dtype_note: str | None = None
 
     def audits(self, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
         """Return the audit of each rope, that of full attention first because it reaches furthest.

@@ -29,7 +29,7 @@ from ropewalk.methods import METHODS, unsettled
 from ropewalk.models.precision import chosen_dtype
 from ropewalk.models.prompts import Tokenizer
 from ropewalk.progress import Progress, shown
-from ropewalk.readers.adapters import open_reader, reader_of
+from ropewalk.readers.adapters import fast_copy, open_reader, reader_of
 from ropewalk.readers.reader import Reader
 
 SHORTEST = 256  # tokens: of the shortest text of retrieval that is chosen here
@@ -195,8 +195,9 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Source, Reader]:
                 facts=given,
                 cure="Move it before: model.to(...).",
             )
+        model, note = fast_copy(model)
         reader = reader_of(model)
-        return source_of(reader), _sharded(reader, settings)
+        return dataclasses.replace(source_of(reader), dtype_note=note), _sharded(reader, settings)
     source = read_source(model)
     try:
         device = torch.device(settings.device)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from ropewalk.checkpoints.load import builds, load_decoder
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError
+from ropewalk.models.precision import slow_dtype
 from ropewalk.optional import need
 from ropewalk.readers.reader import Reader
 
+MEMORY = 1.5  # available bytes over those of a float32 copy that `fast_copy` makes
 Adapt = Callable[[object, str | None], Reader | None]
 
 
@@ -39,6 +44,57 @@ def reader_of(model: object, name: str | None = None) -> Reader:
         facts={"model": type(model).__name__},
         cure="Pass a Decoder, or an object with the methods of ropewalk.readers.reader.Reader.",
     )
+
+
+def fast_copy(model: object) -> tuple[object, str | None]:
+    """Return a float32 copy of a model whose dtype this CPU multiplies slowly, and a sentence that says so.
+
+    The model itself is not changed. It is returned with None if its dtype is fast, and with a sentence if memory does
+    not suffice for the copy.
+
+    **Arguments:** `model`: a model of transformers, a pair (model, tokenizer), or a `Decoder`.
+
+    >>> from ropewalk.checkpoints.load import load
+    >>> fast_copy(load("tiny", dtype=torch.float32))[1] is None
+    True
+    """
+    if isinstance(model, tuple) and len(model) == 2:
+        fast, sentence = fast_copy(model[0])
+        return (model if fast is model[0] else (fast, model[1])), sentence
+    if not isinstance(model, nn.Module):
+        return model, None
+    weights = [weight for weight in model.parameters() if weight.is_floating_point()]
+    if not any(slow_dtype(weight.dtype, str(weight.device)) for weight in weights):
+        return model, None
+    dtype = "bfloat16 products are slow on this CPU"
+    needed = sum(4 * weight.numel() for weight in weights)
+    free = int(need("psutil", "doctor").virtual_memory().available)
+    plain = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in model.parameters())
+    if not plain or free <= MEMORY * needed:
+        why = f"a float32 copy needs {MEMORY * needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        return (
+            model,
+            f"Measured in bfloat16: {dtype}, and float32 is several times faster{f'; {why}' if plain else ''}.",
+        )
+    return _in_float32(model), f"Measured in a float32 copy: {dtype}."
+
+
+def _in_float32(model: nn.Module) -> nn.Module:
+    """Return a copy with float32 weights and buffers; it is never held twice, as `copy.deepcopy(model).float()` is."""
+    wide: dict[int, Any] = {
+        id(weight): nn.Parameter(weight.detach().float().clone(), requires_grad=weight.requires_grad)
+        for weight in model.parameters()
+        if weight.is_floating_point()
+    }
+    wide |= {
+        id(buffer): buffer.detach().float().clone() for buffer in model.buffers() if buffer.dtype == torch.bfloat16
+    }
+    tokenizer = getattr(model, "tokenizer", None)  # shared: not every tokenizer can be copied
+    other = copy.deepcopy(model, {**wide, id(tokenizer): tokenizer})
+    config: Any = getattr(other, "config", None)
+    if hasattr(config, "to_json_string"):  # transformers'
+        config.dtype = torch.float32
+    return other
 
 
 def adapters() -> Iterator[Adapt]:
