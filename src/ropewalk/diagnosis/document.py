@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.atomic_io import finite, write_whole
 from ropewalk.audit.audit import Audit, text_frequencies
 from ropewalk.audit.findings import Finding
-from ropewalk.diagnosis.rules import CROP, Evidence, LossTable, standings
+from ropewalk.diagnosis.rules import Evidence, LossTable, standings
 from ropewalk.diagnosis.verdict import Verdict
 from ropewalk.diagnosis.wording import next_step
 from ropewalk.errors import RopeError
 from ropewalk.measure.answers import RetrievalMeasurement, sentences
 from ropewalk.measure.copies import CopyMeasurement
-from ropewalk.measure.losses import Measurement
+from ropewalk.measure.losses import CROP, Measurement
 from ropewalk.measure.plan import Plan
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS, main_rope, rope_parameters

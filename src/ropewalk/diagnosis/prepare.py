@@ -16,11 +16,12 @@ from ropewalk.diagnosis.document import block_under
 from ropewalk.diagnosis.run import DoctorRun, doctor_command
 from ropewalk.diagnosis.settings import ALL, DoctorSettings, TextSource, refuse_ignored
 from ropewalk.errors import RopeError
-from ropewalk.extend.engines import why_not
+from ropewalk.extend.engines import READS_GGUF, why_not
+from ropewalk.extend.serve import architecture
 from ropewalk.ledger import Ledger, cache_folder
 from ropewalk.measure.answers import RetrievalProtocol
 from ropewalk.measure.copies import SpanDesign, WindowSpans
-from ropewalk.measure.estimate import Clock, Outlook, Trial, duration
+from ropewalk.measure.estimate import Clock, Outlook, duration
 from ropewalk.measure.losses import frequency_losses
 from ropewalk.measure.plan import (
     KIND,
@@ -99,7 +100,7 @@ def prepare(
     lengths follow from it. `kept`: words of the command line, such as --json FILE, that the next command repeats.
     """
     began = clock()
-    (source, reader), fast = _open(model, settings), None
+    source, reader = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
         raise RopeError(
@@ -117,8 +118,9 @@ def prepare(
     minutes = settings.minutes
     if minutes is None and reader.device.type == "cpu" and not current().several:
         minutes = CPU_MINUTES
-    notes = [] if fast is None else [fast]
+    notes = [source.dtype_note] if getattr(source, "dtype_note", None) else []
     target, trial = settings.target, None
+    longest, whole = 0, 0.0
     for shorter in (None, *TIMES):
         if shorter is not None:
             target = round(shorter * trained)
@@ -126,7 +128,7 @@ def prepare(
                 continue
         protocol, texts_used = _protocol(reader, settings, texts, trained, target)
         work = plan(reader, protocol, _methods(model, settings, protocol, engine))
-        runs = _runs(work, engine)
+        runs = _runs(model, work, engine)
         work = _ordered(work, runs)
         windows = take_windows(texts_used.tokens, protocol)
         design = None
@@ -235,9 +237,12 @@ def _methods(
     return _with_crop(DECIDING, protocol) if model == BUILT_IN and engine == "python" else None
 
 
-def _runs(work: Plan, engine: str | None) -> frozenset[str]:
+def _runs(model: object, work: Plan, engine: str | None) -> frozenset[str]:
     """Return the methods of a plan that the engine can run."""
-    return frozenset(name for name in work.methods if why_not(engine, name, block_under(name, work)) is None)
+    arch = architecture(model) if isinstance(model, str | Path) and engine in READS_GGUF else None
+    return frozenset(
+        name for name in work.methods if why_not(engine, name, block_under(name, work), arch=arch) is None
+    )
 
 
 def _ordered(work: Plan, runs: frozenset[str]) -> Plan:

@@ -91,8 +91,7 @@ def doctor_command(
     >>> doctor_command("tiny", settings, minutes=20)
     'ropewalk doctor tiny --methods yarn,ntk --minutes 20 --protocol \'{"seed": 3}\' --resume'
     """
-    changed = {} if windows is None else {"windows": windows}
-    protocol = dataclasses.replace(settings.protocol, **changed)
+    protocol = settings.protocol if windows is None else dataclasses.replace(settings.protocol, windows=windows)
     former = settings
     settings = dataclasses.replace(
         settings,
@@ -321,7 +320,7 @@ class DoctorRun:
         After the first look its own times are the estimate. Plain and crop are always among them.
         """
         left = self._seconds_left()
-        chosen, gone = [name for name in alive if name in self.least], []
+        chosen, gone = [name for name in alive if name in self.least], list[str]()
         spent = {name: self._mean_seconds(name) for name in alive}
         for name in alive:
             if name in chosen:

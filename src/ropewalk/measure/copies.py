@@ -470,7 +470,7 @@ class CopyMeasurement:
     def to_json(self) -> dict[str, Any]:
         """Return the measurement as the record contains it, with every answer."""
         found = self.control()
-        content = {
+        content: dict[str, Any] = {
             "span": None if self.design is None else self.design.span,
             "cue": None if self.design is None else self.design.cue,
             "trained_length": self.trained_length,

@@ -40,7 +40,7 @@ def fast_bfloat16(device: str) -> bool:
 def slow_dtype(dtype: torch.dtype, device: str) -> bool:
     """Return whether a processor multiplies bfloat16 more slowly than float32; False on accelerators.
 
-    Measured on two cores of an AMD EPYC limited to AVX2: 15 GFLOP/s, and 72 in float32.
+    Measured on one core of an AMD EPYC with oneDNN limited to AVX2: 15 GFLOP/s, and 72 in float32.
     """
     return device == "cpu" and dtype == torch.bfloat16 and not fast_bfloat16(device)
 
