@@ -54,6 +54,7 @@ def doctor(
     from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
+    from ropewalk.progress import shown
     from ropewalk.readers.sharded import sharing_windows
     from ropewalk.report.write import RECORD, check_folder, write_report
 
@@ -67,7 +68,8 @@ def doctor(
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
     try:
         with sharing_windows(settings.together):
-            found = prepare(model, settings, kept=kept).measure()
+            with shown("doctor", None, lines=current().is_first) as display:
+                found = prepare(model, settings, display, kept=kept).measure(display)
     except RunInterrupted as stop:
         sys.stderr.write(
             f"\nStopped: {stop.kept} {stop.kind} are kept, {stop.due} are due. "

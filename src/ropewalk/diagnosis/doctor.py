@@ -43,12 +43,13 @@ def doctor(
       families that are not built here; `Diagnosis.environment["library"]` names the library.
     - `target`: length wanted, in tokens; None: four times the trained length. `trained_length`: in tokens; overrides
       the config and the table of families.
-    - `text`: a file, several, or a list of (name, contents); None: Moby Dick.
+    - `text`: a file or a folder of them, several, or a list of (name, contents); None: passages of books and of code.
     - `methods`: names, or "all", which includes those in attention; None: those that a config can express. plain and
       crop are always measured.
-    - `measure`: "loss" (always), "use" (the copy test, for plain, the best method and crop) and "retrieval", with
-      commas.
-    - `minutes`: measure the windows and methods that fit, by an estimate; plain and crop always. None: all.
+    - `engine`: what will run the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". Only
+      methods that it can run are recommended. None: any that reads a config.
+    - `measure`: "loss" (always), "copies" (passages of the text are asked for) and "retrieval", with commas.
+    - `minutes`: the run ends after them with the best answer so far. None: 10 on a CPU, no limit elsewhere.
     - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
       (AVX512-BF16, AMX, CUDA from sm_80), else float32.
     - `state`: folder of the results, which are saved as they are computed; None: in the user's cache. `resume`: resume
@@ -59,8 +60,9 @@ def doctor(
 
       | field | default | |
       |---|---|---|
-      | `windows` | None: up to 16 | windows of each text |
-      | `block`, `stride` | None: a quarter of the trained length | tokens of a block of positions; crop's stride |
+      | `windows` | None: up to 16 | most windows to read, of all texts |
+      | `block` | None: an eighth of the tokens beyond | tokens of a block of positions |
+      | `stride` | None: a quarter of the trained length | crop's stride |
       | `start_char` | 0 | character at which each text starts |
       | `seed` | 0 | seed of the windows and of the retrieval texts |
       | `unscaled_tokens` | 0 | number of leading tokens left unscaled (LongRoPE's n-hat) |
@@ -68,6 +70,7 @@ def doctor(
       | `retrieval_lengths` | None: from half the trained length to the target | lengths of the retrieval texts |
       | `retrieval_samples` | 4 | texts for each task and length |
       | `retrieval_chat` | False | format the questions with the model's chat template |
+      | `keep_going` | False | read every window under every method, also after it is decided |
       | `chunk` | 2048 | tokens of one forward pass |
       | `workers` | None: as cores and memory allow | windows measured at the same time |
       | `device_map`, `tp_plan` | None | of transformers, for a model larger than one device, instead of `device` |

@@ -118,13 +118,13 @@ def prepare(
     minutes = settings.minutes
     if minutes is None and reader.device.type == "cpu" and not current().several:
         minutes = CPU_MINUTES
-    notes = [source.dtype_note] if getattr(source, "dtype_note", None) else []
+    notes = [] if source.dtype_note is None else [source.dtype_note]
     target, trial = settings.target, None
-    longest, whole = 0, 0.0
+    longest, whole, needed = 0, 0.0, 0.0
     for shorter in (None, *TIMES):
         if shorter is not None:
             target = round(shorter * trained)
-            if target >= protocol.target:
+            if target >= longest:
                 continue
         protocol, texts_used = _protocol(reader, settings, texts, trained, target)
         work = plan(reader, protocol, _methods(model, settings, protocol, engine))
@@ -188,6 +188,7 @@ def prepare(
         retrieval=prepare_retrieval(reader, work, settings, parts, folder / "retrieval"),
         trial=trial,
         notes=tuple(notes),
+        dtype_note=source.dtype_note,
         frequencies=frequency_losses(texts_used.tokens, protocol, vocab_size=_vocabulary(tokenizer, texts_used.tokens)),
         texts=texts_used.names,
         of_text=tuple(text for text, _ in places),

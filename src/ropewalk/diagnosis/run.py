@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ropewalk.audit.audit import Audit
@@ -32,7 +31,7 @@ from ropewalk.measure.plan import Plan
 from ropewalk.measure.retrieval import RetrievalRun
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS
-from ropewalk.models.precision import chosen_dtype, fast_bfloat16
+from ropewalk.models.precision import chosen_dtype
 from ropewalk.processes import current
 from ropewalk.progress import Display, Progress, expect, say, shown
 from ropewalk.readers.digest import environment_of
@@ -180,6 +179,7 @@ class DoctorRun:
     - `audits`, `findings`: of the config. `plan`, `windows`: what may be measured. `spans`: of each window; empty: no
       copies are asked for. `resumed`: the number of results that were saved before. `retrieval`: or None.
     - `trial`: the model's pace, if it is known already. `notes`: what the user must know of the plan, in sentences.
+      `dtype_note`: of them, why the model is measured in a different dtype.
     - `frequencies`: the loss of token frequencies on each window. `texts`: their names; `of_text`: the number of each
       window's text. `share`, `available`: see `LossProtocol.share`; the windows that the texts hold.
       `default_texts`: whether the doctor chose them.
@@ -201,6 +201,7 @@ class DoctorRun:
     retrieval: RetrievalRun | None
     trial: Trial | None = None
     notes: tuple[str, ...] = ()
+    dtype_note: str | None = None
     frequencies: tuple[tuple[float, ...], ...]
     texts: tuple[str, ...]
     of_text: tuple[int, ...]
@@ -246,8 +247,6 @@ class DoctorRun:
     def _measure(self, display: Progress) -> Diagnosis:
         for line in self.notes:
             say(display, line)
-        if self.slow_dtype is not None:
-            say(display, f"Computed in bfloat16: {self.slow_dtype}.")
         if self.resumed:
             say(display, f"Resumed: {self.resumed} readings were saved before.")
         alive = [name for name in self.plan.methods if name not in self.plan.same_as]
@@ -268,6 +267,8 @@ class DoctorRun:
                 looks.append(look)
                 say(display, f"After {_windows(count)}: {look.verdict.headline}")
                 evidence = self._evidence(look)
+                if self.settings.protocol.keep_going:
+                    continue
                 alive = [name for name in alive if name in self.least or not evidence.refuted(name)]
                 if look.verdict.final or (look.verdict.next is None and count >= LOOKS[2]):
                     break
@@ -414,13 +415,6 @@ class DoctorRun:
     def _evidence(self, look: Look) -> Evidence:
         return Evidence(LossTable.of(look.measurement), look.copies)
 
-    @property
-    def slow_dtype(self) -> str | None:
-        """Return why the model's dtype is slow on its device, or None."""
-        device = str(self.reader.device)
-        slow = device == "cpu" and self.reader.dtype == torch.bfloat16 and not fast_bfloat16(device)
-        return "no fast instructions for bfloat16 on cpu; float32 is several times faster" if slow else None
-
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Let other processes join this run during the block, but not start it over."""
@@ -465,7 +459,7 @@ class DoctorRun:
     ) -> Diagnosis:
         """Return the diagnosis of the last look."""
         device, dtype = str(self.reader.device), str(self.reader.dtype).removeprefix("torch.")
-        choice = chosen_dtype(self.settings.dtype, device)[1] or self.slow_dtype
+        choice = chosen_dtype(self.settings.dtype, device)[1] or self.dtype_note
         seconds, last = self.clock() - self.began, looks[-1]
         environment = {
             **environment_of(device, self.reader.parameters),

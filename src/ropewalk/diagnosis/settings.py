@@ -94,6 +94,9 @@ class Protocol:
         default=False, metadata=_in_file("Format the retrieval questions with the model's chat template.")
     )
     seed: int = field(default=0, metadata=_in_file("Seed of the windows and of the retrieval texts."))
+    keep_going: bool = field(
+        default=False, metadata=_in_file("Read every window under every method, also after it is decided.")
+    )
     chunk: int = field(
         default=CHUNK, metadata=_in_file("Tokens of one forward pass; fewer need less memory and more time.")
     )
