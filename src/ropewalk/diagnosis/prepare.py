@@ -116,7 +116,12 @@ def prepare(
         texts = Texts.encode([read_text(None)], tokenizer, settings.protocol.start_char, True)
     engine = settings.engine or ("python" if model == BUILT_IN else None)
     minutes = settings.minutes
-    if minutes is None and reader.device.type == "cpu" and not current().several:
+    if (
+        minutes is None
+        and reader.device.type == "cpu"
+        and not current().several
+        and "retrieval" not in settings.measured
+    ):
         minutes = CPU_MINUTES
     notes = [] if source.dtype_note is None else [source.dtype_note]
     target, trial = settings.target, None
@@ -241,9 +246,7 @@ def _methods(
 def _runs(model: object, work: Plan, engine: str | None) -> frozenset[str]:
     """Return the methods of a plan that the engine can run."""
     arch = architecture(model) if isinstance(model, str | Path) and engine in READS_GGUF else None
-    return frozenset(
-        name for name in work.methods if why_not(engine, name, block_under(name, work), arch=arch) is None
-    )
+    return frozenset(name for name in work.methods if why_not(engine, name, block_under(name, work), arch=arch) is None)
 
 
 def _ordered(work: Plan, runs: frozenset[str]) -> Plan:

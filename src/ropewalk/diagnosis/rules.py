@@ -333,9 +333,7 @@ class Evidence:
         begin = self.table.within
         part = slice(self.table.stretches[first][0] - begin, self.table.stretches[last][1] - begin)
         apart = self._apart(method, against, self.table.outside)
-        return self._compared(
-            name, method, against, self._where(first, last), apart, self.table.outside, part, margin
-        )
+        return self._compared(name, method, against, self._where(first, last), apart, self.table.outside, part, margin)
 
     def _compared(
         self,

@@ -251,7 +251,7 @@ class DoctorRun:
             say(display, f"Resumed: {self.resumed} readings were saved before.")
         alive = [name for name in self.plan.methods if name not in self.plan.same_as]
         looks: list[Look] = []
-        trial, stopped, left_out = self._announce(display, alive)
+        trial, stopped, left_out = self._announce(display, alive), None, tuple[str, ...]()
         try:
             for count in self.looks:
                 chosen, gone = self._fitting(count, alive, trial, looks)
@@ -263,7 +263,9 @@ class DoctorRun:
                 if any(self.due(count, [name]) for name in self.least) or (looks and self.due(count, chosen)):
                     stopped = "minutes"
                     break
-                look = self._look(count, last=count == self.looks[-1])
+                late = [name for name in chosen if self.due(count, [name])]
+                left_out = (*left_out, *([f"Not measured in the time: {', '.join(late)}."] if late else []))
+                look = self._look(count)
                 looks.append(look)
                 say(display, f"After {_windows(count)}: {look.verdict.headline}")
                 evidence = self._evidence(look)
@@ -284,15 +286,16 @@ class DoctorRun:
                 facts={"minutes": self.minutes, "readings so far": len(self.ledger)},
                 cure="Give more --minutes with --resume, a shorter --target or fewer --methods.",
             )
-        return self.diagnosis(looks, self.measure_retrieval(looks[-1], display), stopped, left_out)
+        found, why = self.measure_retrieval(looks[-1], display, trial)
+        return self.diagnosis(looks, found, stopped, (*left_out, *why))
 
-    def _announce(self, display: Progress, alive: Sequence[str]) -> tuple[Trial | None, str | None, tuple[str, ...]]:
+    def _announce(self, display: Progress, alive: Sequence[str]) -> Trial | None:
         """Say what the first answer takes, and the whole, if that is displayed or decides; return the trial."""
         first, whole = self.due(1, alive), self.due(self.looks[-1], alive)
         if not whole or current().together or not (isinstance(display, Display) or self.minutes is not None):
             if not whole:
                 say(display, "All readings are saved already.")
-            return self.trial, None, ()
+            return self.trial
         if isinstance(display, Display):
             display.begin("a short trial", 0)
         trial = self.trial or self.outlook.try_out(self.windows[0], whole, self.clock)
@@ -308,7 +311,7 @@ class DoctorRun:
             f"{len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends once it is "
             "decided.",
         )
-        return trial, None, ()
+        return trial
 
     def _seconds_left(self) -> float | None:
         return None if self.minutes is None else 60 * self.minutes - (self.clock() - self.began)
@@ -371,7 +374,7 @@ class DoctorRun:
             until=over,
         )
 
-    def _look(self, count: int, *, last: bool) -> Look:
+    def _look(self, count: int) -> Look:
         """Return the look after so many windows."""
         measurement = dataclasses.replace(
             gather(self.plan, self.ledger, windows=count),
@@ -435,16 +438,24 @@ class DoctorRun:
             retrieval=self.retrieval,
         )
 
-    def measure_retrieval(self, look: Look, progress: Progress) -> RetrievalMeasurement | None:
-        """Return the accuracies of the named methods, else of plain, the best method and crop; None if not measured."""
+    def measure_retrieval(
+        self, look: Look, progress: Progress, trial: Trial | None = None
+    ) -> tuple[RetrievalMeasurement | None, tuple[str, ...]]:
+        """Return the accuracies of the named methods, else of plain, the best method and crop; None if not measured.
+
+        Also returns why they were not measured although they were asked for, in sentences.
+        """
         if self.retrieval is None:
-            return None
+            return None, ()
         best = look.verdict.method or next(iter(self._evidence(look).candidates), PLAIN)
         examined = [name for name in self.plan.methods if name in (*self.least, best)]
         methods = self.retrieval.asked_methods(self.plan, examined, every=self.settings.names_methods)
+        left = self._seconds_left()
+        if left is not None and trial is not None and (needed := self.outlook.retrieval_seconds(methods, trial)) > left:
+            return None, (f"Retrieval was not measured: it takes about {duration(needed)}. Give more --minutes.",)
         expect(progress, sum(job.tokens for job in self.retrieval.due(methods)))
         try:
-            return self.retrieval.measure(progress, methods=methods)
+            return self.retrieval.measure(progress, methods=methods), ()
         except KeyboardInterrupt as stop:
             kept = len(self.retrieval.ledger)
             found = self.diagnosis([look], None, "Ctrl-C", ())

@@ -230,7 +230,7 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            "End after this many minutes with the best answer so far [default: 10 on a CPU].",
+            "End after this many minutes with the best answer so far [default: 10 on a CPU, without retrieval].",
         ),
     )
     dtype: str = field(

@@ -152,10 +152,8 @@ def next_step(
     >>> next_step(Verdict(action="extend", method="ntk", length=1024, config={}), "tiny", 1024)
     'ropewalk extend apply tiny --method ntk --target 1024 --out tiny-1024'
     """
-    if verdict.action == "undecided" or (verdict.action == "unfit" and verdict.next is not None):
-        return None if verdict.next is None else verdict.next.command
     if verdict.action != "extend" or verdict.method is None:
-        return None
+        return None if verdict.next is None else verdict.next.command
     engine = "python" if verdict.config is None else verdict.engine
     return setting_command(
         engine, model, verdict.method, target=target, trained_length=trained_length, record=record,
@@ -426,7 +424,9 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
 def _beside(evidence: Evidence, decision: Decision, run: RunFacts) -> Beside | None:
     """Return the best method that the engine cannot run, if it reaches further or reads better by the margin."""
     others = [name for name in evidence.methods if name not in evidence.candidates]
-    best = best_method(evidence, others) if others and decision.action in ("extend", "keep", "cut", "undecided") else None
+    best = (
+        best_method(evidence, others) if others and decision.action in ("extend", "keep", "cut", "undecided") else None
+    )
     if best is None or run.application is None:
         return None
     stretches = evidence.stretches_of(best)

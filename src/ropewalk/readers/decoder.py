@@ -35,6 +35,7 @@ from ropewalk.readers.reader import (
     check_read,
 )
 
+
 class DecoderPrefix:
     """Tokens in a decoder's cache; `ropewalk.readers.reader.Prefix` describes its members.
 
