@@ -67,9 +67,8 @@ def doctor(
     status = 0
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
     try:
-        with sharing_windows(settings.together):
-            with shown("doctor", None, lines=current().is_first) as display:
-                found = prepare(model, settings, display, kept=kept).measure(display)
+        with sharing_windows(settings.together), shown("doctor", None, lines=current().is_first) as display:
+            found = prepare(model, settings, display, kept=kept).measure(display)
     except RunInterrupted as stop:
         sys.stderr.write(
             f"\nStopped: {stop.kept} {stop.kind} are kept, {stop.due} are due. "

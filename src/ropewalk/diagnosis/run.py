@@ -286,8 +286,8 @@ class DoctorRun:
                 facts={"minutes": self.minutes, "readings so far": len(self.ledger)},
                 cure="Give more --minutes with --resume, a shorter --target or fewer --methods.",
             )
-        found, why = self.measure_retrieval(looks[-1], display, trial)
-        return self.diagnosis(looks, found, stopped, (*left_out, *why))
+        accuracies, why = self.measure_retrieval(looks[-1], display, trial)
+        return self.diagnosis(looks, accuracies, stopped, (*left_out, *why))
 
     def _announce(self, display: Progress, alive: Sequence[str]) -> Trial | None:
         """Say what the first answer takes, and the whole, if that is displayed or decides; return the trial."""

@@ -12,6 +12,7 @@ cancels, and so does what a long context costs every prediction.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ class WindowSpans:
             found = []
             for number, part in enumerate(stop.ranges):
                 edges = np.linspace(part.start, part.stop, part.count + 1)
-                for low, high in zip(edges, edges[1:], strict=False):
+                for low, high in itertools.pairwise(edges):
                     back = int(random.integers(math.ceil(low), max(math.ceil(low) + 1, math.ceil(high))))
                     begin = max(0, stop.length - design.span - back)
                     found.append((list(window[begin : begin + design.span]), back, number))

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.measure.copies import WindowSpans
 from ropewalk.measure.engine import Job, check_finite, run_jobs
