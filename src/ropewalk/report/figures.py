@@ -54,7 +54,7 @@ def loss(document: Document) -> Iterator[Drawing]:
     trained, shown = document["trained_length"], recommended_label(document)
     blocks = [(start, end) for start, end in document["blocks"]]
     title = "loss compared with crop" if found else "loss by position"
-    shared = {
+    shared: dict[str, Any] = {
         "trained_length": trained,
         "recommended": shown,
         "named": _named(document, losses),
@@ -480,7 +480,7 @@ def looks_table(document: Document) -> Table | None:
         return None
     rows = []
     for one in entries:
-        found = (one[key].get(method or "") for key in ("crop_difference", "copies"))  # type: ignore[literal-required]
+        found = (one[key].get(method or "") for key in ("crop_difference", "copies"))
         apart, copied = ((None if entry is None else _measured(entry)) for entry in found)
         rows.append(
             [
