@@ -423,6 +423,8 @@ def test_records_in_the_repository_are_read(path):
     found = json.loads(path.read_text())
     verdict = checked(found)["verdict"]
     assert verdict["headline"].endswith(".")
+    assert verdict["headline"].replace("`", "") in text_of(found).words
+    assert next(iter(loss(checked(found)))).name == "loss"
     assert " ".join(verdict["reasons"]).endswith((found.get("verdict") or {}).get("sentence", "."))
 
 
