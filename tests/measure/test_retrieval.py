@@ -456,7 +456,8 @@ def test_the_summary_says_reach_and_chance() -> None:
         "Chance finds 12.5%.",
         "a finds 85.6% or more up to 256 tokens; calibrated 0.20 (0.06 to 0.51) and raw 0.20 (0.06 to 0.51) at 512, "
         "not distinguishable from guessing.",
-        "b finds 85.6% or more at no measured length; calibrated 0.90 (0.60 to 0.98) and raw 0.90 (0.60 to 0.98) at 512.",
+        "b finds 85.6% or more at no measured length; calibrated 0.90 (0.60 to 0.98) "
+        "and raw 0.90 (0.60 to 0.98) at 512.",
     ]
 
 
