@@ -370,8 +370,8 @@ def copies(document: Document) -> Iterator[Drawing]:
     yield Drawing(
         "copies",
         f"How much better the model continues passages of the window than passages that it has not read. They are "
-        f"asked for at the window's end, after {length:,} tokens: plain may gain nothing even within its trained length, "
-        "because the window is longer than that."
+        f"asked for at the window's end, after {length:,} tokens: plain may gain nothing even within its trained "
+        "length, because the window is longer than that."
         + (" Grey: plain asked after its trained length." if within else "")
         + (" Hollow: too few passages for an interval." if any(row["interval"] is None for row in rows) else ""),
         "Gain in nats per token by distance: "
