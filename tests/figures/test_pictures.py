@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from ropewalk.figures.results import confusion, loss_by_position
+from ropewalk.figures.results import (
+    LookPoint,
+    confusion,
+    difference_by_position,
+    growing_answer,
+    loss_by_position,
+    off_scale,
+)
 from ropewalk.figures.ropes import frequency_ratios, wavelengths
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT, OTHER, look_of, render
-from ropewalk.figures.use import MeasuredValue, accuracy_by_distance, gain_by_distance, heat_map
+from ropewalk.figures.use import MeasuredValue, accuracy_by_distance, copies_by_distance, heat_map
+from ropewalk.report.inline import CARD, contrast, night_color
 
 BLOCKS = [(0, 128), (128, 256), (256, 384)]
 
@@ -27,8 +35,7 @@ def curves(figure: object) -> dict[str, list[float]]:
 def test_loss_curves_are_the_losses() -> None:
     """One line for each method at the blocks' middles; the recommended one is named."""
     losses = {"plain": [3.0, 3.1, 5.0], "yarn": [3.1, 3.2, 3.3], "crop": [3.0, 3.1, 3.4]}
-    bands = {"plain": [(2.9, 3.1), (3.0, 3.2), None]}
-    figure = loss_by_position(BLOCKS, losses, trained_length=256, intervals=bands, recommended="yarn")
+    figure = loss_by_position(BLOCKS, losses, trained_length=256, recommended="yarn")
     assert curves(figure) == {"plain": losses["plain"], "yarn (recommended)": losses["yarn"], "crop": losses["crop"]}
     axes = figure.axes[0]
     assert [float(x) for x in axes.lines[1].get_xdata()] == [64.0, 192.0, 320.0]
@@ -46,25 +53,98 @@ def test_a_phone_has_names_for_a_few_only() -> None:
     assert figure.get_figwidth() < 5
 
 
-def test_gains_are_drawn_by_distance() -> None:
-    """A line for each method on an axis that doubles, what counts as use, and the control."""
-    copies = {
-        "plain": {128: MeasuredValue(6.0, (5.5, 6.5)), 512: MeasuredValue(0.1, (-0.2, 0.4))},
-        "dca": {128: MeasuredValue(6.0, None)},
-    }
-    control = {64: MeasuredValue(6.4, None)}
-    figure = gain_by_distance(copies, trained_length=256, control=control, needed=3.2, recommended="dca")
+DIFFERENCES: dict[str, tuple[list[float], list[tuple[float, float] | None]]] = {
+    "plain": ([0.0, 0.0, 1.56], [None, None, (1.5, 1.6)]),
+    "yarn": ([0.02, 0.02, 0.04], [(0.01, 0.03), None, (-2.0, 2.0)]),
+    "crop": ([0.0, 0.0, 0.0], [None, None, None]),
+}
+
+
+def test_differences_to_crop_stay_on_the_axes() -> None:
+    """Crop is the zero line; a method that is far off does not set the scale and is named at the edge, in words."""
+    assert off_scale(DIFFERENCES) == {"plain": 1.56}
+    figure = difference_by_position(BLOCKS, DIFFERENCES, trained_length=256, recommended="yarn")
     [axes] = figure.axes
-    plain = next(one for one in axes.containers if one.get_label() == "plain")
-    assert plain.lines[0].get_xydata().tolist() == [[128.0, 6.0], [512.0, 0.1]]
-    ends = plain.lines[2][0].get_segments()
-    assert [[round(float(y), 6) for _, y in end] for end in ends] == [[5.5, 6.5], [-0.2, 0.4]]
-    assert {text.get_text() for text in axes.texts} == {"trained length 256", "counts as use"}
-    assert axes.get_xscale() == "log"
-    names = [text.get_text() for text in figure.legends[0].texts]
-    assert names == ["plain, within the trained length", "plain", "dca (recommended)"]
-    phone = gain_by_distance(copies, trained_length=256, needed=None, narrow=True)
-    assert phone.get_figwidth() < 5
+    low, high = axes.get_ylim()
+    assert -0.5 < low < 0 < 0.1 < high < 0.5
+    lines = curves(figure)
+    assert lines["crop (zero)"] == [0.0, 0.0]
+    assert lines["yarn (recommended)"] == [0.02, 0.02, 0.04]
+    assert [text.get_text() for text in axes.texts] == ["trained length 256", "plain: worse by up to 1.56"]
+    triangles = [line for line in axes.lines if line.get_marker() == "^"]
+    assert [low < float(y) < high for line in triangles for y in line.get_ydata()] == [True]
+    assert all(line.get_clip_on() for line in axes.lines)
+    whiskers = [line for line in axes.lines if len(line.get_xdata()) == 2 and len(set(line.get_xdata())) == 1]
+    assert [1.5, 1.6] not in [[float(y) for y in line.get_ydata()] for line in whiskers]  # off the scale
+    assert [0.01, 0.03] in [[float(y) for y in line.get_ydata()] for line in whiskers]
+
+
+def test_a_phone_shows_few_differences() -> None:
+    """The others are there, quiet and without a name."""
+    figure = difference_by_position(BLOCKS, DIFFERENCES, trained_length=256, narrow=True, named={"plain", "crop"})
+    assert set(curves(figure)) == {"plain", "crop (zero)"}
+    assert figure.get_figwidth() < 5
+
+
+def test_copies_are_drawn_by_distance() -> None:
+    """A line for each method from 0 to the window's length, intervals, hollow points, the bound, and the control."""
+    copies = {
+        "plain": {128.0: MeasuredValue(0.1, (-0.2, 0.4)), 512.0: MeasuredValue(0.0, None)},
+        "yarn": {128.0: MeasuredValue(2.0, (1.5, 2.5)), 512.0: MeasuredValue(1.8, (-40.0, 50.0))},
+    }
+    control = {64.0: MeasuredValue(2.4, None), 192.0: MeasuredValue(1.9, None)}
+    figure = copies_by_distance(
+        copies, length=1024, trained_length=256, control=control, bound=0.95, recommended="yarn"
+    )
+    [axes] = figure.axes
+    lines = curves(figure)
+    assert lines["plain"] == [0.1, 0.0]
+    assert lines["yarn (recommended)"] == [2.0, 1.8]
+    assert lines["plain at its trained length"] == [2.4, 1.9]
+    assert axes.get_xlim() == (0.0, 1024.0)
+    assert axes.get_ylim()[1] < 5  # a wide interval is cut
+    assert {text.get_text() for text in axes.texts} == {"trained length 256", "counts as copying"}
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert [float(line.get_ydata()[0]) for line in hollow] == [0.0]  # type: ignore[index]
+    without = copies_by_distance(copies, length=1024, trained_length=256, narrow=True)
+    assert "does not copy" in " ".join(text.get_text() for text in without.axes[0].texts)
+    assert without.get_figwidth() < 5
+
+
+def test_the_answer_grows_by_windows() -> None:
+    """Two panels; a look that decided is filled; a look without a measurement has no point."""
+    looks = [LookPoint(1, False, (0.03, (-0.1, 0.2)), None), LookPoint(2, True, (0.04, (0.0, 0.08)), (1.9, None))]
+    figure = growing_answer(looks, method="yarn", most_loss=0.1, bound=0.95)
+    left, right = figure.axes
+    points = [line for line in left.lines if line.get_marker() == "o"]
+    assert [(float(p.get_xdata()[0]), float(p.get_ydata()[0])) for p in points] == [(1.0, 0.03), (2.0, 0.04)]  # type: ignore[index]
+    assert [p.get_markerfacecolor() == "white" for p in points] == [True, False]
+    assert [len([line for line in axes.lines if line.get_marker() == "o"]) for axes in (left, right)] == [2, 1]
+    assert [text.get_text() for text in left.texts] == ["must stay below"]
+    low, high = left.get_ylim()
+    assert low < -0.1
+    assert high > 0.2
+
+
+def test_colours_stay_apart_on_dark_pages() -> None:
+    """The closest two of the methods are further apart than on a light page; plain is light."""
+
+    def lab(color: str) -> np.ndarray:
+        parts = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+        x, y, z = np.cbrt(xyz / [0.9505, 1.0, 1.089])
+        return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+    colors = {look.color for look in LOOKS.values()}
+
+    def closest(of: set[str]) -> float:
+        return min(float(np.linalg.norm(lab(a) - lab(b))) for a in of for b in of if a < b)
+
+    night = {night_color(color) for color in colors}
+    assert len(night) == len(colors)
+    assert closest(night) > max(20, closest(colors))
+    assert contrast(night_color(LOOKS["plain"].color), CARD) > 10
 
 
 def test_a_target_within_the_trained_length_has_no_mark() -> None:

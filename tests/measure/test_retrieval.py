@@ -454,8 +454,10 @@ def test_the_summary_says_reach_and_chance() -> None:
     )
     assert list(sentences(found)) == [
         "Chance finds 12.5%.",
-        "a finds 85.6% or more up to 256 tokens; 0.20 (0.06 to 0.51) at 512, not distinguishable from guessing.",
-        "b finds 85.6% or more at no measured length; 0.90 (0.60 to 0.98) at 512.",
+        "a finds 85.6% or more up to 256 tokens; calibrated 0.20 (0.06 to 0.51) and raw 0.20 (0.06 to 0.51) at 512, "
+        "not distinguishable from guessing.",
+        "b finds 85.6% or more at no measured length; calibrated 0.90 (0.60 to 0.98) "
+        "and raw 0.90 (0.60 to 0.98) at 512.",
     ]
 
 
@@ -524,3 +526,23 @@ def test_some_methods_may_be_asked_alone() -> None:
     assert part.methods == ("two",)
     assert cells_of(part, "two") == cells_of(whole, "two")
     assert {job.method for job in prepared.due()} == {"one"}
+
+
+def test_answers_are_kept_and_paired_with_crop() -> None:
+    """Each answer of each text is in the details; the share found more than crop is paired by question."""
+    found = measured({("yarn", 512): 9, ("crop", 512): 4})
+    details = found.details()
+    kept = {(row["method"], row["length"]): row["texts"] for row in details["answers"]}
+    assert details["answer_fields"] == ["found", "raw", "choices", "depth", "distance"]
+    assert [text[0][0] for text in kept["crop", 512]] == [True] * 4 + [False] * 6
+    assert kept["yarn", 512][0] == [[True, True, 8, 0.5, 256]]
+    [row] = details["more_than_crop"]
+    assert (row["method"], row["asked"], row["difference"]) == ("yarn", 10, 0.5)
+    low, high = row["interval"]
+    assert 0 < low < 0.5 < high < 1
+    assert measured({("yarn", 512): 9}).details()["more_than_crop"] == []
+    same = measured({("yarn", 512): 9, ("crop", 512): 9}).more_than("yarn", "crop", length=512, task="passkey")
+    assert same is not None
+    assert same.interval is not None
+    assert same.interval[0] < -0.1 < 0.1 < same.interval[1]  # equal answers do not make an interval of width 0
+    assert all("found_raw" in one for one in details["by_distance"])

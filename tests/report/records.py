@@ -70,8 +70,9 @@ def copies(methods: tuple[str, ...] = ("plain", "yarn"), *, trained: int = 16, t
     """Copies at the trained length (the control) and at the target: yarn copies up to three quarters of it."""
     step = trained // 4
     rows = [
-        {"method": "plain", "length": trained, "from": at, "to": at + step, "distance": at + step / 2, "gain": 3.0 - at / trained,
-         "interval": [1.5, 3.9], "spans": 8, "windows": 1, "decides": False, "result": "shown"}
+        {"method": "plain", "length": trained, "from": at, "to": at + step, "distance": at + step / 2,
+         "gain": 3.0 - at / trained, "interval": [1.5, 3.9], "spans": 8, "windows": 1, "decides": False,
+         "result": "shown"}
         for at in range(0, trained, step)
     ]  # fmt: skip
     step = target // 8
@@ -80,8 +81,9 @@ def copies(methods: tuple[str, ...] = ("plain", "yarn"), *, trained: int = 16, t
             gain = 0.1 if method == "plain" or at >= 0.75 * target else 2.4 - at / target
             interval = None if at == 0 else [gain - 0.5, gain + 0.45]
             rows.append(
-                {"method": method, "length": target, "from": at, "to": at + step, "distance": at + step / 2, "gain": gain,
-                 "interval": interval, "spans": 8 if interval else 1, "windows": 1, "decides": at + step == target,
+                {"method": method, "length": target, "from": at, "to": at + step, "distance": at + step / 2,
+                 "gain": gain, "interval": interval, "spans": 8 if interval else 1, "windows": 1,
+                 "decides": at + step == target,
                  "result": "open" if interval is None else "shown" if gain > 1.45 else "refuted"}
             )  # fmt: skip
     return {

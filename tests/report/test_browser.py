@@ -9,7 +9,7 @@ import pytest
 
 from tests.report.browser import Watched, why_not
 from tests.report.pages import page_of
-from tests.report.records import EXTEND, record, use_rows
+from tests.report.records import EXTEND, copies, record
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -182,9 +182,9 @@ def test_the_first_interaction_comes_within_a_second(chromium, address):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A report with a loss and a use of far tokens."""
+    """A report with losses and copies."""
     path: Path = tmp_path_factory.mktemp("report") / "index.html"
-    path.write_text(page_of(record(verdict=EXTEND, recommended="yarn", use=use_rows())).source, encoding="utf-8")
+    path.write_text(page_of(record(verdict=EXTEND, recommended="yarn", copies=copies())).source, encoding="utf-8")
     return path.as_uri()
 
 
@@ -193,7 +193,7 @@ def test_methods_are_switched_off_in_both_charts(chromium, report, width):
     """A switch takes a method's line out of both; the values are read with the keyboard."""
     watched = Watched(chromium, report, width=width)
     page = watched.page
-    assert [page.locator(f'figure[data-figure="{name}"] > .card').is_visible() for name in ("loss", "use")] == [
+    assert [page.locator(f'figure[data-figure="{name}"] > .card').is_visible() for name in ("loss", "copies")] == [
         False
     ] * 2
     legends = page.locator(".live .readout")
@@ -216,7 +216,7 @@ def test_the_page_is_whole_without_scripts(chromium, report):
     """The printed figures stand where the charts would."""
     watched = Watched(chromium, report, java_script_enabled=False)
     assert watched.page.locator('figure[data-figure="loss"] > .card').is_visible()
-    assert watched.page.locator('figure[data-figure="use"] > .card').is_visible()
+    assert watched.page.locator('figure[data-figure="copies"] > .card').is_visible()
     assert watched.page.locator(".live").count() == 0
     assert watched.requests == []
 

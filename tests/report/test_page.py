@@ -13,20 +13,21 @@ import pytest
 from ropewalk.errors import RopeError
 from ropewalk.figures.style import LOOKS, ON_DARK, ON_LIGHT
 from ropewalk.methods import METHODS
-from ropewalk.report.figures import drawings, loss, natures
+from ropewalk.report.figures import drawings, grown_method, loss, natures
 from ropewalk.report.inline import contrast
-from ropewalk.report.record import checked
+from ropewalk.report.record import checked, crop_differences
 from ropewalk.report.write import report_files
 from tests.report.pages import page_of, text_of
-from tests.report.records import EXTEND, LOSSES, record, retrieval, retrieval_rows, use_rows
+from tests.report.records import EXTEND, LOSSES, copies, looks, record, retrieval, retrieval_rows, use_rows
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 YARN = {"rope_type": "yarn"}
 
-SECTIONS = ["Why", "To use it", "Methods", "Loss by position", "Use of far tokens", "Retrieval",
+SECTIONS = ["Why", "To use it", "Methods", "Loss by position", "Copies by length and distance", "Retrieval",
             "Frequencies before and after", "Wavelengths",
             "Audit and lint of the config", "Protocol", "Versions and environment", "To reproduce it"]  # fmt: skip
-FULL = {"verdict": EXTEND, "recommended": "yarn", "use": use_rows()}
+FULL = {"verdict": EXTEND, "recommended": "yarn", "copies": copies(), "looks": looks("extend")}
+OLD = {"verdict": EXTEND, "recommended": "yarn", "use": use_rows()}
 RETRIEVAL: dict[str, list[float | None]] = {"passkey": [0.0, 0.5, 1.0], "vt": [None], "cwe": [None]}
 
 
@@ -35,7 +36,7 @@ def test_the_order_of_sections():
     page = page_of(record(**FULL))
     assert page.of("h2") == SECTIONS
     in_order = [
-        "Extend with yarn to 64 tokens.", "loss holds:", "small: loss by position", "small: use of far tokens",
+        "Extend with yarn to 64 tokens.", "loss holds:", "small: loss compared with crop", "small: copies by distance",
         "Beyond 16 tokens it changes the loss", "To use it", "rope_parameters", "What each method does",
     ]  # fmt: skip
     places = [page.words.index(words) for words in in_order]
@@ -48,7 +49,7 @@ def test_the_order_of_sections():
     [
         ({"action": "cut", "headline": "Give the model only the last 16 tokens (crop)."},
          "needs no change", "rope_parameters"),
-        ({"action": "unfit", "headline": "Nothing can be concluded."}, "trained to", "loss holds"),
+        ({"action": "unfit", "headline": "Nothing can be concluded."}, "trained length", "loss holds"),
         ({"action": "undecided", "headline": "Not decided: one window gives no interval.",
           "next": {"windows": 8, "seconds": 9.0, "command": "ropewalk doctor small --windows 8", "sentence": "More."}},
          "ropewalk doctor small --windows 8", "rope_parameters"),
@@ -67,27 +68,128 @@ def test_the_evidence_is_in_a_table():
     page = text_of(record(**FULL))
     assert "What the verdict rests on" in page.words
     cells = page.of("td")
-    at = cells.index("yarn - crop")
-    assert cells[at : at + 5] == ["yarn - crop", "beyond", "-0.100 [-0.200, -0.050]", "+0.00", "shown"]
+    at = cells.index("beyond") - 2
+    assert cells[at : at + 6] == ["yarn", "crop", "beyond", "better by 0.100 [0.050, 0.200]", "better", "shown"]
 
 
-def test_use_where_it_was_measured():
+def test_copies_where_they_were_measured():
     """The figure on the first screen, the table below; else a sentence in both places."""
     page = page_of(record(**FULL))
-    assert "a block of random words, copied" in page.of("text")
+    assert "gain of copied spans" in page.of("text")
+    assert "plain at its trained length" in page.of("text")
+    assert "plain may gain nothing even within its trained length" in page.words
+    cells = page.of("td")
+    at = cells.index("8 to 16")
+    assert cells[at - 1 : at + 4] == ["64", "8 to 16", "+0.100 [-0.400, +0.550]", "8", "refuted"]
+    assert "plain, control" in page.of("th")
+    assert "yarn copies up to 32 tokens back." in page.words
+    without = page_of(record())
+    assert "Copies beyond the trained length were not measured" in without.words
+    assert "copies" not in {one.name for one in drawings(checked(record()))}
+
+
+def test_the_earlier_copy_test_is_drawn_as_copies():
+    """With its threshold, its control in grey and a note; rows of the exchange test are left out."""
+    page = page_of(record(**OLD))
     assert "+6.500 [+6.000, +7.000]" in page.of("td")
     assert "plain, control" in page.of("th")
-    assert "exchange-rare" in page.of("td")  # old records also contain the exchange test
-    without = page_of(record())
-    assert "The use of far tokens was not measured" in without.words
-    assert "use" not in {one.name for one in drawings(record())}
+    assert "Measured by an earlier version" in page.words
+    assert "exchange-rare" not in page.words
+    found = checked(record(**OLD))["copies"]
+    assert found["bound"] == 3.2
+    assert {row["result"] for row in found["rows"] if row["method"] == "yarn"} == {"shown"}
+    assert [row["result"] for row in found["rows"] if row["method"] == "crop"] == ["shown", "refuted", "refuted"]
+
+
+def test_the_first_screen_explains_its_terms():
+    """Six, each once, before the first figure; none of the terms that the tables need."""
+    page = text_of(record(**FULL))
+    assert page.of("dt") == ["trained length", "window", "loss", "crop", "copies", "interval"]
+    header = page.source[page.source.index("<header>") : page.source.index("</header>")]
+    assert not re.search(
+        r"nats per token|stride|block|Bonferroni|paired", re.sub(r"<p class=.headline.*?</p>", "", header)
+    )
+    assert "copies: to 32" in re.sub(r"<[^>]+>", "", header)
+
+
+def test_the_answer_grows():
+    """A figure from two looks on, a table from one; the verdict's method, or the best copier if it has none."""
+    page = page_of(record(**FULL))
+    assert "yarn: the answer by number of windows" in page.of("text")
+    cells = page.of("td")
+    at = cells.index("extend with yarn")
+    assert cells[at - 1 : at + 3] == [
+        "245", "extend with yarn", "worse by 0.037 [0.010, 0.070]", "+1.925 [+1.660, +2.140]"
+    ]  # fmt: skip
+    undecided = record(action="undecided", windows=1, copies=copies(), looks=looks("undecided", (1,)))
+    page = page_of(undecided)
+    assert "The answer by number of windows, nats per token" in page.words
+    assert "the answer by number" not in " ".join(page.of("text"))
+    assert grown_method(checked(undecided)) == "yarn"
+
+
+def test_what_else_the_verdict_says():
+    """The method that only Python runs, why the run ended, and what was not measured."""
+    page = text_of(
+        record(stopped="Stopped: the minutes ended.", left_out=["pi was not measured."], looks=looks("extend"))
+    )
+    assert "In Python dca reads 0.05 nats better." in page.words
+    assert "rw.attach(model, 'dca')" in page.of("code")
+    assert "Stopped: the minutes ended. pi was not measured." in page.words
+
+
+@pytest.mark.parametrize("action", ["keep", "cut", "undecided", "unfit"])
+def test_records_of_every_action_are_drawn(action):
+    """Also with methods that were refuted after the first window, and with one window."""
+    for windows in (1, 2):
+        found = record(action=action, windows=windows, copies=copies(), looks=looks(action, (1, 2)))
+        del found["methods"][2]["loss_by_window_and_block"][1:]
+        names = {one.name for one in drawings(checked(found))}
+        assert {"loss", "copies", "looks"} <= names
+
+
+def test_shared_files_name_no_folders():
+    """Neither the page nor the record; the terminal's command is not touched."""
+    found = record(action="undecided", model="small")
+    found["environment"]["command"] = "ropewalk doctor /home/me/m.gguf --text /data/a.txt --json=/tmp/x.json"
+    files, page = report_files(found)
+    record_file = dict(files)["report.json"]
+    for content in (record_file, page):
+        assert not any(folder in content for folder in ("/home/me", "/data", "/tmp", "/models"))
+    assert json.loads(record_file)["environment"]["command"] == "ropewalk doctor m.gguf --text a.txt --json=x.json"
+    assert "ropewalk doctor small --windows 8" in page
+    assert "/home/me" in found["environment"]["command"]
+
+
+def test_differences_of_old_records_are_computed():
+    """Paired by window, as new records contain them; without crop there are none, and the losses are drawn."""
+    found = record()
+    stored = crop_differences(found)
+    for method in found["methods"]:
+        del method["crop_difference_by_block"], method["crop_difference_by_block_ci"]
+    computed = crop_differences(found)
+    assert stored.keys() == computed.keys() == set(LOSSES)
+    for name in LOSSES:
+        assert computed[name][0] == pytest.approx(stored[name][0])
+    assert computed["yarn"][0][-1] == pytest.approx(3.4 - 3.6, abs=0.02)
+    assert computed["crop"][0] == [0.0] * 8
+    without = record({"plain": (3.0, 6.0), "yarn": (3.02, 3.4)})
+    assert crop_differences(without) == {}
+    assert next(iter(loss(checked(without)))).figure.axes[0].get_ylabel() == "loss (nats per token)"
+
+
+def test_no_number_is_minus_zero():
+    """Nowhere on the page."""
+    found = record(**FULL)
+    found["methods"][1]["difference_within"], found["methods"][1]["difference_within_ci"] = -0.0001, [-0.0004, 0.0002]
+    assert not re.search(r"[-+]0\.000(?!\d)", text_of(found).words)
 
 
 def test_both_figures_have_a_form_for_phones():
     """Drawn for that width, one shown at a time by the style sheet; words of at least nine points."""
     page = page_of(record(**FULL))
     classes = page.values("class")
-    assert classes.count("desk") == classes.count("phone") == 2
+    assert classes.count("desk") == classes.count("phone") == 3
     boxes = {attrs["aria-label"]: attrs["viewbox"] for tag, attrs in page.tags if tag == "svg" and "viewbox" in attrs}
     assert all(float(box.split()[2]) > 300 for box in boxes.values() if box)
     phone = page.source[page.source.index('class="phone"') :]
@@ -100,7 +202,7 @@ def test_both_figures_have_a_form_for_phones():
     ("changes", "named"),
     [
         ({"recommended": "pi"}, {"plain", "pi", "crop"}),
-        ({"recommended": None, "use": use_rows()}, {"plain", "yarn", "crop"}),
+        ({"recommended": None, "use": use_rows(), "windows": 2}, {"plain", "yarn", "crop"}),
         ({"recommended": None, "methods": {"pi": 9.0}}, {"plain", "yarn", "crop"}),
         ({"recommended": None, "methods": {"yarn": 9.0}}, {"plain", "pi", "crop"}),
     ],
@@ -111,8 +213,8 @@ def test_the_methods_that_a_phone_names(changes, named):
     for method in found["methods"]:
         if method["name"] in changes.get("methods", {}):
             method["loss_by_block"][-1] = changes["methods"][method["name"]]
-    drawing = next(iter(loss(found)))
-    assert {text.get_text() for text in drawing.narrow.legends[0].texts} == named
+    drawing = next(iter(loss(checked(found))))
+    assert {text.get_text().removesuffix(" (zero)") for text in drawing.narrow.legends[0].texts} == named
 
 
 def test_figures_follow_the_dark_mode():
@@ -170,7 +272,7 @@ def test_names_that_no_page_can_hold():
     """Control characters and broken bytes are replaced; what looks like mathematics to matplotlib is left as it is."""
     page = page_of(record(model="a\x01b\udcff$\\frac{$", text="t\x00.txt"))
     assert "a\ufffdb\ufffd$\\frac{$: how far its context reaches" in page.of("h1")
-    assert "a\ufffdb\ufffd$\\frac{$: loss by position" in page.of("text")
+    assert "a\ufffdb\ufffd$\\frac{$: loss compared with crop" in page.of("text")
     page.source.encode("utf-8")
 
 
@@ -232,7 +334,8 @@ def test_many_questions_after_each_text():
     assert "Retrieval by distance: numbers" in page.of("text")
     assert "text of 64 tokens" in page.of("text")
     cells = page.of("td")
-    assert "0.56 [0.20, 0.90] (27 of 48; raw 24)" in cells
+    at = cells.index("0.56 [0.20, 0.90] (27 of 48)")
+    assert cells[at + 1] == "0.50 (24)"
     assert "0.12 [0.05, 0.40] (3 of 24)" in cells
     assert "32 to 64" in cells
     few = page_of(record(**retrieval_rows(answers=24)))
@@ -264,10 +367,8 @@ def test_many_methods():
     assert {f"method-{n}" for n in range(20)} <= set(page.of("th"))
     assert "as method-0" in page.of("td")
     assert "method-0 = method-1" in page.of("text")
-    assert "Only the recommended method and crop have bands." in page.words
-    bands = [v for v in page.values("id") if v.startswith("loss-FillBetweenPolyCollection")]
-    assert len([value for value in bands if "narrow" not in value]) == 2
-    assert "have bands" not in page_of(record()).words
+    assert "intervals (of the most important methods)" in page.words
+    assert "most important methods" not in page_of(record()).words
 
 
 def test_what_acts_in_attention_is_no_config():
@@ -322,6 +423,8 @@ def test_records_in_the_repository_are_read(path):
     found = json.loads(path.read_text())
     verdict = checked(found)["verdict"]
     assert verdict["headline"].endswith(".")
+    assert verdict["headline"].replace("`", "") in text_of(found).words
+    assert next(iter(loss(checked(found)))).name == "loss"
     assert " ".join(verdict["reasons"]).endswith((found.get("verdict") or {}).get("sentence", "."))
 
 

@@ -120,12 +120,10 @@ def _against_crop(method: str, measurement: Measurement) -> dict[str, Any]:
 
 def how_measured(measurement: Measurement) -> str:
     """Return the protocol in words, and how intervals of differences between methods are computed."""
-    several = len(set(measurement.texts)) > 1
-    units = "texts" if several else "windows"
     return (
         f"{measurement.protocol.sentence()} {measurement.windows} of them were read. Differences are paired by window; "
-        f"their intervals are moderated t intervals over {units} at 98 %, which allows for looking after 1, 2, 4, 8 and "
-        "16 windows (docs/measure.md)."
+        "their intervals are moderated t intervals over windows at 98 %, which allows for looking after 1, 2, 4, 8 and "
+        "16 windows."
     )
 
 

@@ -300,7 +300,7 @@ class Evidence:
         return self.length(self._before(compare(number).result == "shown" for number in range(count)))
 
     def refuted(self, method: str) -> bool:
-        """Return whether a method is shown not to extend the model: it costs too much, or fails in the first stretch."""
+        """Return whether a method is shown not to extend: it costs too much, or fails in the first stretch."""
         return self.cost(method).result == "refuted" or self.extends(method, 0) == "refuted"
 
     @staticmethod

@@ -307,8 +307,8 @@ class DoctorRun:
         answer = one if left is None else min(one, left)
         say(
             display,
-            f"The first answer takes about {duration(answer)}{size} (one window of {self.plan.protocol.target:,} tokens, "
-            f"{len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends once it is "
+            f"The first answer takes about {duration(answer)}{size} (one window of "
+            f"{self.plan.protocol.target:,} tokens, {len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends once it is "
             "decided.",
         )
         return trial

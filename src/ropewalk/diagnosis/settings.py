@@ -213,8 +213,8 @@ class DoctorSettings:
         default=None,
         metadata=_option(
             "Measurement",
-            f"What will run the model: {', '.join(ENGINES)}. Only methods that it can run are recommended [default: any "
-            "that reads a config].",
+            f"What will run the model: {', '.join(ENGINES)}. Only methods that it can run are recommended "
+            "[default: any that reads a config].",
         ),
     )
     measure: str | Sequence[str] = field(

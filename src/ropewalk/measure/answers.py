@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -11,11 +12,14 @@ from typing import Any, NamedTuple
 
 from ropewalk.errors import RopeError
 from ropewalk.measure import SAMPLES
-from ropewalk.statistics import Interval, share_of_clusters
+from ropewalk.statistics import Interval, mean_and_interval, share_of_clusters
 
 THRESHOLD = 0.856
 """RULER's bar for an effective length: what Llama-2-7B reaches at 4,096 tokens (Hsieh et al. 2024, section 4)."""
 CONFIDENCE = 0.95
+NORMAL = 1.959964
+"""The standard normal's quantile of 0.975."""
+CROP = "crop"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,6 +168,38 @@ class Accuracy:
         }
 
 
+class Paired(NamedTuple):
+    """The mean difference of paired answers, its 95 % interval (None for one text), and the number of pairs."""
+
+    difference: float
+    interval: Interval
+    asked: int
+
+
+def paired_shares(texts: Sequence[Sequence[tuple[int, int]]]) -> Paired:
+    """Return the share found by the first method minus that by the second, from pairs (0 or 1 each) by text.
+
+    Each end of the interval is the wider one of Student's t over texts and of the paired interval of Agresti and Min
+    (2005), which adds half an answer to each combination and so never has width 0.
+
+    >>> found = paired_shares([[(1, 0), (1, 1), (0, 0), (1, 0)], [(1, 0), (0, 0), (1, 1), (1, 0)]])
+    >>> found.difference, [round(end, 2) for end in found.interval]
+    (0.5, [0.04, 0.76])
+    """
+    differences = [one - other for text in texts for one, other in text]
+    mean, asked = sum(differences) / len(differences), len(differences)
+    if len(texts) < 2:
+        return Paired(mean, None, asked)
+    _, around = mean_and_interval([sum(one - other for one, other in text) / len(text) for text in texts])
+    assert around is not None, "there are several texts"
+    discordant = sum(difference != 0 for difference in differences) + 1
+    n = asked + 2
+    middle = sum(differences) / n
+    half = NORMAL * math.sqrt(max(0.0, discordant - n * middle**2)) / n
+    low, high = min(around[0], middle - half), max(around[1], middle + half)
+    return Paired(mean, (max(-1.0, low), min(1.0, high)), asked)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrievalMeasurement:
     """The answers of every method, cell by cell and text by text; `seconds` is what each method's answers took."""
@@ -197,6 +233,15 @@ class RetrievalMeasurement:
         if not texts:
             return None
         return Accuracy(tuple(texts), sum(chances) / len(chances))
+
+    def more_than(self, method: str, against: str, *, length: int, task: str, raw: bool = False) -> Paired | None:
+        """Return the share that `method` finds more than `against` of the same questions; None if one lacks answers."""
+        pairs = [
+            [(int(getattr(a, name)), int(getattr(b, name))) for a, b in zip(one, other, strict=True)]
+            for name in ("raw" if raw else "found",)
+            for one, other in zip(self._texts(method, length, task), self._texts(against, length, task), strict=True)
+        ]
+        return paired_shares(pairs) if pairs and all(pairs) else None
 
     def effective_length(self, method: str, threshold: float = THRESHOLD) -> int | None:
         """Return the longest measured length up to which the accuracy over all tasks is at least `threshold`.
@@ -254,20 +299,47 @@ class RetrievalMeasurement:
         for method, task, length in self._each():
             edges = self.distance_edges(task, length)
             for part, inside in _parts(edges, lambda answer: float(answer.distance)):
-                found = self.accuracy(method, length=length, task=task, where=inside)
-                if found is not None:
+                found, raw = (
+                    self.accuracy(method, length=length, task=task, where=inside, raw=raw) for raw in (False, True)
+                )
+                if found is not None and raw is not None:
                     at = {"method": method, "task": task, "length": length}
-                    distances.append({**at, "distances": part, **found.to_json()})
+                    distances.append({**at, "distances": part, **found.to_json(), "found_raw": raw.correct})
         return {
             "protocol": self.protocol.to_json(),
             "means": means,
             "by_distance": distances,
+            "more_than_crop": self._more_than_crop(),
+            "answer_fields": list(Answer._fields),
+            "answers": [
+                {
+                    "method": method,
+                    "task": cell.task,
+                    "length": cell.length,
+                    "texts": [[list(one) for one in text] for text in texts],
+                }
+                for method, cells in self.answers.items()
+                for cell, texts in cells.items()
+            ],
             "effective_length": {
                 "threshold": THRESHOLD,
                 "methods": {method: self.effective_length(method) for method in self.methods},
             },
             "seconds": dict(self.seconds),
         }
+
+    def _more_than_crop(self) -> list[dict[str, Any]]:
+        """Return the share found minus crop's by method, task and length, calibrated and raw; none without crop."""
+        rows: list[dict[str, Any]] = []
+        for method, task, length in self._each() if CROP in self.answers else ():
+            if method == CROP:
+                continue
+            found, raw = (self.more_than(method, CROP, length=length, task=task, raw=raw) for raw in (False, True))
+            if found is not None and raw is not None:
+                at = {"method": method, "task": task, "length": length, "asked": found.asked}
+                row = {"difference": found.difference, "interval": found.interval}
+                rows.append({**at, **row, "difference_raw": raw.difference, "interval_raw": raw.interval})
+        return rows
 
     def _each(self) -> Iterator[tuple[str, str, int]]:
         for method in self.methods:
@@ -343,8 +415,7 @@ def sentences(measurement: RetrievalMeasurement, threshold: float = THRESHOLD) -
         sentence = f"{method} finds {threshold:.1%} or more {reach}"
         found, raw = (measurement.accuracy(method, length=longest, raw=raw) for raw in (False, True))
         if found is not None and raw is not None:
-            as_it_is = f", raw {raw.value:.2f}" if raw.correct != found.correct else ""
-            sentence += f"; {_cell(found)}{as_it_is} at {longest:,}{_doubt(found)}"
+            sentence += f"; calibrated {_cell(found)} and raw {_cell(raw)} at {longest:,}{_doubt(found)}"
         yield f"{sentence}."
     if any(found.interval is None for found in _cells(measurement)):
         yield "One text of a task and length gives no interval, as its answers belong together: ask for more texts."

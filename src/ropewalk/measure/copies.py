@@ -258,7 +258,7 @@ def combined(
     - `windows`: for each window the same samples in the same order. `texts`: the number of each window's text; units
       are the windows, or the texts if there are several.
 
-    The prior variance of a window's value is 1.25^2 times what its spans' deviations (pooled over the windows) say, with
+    The prior variance of a window's value is 1.25^2 times what its spans' deviations (pooled over windows) say, with
     at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods"). From 8 units on the interval
     is Student's t.
 
@@ -357,7 +357,7 @@ class CopyMeasurement:
         return "shown" if low > 0 else "refuted" if high < 0 else "open"
 
     def beyond_bound(self, method: str, stretch: int) -> tuple[float, Interval] | None:
-        """Return the gain in the farthest range of a stretch's end, less a third of the control's gain; None: unknown."""
+        """Return the gain in the farthest range of a stretch's end, less a third of the control's; None: unknown."""
         if self.design is None or not self.can_copy or not self.answers.get(method):
             return None
         stop, windows = self.design.stops[stretch], self.answers[method]

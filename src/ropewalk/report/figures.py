@@ -54,7 +54,7 @@ def loss(document: Document) -> Iterator[Drawing]:
     trained, shown = document["trained_length"], recommended_label(document)
     blocks = [(start, end) for start, end in document["blocks"]]
     title = "loss compared with crop" if found else "loss by position"
-    shared = {
+    shared: dict[str, Any] = {
         "trained_length": trained,
         "recommended": shown,
         "named": _named(document, losses),
@@ -73,7 +73,7 @@ def loss(document: Document) -> Iterator[Drawing]:
     else:
         several = any(band is not None for _, bands in found.values() for band in bands)
         which = " (of the most important methods)" if len(found) - 1 > MOST_WHISKERS else ""
-        beyond = [f"{name} (up to {plain_number(value)})" for name, value in off_scale(found).items()]
+        beyond = [f"{name} ({better_or_worse(value)} at most)" for name, value in off_scale(found).items()]
         caption = (
             "Loss minus crop's at each position of a window: below zero the method predicts better than crop, above "
             "zero worse. Beyond the trained length: shaded."
@@ -370,8 +370,8 @@ def copies(document: Document) -> Iterator[Drawing]:
     yield Drawing(
         "copies",
         f"How much better the model continues passages of the window than passages that it has not read. They are "
-        f"asked for at the window's end, after {length:,} tokens: plain gains nothing even within its trained length "
-        "once the window is longer than that."
+        f"asked for at the window's end, after {length:,} tokens: plain may gain nothing even within its trained "
+        "length, because the window is longer than that."
         + (" Grey: plain asked after its trained length." if within else "")
         + (" Hollow: too few passages for an interval." if any(row["interval"] is None for row in rows) else ""),
         "Gain in nats per token by distance: "
@@ -480,7 +480,7 @@ def looks_table(document: Document) -> Table | None:
         return None
     rows = []
     for one in entries:
-        found = (one[key].get(method or "") for key in ("crop_difference", "copies"))  # type: ignore[literal-required]
+        found = (one[key].get(method or "") for key in ("crop_difference", "copies"))
         apart, copied = ((None if entry is None else _measured(entry)) for entry in found)
         rows.append(
             [

@@ -56,6 +56,7 @@ class _OfSomeVerdicts(TypedDict, total=False):
     reach_use: int | None
     engine: str | None
     beside: BesideEntry | None
+    stopped: str | None
 
 
 class VerdictEntry(_OfSomeVerdicts):

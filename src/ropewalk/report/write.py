@@ -163,7 +163,7 @@ def _contents(document: Document, figures: Sequence[Pictures]) -> dict[str, Any]
         ),
         "terms": terms(document),
         "beside": found.get("beside"),
-        "stopped": document.get("stopped"),
+        "stopped": document.get("stopped") or found.get("stopped"),
         "evidence": evidence_table(document),
         "next": found["next"],
         "left_out": document.get("left_out") or [],
