@@ -208,14 +208,20 @@ def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, Int
     return over_windows([a - b for a, b in zip(one, other, strict=True)])
 
 
-def signed(value: float, interval: Interval) -> str:
-    """Format a difference with its interval.
+def signed(value: float, interval: Sequence[float] | None = None) -> str:
+    """Format a difference with its interval; what rounds to zero has no sign.
 
     >>> signed(-0.5, (-0.6, -0.4))
     '-0.500 [-0.600, -0.400]'
     """
+    shown = _signed(value)
+    return shown if interval is None else f"{shown} [{_signed(interval[0])}, {_signed(interval[1])}]"
+
+
+def _signed(value: float) -> str:
+    """Return a number with its sign and three decimals; zero has none."""
     shown = f"{value:+.3f}"
-    return shown if interval is None else f"{shown} [{interval[0]:+.3f}, {interval[1]:+.3f}]"
+    return shown[1:] if float(shown) == 0 else shown
 
 
 def plus_minus(value: float, interval: Interval) -> str:
@@ -224,7 +230,7 @@ def plus_minus(value: float, interval: Interval) -> str:
     >>> plus_minus(-0.5, (-0.625, -0.375)), plus_minus(0.25, None)
     ('-0.500 ±0.125', '+0.250')
     """
-    return f"{value:+.3f}" if interval is None else f"{value:+.3f} ±{(interval[1] - interval[0]) / 2:.3f}"
+    return _signed(value) if interval is None else f"{_signed(value)} ±{(interval[1] - interval[0]) / 2:.3f}"
 
 
 def interval_sentence(windows: int, *, texts: int = 1) -> str:

@@ -22,6 +22,7 @@ from ropewalk.measure.losses import CROP, Measurement
 from ropewalk.measure.plan import Plan
 from ropewalk.measure.scaling import ScalingReading
 from ropewalk.methods import METHODS, main_rope, rope_parameters
+from ropewalk.report.formatting import shareable
 from ropewalk.report.write import report_figure, report_page
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import first_columns_of
@@ -295,7 +296,10 @@ class Diagnosis:
         )
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return every number as one JSON document; write it to `path`, completely or not at all, if one is given."""
+        """Return every number as one JSON document; write it to `path`, completely or not at all, if one is given.
+
+        The file names no folders.
+        """
         content = document(
             self.name,
             self.measurement,
@@ -313,7 +317,7 @@ class Diagnosis:
             content["retrieval_details"] = finite(details)
         content["scaling_reading"] = None if self.reading is None else finite(self.reading.to_json())
         if path is not None:
-            write_whole(Path(path), json.dumps(content, indent=1, allow_nan=False) + "\n")
+            write_whole(Path(path), json.dumps(shareable(content), indent=1, allow_nan=False) + "\n")
         return content
 
     def to_html(self, path: str | Path | None = None) -> str:

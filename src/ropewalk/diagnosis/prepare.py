@@ -19,6 +19,7 @@ from ropewalk.errors import RopeError
 from ropewalk.extend.engines import READS_GGUF, why_not
 from ropewalk.extend.serve import architecture
 from ropewalk.ledger import Ledger, cache_folder
+from ropewalk.ledger import fingerprint as hash_of
 from ropewalk.measure.answers import RetrievalProtocol
 from ropewalk.measure.copies import SpanDesign, WindowSpans
 from ropewalk.measure.estimate import Clock, Outlook, duration
@@ -172,8 +173,9 @@ def prepare(
             f"{protocol.target:,} tokens are measured instead."
         )
     _refuse_without_owner(work, settings)
-    folder = state_folder(settings.state, fingerprint(reader, windows, protocol))
-    ledger = Ledger(folder / "losses", kind=KIND, key=fingerprint(reader, windows, protocol))
+    key = hash_of(fingerprint(reader, windows, protocol), design)
+    folder = state_folder(settings.state, key)
+    ledger = Ledger(folder / "losses", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
     tokens = [len(one) for one in texts_used.tokens]
     parts = " and ".join(texts_used.names), "\n".join(texts_used.contents)
@@ -197,7 +199,7 @@ def prepare(
         frequencies=frequency_losses(texts_used.tokens, protocol, vocab_size=_vocabulary(tokenizer, texts_used.tokens)),
         texts=texts_used.names,
         of_text=tuple(text for text, _ in places),
-        share=protocol.share(tokens),
+        share=tuple(protocol.share(tokens, count) for count in range(1, protocol.windows + 1)),
         available=sum(most_windows(length, protocol.target) for length in tokens),
         default_texts=texts_used.chosen,
         engine=engine,

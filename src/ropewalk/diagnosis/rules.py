@@ -432,7 +432,7 @@ def best_method(evidence: Evidence, names: Sequence[str]) -> str | None:
         for name in names
         if evidence.cost(name).result == "shown"
         and (stretches := evidence.stretches_of(name))
-        and evidence.gain(name, stretches - 1).result == "shown"
+        and "shown" in (evidence.gain(name).result, evidence.gain(name, stretches - 1).result)
     }
     if not shown:
         return None
@@ -460,13 +460,12 @@ def open_comparisons(evidence: Evidence, decision: Decision) -> tuple[Comparison
         return ()
     if decision.action == "extend" and decision.method is not None:
         return _open(_extending(evidence, decision.method, decision.stretches))
-    kept = evidence.plain_stretches
-    found = list(_open((evidence.holds(kept),))) if kept < len(evidence.table.stretches) else []
+    kept, found = evidence.plain_stretches, list[Comparison]()
     for name in evidence.candidates:
         if not evidence.refuted(name):
             stretch = min(evidence.stretches_of(name), len(evidence.table.stretches) - 1)
-            found += _open((evidence.cost(name), evidence.gain(name), *_extending(evidence, name, stretch)))
-    return tuple(found)
+            found += _open((*_extending(evidence, name, stretch), evidence.cost(name), evidence.gain(name)))
+    return (*found, *_open((evidence.holds(kept),)))
 
 
 def _extending(evidence: Evidence, method: str, stretch: int) -> tuple[Comparison, ...]:

@@ -181,7 +181,8 @@ class DoctorRun:
     - `trial`: the model's pace, if it is known already. `notes`: what the user must know of the plan, in sentences.
       `dtype_note`: of them, why the model is measured in a different dtype.
     - `frequencies`: the loss of token frequencies on each window. `texts`: their names; `of_text`: the number of each
-      window's text. `share`, `available`: see `LossProtocol.share`; the windows that the texts hold.
+      window's text. `share`: `LossProtocol.share` of the first windows, by their number; `available`: the windows that
+      the texts hold.
       `default_texts`: whether the doctor chose them.
     - `engine`, `runs`: that must run the method, and the methods that it can run. `minutes`: after which the run ends,
       counted from `began`; None: never. `more`: returns the command of a longer run.
@@ -205,7 +206,7 @@ class DoctorRun:
     frequencies: tuple[tuple[float, ...], ...]
     texts: tuple[str, ...]
     of_text: tuple[int, ...]
-    share: float
+    share: tuple[float, ...]
     available: int
     default_texts: bool
     engine: str | None = None
@@ -308,8 +309,8 @@ class DoctorRun:
         say(
             display,
             f"The first answer takes about {duration(answer)}{size} (one window of "
-            f"{self.plan.protocol.target:,} tokens, {len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends once it is "
-            "decided.",
+            f"{self.plan.protocol.target:,} tokens, {len(alive)} methods), all {self.looks[-1]} windows at most "
+            f"{duration(every)}{limit}. It ends once it is decided.",
         )
         return trial
 
@@ -380,7 +381,7 @@ class DoctorRun:
             gather(self.plan, self.ledger, windows=count),
             frequencies=self.frequencies[:count],
             texts=self.of_text[:count],
-            share=max(self.share, 1 / count),
+            share=self.share[count - 1],
         )
         copies = self._copies(measurement)
         seconds = self.clock() - self.began

@@ -24,7 +24,7 @@ from ropewalk.atomic_io import finite
 from ropewalk.errors import RopeError
 from ropewalk.measure.plan import LossProtocol
 from ropewalk.readers.reader import Prefix, Reader
-from ropewalk.statistics import LOOK_CONFIDENCE, STUDENT_FROM, Interval, t_quantile
+from ropewalk.statistics import CONFIDENCE, LOOK_CONFIDENCE, STUDENT_FROM, Interval, t_quantile
 
 LONG_SPAN, SHORT_SPAN = (32, 8), (16, 4)  # tokens of a span, and of its first part, which is given
 LONG_TARGET = 4096  # tokens: shorter windows have short spans
@@ -326,17 +326,21 @@ class CopyMeasurement:
         """Return the methods that were asked."""
         return tuple(self.answers)
 
-    def control(self) -> tuple[float, Interval] | None:
+    def control(self, confidence: float | None = None) -> tuple[float, Interval] | None:
         """Return plain's gain within the trained length in nats per token, over all distances; None: not measured."""
         if self.design is None or not self.answers.get("plain"):
             return None
         windows = self.answers["plain"]
-        return combined([self._gain(one, self.trained_length, None) for one in windows], self._texts(windows))
+        return combined(
+            [self._gain(one, self.trained_length, None) for one in windows],
+            self._texts(windows),
+            confidence=self.confidence if confidence is None else confidence,
+        )
 
     @property
     def can_copy(self) -> bool:
         """Return whether the model is shown to copy within its trained length."""
-        found = self.control()
+        found = self.control(CONFIDENCE)
         return found is not None and found[1] is not None and found[1][0] > LEAST_GAIN
 
     @property

@@ -217,12 +217,12 @@ class LossProtocol:
             found = [round(value) for value in np.linspace(0, tokens - self.target, windows).tolist()]
         return [found[number] for number in random.permutation(windows)]
 
-    def share(self, tokens: Sequence[int]) -> float:
-        """Return the number of disjoint windows that the windows are worth, over their number."""
-        places = self.places(tokens)
+    def share(self, tokens: Sequence[int], windows: int | None = None) -> float:
+        """Return the number of disjoint windows that the first `windows` (None: all) are worth, over their number."""
+        places = self.places(tokens)[:windows]
         counts = [sum(text == number for text, _ in places) for number in range(len(tokens))]
         worth = sum(min(count, length / self.target) for count, length in zip(counts, tokens, strict=True))
-        return worth / self.windows
+        return worth / len(places)
 
     def sentence(self) -> str:
         """Return the protocol in words."""

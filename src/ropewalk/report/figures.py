@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.errors import RopeError
 from ropewalk.measure.answers import CONFIDENCE, LEAST, Accuracy
 from ropewalk.methods import METHODS, Method
-from ropewalk.report.formatting import better_or_worse, plain_number
+from ropewalk.report.formatting import better_or_worse
 from ropewalk.report.record import (
     CopyRow,
     Document,
@@ -23,7 +23,7 @@ from ropewalk.report.record import (
     recommended_label,
     short_name,
 )
-from ropewalk.statistics import over_windows
+from ropewalk.statistics import over_windows, signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -295,7 +295,7 @@ def _tokens(value: float | None) -> str:
 
 def _difference(method: Mapping[str, Any], where: str) -> str:
     value, interval = method[f"difference_{where}"], method[f"difference_{where}_ci"]
-    return "" if value is None else plain_number(value, interval)
+    return "" if value is None else signed(value, interval)
 
 
 Row = dict[str, Any]
@@ -375,7 +375,7 @@ def copies(document: Document) -> Iterator[Drawing]:
         + (" Grey: plain asked after its trained length." if within else "")
         + (" Hollow: too few passages for an interval." if any(row["interval"] is None for row in rows) else ""),
         "Gain in nats per token by distance: "
-        + "; ".join(f"{row['method']} at {row['distance']:,.0f}: {plain_number(row['gain'])}" for row in rows)
+        + "; ".join(f"{row['method']} at {row['distance']:,.0f}: {signed(row['gain'])}" for row in rows)
         + ".",
         draw(False),
         draw(True),
@@ -396,7 +396,7 @@ def copies_table(document: Document) -> Table | None:
             f"{row['method']}, control" if _controls(row, document["trained_length"]) else row["method"],
             f"{row['length']:,}",
             f"{row['from']:,} to {row['to']:,}" if row["to"] > row["from"] else f"{row['distance']:,.0f}",
-            plain_number(row["gain"], row["interval"]),
+            signed(row["gain"], row["interval"]),
             f"{row['spans']:,}",
             row["result"] + (", decides" if row["decides"] else ""),
         ]
@@ -488,7 +488,7 @@ def looks_table(document: Document) -> Table | None:
                 "" if one["seconds"] is None else f"{one['seconds']:,.0f}",
                 " ".join(filter(None, (one["action"], one["method"] and f"with {one['method']}"))),
                 "" if apart is None else better_or_worse(*apart),
-                "" if copied is None else plain_number(*copied),
+                "" if copied is None else signed(*copied),
             ]
         )
     heads = ["windows", "seconds", "answer", f"{method}, compared with crop", f"copies of {method}"]
@@ -653,8 +653,8 @@ def paired_table(document: Document) -> Table | None:
             row["method"],
             str(row["task"]),
             f"{row['length']:,}",
-            plain_number(row["difference"], row["interval"]),
-            plain_number(row["difference_raw"], row["interval_raw"]),
+            signed(row["difference"], row["interval"]),
+            signed(row["difference_raw"], row["interval_raw"]),
             f"{row['asked']:,}",
         ]
         for row in paired

@@ -8,17 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from ropewalk.statistics import signed
+
 Pair = Sequence[float] | None
-
-
-def plain_number(value: float, interval: Pair = None) -> str:
-    """Return a signed number with its interval; what rounds to zero has no sign.
-
-    >>> plain_number(-0.0004), plain_number(0.25, (-0.0001, 0.5))
-    ('0.000', '+0.250 [0.000, +0.500]')
-    """
-    shown = _signed(value)
-    return shown if interval is None else f"{shown} [{_signed(interval[0])}, {_signed(interval[1])}]"
 
 
 def better_or_worse(difference: float, interval: Pair = None) -> str:
@@ -27,8 +19,8 @@ def better_or_worse(difference: float, interval: Pair = None) -> str:
     >>> better_or_worse(-0.1, (-0.2, 0.05)), better_or_worse(0.0391), better_or_worse(-0.0001)
     ('better by 0.100 [-0.050, 0.200]', 'worse by 0.039', 'equal')
     """
-    if _signed(difference) == "0.000":
-        return "equal" if interval is None else f"equal [{_signed(interval[0])}, {_signed(interval[1])}]"
+    if signed(difference) == "0.000":
+        return "equal" if interval is None else f"equal [{signed(interval[0])}, {signed(interval[1])}]"
     sign = -1.0 if difference < 0 else 1.0
     words = f"{'better' if difference < 0 else 'worse'} by {_bare(sign * difference)}"
     if interval is None:
@@ -48,13 +40,8 @@ def bound_in_words(margin: float) -> str:
     return f"{'worse by less' if margin > 0 else 'better by more'} than {abs(margin):.2f}"
 
 
-def _signed(value: float) -> str:
-    shown = f"{value:+.3f}"
-    return "0.000" if shown in ("+0.000", "-0.000") else shown
-
-
 def _bare(value: float) -> str:
-    return _signed(value).removeprefix("+")
+    return signed(value).removeprefix("+")
 
 
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
