@@ -253,8 +253,9 @@ class Evidence:
             turned = (-mean, -mean)
         result = _result(turned, 0.0) if self.at_means else self.copies.copies(method, stretch)
         where = self._where(stretch, stretch)
+        back = f"more than {self.table.trained:,} tokens back" if where == "beyond" else f"{where} tokens back"
         return Comparison(
-            name=COPIES, method=method, against="a third of the gain within", where=f"{where} back", difference=-mean,
+            name=COPIES, method=method, against="a third of the gain within", where=back, difference=-mean,
             interval=turned, margin=0.0, result=result,
         )  # fmt: skip
 

@@ -251,12 +251,14 @@ class DoctorRun:
             say(display, f"Resumed: {self.resumed} readings were saved before.")
         alive = [name for name in self.plan.methods if name not in self.plan.same_as]
         looks: list[Look] = []
-        trial, stopped, left_out = self._announce(display, alive), None, tuple[str, ...]()
+        stopped: str | None = None
+        left_out: tuple[str, ...] = ()
         try:
+            trial = self._announce(display, alive)
             for count in self.looks:
                 chosen, gone = self._fitting(count, alive, trial, looks)
                 left_out = (*left_out, *gone)
-                if looks and not set(chosen) - set(self.least) and self.due(count, chosen):
+                if set(alive) - set(chosen) and looks and not set(chosen) - set(self.least):
                     stopped = "minutes"
                     break
                 self._read(count, chosen, display)
@@ -307,9 +309,9 @@ class DoctorRun:
         answer = one if left is None else min(one, left)
         say(
             display,
-            f"The first answer takes about {duration(answer)}{size} (one window of "
-            f"{self.plan.protocol.target:,} tokens, {len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends once it is "
-            "decided.",
+            f"The first answer takes about {duration(answer)}{size} (one window of {self.plan.protocol.target:,} "
+            f"tokens, {len(alive)} methods), all {self.looks[-1]} windows at most {duration(every)}{limit}. It ends once "
+            "it is decided.",
         )
         return trial
 
