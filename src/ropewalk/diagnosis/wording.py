@@ -16,6 +16,7 @@ from ropewalk.diagnosis.rules import (
     NEAR,
     NEAR_CROP,
     PREDICTS,
+    READS,
     TOLERATED,
     Copies,
     Decision,
@@ -93,7 +94,9 @@ def better_or_worse(comparison: Comparison) -> str:
     'better by 0.500 (0.400 to 0.600)'
     """
     word = "better" if comparison.difference < 0 else "worse"
-    return f"{word} by {nats(comparison.difference)}{between(comparison.interval)}"
+    apart = nats(comparison.difference)
+    said = "neither better nor worse" if float(apart) == 0 else f"{word} by {apart}"
+    return f"{said}{between(comparison.interval)}"
 
 
 def windows_for(comparison: Comparison, windows: int, *, confidence: float) -> int | None:
@@ -166,8 +169,9 @@ QUESTIONS = {
     PREDICTS: "whether the model predicts this text better than counting its tokens does",
     GAINS: "whether {method} reads better than the model as it is",
     NEAR_CROP: f"whether {{method}} loses less than {NEAR:.2f} nats per token to crop at {{where}}",
+    READS: "whether {method} reads better than crop at {where}",
     HOLDS: "whether the model as it is holds at {where}",
-    COPIES: "whether {method} copies what lies {where}",
+    COPIES: "whether {method} copies, that is, repeats passages that it read {where}",
     COSTS_LITTLE: "whether {method} costs little within the trained length",
 }
 """What is open, by the name of the comparison."""
@@ -325,6 +329,10 @@ def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str
         return ["Not decided: crop was not measured, so a lower loss may come from forgetting."]
     first = still_open[0] if still_open else None
     lines = ["Not decided." if first is None else f"Not decided: it is open {_question(first)}."]
+    if first is None and evidence.candidates and evidence.copies is None:
+        lines = ["Not decided: copies would decide, and they were not measured (--measure loss,copies)."]
+    elif first is None and evidence.copies is not None and not evidence.copies.can_copy:
+        lines = ["Not decided: copies would decide, and this model copies too little even within its trained length."]
     if first is not None and first.name == PREDICTS:
         lines.append(f"Its loss (how badly it predicts the text) is {better_or_worse(first)} nats per token.")
     if not table.beyond or evidence.fit.result != "shown":
