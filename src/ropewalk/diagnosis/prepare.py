@@ -162,8 +162,8 @@ def prepare(
             "doctor: not even a short target can be measured in this time.",
             facts={
                 "minutes": minutes,
-                f"minutes for {longest:,} tokens": round(whole / 60, 1),
-                f"minutes for {protocol.target:,} tokens": round(needed / 60, 1),
+                f"minutes for {longest:,} tokens": float(f"{whole / 60:.2g}"),
+                f"minutes for {protocol.target:,} tokens": float(f"{needed / 60:.2g}"),
             },
             cure="Give more --minutes.",
         )

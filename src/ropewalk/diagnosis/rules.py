@@ -253,8 +253,9 @@ class Evidence:
             turned = (-mean, -mean)
         result = _result(turned, 0.0) if self.at_means else self.copies.copies(method, stretch)
         where = self._where(stretch, stretch)
+        back = f"more than {self.table.trained:,} tokens before" if where == "beyond" else f"{where} tokens before"
         return Comparison(
-            name=COPIES, method=method, against="a third of the gain within", where=f"{where} back", difference=-mean,
+            name=COPIES, method=method, against="a third of the gain within", where=back, difference=-mean,
             interval=turned, margin=0.0, result=result,
         )  # fmt: skip
 
@@ -470,8 +471,10 @@ def open_comparisons(evidence: Evidence, decision: Decision) -> tuple[Comparison
 
 def _extending(evidence: Evidence, method: str, stretch: int) -> tuple[Comparison, ...]:
     """Return the comparisons on which it depends whether a method extends over a stretch."""
-    copied = evidence.copied(method, stretch)
-    return (evidence.near_crop(method, stretch), *(() if copied is None else (copied,)))
+    copied, near = evidence.copied(method, stretch), evidence.near_crop(method, stretch)
+    if copied is None or copied.result == "refuted":  # then the loss must be shown to be better
+        return (near, evidence.reads(method, stretch))
+    return (near, copied)
 
 
 def every_comparison(evidence: Evidence) -> tuple[Comparison, ...]:

@@ -252,12 +252,14 @@ class DoctorRun:
             say(display, f"Resumed: {self.resumed} readings were saved before.")
         alive = [name for name in self.plan.methods if name not in self.plan.same_as]
         looks: list[Look] = []
-        trial, stopped, left_out = self._announce(display, alive), None, tuple[str, ...]()
+        stopped: str | None = None
+        left_out: tuple[str, ...] = ()
         try:
+            trial = self._announce(display, alive)
             for count in self.looks:
                 chosen, gone = self._fitting(count, alive, trial, looks)
                 left_out = (*left_out, *gone)
-                if looks and not set(chosen) - set(self.least) and self.due(count, chosen):
+                if set(alive) - set(chosen) and looks and not set(chosen) - set(self.least):
                     stopped = "minutes"
                     break
                 self._read(count, chosen, display)

@@ -16,6 +16,7 @@ from ropewalk.diagnosis.rules import (
     NEAR,
     NEAR_CROP,
     PREDICTS,
+    READS,
     TOLERATED,
     Copies,
     Decision,
@@ -72,16 +73,17 @@ def nats(value: float) -> str:
 
 
 def between(interval: Interval) -> str:
-    """Return an interval in words; empty without one.
+    """Return the interval of a difference in words, in brackets; empty without one.
 
-    >>> between((-0.0001, 0.07)), between(None)
-    (' (0.000 to +0.070)', '')
+    >>> between((-0.07, -0.0101)), between((-0.0001, 0.07)), between((-0.2, 0.07)), between(None)
+    (' (0.010 to 0.070)', ' (0.000 to 0.070)', ' (0.200 better to 0.070 worse)', '')
     """
     if interval is None:
         return ""
-    low, high = (f"{value:+.3f}" for value in interval)
-    low, high = (text[1:] if set(text[1:]) <= set("0.") else text for text in (low, high))
-    return f" ({low} to {high})"
+    low, high = sorted(interval, key=abs)
+    if float(f"{interval[0]:.3f}") * float(f"{interval[1]:.3f}") >= 0:
+        return f" ({nats(low)} to {nats(high)})"
+    return f" ({nats(interval[0])} better to {nats(interval[1])} worse)"
 
 
 def better_or_worse(comparison: Comparison) -> str:
@@ -89,10 +91,12 @@ def better_or_worse(comparison: Comparison) -> str:
 
     >>> better_or_worse(Comparison(name="", method="a", against="b", where="within", difference=-0.5,
     ...                            interval=(-0.6, -0.4), margin=0.0, result="shown"))
-    'better by 0.500 (-0.600 to -0.400)'
+    'better by 0.500 (0.400 to 0.600)'
     """
     word = "better" if comparison.difference < 0 else "worse"
-    return f"{word} by {nats(comparison.difference)}{between(comparison.interval)}"
+    apart = nats(comparison.difference)
+    said = "neither better nor worse" if float(apart) == 0 else f"{word} by {apart}"
+    return f"{said}{between(comparison.interval)}"
 
 
 def windows_for(comparison: Comparison, windows: int, *, confidence: float) -> int | None:
@@ -162,19 +166,27 @@ def next_step(
 
 
 QUESTIONS = {
-    PREDICTS: "whether the model predicts this text better than token frequencies do",
+    PREDICTS: "whether the model predicts this text better than counting its tokens does",
     GAINS: "whether {method} reads better than the model as it is",
-    NEAR_CROP: f"whether {{method}} loses less than {NEAR:.2f} nats to crop at {{where}}",
-    HOLDS: f"whether the model as it is loses less than {MARGIN} nats to crop at {{where}}",
-    COPIES: "whether {method} copies what lies {where}",
+    NEAR_CROP: f"whether {{method}} loses less than {NEAR:.2f} nats per token to crop at {{where}}",
+    READS: "whether {method} reads better than crop at {where}",
+    HOLDS: "whether the model as it is holds at {where}",
+    COPIES: "whether {method} copies, that is, repeats passages that it read {where}",
     COSTS_LITTLE: "whether {method} costs little within the trained length",
 }
 """What is open, by the name of the comparison."""
 
 
 def _question(comparison: Comparison) -> str:
-    where = "positions beyond the trained length" if comparison.where == "beyond" else comparison.where
+    where = comparison.where
+    if comparison.name != COPIES:
+        where = "positions beyond the trained length" if where == "beyond" else f"positions {where}"
     return QUESTIONS[comparison.name].format(method=comparison.method, where=where)
+
+
+def _crop(table: LossTable) -> str:
+    """Explain crop where it first stands."""
+    return f"crop, the same model that is given only the last {table.trained:,} tokens"
 
 
 def headline_and_reasons(
@@ -203,9 +215,9 @@ def _unfit(evidence: Evidence) -> list[str]:
     shown = "does not predict" if fit.result == "refuted" else "is not shown to predict"
     return [
         f"Nothing can be concluded: the model {shown} this text better than counting its tokens does.",
-        f"Within {min(table.trained, table.target):,} tokens its loss is {table.mean(PLAIN, table.inside):.3f} nats per "
-        f"token; token frequencies alone are {'better' if fit.difference > 0 else 'worse'} by "
-        f"{nats(fit.difference)}{between(fit.interval)}. Give a text of the kind that the model was made for.",
+        f"Within {min(table.trained, table.target):,} tokens its loss (how badly it predicts the text) is "
+        f"{table.mean(PLAIN, table.inside):.3f} nats per token, {better_or_worse(fit)} than that of the frequencies of "
+        "tokens alone. Give a text of the kind that the model was made for.",
     ]
 
 
@@ -219,8 +231,8 @@ def _keep(stretches: int, evidence: Evidence) -> list[str]:
     found = evidence.holds(stretches - 1)
     lines = [
         f"Keep the model as it is: it holds up to {length:,} tokens{_not_shown(length, table.target)}.",
-        f"Its loss up to there is at most {MARGIN} nats per token worse than crop's, that is, than the loss of the same "
-        f"model that is given only the last {table.trained:,} tokens; in the last part {better_or_worse(found)}.",
+        f"Up to there its loss (how badly it predicts the text) is at most {MARGIN} nats per token above that of "
+        f"{_crop(table)}. In the last part it is {better_or_worse(found)}.",
     ]
     return [*lines, *_copies_of(PLAIN, stretches, evidence)]
 
@@ -235,27 +247,22 @@ def _extend(method: str, stretches: int, evidence: Evidence) -> list[str]:
     read_better = all(evidence.reads(method, number).result == "shown" for number in range(stretches))
     copies = all(evidence.copies_at(method, number) == "shown" for number in range(stretches))
     lines = [f"Extend with {method} to {length:,} tokens{_not_shown(length, table.target)}."]
+    loss = f"{better_or_worse(against)} nats per token"
     if copies and not read_better:
-        lines.append(
-            f"Copies decide: it copies what lies up to {length:,} tokens back, which crop cannot: crop is the same "
-            f"model that is given only the last {table.trained:,} tokens."
-        )
-        lines.append(f"By loss it is {better_or_worse(against)} nats per token than crop beyond them".replace(
-            "than crop", "against crop") + ", which is little.")  # fmt: skip
-    elif copies:
-        lines.append(
-            f"It reads better than crop, the same model that is given only the last {table.trained:,} tokens: "
-            f"{better_or_worse(against)} nats per token; and it copies what lies up to {length:,} tokens back."
-        )
+        little = f" Up to {NEAR:.2f} worse is tolerated of a method that copies." if against.difference > 0 else ""
+        lines += [
+            f"Copies decide: it repeats passages that it read up to {length:,} tokens before. That is beyond {_crop(table)}.",
+            f"Its loss (how badly it predicts the text) beyond the trained length is {loss} than crop's.{little}",
+        ]
     else:
         lines.append(
-            f"Loss decides: it is {better_or_worse(against)} nats per token against crop, the same model that is given "
-            f"only the last {table.trained:,} tokens."
+            f"Loss decides (how badly the text is predicted): beyond the trained length it is {loss} than that of "
+            f"{_crop(table)}."
         )
         lines += _copies_of(method, stretches, evidence)
     lines.append(
-        f"The model as it is loses {nats(gain.difference)} nats per token more beyond {table.trained:,} tokens. Within "
-        f"them {method} is {better_or_worse(cost)}."
+        f"Against the model as it is, {method} is {better_or_worse(gain)} beyond {table.trained:,} tokens and "
+        f"{better_or_worse(cost)} within them."
     )
     return lines + _near(method, evidence)
 
@@ -264,12 +271,13 @@ def _near(method: str, evidence: Evidence) -> list[str]:
     """Say where a method copies near tokens worse than the model within its trained length."""
     if not isinstance(evidence.copies, CopyMeasurement):
         return []
-    near = evidence.copies.near(method)
-    if near is None or near[1] is None or near[1][1] >= 0:
+    near, control = evidence.copies.near(method), evidence.copies.control()
+    if near is None or control is None or near[1] is None or near[1][1] >= 0:
         return []
+    trained = f"{evidence.table.trained:,}"
     return [
-        f"From nearer tokens it copies less than crop does: {nats(near[0])}{between(near[1])} nats per token of a gain "
-        f"of {evidence.copies.control()[0]:.2f}."  # type: ignore[index]
+        f"It copies near passages, up to {trained} tokens back, less well than the model does within {trained} tokens: "
+        f"by {nats(near[0])}{between(near[1])} of {control[0]:.3f} nats per token."
     ]
 
 
@@ -279,34 +287,38 @@ def _copies_of(method: str, stretches: int, evidence: Evidence) -> list[str]:
     if evidence.copies is None:
         return ["Copies were not measured."]
     if not evidence.copies.can_copy:
-        return ["It is not shown to copy even within its trained length, so the loss alone speaks."]
+        return ["The model is not shown to copy (repeat passages) even within its trained length, so only loss counts."]
     results = [evidence.copies_at(method, number) for number in range(max(1, stretches))]
     length = evidence.length(max(1, stretches))
     if all(one == "shown" for one in results):
-        return [f"It copies what lies up to {length:,} tokens back."]
+        return [f"It copies: it repeats passages that it read up to {length:,} tokens before."]
     if "refuted" in results:
-        return [f"But {name} does not copy what lies beyond {evidence.table.trained:,} tokens back."]
-    return [f"Whether {name} copies what lies beyond {evidence.table.trained:,} tokens back is open."]
+        return [f"But {name} does not copy: it does not repeat passages from more than {evidence.table.trained:,} tokens before."]
+    return [
+        f"It is open whether {name} copies, that is, repeats passages from more than {evidence.table.trained:,} tokens "
+        "before."
+    ]
 
 
 def _cut(evidence: Evidence) -> list[str]:
-    table = evidence.table
+    table, holds = evidence.table, evidence.holds(0)
+    able = "" if evidence.runs is None else " that this engine runs"
+    why = f"no method{able} makes more of them useful" if evidence.candidates else f"no method{able} was measured"
     lines = [
-        f"Give the model only the last {table.trained:,} tokens (crop): nothing that "
-        f"{'was measured' if evidence.runs is None else 'this engine runs'} makes more of them useful.",
-        f"The model as it is loses beyond them: {better_or_worse(evidence.holds(0))} nats per token against crop at "
-        f"{evidence.holds(0).where}.",
+        f"Give the model only the last {table.trained:,} tokens (crop): {why}.",
+        f"As it is, its loss (how badly it predicts the text) at positions {holds.where} is {better_or_worse(holds)} nats "
+        "per token than with crop.",
     ]
     for name in evidence.candidates[:3]:
         cost, near = evidence.cost(name), evidence.near_crop(name, 0)
         if cost.result == "refuted":
-            lines.append(f"{name} costs too much within the trained length: {better_or_worse(cost)}.")
+            lines.append(f"{name} costs too much within the trained length: {better_or_worse(cost)} than without it.")
         elif near.result == "refuted":
-            lines.append(f"{name} reads worse than crop: {better_or_worse(near)} at {near.where}.")
+            lines.append(f"{name} reads worse than crop: {better_or_worse(near)}.")
         else:
             lines.append(
-                f"{name} reads no better than crop ({better_or_worse(near)} at {near.where}) and does not copy what "
-                "lies further back."
+                f"{name} reads no better than crop ({better_or_worse(near)}) and does not copy: it does not repeat "
+                "passages from further back."
             )
     return lines
 
@@ -315,44 +327,45 @@ def _undecided(evidence: Evidence, still_open: Sequence[Comparison]) -> list[str
     table = evidence.table
     if table.beyond and CROP not in table.losses:
         return ["Not decided: crop was not measured, so a lower loss may come from forgetting."]
-    lines = []
-    if table.beyond and evidence.fit.result == "shown":
-        holds = evidence.holds(0)
-        if holds.result == "refuted":
-            lines.append(
-                f"The model as it is does not hold beyond {table.trained:,} tokens: {better_or_worse(holds)} nats per "
-                f"token against crop, the same model that is given only the last {table.trained:,} tokens."
-            )
-        if evidence.candidates:
-            best = evidence.candidates[0]
-            lines.append(
-                f"{best} reads best: {better_or_worse(evidence.gain(best))} against the model as it is, "
-                f"{better_or_worse(evidence.against_crop(best))} against crop."
-            )
-    if not still_open:
-        return ["Not decided.", *lines]
-    first = still_open[0]
-    return [
-        f"Not decided: {_question(first)} is open ({better_or_worse(first)} nats per token)."
-        if first.name != COPIES
-        else f"Not decided: {_question(first)} is open.",
-        *lines,
-    ]
+    first = still_open[0] if still_open else None
+    lines = ["Not decided." if first is None else f"Not decided: it is open {_question(first)}."]
+    if first is None and evidence.candidates and evidence.copies is None:
+        lines = ["Not decided: copies would decide, and they were not measured (--measure loss,copies)."]
+    elif first is None and evidence.copies is not None and not evidence.copies.can_copy:
+        lines = ["Not decided: copies would decide, and this model copies too little even within its trained length."]
+    if first is not None and first.name == PREDICTS:
+        lines.append(f"Its loss (how badly it predicts the text) is {better_or_worse(first)} nats per token.")
+    if not table.beyond or evidence.fit.result != "shown":
+        return lines
+    holds = evidence.holds(evidence.plain_stretches)
+    shown = {"refuted": "does not hold there", "open": "is not shown to hold there"}.get(holds.result, "holds there")
+    lines.append(
+        f"At positions {holds.where} the loss of the model as it is (how badly it predicts the text) is "
+        f"{better_or_worse(holds)} nats per token than that of {_crop(table)}: it {shown}."
+    )
+    if evidence.candidates:
+        best = evidence.candidates[0]
+        lines.append(
+            f"{best} reads best beyond the trained length: {better_or_worse(evidence.gain(best))} than the model as it "
+            f"is, {better_or_worse(evidence.against_crop(best))} than crop."
+        )
+    return lines
 
 
 def _scope(decision: Decision, evidence: Evidence, run: RunFacts) -> str:
     """Return for which texts the decision holds: only several allow words about others."""
     table = evidence.table
     count = len(set(table.texts))
-    windows = f"{table.windows} window{'s' if table.windows > 1 else ''}"
-    overlap = ", which overlap" if table.share < 1 else ""
+    windows = f"{table.windows} window{'s' if table.windows > 1 else ''} of {table.target:,} tokens"
+    windows += ", which overlap" if table.share < 1 else ""
+    ranges = " Numbers in brackets are 98 % intervals."
     if count == 1:
-        return f"This holds for {run.texts[table.texts[0]]} ({windows}{overlap}); no other text was read."
+        return f"This holds for {run.texts[table.texts[0]]} ({windows}); no other text was read.{ranges}"
     copies = evidence.copies.over_texts() if isinstance(evidence.copies, CopyMeasurement) else evidence.copies
     again = apply_rules(dataclasses.replace(evidence, between_texts=True, copies=copies))
     if (again.action, again.method) == (decision.action, decision.method):
-        return f"It is shown between the texts too, so it holds for texts like these {count} ({windows}{overlap})."
-    return f"This holds for the {count} texts that were read ({windows}{overlap}), not yet for others like them."
+        return f"It is shown between the texts too, so it holds for texts like these {count} ({windows}).{ranges}"
+    return f"This holds for the {count} texts that were read ({windows}), not yet for others like them.{ranges}"
 
 
 def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None = None) -> Verdict:
@@ -394,7 +407,7 @@ def decide(table: LossTable, copies: Copies | None = None, run: RunFacts | None 
         assert length is not None, "a method extends to a length"
         config, call = run.application(decision.method, length)
         if config is None:
-            reasons.append("No config.json can express it, so no engine serves it; it works in Python.")
+            reasons.append("No config.json can express it, so no engine can serve it; it works in Python.")
     if settling is not None:
         reasons.append(settling.sentence)
     elif still_open and decision.action == "undecided":
