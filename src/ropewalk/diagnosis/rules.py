@@ -239,8 +239,10 @@ class Evidence:
         return self._beyond(NO_BETTER, method, CROP, -MARGIN, stretch, stretch)
 
     def against_crop(self, method: str) -> Comparison:
-        """Compare a method's loss beyond the trained length with crop's."""
-        return self._beyond(READS, method, CROP, 0.0, 0, len(self.table.stretches) - 1)
+        """Compare a method's loss beyond the trained length with crop's; plus 0.10 nats if it is shown to copy there."""
+        copies = self.copies_at(method, 0) == "shown"
+        name, margin = (NEAR_CROP, NEAR) if copies else (READS, 0.0)
+        return self._beyond(name, method, CROP, margin, 0, len(self.table.stretches) - 1)
 
     def copied(self, method: str, stretch: int) -> Comparison | None:
         """Return whether a method copies at the end of a stretch, as a comparison of the bound with its gain."""

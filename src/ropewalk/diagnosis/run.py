@@ -158,8 +158,11 @@ class Look:
             apart[name] = {"mean": found.difference, "interval": found.interval}
             last = len(evidence.table.stretches) - 1
             of_copies = None if self.copies is None else self.copies.beyond_bound(name, last)
-            if of_copies is not None:
-                gains[name] = {"mean": of_copies[0], "interval": of_copies[1]}
+            bound = None if self.copies is None else self.copies.bound
+            if of_copies is not None and bound is not None:
+                low, high = of_copies[1] or (None, None)
+                around = None if low is None or high is None else (low + bound, high + bound)
+                gains[name] = {"mean": of_copies[0] + bound, "interval": around}
         return {
             "windows": self.windows,
             "seconds": self.seconds,
