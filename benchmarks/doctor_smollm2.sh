@@ -28,8 +28,8 @@ mkdir -p "$OUT"
     --text "$DATA/tinyshakespeare.txt" --text "$LIB/argparse.py" \
     --windows 8 --minutes 600 --protocol '{"keep_going": true}' \
     --device "${DEVICE:-cpu}" --dtype "${DTYPE:-bfloat16}" \
-    --state "$OUT/state" --resume --json benchmarks/results/doctor-smollm2-135m.json --report "$OUT/report" "$@"
+    --state "$OUT/state" --resume --json benchmarks/results/doctor-smollm2-16k.json --report "$OUT/report" "$@"
 for kind in png svg; do
-    cp "$OUT/report/loss.$kind" "benchmarks/results/doctor-smollm2-135m.$kind"
-    cp "$OUT/report/copies.$kind" "benchmarks/results/doctor-smollm2-135m-copies.$kind"
+    cp "$OUT/report/loss.$kind" "benchmarks/results/doctor-smollm2-16k.$kind"
+    cp "$OUT/report/copies.$kind" "benchmarks/results/doctor-smollm2-16k-copies.$kind"
 done
