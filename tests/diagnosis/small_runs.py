@@ -7,7 +7,7 @@ from typing import Any
 
 from ropewalk.ledger import Ledger
 from ropewalk.measure.engine import NOTHING, Job, Workload
-from ropewalk.measure.losses import Measurement, run
+from ropewalk.measure.losses import Measurement, gather, run
 from ropewalk.measure.plan import KIND, LossProtocol, plan, take_windows
 from ropewalk.methods import METHODS
 from ropewalk.readers.adapters import reader_of
@@ -64,4 +64,6 @@ def measure(
 ) -> Measurement:
     """A whole run on random tokens."""
     windows = take_windows(random_ids(200).tolist(), of)
-    return run(reader_of(model), windows, planned(model, of, methods), ledger_at(None) if ledger is None else ledger)
+    work, ledger = planned(model, of, methods), ledger_at(None) if ledger is None else ledger
+    run(reader_of(model), windows, work, ledger)
+    return gather(work, ledger)

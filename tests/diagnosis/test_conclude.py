@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ropewalk.diagnosis.document import at_run_time, config_changes
@@ -27,15 +27,16 @@ OWN = Positions((ROPE, ROPE), (None, None), (None, None))
 def measured(
     beyond: dict[str, float], same_as: dict[str, str] | None = None, *, windows: int = 4, unscaled_tokens: int = 0
 ) -> Measurement:
-    """16 trained tokens of 64 in blocks of 24, the first of which reaches beyond: losses of each method beyond."""
+    """16 trained tokens of 64 in blocks of 4: losses of each method beyond; within 3 nats, of token frequencies 6."""
     protocol = LossProtocol.choose(
-        trained_length=16, target=64, block=24, windows=windows, text="novel", unscaled_tokens=unscaled_tokens
+        trained_length=16, target=64, block=4, windows=windows, text="novel", unscaled_tokens=unscaled_tokens
     )
     reach = Reach(16, 64, unscaled_tokens)
+    weights, inside = protocol.weights, protocol.blocks_within
 
     def result(loss: float, window: int) -> WindowResult:
-        within, far = 15 * (3.0 + window / 100), loss + window / 50
-        return WindowResult((within + 8 * far, 24 * far, 16 * far), within, 0.25)
+        means = [3.0 + window / 100] * inside + [loss + window / 50] * (len(weights) - inside)
+        return WindowResult(tuple(mean * weight for mean, weight in zip(means, weights, strict=True)), 0.25)
 
     return Measurement(
         protocol=protocol,
@@ -43,7 +44,7 @@ def measured(
         positions={name: METHODS[name].positions(OWN, reach) for name in beyond},
         same_as=same_as or {},
         results={name: tuple(result(loss, window) for window in range(windows)) for name, loss in beyond.items()},
-        frequencies=tuple(6.0 + window / 9 for window in range(windows)),
+        frequencies=tuple((6.0 + window / 9,) * inside for window in range(windows)),
     )
 
 
@@ -61,29 +62,28 @@ def test_the_config_is_that_of_the_method() -> None:
     assert conclude(measured({**LOSSES, "yarn": 4.0})).config is None
     attention = conclude(measured({"plain": 6.0, "dca": 3.0, "crop": 3.5}))
     assert (attention.method, attention.config) == ("dca", None)
-    assert "No config.json can express it; in Python it is model.with_positions(extension=DualChunk(" in (
-        attention.sentence
-    )
+    assert "No config.json can express it, so no engine can serve it; it works in Python." in attention.sentence
+    assert str(attention.call).startswith("model.with_positions(extension=DualChunk(")
     first = conclude(measured(LOSSES, unscaled_tokens=3))
     assert (first.method, first.config) == ("yarn", None)
-    assert "unscaled_tokens=3" in first.sentence
+    assert "unscaled_tokens=3" in str(first.call)
 
 
-def test_the_time_is_that_of_what_was_measured() -> None:
-    """A method that shares another's numbers took none; the windows that would settle it are all measured anew."""
-    measurement = measured({"plain": 6.0, "ntk": 3.49, "dynamic": 3.49, "crop": 3.5}, {"dynamic": "ntk"}, windows=2)
-    noisy = measurement.results["ntk"][0]
-    worse = dataclasses.replace(noisy, block_sums=(noisy.block_sums[0], noisy.block_sums[1] + 2.0, noisy.block_sums[2]))
-    measurement.results["ntk"] = measurement.results["dynamic"] = (worse, measurement.results["ntk"][1])
-    found = conclude(measurement, available=40, command=lambda windows: f"again {windows}")
-    assert found.action == "undecided"
-    assert found.next is not None
-    assert found.next.seconds == pytest.approx(3 * 0.25 * found.next.windows)
-    assert found.next.command == f"again {min(40, found.next.windows)}"
-    faster = conclude(measurement, workers=2, further_seconds=1.5)  # as much again as the six losses took
-    assert faster.next is not None
-    assert faster.next.seconds == pytest.approx(found.next.seconds)
-    assert {comparison.method for comparison in found.evidence} == {"plain", "ntk"}
+def test_the_config_states_the_length_that_is_shown() -> None:
+    """Not the target, where a stretch fails."""
+    measurement = measured(LOSSES)
+    [*_, last] = measurement.protocol.stretches
+    worse = tuple(
+        dataclasses.replace(
+            one, block_sums=tuple(total * (1 + (number >= last[0])) for number, total in enumerate(one.block_sums))
+        )
+        for one in measurement.results["yarn"]
+    )
+    found = conclude(dataclasses.replace(measurement, results={**measurement.results, "yarn": worse}))
+    assert (found.action, found.length) == ("extend", 48)
+    assert found.config is not None
+    assert found.config["max_position_embeddings"] == 48
+    assert found.config["rope_parameters"]["factor"] == 4.0  # as it was measured
 
 
 def test_standings_have_the_evidences_intervals() -> None:
@@ -97,18 +97,6 @@ def test_standings_have_the_evidences_intervals() -> None:
     assert rows["yarn"].affordable
 
 
-def test_stretches_begin_at_the_trained_length() -> None:
-    """The block that reaches over it counts from there on; at most three stretches of whole blocks."""
-    measurement = measured(LOSSES)
-    assert measurement.stretches() == ((16, 24), (24, 48), (48, 64))
-    np.testing.assert_allclose(measurement.by_stretch("yarn"), [[3.0 + w / 50] * 3 for w in range(4)], rtol=1e-12)
-    of = LossProtocol.choose(trained_length=256, text="t", windows=1)
-    many = dataclasses.replace(measurement, protocol=of)
-    assert many.stretches() == ((256, 512), (512, 768), (768, 1024))
-    short = dataclasses.replace(measurement, protocol=LossProtocol.choose(trained_length=64, target=40, text="t"))
-    assert short.stretches() == ()
-
-
 def test_what_was_not_counted_is_said() -> None:
     """A measurement without token frequencies has no verdict."""
     with pytest.raises(RopeError, match="token frequencies are not in this measurement"):
@@ -118,29 +106,49 @@ def test_what_was_not_counted_is_said() -> None:
 @pytest.mark.parametrize(
     ("model", "settings", "expected"),
     [
-        ("tiny", {}, "ropewalk doctor tiny --windows 9"),
-        ("models/a b", {"target": 64}, "ropewalk doctor 'models/a b' --target 64 --windows 9"),
-        (Path("/home/someone/model"), {"text": Path("/home/someone/novel.txt")}, None),
+        ("tiny", {}, "ropewalk doctor tiny --windows 9 --resume"),
+        ("models/a b", {"target": 64}, "ropewalk doctor 'models/a b' --target 64 --windows 9 --resume"),
+        (
+            Path("/home/someone/model"),
+            {"text": Path("/home/someone/novel.txt")},
+            "ropewalk doctor /home/someone/model --text /home/someone/novel.txt --windows 9 --resume",
+        ),
         (
             "tiny",
             {"text": (Path("a.txt"), Path("b.txt"))},
-            "ropewalk doctor tiny --text a.txt --text b.txt --windows 9",
+            "ropewalk doctor tiny --text a.txt --text b.txt --windows 9 --resume",
         ),
-        ("tiny", {"methods": ["yarn", "ntk"]}, "ropewalk doctor tiny --methods yarn,ntk --windows 9"),
-        ("tiny", {"resume": True, "state": "s", "minutes": 3.0, "windows": 2}, "ropewalk doctor tiny --windows 9"),
+        ("tiny", {"methods": ["yarn", "ntk"]}, "ropewalk doctor tiny --methods yarn,ntk --windows 9 --resume"),
+        (
+            "tiny",
+            {"resume": True, "state": "s", "minutes": 3.0, "windows": 2},
+            "ropewalk doctor tiny --minutes 3 --windows 9 --resume --state s",
+        ),
+        ("tiny", {"engine": "vllm", "measure": "loss"}, "ropewalk doctor tiny --engine vllm --measure loss --windows 9 "
+         "--resume"),
         (object(), {"target": 64}, "rw.doctor(model, target=64, protocol=Protocol(windows=9))"),
         ("tiny", {"text": [("story", "words")]}, "rw.doctor('tiny', text=text, protocol=Protocol(windows=9))"),
         (
             "tiny",
             {"seed": 3, "shard_window": True},
-            "ropewalk doctor tiny --windows 9 --shard-window --protocol '{\"seed\": 3}'",
+            "ropewalk doctor tiny --windows 9 --shard-window --protocol '{\"seed\": 3}' --resume",
         ),
     ],
-)
-def test_the_command_measures_the_same(model: object, settings: dict[str, Any], expected: str | None) -> None:
-    """With other windows; as the command line takes it, or as Python does; no folder of an absolute path."""
-    found = doctor_command(model, settings_of(**settings), windows=9)
-    assert found == (expected or "ropewalk doctor model --text novel.txt --windows 9")
+)  # fmt: skip
+def test_the_command_measures_the_same(model: object, settings: dict[str, Any], expected: str) -> None:
+    """With other windows, from what was saved; as the command line takes it, or as Python does."""
+    assert doctor_command(model, settings_of(**settings), windows=9) == expected
+
+
+def test_the_command_is_never_the_one_that_was_run() -> None:
+    """The same windows, minutes or texts; files that were asked for are kept, and other texts are not resumed."""
+    settings = settings_of(windows=9, minutes=5.0, text="novel.txt")
+    assert doctor_command("tiny", settings) is None
+    assert doctor_command("tiny", settings, windows=9, minutes=5.0) is None
+    assert doctor_command("tiny", settings_of(windows=9), default_texts=True) is None
+    found = doctor_command("tiny", settings, minutes=6.0, default_texts=True, kept=["--json", "a b.json"])
+    assert found == "ropewalk doctor tiny --minutes 6 --windows 9 --json 'a b.json'"
+    assert shlex.split(found)[-1] == "a b.json"
 
 
 def test_a_method_that_no_config_holds_is_put_into_a_live_model_by_attach() -> None:
@@ -150,6 +158,5 @@ def test_a_method_that_no_config_holds_is_put_into_a_live_model_by_attach() -> N
     live = at_run_time("rerope", measurement, library="transformers 5.23.0, PhiForCausalLM")
     assert live == 'rw.attach(model, "rerope", target=64, trained_length=16)'
     assert at_run_time("yarn", measurement, library="transformers 5.23.0, PhiForCausalLM") is None
-    verdict = Verdict(action="extend", method="rerope")
-    assert next_step(verdict, "phi", 64, library="transformers") == 'rw.attach(model, "rerope", target=64)'
-    assert str(next_step(verdict, "phi", 64)).startswith("ropewalk extend apply phi --method rerope")
+    verdict = Verdict(action="extend", method="rerope", length=64)
+    assert "rw.attach(model, 'rerope', target=64)" in str(next_step(verdict, "owner/phi", 64))

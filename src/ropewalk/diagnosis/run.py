@@ -140,7 +140,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class RunLook:
     """The state after a planned number of windows: the seconds so far, and what can be concluded."""
 
     windows: int
@@ -254,7 +254,7 @@ class DoctorRun:
         if self.resumed:
             say(display, f"Resumed: {self.resumed} readings were saved before.")
         alive = [name for name in self.plan.methods if name not in self.plan.same_as]
-        looks: list[Look] = []
+        looks: list[RunLook] = []
         stopped: str | None = None
         left_out: tuple[str, ...] = ()
         try:
@@ -323,7 +323,7 @@ class DoctorRun:
         return None if self.minutes is None else 60 * self.minutes - (self.clock() - self.began)
 
     def _fitting(
-        self, count: int, alive: Sequence[str], trial: Trial | None, looks: Sequence[Look]
+        self, count: int, alive: Sequence[str], trial: Trial | None, looks: Sequence[RunLook]
     ) -> tuple[list[str], tuple[str, ...]]:
         """Return the methods that fit into the time that is left, in their order, and what does not, in sentences.
 
@@ -380,7 +380,7 @@ class DoctorRun:
             until=over,
         )
 
-    def _look(self, count: int) -> Look:
+    def _look(self, count: int) -> RunLook:
         """Return the look after so many windows."""
         measurement = dataclasses.replace(
             gather(self.plan, self.ledger, windows=count),
@@ -391,7 +391,7 @@ class DoctorRun:
         copies = self._copies(measurement)
         seconds = self.clock() - self.began
         verdict = self._conclude(measurement, copies, seconds, None)
-        return Look(count, seconds, measurement, copies, verdict)
+        return RunLook(count, seconds, measurement, copies, verdict)
 
     def _copies(self, measurement: Measurement) -> CopyMeasurement | None:
         if "copies" not in self.settings.measured:
@@ -421,7 +421,7 @@ class DoctorRun:
             default_texts=self.default_texts,
         )
 
-    def _evidence(self, look: Look) -> Evidence:
+    def _evidence(self, look: RunLook) -> Evidence:
         return Evidence(LossTable.of(look.measurement), look.copies)
 
     @contextmanager
@@ -445,7 +445,7 @@ class DoctorRun:
         )
 
     def measure_retrieval(
-        self, look: Look, progress: Progress, trial: Trial | None = None
+        self, look: RunLook, progress: Progress, trial: Trial | None = None
     ) -> tuple[RetrievalMeasurement | None, tuple[str, ...]]:
         """Return the accuracies of the named methods, else of plain, the best method and crop; None if not measured.
 
@@ -469,7 +469,7 @@ class DoctorRun:
 
     def diagnosis(
         self,
-        looks: Sequence[Look],
+        looks: Sequence[RunLook],
         retrieval: RetrievalMeasurement | None,
         stopped: str | None,
         left_out: Sequence[str],
