@@ -45,7 +45,7 @@ json.dump(found.to_json(), sys.stdout)
 
 
 def numbers(document: Any) -> Any:
-    """A document without what differs from run to run: seconds, memory, the machine, and sentences that name times."""
+    """A document without what differs from run to run: seconds, memory, the machine, and what names times or the folder."""
     if isinstance(document, dict):
         left_out = {"environment", "sentence", "reason"}
         return {
@@ -54,7 +54,7 @@ def numbers(document: Any) -> Any:
             if name not in left_out and "seconds" not in name and "rss" not in name
         }
     if isinstance(document, str):
-        return re.sub(r"That takes about .* here\.", "", document)
+        return re.sub(r", which takes about [^,.]* here| --state \S+", "", document)
     return [numbers(value) for value in document] if isinstance(document, list) else document
 
 
