@@ -124,9 +124,7 @@ def test_designs_of_any_length(trained: int, times: float) -> None:
         assert COST[True] * design.tokens <= SHARE_OF_READING * protocol.target
     window = ids_of(protocol.target)
     spans = WindowSpans.draw(design, window, [ids_of(4000, 1)], seed=(0, 0))
-    assert design.tokens == design.span * sum(
-        len(spans.read[stop.length]) + len(spans.unread) for stop in design.stops
-    )
+    assert design.tokens == design.span * sum(len(spans.read[stop.length]) + len(spans.unread) for stop in design.stops)
 
 
 @pytest.mark.parametrize(("trained", "target"), [(256, 1024), (300, 733), (8192, 20_000)])
@@ -400,7 +398,7 @@ def test_a_method_that_was_given_up_has_its_windows() -> None:
     shorter = dataclasses.replace(whole, answers={**whole.answers, "far": whole.answers["far"][:2]})
     first = dataclasses.replace(whole, answers={name: answers[:2] for name, answers in whole.answers.items()})
     assert shorter.beyond_bound("far", 1) == first.beyond_bound("far", 1)
-    assert [row.windows for row in shorter.rows() if row.method == "far"][0] == 2
+    assert {row.windows for row in shorter.rows() if row.method == "far"} == {2}
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.5 * LEAST_GAIN, -1.0])
@@ -492,7 +490,9 @@ def test_reached_through_a_reader() -> None:
     assert control[0] == pytest.approx(2.0)
     for row in found.rows():
         distances = [
-            back for one in found.distances for back, number in zip(one[row.length], found.ranges[row.length], strict=True)
+            back
+            for one in found.distances
+            for back, number in zip(one[row.length], found.ranges[row.length], strict=True)
             if found.design is not None
             and number == [part.start for part in _stop(found.design, row.length).ranges].index(row.start)
         ]  # fmt: skip
@@ -559,12 +559,12 @@ def oracle(windows: Any, texts: Sequence[int], confidence: float) -> tuple[float
     value = sum(factors[:, kind] * by_kind[kind].mean(1) for kind in range(len(by_kind)))
     pooled = np.array([np.mean(np.var(values, axis=1, ddof=1)) for values in by_kind])
     degrees = sum(values.size - len(values) for values in by_kind)
-    sampling = sum(
-        factors[:, kind] ** 2 * pooled[kind] / by_kind[kind].shape[1] for kind in range(len(by_kind))
-    )
+    sampling = sum(factors[:, kind] ** 2 * pooled[kind] / by_kind[kind].shape[1] for kind in range(len(by_kind)))
     groups = np.unique(texts, return_inverse=True)[1] if len(set(texts)) > 1 else np.arange(len(texts))
     units = np.array([value[groups == group].mean() for group in range(groups.max() + 1)])
-    own = np.array([sampling[groups == group].sum() / (groups == group).sum() ** 2 for group in range(groups.max() + 1)])
+    own = np.array(
+        [sampling[groups == group].sum() / (groups == group).sum() ** 2 for group in range(groups.max() + 1)]
+    )
     count, prior = len(units), min(8, degrees) if len(units) < 16 else 0
     between = np.var(units, ddof=1) if count > 1 else 0.0
     variance = (prior * 1.25**2 * own.mean() + (count - 1) * between) / (prior + count - 1)

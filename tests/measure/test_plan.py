@@ -50,9 +50,7 @@ def test_windows_follow_the_text() -> None:
     assert LossProtocol.choose(trained_length=512, text="t", tokens=7).windows == 1
 
 
-@given(
-    st.integers(1, 300), st.integers(2, 700), st.one_of(st.none(), st.integers(2, 90)), st.integers(1, 16)
-)
+@given(st.integers(1, 300), st.integers(2, 700), st.one_of(st.none(), st.integers(2, 90)), st.integers(1, 16))
 def test_blocks_and_stretches_tile(trained: int, target: int, block: int | None, windows: int) -> None:
     """Blocks cover [0, target) once, none holds the trained length inside; stretches cover the blocks beyond it."""
     block = None if block is None else min(block, target)
@@ -69,9 +67,7 @@ def test_blocks_and_stretches_tile(trained: int, target: int, block: int | None,
     assert list(found.stretch_ends[-1:]) == ([target] if target > trained else [])
 
 
-@given(
-    st.integers(2, 60), st.integers(1, 16), st.lists(st.integers(0, 400), min_size=1, max_size=5), st.integers(0, 9)
-)
+@given(st.integers(2, 60), st.integers(1, 16), st.lists(st.integers(0, 400), min_size=1, max_size=5), st.integers(0, 9))
 def test_windows_go_round_the_texts(target: int, windows: int, tokens: list[int], seed: int) -> None:
     """Each text in turn while it has room; disjoint where that is possible, else an overlap of at most a half."""
     names = [str(number) for number in range(len(tokens))]

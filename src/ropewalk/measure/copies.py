@@ -445,7 +445,9 @@ class CopyMeasurement:
             return list(self.notes)
         gain, interval = found
         around = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
-        first = f"Copies: within the trained length a span that was read before gains {gain:.2f}{around} nats per token."
+        first = (
+            f"Copies: within the trained length a span that was read before gains {gain:.2f}{around} nats per token."
+        )
         if not self.can_copy:
             return [f"{first} That is too little, or too uncertain, to say anything about tokens further back."]
         lines = [first]
@@ -501,7 +503,9 @@ class CopyMeasurement:
         """Return the samples of a gain: the spans of a range (or several, or all), less those that were never read."""
         wanted = {part} if isinstance(part, int) else part
         of = self.ranges[length]
-        values = [value for value, number in zip(one.read[length], of, strict=True) if wanted is None or number in wanted]
+        values = [
+            value for value, number in zip(one.read[length], of, strict=True) if wanted is None or number in wanted
+        ]
         return [(1.0, values), (-1.0, one.unread[length])]
 
     def _every_answer(self) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
 from ropewalk.measure.copies import WindowSpans
 from ropewalk.measure.engine import Job, check_finite, run_jobs
@@ -194,9 +193,7 @@ class Beginnings:
                 while sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
                     self._kept.pop(next(iter(self._kept)))  # the oldest: jobs go window by window
 
-        return self.plain.reading_on(
-            ids, keep=keep, kept=add, chunk=self.chunk, advance=advance, asking=asking
-        )
+        return self.plain.reading_on(ids, keep=keep, kept=add, chunk=self.chunk, advance=advance, asking=asking)
 
     def read(
         self, variant: ReadingOn, method: str, ids: Tensor, window: int, *, advance: Advance, asking: Asking
@@ -215,9 +212,7 @@ class Beginnings:
         else:
             spent = beginning.seconds * tokens / beginning.tokens
             advance(tokens)
-        losses = variant.reading_on(
-            ids, after=(beginning, tokens), chunk=self.chunk, advance=advance, asking=asking
-        )
+        losses = variant.reading_on(ids, after=(beginning, tokens), chunk=self.chunk, advance=advance, asking=asking)
         return losses, spent
 
     def _again(self, ids: Tensor, tokens: int, advance: Advance) -> Beginning:
@@ -289,9 +284,7 @@ def run(
         elif beginnings is not None and job.method == "plain":
             losses = beginnings.read_plain(ids, job.window, advance=advance, asking=asking)
         elif beginnings is not None and beginnings.shared[job.method] and isinstance(variant, ReadingOn):
-            losses, spent_before = beginnings.read(
-                variant, job.method, ids, job.window, advance=advance, asking=asking
-            )
+            losses, spent_before = beginnings.read(variant, job.method, ids, job.window, advance=advance, asking=asking)
         else:
             losses = variant.window_losses(ids, chunk=chunk, advance=advance, asking=asking)
         alone: list[float] = []
@@ -318,9 +311,7 @@ def _beginning(
     whole = -(-protocol.trained_length // chunk) * chunk
     if plain is None:
         return None
-    return plain.window_losses(
-        ids[: whole + 1], seq_len=protocol.target, chunk=chunk, asking=_pauses(stops, whole)
-    )
+    return plain.window_losses(ids[: whole + 1], seq_len=protocol.target, chunk=chunk, asking=_pauses(stops, whole))
 
 
 def gather(plan: Plan, ledger: Ledger, *, windows: int | None = None) -> Measurement:

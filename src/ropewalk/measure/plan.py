@@ -305,9 +305,7 @@ class Plan:
         protocol = self.protocol
         windows = range(protocol.windows) if windows is None else windows
         plain = {window for window in windows if "plain" in self.positions and self.key("plain", window) not in ledger}
-        chosen = [
-            name for name in self.methods if name not in self.same_as and (methods is None or name in methods)
-        ]
+        chosen = [name for name in self.methods if name not in self.same_as and (methods is None or name in methods)]
         chosen.sort(key=lambda name: METHODS[name].crops or shared_tokens(name, protocol, chunk) > 0)
         return due(
             (
@@ -383,9 +381,7 @@ def tokens_of(method: str, protocol: LossProtocol, *, reuse: bool = True) -> int
     return sum(end - start for start, end, _ in steps) + (0 if reuse else protocol.trained_length)
 
 
-def workload_of(
-    method: str, protocol: LossProtocol, *, chunk: int, reuse: bool = True, asked: int = 0
-) -> Workload:
+def workload_of(method: str, protocol: LossProtocol, *, chunk: int, reuse: bool = True, asked: int = 0) -> Workload:
     """Return the work of a method on one window; `reuse`: it starts from plain's beginning if it can.
 
     - `asked`: tokens that are asked for after the window, each of which sees all of it.
