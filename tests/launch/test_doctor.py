@@ -45,7 +45,7 @@ json.dump(found.to_json(), sys.stdout)
 
 
 def numbers(document: Any) -> Any:
-    """A document without what differs from run to run: seconds, memory, the machine, and what names times or the folder."""
+    """A document without what differs from run to run: times, memory, the machine, and what names times or folders."""
     if isinstance(document, dict):
         left_out = {"environment", "sentence", "reason"}
         return {

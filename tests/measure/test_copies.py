@@ -520,17 +520,17 @@ class Copier(DecoderReader):
         """The same for every span alone."""
         return [(-5.0 * len(continuation), False) for _, continuation in pairs]
 
-    def window_losses(self, ids: Any, *, asking: Any = None, **options: Any) -> Any:
+    def window_losses(self, input_ids: Any, *, asking: Any = None, **options: Any) -> Any:
         """Real losses, made-up answers."""
         for stop, ask in (asking or {}).items():
-            ask(Told(ids[:stop].tolist(), self.reach))
-        return super().window_losses(ids, **options)
+            ask(Told(input_ids[:stop].tolist(), self.reach))
+        return super().window_losses(input_ids, **options)
 
-    def reading_on(self, ids: Any, *, asking: Any = None, **options: Any) -> Any:
+    def reading_on(self, input_ids: Any, *, asking: Any = None, **options: Any) -> Any:
         """As `window_losses`."""
         for stop, ask in (asking or {}).items():
-            ask(Told(ids[:stop].tolist(), self.reach))
-        return super().reading_on(ids, **options)
+            ask(Told(input_ids[:stop].tolist(), self.reach))
+        return super().reading_on(input_ids, **options)
 
 
 class Told:

@@ -103,7 +103,7 @@ def test_workers_share_the_jobs() -> None:
     assert seconds_at_once([], 4) == 0.0
 
 
-@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("minutes", [0, -1, float("nan")])
 def test_minutes_are_a_time(minutes: float) -> None:
     """Above zero."""
     with pytest.raises(RopeError, match="must be above 0"):

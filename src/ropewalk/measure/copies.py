@@ -15,6 +15,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -151,7 +152,7 @@ class WindowSpans:
             found = []
             for number, part in enumerate(stop.ranges):
                 edges = np.linspace(part.start, part.stop, part.count + 1)
-                for low, high in zip(edges, edges[1:], strict=False):
+                for low, high in pairwise(edges):
                     back = int(random.integers(math.ceil(low), max(math.ceil(low) + 1, math.ceil(high))))
                     begin = max(0, stop.length - design.span - back)
                     found.append((list(window[begin : begin + design.span]), back, number))
@@ -257,8 +258,8 @@ def combined(
     - `windows`: for each window the same samples in the same order. `texts`: the number of each window's text; units
       are the windows, or the texts if there are several.
 
-    The prior variance of a window's value is 1.25^2 times what its spans' deviations (pooled over the windows) say, with
-    at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods"). From 16 units on the
+    The prior variance of a window's value is 1.25^2 times what its spans' deviations (pooled over the windows) say,
+    with at most 8 degrees of freedom (Smyth 2004, "Linear models and empirical Bayes methods"). From 16 units on the
     interval is Student's t.
 
     >>> mean, (low, high) = combined([[(1.0, [1.0, 2.0, 3.0]), (-1.0, [0.0, 0.5])]], [0])
@@ -358,7 +359,7 @@ class CopyMeasurement:
         return "shown" if low > 0 else "refuted" if high < 0 else "open"
 
     def beyond_bound(self, method: str, stretch: int) -> tuple[float, Interval] | None:
-        """Return the gain in the farthest range of a stretch's end, less a third of the control's gain; None: unknown."""
+        """Return the gain in the farthest range of a stretch's end less a third of the control's; None: unknown."""
         if self.design is None or not self.can_copy or not self.answers.get(method):
             return None
         stop, windows = self.design.stops[stretch], self.answers[method]
